@@ -25,11 +25,11 @@ from benchmarks.migrations import FLOAT_BYTES, KEEPS, installed, made_up, vector
 from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics, paired_bootstrap
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.lineage.lineage import Lineage
-from evergram.migration.make_sidecar import make_sidecar
 from evergram.migration.ways import MigrationVectors
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
+from evergram.retrieval.sidecar_files import SidecarFiles
+from evergram.retrieval.version_sidecar import make_sidecar
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors
 

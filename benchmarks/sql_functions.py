@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.postgres_fast_path import postgres_server
-from evergram.exporting.affine_map import AffineMap
-from evergram.exporting.formats import write_duckdb_macro, write_pgvector_function
+from evergram.exporting.formats import ExportedMap, write_duckdb_macro, write_pgvector_function
 from evergram.stores.store import Floats
 
 DIMS, ROWS, ROUNDS = (384, 1536), 1000, 5
@@ -118,16 +117,16 @@ def _duckdb(dim: int, rows: int, rounds: int) -> Reading:
         return _reading("DuckDB", way, (size, install), rounds, (ask, one, every, plain), rows)
 
 
-def _drawn(dim: int, rows: int) -> tuple[AffineMap, Floats]:
+def _drawn(dim: int, rows: int) -> tuple[ExportedMap, Floats]:
     draw = np.random.default_rng(dim)
     weight = (draw.normal(size=(dim, dim)) / dim**0.5).astype(np.float32)
     offset = draw.normal(size=dim).astype(np.float32)
     vectors = draw.normal(size=(rows, dim)).astype(np.float32)
-    return AffineMap(NAME, "A map that was drawn.", weight, offset), vectors
+    return ExportedMap(NAME, "A map that was drawn.", weight, offset), vectors
 
 
 def _installed(
-    write: Callable[[Path, AffineMap], None], way: AffineMap, execute: Callable[[str], Any]
+    write: Callable[[Path, ExportedMap], None], way: ExportedMap, execute: Callable[[str], Any]
 ) -> tuple[int, float]:
     """Return the bytes of a script, and the seconds that the database takes for it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +140,7 @@ def _installed(
 
 def _reading(
     database: str,
-    way: AffineMap,
+    way: ExportedMap,
     installed: tuple[int, float],
     rounds: int,
     queries: tuple[Callable[[str], Floats], str, str, str],

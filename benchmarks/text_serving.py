@@ -33,7 +33,7 @@ from evergram.serving.settings import ServiceSettings
 from evergram.texts.addresses import open_text_encoder
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 
-OLD = "python:evergram.texts.canaries:letters"
+OLD = "python:evergram.texts.text_encoder:letters"
 SIZES = (1, 8)
 
 

@@ -186,7 +186,7 @@ def test_the_python_of_the_migrate_page_runs(
     search_old = searched(vectors.texts, old.numpy(), 0)
     space: dict[str, Any] = {
         "folder": tmp_path,
-        "record": record_of(open_text_encoder("python:evergram.texts.canaries:letters")),
+        "record": record_of(open_text_encoder("python:evergram.texts.text_encoder:letters")),
         "encode": lambda ids: new.numpy()[[vectors.texts.index(i) for i in ids.to_pylist()]],
         "new_queries": vectors.new_queries.numpy(),
         "old_queries": vectors.old_queries.numpy(),

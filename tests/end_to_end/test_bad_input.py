@@ -291,7 +291,7 @@ IMPORT = "vectors import old.parquet --lineage"
 OBJECTS = "vectors export l o.parquet --side object"
 TRANSFORM = "vectors transform new.parquet --lineage l --as 0 --out"
 ONNX = "vectors export-transform l {} --format onnx --as 0"
-LETTERS = "--encoder python:evergram.texts.canaries:letters"
+LETTERS = "--encoder python:evergram.texts.text_encoder:letters"
 PLAN = "vectors plan-migration old.parquet new.parquet --new-queries new.parquet --old-queries"
 BACKFILL = "store backfill {} --store object=older"
 SIDECAR = "vectors sidecar l v1.safetensors"
@@ -746,12 +746,12 @@ STORES = [
     Case(f"{BACKFILL.format('plan l')} --batch 0", "--batch"),
     Case(BACKFILL.format("apply l"), "plan", what="a backfill that nobody planned"),
     Case(BACKFILL.format("plan l"), "under way", planned),
-    spoilt("plan.json", "apply", "plan.json", lambda file: put(b"{", file)),
-    spoilt("plan.json", "apply", "-1", lambda file: edited(file, batch=-1)),
-    spoilt("plan.json", "apply", "plan.json", lambda file: edited(file, fingerprint="sha256:0")),
-    spoilt("plan.json", "status", "7", lambda file: edited(file, target=7)),
-    spoilt("progress.json", "status", "progress.json", lambda file: put(None, file)),
-    spoilt("progress.json", "apply", "1000000", lambda file: edited(file, done=10**6)),
+    spoilt("backfill.json", "apply", "backfill.json", lambda file: put(b"{", file)),
+    spoilt("backfill.json", "apply", "-1", lambda file: edited(file, batch=-1)),
+    spoilt("backfill.json", "plan", "backfill.json", lambda file: edited(file, rows="many")),
+    spoilt("backfill.json", "apply", "json was", lambda file: edited(file, fingerprint="sha256:0")),
+    spoilt("backfill.json", "status", "7", lambda file: edited(file, target=7)),
+    spoilt("backfill.json", "apply", "1000000", lambda file: edited(file, done=10**6)),
     spoilt("order.sealed", "apply", "order.sealed", lambda file: put(b"x" * 100, file)),
     spoilt("source/store.json", "apply", "source/store.json", lambda file: put(b"", file)),
     Case(BACKFILL.format("apply l"), "Another process", planned, (locked("l/backfills/.*.lock"),)),

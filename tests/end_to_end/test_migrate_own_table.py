@@ -12,8 +12,7 @@ import pytest
 from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vectors
 
 from evergram.lineage.lineage import Lineage
-from evergram.migration.cascade import KeptVectors
-from evergram.migration.reranked_search import Reranked, reranked_search
+from evergram.migration.cascade import KeptVectors, Reranked, reranked_search
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import Reader
 

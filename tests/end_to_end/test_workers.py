@@ -18,13 +18,13 @@ from evergram import Client, Corpus, Lineage, PretrainedEncoder, Reader, Recipe
 from evergram.compatibility import Aligner, BackwardAlignment
 from evergram.exporting.arrow_function import arrow_function
 from evergram.gramian import GramianPenalty
-from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
+from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.stores.open_store import open_store
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.texts import open_text_encoder
 
 IDS = [12, 7, 3]
-LETTERS = "python:evergram.texts.canaries:letters"
+LETTERS = "python:evergram.texts.text_encoder:letters"
 
 
 @pytest.fixture

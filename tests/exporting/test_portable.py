@@ -1,5 +1,5 @@
-"""Past versions read without Evergram: by DuckDB, PostgreSQL, ONNX Runtime, and by every release
-of sentence-transformers."""
+"""Past versions read without Evergram: by DuckDB, PostgreSQL, ONNX Runtime and
+sentence-transformers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from tests.texts.test_endpoint import static_model
 
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.exporting.affine_map import LONGEST_NAME, AffineMap, affine_map
-from evergram.exporting.encoder_folder import CardPlace
-from evergram.exporting.formats import export_transform, literal_rows
+from evergram.exporting.formats import (
+    LONGEST_NAME,
+    ExportedMap,
+    affine_map,
+    export_transform,
+    literal_rows,
+)
 from evergram.exporting.sentence_transformer_folder import (
     _write_own_files,
     folder_card,
-    use_common_settings,
 )
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import View
 from evergram.releasing.align import AlignSettings, align
-from evergram.texts.package_encoders import SentenceTransformerEncoder
+from evergram.texts.addresses import SentenceTransformerEncoder
 
 
 def elsewhere(code: str, *arguments: object) -> None:
@@ -267,7 +270,7 @@ NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @given(st.lists(NUMBERS, min_size=3, max_size=3), NUMBERS)
 def test_numbers_read_back_as_they_were(row: list[float], offset: float) -> None:
     weight = np.array([row], dtype=np.float32)
-    way = AffineMap("name", "About.", weight, np.array([offset], dtype=np.float32))
+    way = ExportedMap("name", "About.", weight, np.array([offset], dtype=np.float32))
     ((place, literal, shift),) = literal_rows(way)
     assert place == 1
     read = np.array([float(n) for n in literal.strip("[]").split(",")], dtype=np.float32)
@@ -322,10 +325,12 @@ def test_each_call_of_the_library_encodes_as_the_version(
         (model.encode_query(TEXTS), queries),
     ):
         np.testing.assert_allclose(read, expected, rtol=1e-5, atol=1e-6)
-    # All modules are named as version 3 of the library reads them.
+    # What is added is named as version 3 of the library reads it; the rest is as it was.
     parts = json.loads((out / "modules.json").read_text())
-    kinds = ["StaticEmbedding", "Dense", *(["Normalize"] if version == 0 else [])]
-    assert [p["type"] for p in parts] == [f"sentence_transformers.models.{k}" for k in kinds]
+    own = json.loads((shop.path.parent / "new" / "modules.json").read_text())
+    kinds = ["Dense", *(["Normalize"] if version == 0 else [])]
+    added = [p["type"] for p in parts[len(own) :]]
+    assert (parts[: len(own)], added) == (own, [f"sentence_transformers.models.{k}" for k in kinds])
     dense = json.loads((out / parts[1]["path"] / "config.json").read_text())
     assert set(dense) == {"in_features", "out_features", "bias", "activation_function"}
 
@@ -354,79 +359,7 @@ def test_a_model_of_a_name_is_saved_by_the_library(shop: Lineage, tmp_path: Path
     np.testing.assert_allclose(read, encoder.encode_with(TEXTS[0], TEXTS, "")[:-1], atol=1e-6)
 
 
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "ask", "tell"]
-SENTENCES = ["red green ask", "tell", "green red red tell"]
-# All that text-embeddings-inference knows (backends/src/lib.rs, ModuleType).
-KNOWN = [f"sentence_transformers.models.{k}" for k in ("Transformer", "Pooling", "Normalize")]
-
-
-def saved(folder: Path, pooling: str | tuple[str, ...] = "mean") -> Path:
-    """Return the folder of a tiny BERT model, as the installed library saves it."""
-    need("sentence_transformers")
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Normalize, Transformer
-    from sentence_transformers.sentence_transformer.modules import Pooling
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    folder.mkdir()
-    (folder / "words.txt").write_text("\n".join(TOKENS))
-    torch.manual_seed(0)
-    sizes: Any = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=len(TOKENS), hidden_size=8, max_position_embeddings=32, **sizes)
-    BertModel(config).save_pretrained(folder / "bert")
-    BertTokenizer(str(folder / "words.txt")).save_pretrained(folder / "bert")
-    modules = [Transformer(str(folder / "bert"), max_seq_length=5), Pooling(8, pooling)]
-    SentenceTransformer(modules=[*modules, Normalize()], device="cpu").save(str(folder / "model"))
-    return folder / "model"
-
-
-def types_of(folder: Path) -> list[str]:
-    return [module["type"] for module in json.loads((folder / "modules.json").read_text())]
-
-
-@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
-def test_settings_of_today_become_those_that_every_release_reads(
-    tmp_path: Path, pooling: str
-) -> None:
-    folder = saved(tmp_path / "m", pooling)
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(folder), device="cpu")
-    vectors = model.encode(SENTENCES)
-    use_common_settings(folder, list(model.children()))
-    assert types_of(folder) == KNOWN
-    settings = folder / "sentence_bert_config.json"
-    assert json.loads(settings.read_text()) == {"max_seq_length": 5, "do_lower_case": False}
-    flags = json.loads((folder / "1_Pooling" / "config.json").read_text())
-    assert flags.pop("word_embedding_dimension") == 8
-    own = {"mean": "mean_tokens", "lasttoken": "lasttoken"}[pooling]
-    ways = [k for k, v in flags.items() if v and k.startswith("pooling_mode_")]
-    assert ways == [f"pooling_mode_{own}"]
-    again = SentenceTransformer(str(folder), device="cpu")
-    np.testing.assert_array_equal(again.encode(SENTENCES), vectors)
-    # Settings of that form stay as they are.
-    before = {p: p.read_bytes() for p in folder.rglob("*.json")}
-    use_common_settings(folder, list(again.children()))
-    assert {p: p.read_bytes() for p in folder.rglob("*.json")} == before
-    # Early models have none, such as those whose settings are in `sentence_roberta_config.json`.
-    settings.unlink()
-    use_common_settings(folder, list(again.children()))
-    assert types_of(folder) == KNOWN
-    assert not settings.exists()
-    # What no earlier release can be told stays.
-    folder = saved(tmp_path / "both", (pooling, "max"))
-    kept = (folder / "1_Pooling" / "config.json").read_bytes()
-    path = folder / "sentence_bert_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "unpad_inputs": False}))
-    types = types_of(folder)
-    use_common_settings(folder, list(SentenceTransformer(str(folder), device="cpu").children()))
-    assert types_of(folder) == [*types[:2], KNOWN[2]]
-    assert (folder / "1_Pooling" / "config.json").read_bytes() == kept
-
-
 def test_the_card_shows_the_record_of_that_version_and_no_other_number() -> None:
-    arrays = np.eye(3, 4, dtype=np.float32), np.zeros(3, dtype=np.float32)
-    way = AffineMap("as_v0", "Reads vectors of version 2.", *arrays)
     held_out = {
         "transformed": {"cosine": 0.98765, "overlap@10": 0.75, "relative_error": None},
         "as_is": {"cosine": 0.1},
@@ -434,8 +367,8 @@ def test_the_card_shows_the_record_of_that_version_and_no_other_number() -> None
     certificate = {"0": {"relative": 0.12345}, "1": {"relative": 0.6}}
     metrics = {"alignment": {"certificate": certificate, "held_out": held_out}}
     none: dict[str, Any] = {"metrics": {}}
-    place = CardPlace("texts-as-v0", None)
-    text, nothing = (folder_card(way, 0, measured, place) for measured in (metrics, none))
+    about = "as_v0", "Reads vectors of version 2.", 3, 0
+    text, nothing = (folder_card(*about, found, "texts-as-v0") for found in (metrics, none))
     assert "| relative error as version 0, by the certificate | 0.1235 |" in text
     assert "| cosine, held-out objects, as the version before | 0.9877 |" in text
     assert "| overlap@10, held-out objects, as the version before | 0.75 |" in text
@@ -447,12 +380,7 @@ def test_the_card_shows_the_record_of_that_version_and_no_other_number() -> None
     assert "# [1, 3]" in text
 
 
-def test_a_licence_belongs_to_a_folder(lineage: Lineage, tmp_path: Path) -> None:
-    for form, license, named in (
-        ("duckdb", "mit", "model card of sentence-transformers"),
-        ("sentence-transformers", "MIT License", "'MIT License'"),
-        ("sentence-transformers", None, "no encoder of text"),
-    ):
-        with pytest.raises(DataError, match=named):
-            export_transform(lineage, tmp_path / "way", form, 0, license=license)
+def test_a_folder_needs_an_encoder_of_text(lineage: Lineage, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no encoder of text"):
+        export_transform(lineage, tmp_path / "way", "sentence-transformers", 0)
     assert list(tmp_path.glob("way*")) == []

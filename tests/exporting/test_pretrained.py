@@ -1,95 +1,25 @@
-"""A published encoder embeds ids, features and tables, and is saved, loaded and pushed."""
+"""A published encoder embeds ids, features and tables, and is saved and loaded."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
-import sys
-from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from tests.support.encoders import CANDIDATES, DIM, QUERIES, lineage_with_encoder, two_tower
-from tests.support.optional import need
 
 import evergram
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import EntityInputs
-from evergram.errors import DataError, FormatError, IntegrityError, LineageError, ServiceError
-from evergram.exporting.encoder_folder import CardPlace, EncoderFacts, model_card
-from evergram.exporting.pretrained_encoder import PretrainedEncoder
+from evergram.errors import DataError, FormatError, IntegrityError, LineageError
+from evergram.exporting.pretrained_encoder import EncoderFacts, PretrainedEncoder, model_card
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import EncoderRecord, sha256
-
-
-@dataclass
-class HubFolder:
-    """A Hub whose repositories' commits are folders; a revision is a commit or a branch."""
-
-    root: Path
-    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    branches: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    def __call__(self, **options: Any) -> HubFolder:
-        self.calls.append(("HfApi", options))
-        return self
-
-    def create_repo(self, repo_id: str, **options: Any) -> None:
-        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
-        self.branches.setdefault((repo_id, "main"), "")
-
-    def create_branch(self, repo_id: str, *, branch: str, exist_ok: bool) -> None:
-        assert exist_ok
-        self.branches.setdefault((repo_id, branch), self.branches[repo_id, "main"])
-
-    def upload_folder(
-        self, repo_id: str, folder_path: Path, revision: str | None, **options: Any
-    ) -> Any:
-        branch = repo_id, revision or "main"
-        commit = f"{len(list(self.root.glob('*'))):040x}"
-        if before := self.branches[branch]:
-            shutil.copytree(self.root / before, self.root / commit)
-        names = options.pop("allow_patterns")
-        copy_matching(folder_path, self.root / commit, names)
-        self.branches[branch] = commit
-        self.calls.append(("upload_folder", options))
-        return SimpleNamespace(oid=commit)
-
-    def snapshot_download(
-        self, repo_id: str, *, revision: str | None, allow_patterns: list[str]
-    ) -> str:
-        if (repo_id, "main") not in self.branches:
-            raise refusal("RepositoryNotFoundError", 404)
-        commit = self.branches.get((repo_id, revision or "main"), revision or "")
-        if not (self.root / commit).is_dir():
-            raise refusal("RevisionNotFoundError", 404)
-        cache = self.root.with_name("cache") / commit
-        copy_matching(self.root / commit, cache, allow_patterns)
-        return str(cache)
-
-
-def copy_matching(source: Path, target: Path, patterns: list[str]) -> None:
-    def others(_: str, names: list[str]) -> list[str]:
-        return [name for name in names if not any(fnmatch(name, one) for one in patterns)]
-
-    shutil.copytree(source, target, ignore=others, dirs_exist_ok=True)
-
-
-def refusal(name: str, status: int) -> Exception:
-    """Return an error of the library, as the Hub's answer makes it."""
-    from huggingface_hub import errors
-
-    response = httpx.Response(status, request=httpx.Request("GET", "https://hub.test/api"))
-    error: Exception = getattr(errors, name)(f"{status} from the Hub", response=response)
-    return error
 
 
 @pytest.fixture(scope="module")
@@ -277,75 +207,11 @@ def test_a_damaged_folder_is_refused(encoder: PretrainedEncoder, tmp_path: Path)
             PretrainedEncoder.from_pretrained(folder)
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubFolder:
-    need("huggingface_hub")
-    monkeypatch.chdir(tmp_path)
-    made = HubFolder(tmp_path / "hub")
-    monkeypatch.setattr("huggingface_hub.HfApi", made)
-    return made
-
-
-def test_an_encoder_comes_back_as_it_was_pushed(
-    hub: HubFolder, encoder: PretrainedEncoder, tmp_path: Path
-) -> None:
-    commit = encoder.push_to_hub("me/films", license="mit", private=True, token="t")
-    assert {p.suffix for p in (hub.root / commit).iterdir()} == {".json", ".safetensors", ".md"}
-    assert ("create_repo", {"repo_id": "me/films", "private": True, "exist_ok": True}) in hub.calls
-    assert hub.calls[0][1]["token"] == "t"
-    message = f"{encoder.facts.name}, {encoder.facts.fingerprint}"
-    assert ("upload_folder", {"commit_message": message}) in hub.calls
-    card = (hub.root / commit / "README.md").read_text()
-    assert "\nlicense: mit\n" in card
-    assert 'PretrainedEncoder.from_pretrained("me/films")' in card
-    # Other files of a repository are not fetched.
-    (hub.root / commit / "weights.pkl").write_bytes(b"x")
-    (hub.root / commit / "modeling.py").write_text("raise SystemExit")
-    again = PretrainedEncoder.from_pretrained("me/films")
-    assert (again.facts, again.metrics) == (encoder.facts, encoder.metrics)
-    fetched = {path.name for path in (tmp_path / "cache" / commit).iterdir()}
-    assert fetched == {"config.json", "metrics.json", "model.safetensors", "vocabularies.json"}
-    # A revision is a branch or a commit.
-    second = encoder.push_to_hub("me/films", revision="next")
-    assert hub.branches["me/films", "main"] == commit != second
-    for revision in (commit, "main", "next"):
-        again = PretrainedEncoder.from_pretrained("me/films", revision=revision)
-        assert again.facts == encoder.facts
-    encoder.save_pretrained("folder")
-    for place, named in (("folder", "no revisions"), ("me/films", "no such revision of me/films")):
-        with pytest.raises(DataError, match=named):
-            PretrainedEncoder.from_pretrained(place, revision="v9")
-
-
-def test_refusals_of_the_hub_and_its_absence_are_sentences(
-    hub: HubFolder, encoder: PretrainedEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("films", "me/films/x", "../films", "me/..", "me/a--b", "", "/x"):
-        with pytest.raises(DataError, match="OWNER/NAME"):
-            encoder.push_to_hub(name)
-    for text in ("", "MIT License", "mit\ntags: x", "mit: x", "-", "a" * 65):
-        with pytest.raises(DataError):
-            encoder.push_to_hub("me/films", license=text)
-    assert hub.calls == []
-    with pytest.raises(DataError, match="no such repository of me/nothing"):
-        PretrainedEncoder.from_pretrained("me/nothing")
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise refusal("HfHubHTTPError", 403)
-
-    monkeypatch.setattr(hub, "create_repo", refuse)
-    with pytest.raises(ServiceError, match="me/films: 403 from the Hub"):
-        encoder.push_to_hub("me/films")
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DataError, match=r"pip install 'evergram\[hub\]'"):
-        encoder.push_to_hub("me/films")
-
-
 def card(metrics: dict[str, Any], kind: str = "two_tower") -> str:
     inputs = {"query": {"id": "q"}, "candidate": {"id": "c", "genre": "g"}}
     record = EncoderRecord(kind=kind, options={}, inputs=inputs, vocabularies={})
     facts = EncoderFacts(name="shop@v3", version=3, fingerprint="x", dim=64, created="2024-05-01")
-    return model_card(record, facts, metrics, CardPlace("models/shop"))
+    return model_card(record, facts, metrics, "models/shop")
 
 
 def test_a_card_calls_the_encoder_with_all_that_it_reads() -> None:
@@ -359,12 +225,7 @@ def test_a_card_calls_the_encoder_with_all_that_it_reads() -> None:
 
 
 def test_a_sampled_metric_has_its_error_and_the_samples_size() -> None:
-    ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.4}}
-    errors = {"chain": {"recall@20": 0.01}}
     sampled = {"queries": 5000, "of": 60_000, "errors": {"model": {"recall@20": 0.0123}}}
-    past = {"0": {"ranking": ranking, "sampled": {"errors": errors}}}
-    model = {"model": {"recall@20": 0.25}}
-    text = card({"metrics": model, "sampled": sampled, "compatibility": past})
+    text = card({"metrics": {"model": {"recall@20": 0.25}}, "sampled": sampled})
     assert "| recall@20 | 0.25 ±0.0123 |" in text
     assert "Measured on 5,000 of 60,000 test queries" in text
-    assert "| 0 | recall@20 | 0.5 | 0.4 ±0.0100 |" in text

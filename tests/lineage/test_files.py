@@ -60,7 +60,7 @@ from evergram.lineage.version_files import (
     write_query_form,
     write_trained_pairs,
 )
-from evergram.retrieval.fill import local_stores
+from evergram.retrieval.side_stores import local_stores
 from evergram.vector_files.writers import write_embeddings
 
 

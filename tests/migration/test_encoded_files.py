@@ -17,15 +17,7 @@ from tests.support.text_encoders import ADDRESSES, CALLS, endpoint, sentences, w
 from evergram.errors import DataError
 from evergram.migration import encoded_files as encoding
 from evergram.migration.cascade import KeptVectors
-from evergram.migration.encoded_files import (
-    KeptFiles,
-    Texts,
-    check_kept,
-    encode_file,
-    finish_migration,
-    plan_rest,
-    read_kept,
-)
+from evergram.migration.encoded_files import MigrationRest, Texts, encode_file, plan_rest
 from evergram.releasing.past_file import text_encoder_of
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.endpoint import EndpointEncoder
@@ -65,7 +57,7 @@ def test_the_file_is_that_of_encoding_all_and_each_missing_text_is_encoded_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "PART", part)
         CALLS.clear()
-        record = finish_migration(TEXTS, encoder, rest, folder / "new.parquet")
+        record = encode_file(TEXTS, encoder, folder / "new.parquet", known=rest)
     asked = [text for call in CALLS for text in call if text in ROWS]
     assert sorted(asked) == sorted(ROWS[row] for row in range(50) if row not in rows)
     np.testing.assert_allclose(read(folder / "new.parquet"), OWN, rtol=1e-6)
@@ -79,7 +71,7 @@ def test_kept_vectors_are_written_as_they_are(tmp_path: Path) -> None:
     write_vectors(kept, [(TEXTS.ids.slice(10, 20), torch.from_numpy(rounded[10:30]))])
     encoder = open_text_encoder(ADDRESSES[1])
     rest = plan_rest(TEXTS, encoder, [kept], unrecorded=True)
-    finish_migration(TEXTS, encoder, rest, tmp_path / "new.npy")
+    encode_file(TEXTS, encoder, tmp_path / "new.npy", known=rest)
     vectors = read(tmp_path / "new.npy")
     np.testing.assert_array_equal(vectors[10:30], rounded[10:30])
     np.testing.assert_allclose(vectors[:10], OWN[:10], rtol=1e-6)
@@ -119,13 +111,13 @@ def test_a_killed_run_goes_on_and_other_kept_vectors_begin_anew_only_by_force(
     encoder._function = dying
     out = tmp_path / "new.parquet"
     with pytest.raises(KeyboardInterrupt):
-        finish_migration(TEXTS, encoder, rest, out)
+        encode_file(TEXTS, encoder, out, known=rest)
     encoder._function = whole
     more = plan_rest(TEXTS, encoder, [kept, kept_file(tmp_path / "more.parquet", [49])])
     with pytest.raises(DataError, match=r"new\.parquet\.parts has shards of other settings"):
-        finish_migration(TEXTS, encoder, more, out)
+        encode_file(TEXTS, encoder, out, known=more)
     CALLS.clear()
-    finish_migration(TEXTS, encoder, rest, out)
+    encode_file(TEXTS, encoder, out, known=rest)
     asked = {text for call in CALLS for text in call}
     assert ROWS[1] not in asked
     assert ROWS[49] in asked
@@ -134,14 +126,14 @@ def test_a_killed_run_goes_on_and_other_kept_vectors_begin_anew_only_by_force(
     encoder._function = dying
     calls.clear()
     with pytest.raises(KeyboardInterrupt):
-        finish_migration(TEXTS, encoder, rest, tmp_path / "two.parquet")
+        encode_file(TEXTS, encoder, tmp_path / "two.parquet", known=rest)
     encoder._function = whole
     parts = tmp_path / "two.parquet.parts"
     rest = plan_rest(TEXTS, encoder, [kept, parts])
     assert 0 < rest.to_encode < 25
-    finish_migration(TEXTS, encoder, rest, tmp_path / "three.parquet")
+    encode_file(TEXTS, encoder, tmp_path / "three.parquet", known=rest)
     np.testing.assert_allclose(read(tmp_path / "three.parquet"), OWN, rtol=1e-6)
-    finish_migration(TEXTS, encoder, rest, tmp_path / "two.parquet", overwrite=True)
+    encode_file(TEXTS, encoder, tmp_path / "two.parquet", known=rest, overwrite=True)
     assert not parts.exists()
 
 
@@ -151,7 +143,7 @@ def test_a_plan_of_other_texts_and_queries_are_refused(tmp_path: Path) -> None:
     rest = plan_rest(TEXTS, encoder, [kept])
     fewer = Texts(TEXTS.ids.slice(0, 49), ROWS[:49])
     with pytest.raises(DataError, match="The plan is of 50 texts, and 49 were given"):
-        finish_migration(fewer, encoder, rest, tmp_path / "new.parquet")
+        encode_file(fewer, encoder, tmp_path / "new.parquet", known=rest)
     with pytest.raises(DataError, match="not queries"):
         plan_rest(Texts(TEXTS.ids, ROWS, "query"), encoder, [kept])
 
@@ -170,10 +162,10 @@ def test_kept_vectors_and_the_rest_are_of_one_model(swap: int, tmp_path: Path) -
     encoder._function = changing
     out = tmp_path / "new.parquet"
     with pytest.raises(DataError, match=r"changed while|is not the model that the kept"):
-        finish_migration(TEXTS, encoder, plan_rest(TEXTS, encoder, [kept]), out)
+        encode_file(TEXTS, encoder, out, known=plan_rest(TEXTS, encoder, [kept]))
     assert not out.exists()
     encoder._function = lambda texts: word_vectors(texts, 1, 12)
-    finish_migration(TEXTS, encoder, plan_rest(TEXTS, encoder, [kept]), out)
+    encode_file(TEXTS, encoder, out, known=plan_rest(TEXTS, encoder, [kept]))
     np.testing.assert_allclose(read(out), OWN, rtol=1e-6)
 
 
@@ -204,8 +196,8 @@ def kept_of(path: Path, encoder: TextEncoder, rows: list[int]) -> Path:
     return saved(path, encoder, [f"t{row}" for row in rows], own(rows))
 
 
-def by_text(kept: KeptFiles) -> dict[int, Vectors]:
-    return {int(row): kept.known.vectors[kept.known.rows[row]] for row in kept.texts}
+def by_text(kept: MigrationRest) -> dict[int, Vectors]:
+    return {int(row): kept.vectors[kept.rows[row]] for row in np.flatnonzero(kept.rows >= 0)}
 
 
 @settings(max_examples=25, deadline=None)
@@ -226,16 +218,15 @@ def test_each_text_gets_its_own_kept_vector_whatever_the_files(
         unknown_ids += sum(row >= 60 for row in rows)
     if not expected:
         with pytest.raises(DataError, match="is among the 60 texts"):
-            read_kept(paths, KEPT_TEXTS, encoder)
+            plan_rest(KEPT_TEXTS, encoder, paths)
         return
-    kept = read_kept(paths, KEPT_TEXTS, encoder)
+    kept = plan_rest(KEPT_TEXTS, encoder, paths, check=1000)
     assert by_text(kept).keys() == expected.keys()
     for row, vector in by_text(kept).items():
         np.testing.assert_array_equal(vector, expected[row])
     assert kept.unknown_ids == unknown_ids
     assert kept.repeated == sum(map(len, files)) - unknown_ids - len(expected)
-    check = check_kept(kept, KEPT_TEXTS, encoder, 1000)
-    assert (check.checked, check.differing) == (len(expected), 0)
+    assert (kept.checked, kept.differing) == (len(expected), 0)
 
 
 def test_a_folder_is_its_parquet_files_and_a_file_counts_once(
@@ -244,21 +235,21 @@ def test_a_folder_is_its_parquet_files_and_a_file_counts_once(
     kept_of(tmp_path / "a.parquet", new, [3, 1])
     kept_of(tmp_path / "b.parquet", new, [1, 7])
     (tmp_path / "notes.txt").write_text("mine")
-    kept = read_kept([tmp_path, tmp_path / "a.parquet"], KEPT_TEXTS, new)
-    assert kept.texts.tolist() == [1, 3, 7]
-    assert (kept.repeated, len(kept.paths)) == (1, 2)
+    kept = plan_rest(KEPT_TEXTS, new, [tmp_path, tmp_path / "a.parquet"])
+    assert sorted(by_text(kept)) == [1, 3, 7]
+    assert kept.repeated == 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no Parquet files"):
-        read_kept([tmp_path / "empty"], KEPT_TEXTS, new)
+        plan_rest(KEPT_TEXTS, new, [tmp_path / "empty"])
     with pytest.raises(DataError, match="No kept vectors were given"):
-        read_kept([], KEPT_TEXTS, new)
+        plan_rest(KEPT_TEXTS, new, [])
 
 
 def test_numbers_are_the_same_ids_as_text(tmp_path: Path, new: TextEncoder) -> None:
     numbered = Texts(pa.array(range(60)), KEPT_ROWS)
     path = saved(tmp_path / "k.parquet", new, ["4", "2", "002"], own([4, 2, 5]))
-    kept = read_kept([path], numbered, new)
-    assert kept.texts.tolist() == [2, 4]
+    kept = plan_rest(numbered, new, [path])
+    assert sorted(by_text(kept)) == [2, 4]
     assert kept.unknown_ids == 1
 
 
@@ -268,16 +259,16 @@ def test_vectors_of_another_encoder_of_other_prompts_or_dims_are_refused(
     other = open_text_encoder(ADDRESSES[1], Prompts("", "passage "))
     path = kept_of(tmp_path / "k.parquet", other, [1, 2])
     with pytest.raises(DataError, match=r"k\.parquet was not made by .*its prompts are"):
-        read_kept([path], KEPT_TEXTS, new)
+        plan_rest(KEPT_TEXTS, new, [path])
     old = open_text_encoder(ADDRESSES[0])
     encode_file(Texts(KEPT_TEXTS.ids.slice(0, 5), KEPT_ROWS[:5]), old, tmp_path / "old.parquet")
     with pytest.raises(DataError, match=r"has vectors of 10 dims, and .* gives 12"):
-        read_kept([tmp_path / "old.parquet"], KEPT_TEXTS, new)
+        plan_rest(KEPT_TEXTS, new, [tmp_path / "old.parquet"])
     mixed: Any = open_text_encoder(ADDRESSES[1])
     mixed._function = lambda texts: word_vectors(texts, 5, DIM)
     path = kept_of(tmp_path / "mixed.parquet", mixed, [1, 2])
     with pytest.raises(DataError, match="its vectors of the canary texts differ"):
-        read_kept([path], KEPT_TEXTS, new)
+        plan_rest(KEPT_TEXTS, new, [path])
 
 
 def test_an_id_twice_in_a_file_or_with_two_vectors_is_refused(
@@ -288,13 +279,13 @@ def test_an_id_twice_in_a_file_or_with_two_vectors_is_refused(
     write_vectors(twice, [(ids, torch.from_numpy(own([1, 2, 1])))])
     # A file that records no encoder is taken only on request.
     with pytest.raises(DataError, match=r"does not say which encoder.*--unrecorded"):
-        read_kept([twice], KEPT_TEXTS, new)
+        plan_rest(KEPT_TEXTS, new, [twice])
     with pytest.raises(DataError, match="has 1 ids more than once, such as 't1'"):
-        read_kept([twice], KEPT_TEXTS, new, unrecorded=True)
+        plan_rest(KEPT_TEXTS, new, [twice], unrecorded=True)
     one = kept_of(tmp_path / "one.parquet", new, [1, 2])
     two = saved(tmp_path / "two.parquet", new, ["t1", "t2"], own([1, 3]))
     with pytest.raises(DataError, match=r"two\.parquet and a file before it.*the id 't2'"):
-        read_kept([one, two], KEPT_TEXTS, new)
+        plan_rest(KEPT_TEXTS, new, [one, two])
 
 
 def test_a_wrong_vector_in_the_sample_is_refused_with_its_id_and_its_file(
@@ -302,12 +293,11 @@ def test_a_wrong_vector_in_the_sample_is_refused_with_its_id_and_its_file(
 ) -> None:
     good = kept_of(tmp_path / "good.parquet", new, list(range(40)))
     wrong = saved(tmp_path / "wrong.parquet", new, ["t50"], own([51]))
-    kept = read_kept([good, wrong], KEPT_TEXTS, new)
     # Each file has one vector in the sample, however small the sample and the file are.
     with pytest.raises(DataError, match=r"1 of 2 kept vectors .*'t50' in .*wrong\.parquet"):
-        check_kept(kept, KEPT_TEXTS, new, 1)
+        plan_rest(KEPT_TEXTS, new, [good, wrong], check=1)
     with pytest.raises(DataError, match="check at least 1"):
-        check_kept(kept, KEPT_TEXTS, new, 0)
+        plan_rest(KEPT_TEXTS, new, [good, wrong], check=0)
 
 
 def test_a_share_of_wrong_vectors_is_caught_as_often_as_the_check_says(
@@ -317,21 +307,20 @@ def test_a_share_of_wrong_vectors_is_caught_as_often_as_the_check_says(
     vectors = own(list(range(60)))
     vectors[::10] = -vectors[::10]
     path = saved(tmp_path / "k.parquet", new, KEPT_TEXTS.ids.to_pylist(), vectors)
-    kept = read_kept([path], KEPT_TEXTS, new)
     missed = 0
     for seed in range(60):
         try:
-            check_kept(kept, KEPT_TEXTS, new, 24, seed)
+            plan_rest(KEPT_TEXTS, new, [path], check=24, seed=seed)
         except DataError:
             continue
         missed += 1
     # Expected: 60 · 0.039 = 2.3; 9 or more have a probability below 1e-3.
     assert missed < 9
-    whole = read_kept([kept_of(tmp_path / "w.parquet", new, list(range(60)))], KEPT_TEXTS, new)
-    check = check_kept(whole, KEPT_TEXTS, new, 24)
-    assert check.checked == 24
+    right = kept_of(tmp_path / "w.parquet", new, list(range(60)))
+    rest = plan_rest(KEPT_TEXTS, new, [right], check=24)
+    assert rest.checked == 24
     # The share whose absence from 24 draws has a probability of 5 %.
-    assert (1 - check.differing) ** 24 == pytest.approx(0.05)
+    assert (1 - rest.differing) ** 24 == pytest.approx(0.05)
 
 
 def test_the_encoder_computes_only_canaries_and_the_sample(
@@ -339,11 +328,10 @@ def test_the_encoder_computes_only_canaries_and_the_sample(
 ) -> None:
     paths = [kept_of(tmp_path / f"{n}.parquet", new, [n, n + 20]) for n in range(3)]
     CALLS.clear()
-    kept = read_kept(paths, KEPT_TEXTS, new)
-    assert len(CALLS) <= 2  # its dim, and the canaries of the one record that all files have
-    CALLS.clear()
-    check_kept(kept, KEPT_TEXTS, new, 4)
-    assert 4 <= sum(map(len, CALLS)) <= 6
+    plan_rest(KEPT_TEXTS, new, paths, check=4)
+    # Canaries for its record and for the one record that all files have, and the sample.
+    assert len(CALLS) <= 3
+    assert 4 <= sum(text in KEPT_ROWS for call in CALLS for text in call) <= 6
 
 
 @pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])

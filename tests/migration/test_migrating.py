@@ -18,9 +18,8 @@ from tests.support.two_models import searched
 
 from evergram.errors import DataError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.migration.cascade import KeptVectors, cascade
-from evergram.migration.half_migrated import HalfMigratedSearch, ScoreCalibration, Search
-from evergram.migration.reranked_search import EncodingLimitError, reranked_search
+from evergram.migration.cascade import EncodingLimitError, KeptVectors, cascade, reranked_search
+from evergram.migration.half_migrated import HalfMigratedSearch, Search
 from evergram.releasing.align import align
 from evergram.retrieval.reader import Metric, Reader
 from evergram.stores.rows import Floats, Hits, Rows, best_by
@@ -80,14 +79,17 @@ def test_no_hit_of_the_fully_old_index_is_lost(
 
 
 def test_what_cannot_be_calibrated_is_refused() -> None:
-    for old, new, error, named in (
-        (np.zeros((1, 19)), np.zeros((1, 19)), DataError, "at least 20"),
-        (np.ones((1, 30)), np.zeros((1, 30)), DataError, "same old score"),
-        (np.ones((1, 30)), np.zeros((1, 31)), ShapeError, "same objects"),
+    found, _, queries, new_queries = half("ip", np.ones(HALF_ROWS, bool), 0, everything_old=True)
+    old, new = found.sample_old, found.sample_new
+    for samples, error, named in (
+        ((old[:19], new[:19]), DataError, "at least 20"),
+        ((np.zeros_like(old), new), DataError, "same old score"),
+        ((old, new[:29]), ShapeError, "same objects"),
     ):
         with pytest.raises(error, match=named):
-            ScoreCalibration.of(old, new)
-    found, _, queries, new_queries = half("ip", np.ones(HALF_ROWS, bool), 0, everything_old=True)
+            replace(found, sample_old=samples[0], sample_new=samples[1]).search(
+                queries, new_queries, 5
+            )
     with pytest.raises(ShapeError, match=r"\[5, 6\] is needed"):
         found.search(queries, new_queries[:3], 5)
     with pytest.raises(DataError, match="k is 0"):

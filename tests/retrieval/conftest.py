@@ -10,7 +10,7 @@ from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfilling import backfill
+from evergram.retrieval import backfill
 
 __all__ = ["evergram"]
 

@@ -106,7 +106,7 @@ def test_too_many_rows_are_not_read(reader: Reader, monkeypatch: pytest.MonkeyPa
     if store.computes("ip", 1):
         assert len(reader.search(query, 3, 0, metric="ip")[0]) == 3
     else:
-        with pytest.raises(DataError, match=r"searches of that version are not by ip"):
+        with pytest.raises(DataError, match=r"by ip at version 0 would read"):
             reader.search(query, 3, 0, metric="ip")
     few = {"category": "news", "year": {"lt": 2005}}
     (hits,) = reader.search(query, 3, 0, metric="cosine", filter=few)

@@ -520,12 +520,9 @@ def test_queries_of_a_file_are_rows_of_it_and_of_the_version(line: Lineage, tmp_
         return open_embeddings(path)
 
     vectors = vectors_of(1, 40)
-    drawn = file_queries(line, 1, file(vectors), sample=15)
-    assert drawn.shape == (15, 8)
-    assert all((vectors.numpy() == row).all(axis=1).any() for row in drawn)
     # A query that is there twice counts once, and one of length 0 not at all.
     for more in (vectors, torch.cat([vectors, vectors]), torch.cat([torch.zeros(3, 8), vectors])):
-        assert (file_queries(line, 1, file(more), sample=99) == vectors.numpy()).all()
+        assert (file_queries(line, 1, file(more)) == vectors.numpy()).all()
     with pytest.raises(ShapeError, match=r"queries.parquet has vectors of dim 8.*version 0 have 6"):
         file_queries(line, 0, file(vectors))
     marked = file(vectors_of(2, 40), {FINGERPRINT: line.manifest(2).fingerprint})

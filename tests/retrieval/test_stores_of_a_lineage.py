@@ -29,21 +29,20 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import StepError
 from evergram.errors import DataError, IntegrityError, LineageError, StoreError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfilling.backfill import UNREADABLE as WORST
-from evergram.retrieval.backfilling.backfill import Backfill, backfill_order, predicted_errors
-from evergram.retrieval.backfilling.backfill_files import UNREADABLE, backfill_progress
-from evergram.retrieval.fill import (
-    canary_stores,
-    fill,
-    local_stores,
-    open_stores,
-    space_of,
-    stored_rows,
-    stores_to_fill,
+from evergram.retrieval import side_stores
+from evergram.retrieval.backfill import (
+    OF_WITHDRAWN,
+    RECORD,
+    UNREADABLE,
+    Backfill,
+    backfill_order,
+    backfill_progress,
+    predicted_errors,
 )
+from evergram.retrieval.fill import fill, fill_stores, space_of, stored_rows
 from evergram.retrieval.reader import Reader
+from evergram.retrieval.side_stores import canary_stores, local_stores, open_stores
 from evergram.retrieval.store_check import check_store
-from evergram.retrieval.stores_by_address import fill_stores
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
@@ -154,9 +153,7 @@ def test_a_snapshot_with_rows_of_another_version_is_filled_again(
             fill(lineage, store, "object")
     else:
         with monkeypatch.context() as patch:
-            # The package has a function of the module's name.
-            module, killed = sys.modules["evergram.retrieval.fill"], Mock(side_effect=SystemExit)
-            patch.setattr(module, "write_text", killed)
+            patch.setattr(side_stores, "write_text", Mock(side_effect=SystemExit))
             with pytest.raises(SystemExit):
                 Reader.open(lineage)
     lineage.label("stable", 2)
@@ -266,11 +263,9 @@ def test_a_store_of_the_other_side_is_refused_everywhere(sided: Lineage, tmp_pat
     with open_store(taken, create="int64") as opened:
         fill(sided, opened, "candidate")
     addresses = {"candidate": str(tmp_path / "new"), "query": taken}
-    with (
-        pytest.raises(IntegrityError, match="store of side 'candidate'"),
-        stores_to_fill(sided, addresses),
-    ):
-        pass
+    with pytest.raises(IntegrityError, match="store of side 'candidate'"):
+        fill_stores(sided, addresses)
+    assert not (tmp_path / "new").exists()
     # Rows without a side are of none.
     store, space = DictionaryStore(), space_of(sided, 2)
     store.add_space(space)
@@ -285,11 +280,8 @@ def test_a_store_of_the_other_side_is_refused_everywhere(sided: Lineage, tmp_pat
 def test_one_store_is_not_given_for_two_sides(sided: Lineage, tmp_path: Path) -> None:
     place = tmp_path / "one"
     twice = {"query": str(place), "candidate": f"snapshot:{tmp_path}/../{tmp_path.name}/one"}
-    with (
-        pytest.raises(DataError, match="given for side 'query' and for side 'candidate'"),
-        stores_to_fill(sided, twice),
-    ):
-        pass
+    with pytest.raises(DataError, match="given for side 'query' and for side 'candidate'"):
+        fill_stores(sided, twice)
     assert not place.exists()
     open_store(str(place), create="string").close()
     with pytest.raises(DataError, match="give each its own"):
@@ -439,12 +431,12 @@ def test_a_backfill_of_another_lineage_or_with_damaged_files_is_refused(
         Backfill(lineage, other, "object")
     work = planned(lineage, older)
     work.apply(rows=1)
-    whole = json.loads((work.folder / "plan.json").read_text())
+    whole = json.loads((work.folder / RECORD).read_text())
     table = b"no table of Arrow's"
     for name, damaged in (
-        *(("plan.json", {**whole, **one}) for one in ({"target": True}, {"absent": -1})),
-        *(("plan.json", {"target": 2}), ("progress.json", {"state": "planned"})),
-        *(("progress.json", []), ("progress.json", {"state": "planned", "done": -1})),
+        *((RECORD, {**whole, **one}) for one in ({"target": True}, {"absent": -1})),
+        *((RECORD, {**whole, **one}) for one in ({"done": 301}, {"state": "lost"})),
+        *((RECORD, {"target": 2}), (RECORD, [])),
         ("order.sealed", hashlib.sha256(table).digest() + table),
     ):
         before = (work.folder / name).read_bytes()
@@ -488,7 +480,7 @@ def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -
     dim = older.spaces()[3].dim
     older.upsert(Rows(3, pa.array([5000]), np.ones((1, dim), np.float32)))
     order = backfill_order(lineage, older, source, 2)
-    assert (order.errors.tolist(), order.without) == ([WORST] * 100, 1)
+    assert (order.errors.tolist(), order.without) == ([OF_WITHDRAWN] * 100, 1)
     older.delete([5000])
     assert work.rollback().held == {2: 300}
     assert as_dict(older.scan()) == before
@@ -708,49 +700,46 @@ def test_a_store_that_was_left_with_ids_twice_is_repaired(
 
 # Progress, read from the files alone.
 
-PLAN = {"side": "candidate", "target": 3, "rows": 10}
 # A run that did 4 rows in 20 seconds, in batches of 2: ten seconds each.
-RUN = {"state": "under way", "done": 6, "from": 2, "since": 1000.0, "at": 1020.0}
-
-
-RATES: list[tuple[dict[str, Any], dict[str, Any], float, str, float | None, float | None]] = [
-    ({}, {}, 1030.0, "under way", 0.2, 20.0),
-    ({}, {}, 1080.0, "under way", 0.2, 20.0),
-    ({}, {}, 1081.0, "stalled", 0.2, None),
+RUN: dict[str, Any] = {
+    **{"side": "candidate", "store": "s", "target": 3, "fingerprint": "f", "rows": 10, "batch": 2},
+    **{"without": 0, "absent": 0, "state": "under way", "done": 6},
+    **{"begun": 2, "since": 1000.0, "at": 1020.0},
+}
+RATES: list[tuple[dict[str, Any], float, str, float | None, float | None]] = [
+    ({}, 1030.0, "under way", 0.2, 20.0),
+    ({}, 1080.0, "under way", 0.2, 20.0),
+    ({}, 1081.0, "stalled", 0.2, None),
     # Five batches of twenty seconds each: it may take longer.
-    ({"batch": 4}, {}, 1119.0, "under way", 0.2, 20.0),
-    ({"batch": 4}, {}, 1121.0, "stalled", 0.2, None),
-    ({}, {"paused": True}, 9999.0, "paused", 0.2, None),
-    ({}, {"done": 2}, 1030.0, "under way", None, None),
-    ({}, {"state": "applied"}, 9999.0, "applied", 0.2, None),
+    ({"batch": 4}, 1119.0, "under way", 0.2, 20.0),
+    ({"batch": 4}, 1121.0, "stalled", 0.2, None),
+    ({"paused": True}, 9999.0, "paused", 0.2, None),
+    ({"done": 2}, 1030.0, "under way", None, None),
+    ({"state": "applied"}, 9999.0, "applied", 0.2, None),
     # A clock that is behind proves nothing.
-    ({}, {}, 900.0, "stalled", 0.2, None),
+    ({}, 900.0, "stalled", 0.2, None),
 ]
-DAMAGED: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    *(({"rows": "10"}, {}), ({"target": True}, {}), ({}, {"done": None}), ({}, {"done": 1.5})),
-    *(({}, {"at": float("nan")}), ({}, {"since": "long ago"})),
+DAMAGED: list[dict[str, Any]] = [
+    *({"rows": "10"}, {"target": True}, {"done": None}, {"done": 1.5}),
+    *({"at": float("nan")}, {"since": "long ago"}),
 ]
 
 
 def test_progress_the_rate_the_time_left_when_it_stalled_and_damage(tmp_path: Path) -> None:
     assert backfill_progress(tmp_path) == []
 
-    def read(plan: dict[str, Any], progress: dict[str, Any], now: float) -> Any:
+    def read(changes: dict[str, Any], now: float) -> Any:
         folder = tmp_path / "backfills" / "candidate-0a"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "plan.json").write_text(json.dumps({**PLAN, "batch": 2, **plan}))
-        (folder / "progress.json").write_text(json.dumps({**RUN, **progress}))
+        (folder / RECORD).write_text(json.dumps({**RUN, **changes}))
         (found,) = backfill_progress(tmp_path, now)
         assert found.side == "candidate"
         return found
 
-    found = read({}, {}, 1030.0)
+    found = read({}, 1030.0)
     assert (found.version, found.done, found.total, found.idle) == (3, 6, 10, 10.0)
-    for plan, progress, now, state, rate, left in RATES:
-        found = read(plan, progress, now)
+    for changes, now, state, rate, left in RATES:
+        found = read(changes, now)
         assert (found.state, found.rate, found.left) == (state, rate, left)
-    for damaged, progress in DAMAGED:
-        assert read(damaged, progress, 1030.0).state == UNREADABLE
-    # A plan that is still being made is left out.
-    (tmp_path / "backfills" / "candidate-0a" / "plan.json").unlink()
-    assert backfill_progress(tmp_path) == []
+    for damaged in DAMAGED:
+        assert read(damaged, 1030.0).state == UNREADABLE

@@ -38,8 +38,7 @@ from evergram.errors import IntegrityError
 from evergram.lineage.consumers import Baseline, Consumer, Probe
 from evergram.lineage.diagnosis import diagnose_lineage
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfilling.backfill import Backfill
-from evergram.retrieval.backfilling.backfill_files import UNREADABLE
+from evergram.retrieval.backfill import UNREADABLE, Backfill
 from evergram.retrieval.fill import fill
 from evergram.serving.dashboard import (
     BackfillFacts,

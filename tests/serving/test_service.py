@@ -43,9 +43,9 @@ from evergram.errors import ServiceError, StoreError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.migration.make_sidecar import make_sidecar
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader
+from evergram.retrieval.version_sidecar import make_sidecar
 from evergram.serving import Client, listen, listen_processes
 from evergram.serving.app import create_app
 from evergram.serving.server import FILES, ServerProcesses, allowed_connections

@@ -44,10 +44,10 @@ from evergram.errors import DataError, LineageError, ServiceError
 from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.migration.make_sidecar import make_sidecar
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import QueryVectors, Reader
-from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
+from evergram.retrieval.sidecar_files import SidecarFiles
+from evergram.retrieval.version_sidecar import make_sidecar
 from evergram.serving.features import MOST_FEATURES, FeatureEncoders, Features
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts

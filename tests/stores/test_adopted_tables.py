@@ -21,9 +21,8 @@ from tests.support.own_tables import KINDS, OWN, listed, own_store, quoted, tabl
 from tests.support.postgres_server import postgres
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.retrieval.backfilling.backfill import Backfill
-from evergram.retrieval.fill import fill
-from evergram.retrieval.stores_by_address import fill_stores
+from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.fill import fill, fill_stores
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ReadableStore, Store
 

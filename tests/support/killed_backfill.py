@@ -18,8 +18,7 @@ from tests.support.dying import run_until
 from tests.support.lineages import lineage_of, vectors_of
 
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfilling.backfill import Backfill
-from evergram.retrieval.backfilling.backfill_files import read_table
+from evergram.retrieval.backfill import ORDER, Backfill, read_table
 from evergram.retrieval.fill import space_of, stored_rows
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
@@ -46,7 +45,7 @@ def check(lineage: Lineage, address: str) -> int:
         assert sum(store.count().values()) == ROWS, "a row is there twice"
         work = Backfill(lineage, store, "object")
         done = work.status().refreshed
-        order = read_table(work.folder / "order.sealed")["id"].to_pylist()
+        order = read_table(work.folder / ORDER)["id"].to_pylist()
         assert all(seen[key] == 2 for key in order[:done]), "an acknowledged row was lost"
     return done
 

@@ -25,16 +25,20 @@ from tests.support.text_encoders import ADDRESSES, CALLS, HERE, third, word_vect
 from evergram.errors import DataError, ServiceError
 from evergram.texts import addresses
 from evergram.texts.addresses import open_text_encoder, open_with_prompts
-from evergram.texts.canaries import SAME, distance
 from evergram.texts.record import (
+    RECORDED,
+    SAME,
+    MismatchError,
+    RecordedEncoder,
     canary_vectors,
     checked_dims,
     cut,
+    distances,
+    open_recorded,
     parse_record,
     prompts_of,
     record_of,
 )
-from evergram.texts.recorded_encoder import RECORDED, MismatchError, RecordedEncoder, open_recorded
 from evergram.texts.text_encoder import (
     NotFiniteError,
     Prompts,
@@ -169,14 +173,13 @@ def test_each_role_has_its_prompt_and_one_leaves_the_models_own_other_one(
         assert open_with_prompts(ADDRESSES[0], *asked).prompts == Prompts(*prompts)
 
 
-def test_the_distance_is_the_worst_canarys_relative_one() -> None:
+def test_the_distance_is_relative_and_zeros_stay_zeros() -> None:
     then = np.array([[3.0, 4.0], [0.0, 2.0]], dtype=np.float32)
     now = np.array([[3.0, 4.5], [0.0, 2.0]], dtype=np.float32)
-    assert distance(now, then) == pytest.approx(0.1)
+    assert distances(now, then).tolist() == pytest.approx([0.1, 0.0])
     zeros, near = np.zeros((1, 2), np.float32), np.full((1, 2), 1e-9, np.float32)
-    assert distance(then, then) == distance(zeros, zeros) == 0
-    assert distance(zeros, np.zeros((1, 3), np.float32)) == float("inf")
-    assert distance(near, zeros) > SAME
+    assert distances(zeros, zeros).tolist() == [0.0]
+    assert distances(near, zeros)[0] > SAME
 
 
 NUMBERS = st.floats(-(2.0**127), 2.0**127, width=32, allow_subnormal=False)
@@ -357,7 +360,7 @@ def test_a_query_takes_a_canary_along_after_the_prompt_of_a_document() -> None:
 def test_a_canary_whose_vector_is_zero_tells_nothing_and_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encoder = open_text_encoder("python:evergram.texts.canaries:letters")
+    encoder = open_text_encoder("python:evergram.texts.text_encoder:letters")
     recorded = RecordedEncoder(encoder, record_of(encoder))
     silent, sent = {"3.14159", "今日は雨が降っています。"}, list[str]()
     whole = encoder.encode_with

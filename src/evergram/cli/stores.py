@@ -27,8 +27,7 @@ from evergram.errors import DataError
 from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
-    from evergram.retrieval.backfilling.backfill import Backfill
-    from evergram.retrieval.backfilling.backfill_files import BackfillStatus
+    from evergram.retrieval.backfill import Backfill, BackfillStatus
     from evergram.retrieval.metric_search import Metric
     from evergram.retrieval.search_check import SearchCheck
 
@@ -50,7 +49,7 @@ OVERSAMPLE = 4
 )
 def fill(lineage: str, *, store: list[str], index: bool = False, as_: str | None = None) -> None:
     """Write all embeddings of a version to stores, created where there are none."""
-    from evergram.retrieval.stores_by_address import fill_stores
+    from evergram.retrieval.fill import fill_stores
 
     opened = open_lineage(lineage)
     number, chosen = opened.resolve(as_), stores_by_side(store)
@@ -145,7 +144,7 @@ def check(
         checked_versions,
         file_queries,
     )
-    from evergram.retrieval.stores_by_address import open_side
+    from evergram.retrieval.side_stores import open_side
     from evergram.vector_files.open_embeddings import open_embeddings
 
     opened = open_lineage(lineage)
@@ -161,7 +160,7 @@ def check(
             asked = canary_queries(opened, chosen, side)
         else:
             file = open_embeddings(queries, **columns_of([queries], column))
-            asked = {chosen[0]: file_queries(opened, chosen[0], file, file.rows)}
+            asked = {chosen[0]: file_queries(opened, chosen[0], file)}
         metrics = cast("list[Metric]", [one.value for one in metric or MetricName])
         progress = partial(print_progress, what="rows compared")
         checks = check_searches(opened, there, side, asked, k, metrics, progress)
@@ -253,11 +252,13 @@ def rollback(lineage: str, *, store: list[str]) -> None:
 
 @contextmanager
 def _backfill(lineage: str, store: list[str]) -> Iterator[Backfill]:
-    from evergram.retrieval.stores_by_address import open_backfill
+    from evergram.retrieval.backfill import Backfill
+    from evergram.retrieval.side_stores import open_side
 
     side, address = one_store(store, "A backfill")
-    with open_backfill(open_lineage(lineage), side, address) as opened:
-        yield opened
+    opened = open_lineage(lineage)
+    with open_side(opened, side, address) as there:
+        yield Backfill(opened, there, side)
 
 
 def _show(status: BackfillStatus) -> None:

@@ -121,10 +121,10 @@ def finish_migration(
         return
     more: dict[str, Any] = {"matryoshka": matryoshka or (), "overwrite": force}
     progress = new_progress()
-    record = migration.finish_migration(chosen, opened, rest, out, progress=progress, **more)
+    record = migration.encode_file(chosen, opened, out, progress=progress, known=rest, **more)
     show(
         {**facts, "file": str(out), **_encoder_facts(record)},
-        f"{rest.texts:,} texts, {record.dim} dims, by {record.address}: {written_to(out)}",
+        f"{len(chosen.texts):,} texts, {record.dim} dims, by {record.address}: {written_to(out)}",
     )
 
 

@@ -203,7 +203,6 @@ def transform(
     name=described(
         "Name of the function in SQL, or of the graph.", show_default="evergram_LINEAGE_as_vN"
     ),
-    license_="Licence in the model card of sentence-transformers, such as apache-2.0.",
 )
 def export_transform(
     lineage: str,
@@ -213,13 +212,12 @@ def export_transform(
     as_: str | None = None,
     from_: str | None = None,
     name: str | None = None,
-    license_: str | None = None,
     force: bool = False,
 ) -> None:
     """Write what reads new vectors as a past version's, for programs without Evergram."""
     from evergram.exporting.formats import export_transform as export
 
-    more: dict[str, Any] = {"name": name, "overwrite": force, "license": license_}
+    more: dict[str, Any] = {"name": name, "overwrite": force}
     written = export(open_lineage(lineage), out, format_, as_, source=from_, **more)
     source, dim = written.dims
     facts: dict[str, Any] = {"path": str(out), "format": format_, "name": written.name}
@@ -332,7 +330,7 @@ def make(
 
     `evergram serve --sidecar OUT` and `Reader.open(…, sidecars=[OUT])` read objects by it.
     """
-    from evergram.migration.make_sidecar import make_sidecar
+    from evergram.retrieval.version_sidecar import make_sidecar
     from evergram.vector_files.open_embeddings import open_embeddings
     from evergram.vector_files.writers import check_writable
 

@@ -1,9 +1,9 @@
 """Versions for other programs.
 
-`pretrained_encoder`: the encoder of a version in a folder of its own (`encoder_folder`). `formats`:
-the backward transform for ONNX, pgvector and DuckDB, and with the newest encoder for
-sentence-transformers. `arrow_function`: a view that engines such as DuckDB and Spark apply to whole
-tables. `mlflow_model` and `feast_source`: a version's vectors as a model and as a feature view.
+`pretrained_encoder`: the encoder of a version, also in a folder of its own. `formats`: the backward
+transform for ONNX, pgvector and DuckDB, and with the newest encoder for sentence-transformers
+(`sentence_transformer_folder`). `arrow_function`: a view that engines such as DuckDB apply to whole
+tables. `mlflow_model`, `feast_source`: a version's vectors as a model, as a feature view.
 """
 
 from __future__ import annotations

@@ -74,18 +74,17 @@ class ArrowFunction:
 
         A null in the column that is read, and an id that is not stored, give a null.
 
-        Raises: DataError: the column is missing or there twice, holds no lists of floats, or holds
-            a number that is not finite, as float32 or in version j; or ids are of another type than
-            the stored ones. ShapeError: vectors of another dim than version k's. LineageError: the
-            lineage cannot be opened, or is another than the one that this was made of.
+        Raises: DataError: the column is missing or there twice, holds no lists of floats, or a
+            number that is not finite, as float32 or in version j; or ids are of another type.
+            ShapeError: vectors of another dim than version k's. LineageError: the lineage cannot be
+            opened, or is another than the one that this was made of.
         """
         name = self._column_read
         self._check(batch.schema)
         column = batch.column(name)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        vectors, there = self._of_vectors(column) if self.side is None else self._of_ids(column)
-        read = self._as_column(self._read(vectors, there, batch), there)
+        read = self._as_column(*self._read(column, batch))
         field = self.field
         if self.vector_column in batch.schema.names:
             place = batch.schema.get_field_index(self.vector_column)
@@ -137,34 +136,27 @@ class ArrowFunction:
                     f"{', '.join(names)}. Give each a name of its own, or leave one out."
                 )
 
-    def _of_vectors(self, column: pa.Array) -> tuple[Floats, Mask]:
-        """Return the vectors of version k that a column has, [m, D_k], and its m rows."""
-        there = column.is_valid().to_numpy(zero_copy_only=False)
-        dim = _applied(self).source_dim
-        return _floats_of(column, there, dim, self.vector_column), there
-
-    def _of_ids(self, column: pa.Array) -> tuple[Floats, Mask]:
+    def _read(self, column: pa.Array, batch: Batch) -> tuple[Floats, Mask]:
+        """Return the m vectors of version j that a column names, [m, D_j], and their rows of n."""
         applied = _applied(self)
-        assert applied.lookup is not None
-        assert applied.stored is not None
-        rows = applied.lookup.rows(column)
-        there = rows >= 0
-        return applied.stored[rows[there]], there
-
-    def _read(self, vectors: Floats, there: Mask, batch: Batch) -> Floats:
-        """Return vectors of version k, [m, D_k], of m rows of a batch, as float32 of version j."""
+        if applied.lookup is None or applied.stored is None:
+            there = column.is_valid().to_numpy(zero_copy_only=False)
+            vectors = _floats_of(column, there, applied.source_dim, self.vector_column)
+        else:
+            rows = applied.lookup.rows(column)
+            there = rows >= 0
+            vectors = applied.stored[rows[there]]
         # Copied, as Arrow's memory must not be written to.
         tensor = torch.from_numpy(np.array(vectors, order="C"))
         row = first_not_finite(tensor.float())
         if row is not None:
             raise self._error(row, f"has {not_finite(tensor[row])}", there, batch)
-        view = _applied(self).view
-        read = _applied(self).chain.apply(tensor, view.source, view.version).float()
+        view = applied.view
+        read = applied.chain.apply(tensor, view.source, view.version).float()
         row = first_not_finite(read)
         if row is not None:
             raise self._error(row, out_of_range(tensor[row], view.version), there, batch)
-        narrow: Floats = read.numpy()
-        return narrow
+        return read.numpy(), there
 
     def _error(self, row: int, what: str, there: Mask, batch: Batch) -> DataError:
         """Return the error on the vector [row] of those of the rows that are `there`."""

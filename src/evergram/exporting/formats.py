@@ -1,51 +1,137 @@
-"""The formats in which a past version can be read without Evergram, and their files."""
+"""A past version for programs without Evergram: SQL functions, ONNX graphs, and models of
+sentence-transformers."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from evergram.atomic_files import replacing, write_bytes
+from evergram.atomic_files import write_bytes, write_text
 from evergram.compatibility.transforms import ResidualMLPTransform, Transform
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, ShapeError
-from evergram.exporting.affine_map import AffineMap, about_view, affine_map, checked_name
-from evergram.exporting.encoder_folder import CardPlace
-from evergram.exporting.sentence_transformer_folder import folder_card
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import View
 
+# PostgreSQL and DuckDB cut or refuse longer names.
+LONGEST_NAME = 50
+# Hexadecimal digits that tell apart lineages whose names look alike in SQL.
+HASH_DIGITS = 6
 
-def literal_rows(way: AffineMap) -> Iterator[tuple[int, str, str]]:
+
+@dataclass(frozen=True)
+class ExportedMap:
+    """z̃ = W z + b, from a stored version to a past one.
+
+    Args:
+        name: of functions and tables that hold it: a letter, then letters, digits and `_`.
+        about: what the file is, in sentences.
+        weight: W, float32 [D_j, D_k].
+        offset: b, float32 [D_j].
+    """
+
+    name: str
+    about: str
+    weight: npt.NDArray[np.float32]
+    offset: npt.NDArray[np.float32]
+
+    @property
+    def source_dim(self) -> int:
+        """D_k."""
+        return int(self.weight.shape[1])
+
+    @property
+    def dim(self) -> int:
+        """D_j."""
+        return int(self.weight.shape[0])
+
+
+def affine_map(view: View, lineage: str, name: str | None = None) -> ExportedMap:
+    """Return how a view reads vectors.
+
+    Args:
+        lineage: its name, for the file's first line and for the default name.
+        name: None is evergram_LINEAGE_as_vN; where a lineage's name cannot stand in SQL as it is,
+            with digits of its hash.
+    Raises: DataError: the name cannot be one of SQL. ShapeError: a transform between the two
+        versions is not affine, so that no matrix is the way.
+    """
+    name = checked_name(view, lineage, name)
+    try:
+        weight, offset = view.affine()
+    except ShapeError as error:
+        raise ShapeError(
+            f"{str(error).rstrip('.')}, and this format holds a matrix; choose onnx if the "
+            "transform is of kind residual_mlp, read the vectors by Evergram, or refit that "
+            "version's transform as 'linear' or 'affine'."
+        ) from None
+    arrays = [np.ascontiguousarray(t.to(torch.float32).numpy()) for t in (weight, offset)]
+    return ExportedMap(name, about_view(view, lineage, weight.shape[1]), *arrays)
+
+
+def checked_name(view: View, lineage: str, name: str | None) -> str:
+    """Return a name of functions and graphs, by default evergram_LINEAGE_as_vN.
+
+    Raises: DataError: it cannot be one of SQL.
+    """
+    if name is None:
+        suffix = f"_as_v{view.version}"
+        name = f"evergram_{lineage}{suffix}"
+        if not _is_name(name):
+            # Another lineage's name may look the same once it is changed or cut.
+            suffix = f"_{hashlib.sha256(lineage.encode()).hexdigest()[:HASH_DIGITS]}{suffix}"
+            plain = re.sub(r"[^a-z0-9]+", "_", lineage.lower()).strip("_")
+            name = f"evergram_{plain}"[: LONGEST_NAME - len(suffix)].rstrip("_") + suffix
+    if not _is_name(name):
+        raise DataError(
+            f"The name {name!r} cannot be that of a function in SQL or of a graph; give a letter "
+            f"and then letters, digits and _, in lower case, at most {LONGEST_NAME}."
+        )
+    return name
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(rf"[a-z][a-z0-9_]{{0,{LONGEST_NAME - 1}}}", name) is not None
+
+
+def about_view(view: View, lineage: str, source_dim: int) -> str:
+    """Return the sentences that describe a view in a file."""
+    return (
+        f"Reads vectors of version {view.source} of {lineage} ({source_dim} dims) as version "
+        f"{view.version} ({view.dim} dims). Written by Evergram; fingerprints "
+        f"{view.computed_from} and {view.fingerprint}."
+    )
+
+
+def literal_rows(way: ExportedMap) -> Iterator[tuple[int, str, str]]:
     """Yield each coordinate's number from 1, its row of W as "[…]", and its offset.
 
     The numbers are those that read back as the same float32.
     """
     for number, (row, offset) in enumerate(zip(way.weight, way.offset, strict=True), 1):
-        yield number, f"[{','.join(map(_number, row))}]", _number(offset)
+        yield number, f"[{','.join(map(str, row))}]", str(offset)
 
 
-def comment(way: AffineMap) -> str:
+def comment(way: ExportedMap) -> str:
     """Return what the file is, as lines of comments, whatever the lineage is called."""
     about = " ".join(way.about.split()).rstrip(".")
     return "\n".join(f"-- {sentence}." for sentence in about.split(". "))
 
 
-def _number(value: object) -> str:
-    return str(value)
+def write_duckdb_macro(path: Path, way: ExportedMap) -> None:
+    """Write a script that makes the macro NAME(list or array of numbers), or replaces it.
 
-
-def write_duckdb_macro(path: Path, way: AffineMap) -> None:
-    """Write a script that makes the macro NAME(list or array of numbers), or replaces that of an
-    earlier script.
-
-    The rows of W are in the macro's own text: a table would be looked up in the database and the
-    schema of whoever calls the macro. A row is one string, as DuckDB is slow to parse and to fold
-    long lists of numbers.
+    The rows of W are in the macro's own text, as a table would be looked up in the caller's schema;
+    each is one string, as DuckDB is slow to parse long lists of numbers.
     """
     rows = ",\n".join(f"    ({n}, '{w}', {b}::DOUBLE)" for n, w, b in literal_rows(way))
     # In quotation marks a word that SQL reserves is a name, too.
@@ -61,17 +147,15 @@ CREATE OR REPLACE MACRO {name}(embedding) AS (
   ) AS literals(place, weights, "offset"))
 );
 """
-    with replacing(path) as file:
-        file.write(script.encode())
+    write_text(path, script.rstrip())
 
 
-def write_pgvector_function(path: Path, way: AffineMap) -> None:
-    """Write a script that makes the function NAME(vector), or replaces that of an earlier script
-    where it stands: views that use it and grants stay.
+def write_pgvector_function(path: Path, way: ExportedMap) -> None:
+    """Write a script that makes the function NAME(vector), or replaces it where it stands: views
+    that use it and grants stay.
 
-    The rows of W are in the function's own text, each in an inner product by pgvector's operator.
-    So it reads no table, which another schema could have under the same name. Its search path is
-    that of the installation, as refreshing a materialised view or building an index has another.
+    The rows of W are in the function's own text, so that it reads no table. Its search path is that
+    of the installation, as refreshing a materialised view or building an index has another.
     PL/pgSQL keeps a parsed function for the whole session, where SQL parses it for each query.
     """
     rows = ",\n".join(
@@ -94,8 +178,7 @@ BEGIN
 END
 $$;
 """
-    with replacing(path) as file:
-        file.write(script.encode())
+    write_text(path, script.rstrip())
 
 
 # Read by ONNX Runtime since 1.8.
@@ -169,8 +252,7 @@ def _nodes(steps: Sequence[tuple[Tensor, Tensor] | Transform]) -> tuple[list[Any
     return nodes, tensors
 
 
-# Of a matrix; a graph has all that the way is made of.
-MATRIX_FILES: dict[str, Callable[[Path, AffineMap], None]] = {
+MATRIX_FILES: dict[str, Callable[[Path, ExportedMap], None]] = {
     "pgvector": write_pgvector_function,
     "duckdb": write_duckdb_macro,
 }
@@ -205,7 +287,6 @@ def export_transform(
     source: int | str | None = None,
     name: str | None = None,
     overwrite: bool = False,
-    license: str | None = None,
 ) -> Written:
     """Write what reads vectors of one version as those of a past one, without Evergram.
 
@@ -215,7 +296,6 @@ def export_transform(
         version: j, or its label. source: k, or its label. Both by default as for `Lineage.view`.
         name: of the function in SQL; None is evergram_LINEAGE_as_vN.
         overwrite: whether to write over a file that is there.
-        license: for the model card of a folder, such as "apache-2.0".
     Raises: DataError: another format, a file or folder that is there, or a version without an
         encoder that the format can hold; or the format's library is not installed. ShapeError: the
         way is not affine (of "onnx": nor of kind residual_mlp). LineageError.
@@ -225,10 +305,7 @@ def export_transform(
             f"There is no format {form!r}; give one of {', '.join(FORMATS)}"
             f"{did_you_mean(form, FORMATS)}."
         )
-    if license is not None and form != FOLDER:
-        raise DataError(f"A licence stands in the model card of {FOLDER}; leave it out.")
     path = Path(path)
-    place = CardPlace(path.name, license)
     view = lineage.view(version, source)
     if form == GRAPH:
         name, dim = checked_name(view, lineage.name, name), lineage.manifest(view.source).dim
@@ -241,9 +318,7 @@ def export_transform(
         from evergram.exporting.sentence_transformer_folder import write_sentence_transformer
 
         _check_place(path, overwrite=False)
-        newest, past = (lineage.manifest(v).text_encoder for v in (view.source, view.version))
-        card = folder_card(way, view.version, lineage.metrics(view.source), place)
-        write_sentence_transformer(path, way, newest, past, card)
+        write_sentence_transformer(path, lineage, view, way.name, way.about)
     else:
         _check_place(path, overwrite=overwrite)
         MATRIX_FILES[form](path, way)

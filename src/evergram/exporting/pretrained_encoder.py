@@ -1,23 +1,25 @@
-"""A published encoder that embeds any object, from a lineage, a folder or the Hub."""
+"""A published encoder that embeds any object, from a lineage or a folder of its own."""
 
 from __future__ import annotations
 
+import json
 import logging
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version as package_version
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from evergram.atomic_files import new_folder, remove_folder
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_inputs import (
@@ -31,64 +33,52 @@ from evergram.encoders.encoder_inputs import (
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
-from evergram.errors import DataError, LineageError, ServiceError
-from evergram.exporting.encoder_folder import (
-    CARD,
-    READ_FILES,
-    CardPlace,
-    EncoderFacts,
-    EncoderFolder,
-    model_card,
-    read_encoder_folder,
-    write_encoder_folder,
-)
+from evergram.errors import DataError, FormatError, IntegrityError, LineageError, reason_and_remedy
+from evergram.kinds import kinds_where
+from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.record import EncoderRecord
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
-
-# The Hub's own names: letters, digits, -, _ and ., in two parts of which neither begins with a
-# sign, so that no path such as ../x is one.
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-
-
-def is_repository(name: str) -> bool:
-    """Return whether a name can be that of a repository, OWNER/NAME."""
-    return bool(_REPOSITORY.fullmatch(name)) and ".." not in name and "--" not in name
-
-
-def _api(token: str | None) -> HfApi:
-    try:
-        from huggingface_hub import HfApi
-    except ModuleNotFoundError:
-        raise DataError(
-            "The Hugging Face Hub needs huggingface_hub: pip install 'evergram[hub]'."
-        ) from None
-    return HfApi(token=token, library_name="evergram")
-
-
-@contextmanager
-def _as_errors_of_ours(repository: str) -> Iterator[None]:
-    import httpx
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        what = "revision" if isinstance(error, errors.RevisionNotFoundError) else "repository"
-        raise DataError(
-            f"The Hub has no such {what} of {repository}, or the token may not read it; correct "
-            "the name, or log in (hf auth login)."
-        ) from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, httpx.HTTPError, OSError) as error:
-        why = " ".join(str(error).split())[:300].rstrip(".")
-        raise ServiceError(f"The Hub cannot be used for {repository}: {why}.") from error
-
+from evergram.lineage.record import EncoderRecord, check_files, sha256
+from evergram.lineage.version_files import load_tensors, plain_numbers, save_tensors
+from evergram.validation import sentence_of
 
 SIDE = "candidate"
+FORMAT_VERSION = 1
+CONFIG, TENSORS, VOCABULARIES = "config.json", "model.safetensors", "vocabularies.json"
+METRICS, CARD = "metrics.json", "README.md"
+HASHED = (TENSORS, VOCABULARIES, METRICS)
 log: logging.Logger = logging.getLogger(__name__)
+
+
+class EncoderFacts(BaseModel):
+    """The version that an encoder is of.
+
+    Args:
+        name: such as "shop@v3".
+        fingerprint: of the space that its vectors are in.
+        dim: D.
+        created: when the version was published.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    version: int
+    fingerprint: str
+    dim: int
+    created: str
+
+
+class _Config(BaseModel):
+    """`config.json`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: int
+    evergram: str
+    encoder: EncoderRecord
+    of: EncoderFacts
+    # File name to SHA-256, of every other file that is read.
+    files: dict[str, str]
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,98 +123,66 @@ class PretrainedEncoder:
         return cls(module, record, facts, lineage.metrics(number))
 
     @classmethod
-    def from_pretrained(
-        cls, place: str | Path, *, revision: str | None = None, token: str | None = None
-    ) -> Self:
-        """Return the encoder that `save_pretrained` wrote to a folder, or `push_to_hub` to the Hub.
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Return the encoder that `save_pretrained` wrote. Each file is compared with its hash;
+        nothing but safetensors and JSON is read.
 
-        Each file is compared with its hash. Nothing but safetensors and JSON is read.
-
-        Args:
-            place: a folder; where there is none of that name, OWNER/NAME on the Hugging Face Hub.
-            revision: a commit, a tag or a branch; None is the main branch as it is now.
-            token: None is the one that huggingface_hub has stored, or HF_TOKEN.
-        Raises: DataError: the folder holds no encoder, or has no revisions; or huggingface_hub is
-            not installed. ServiceError: the Hub refuses, or cannot be reached. IntegrityError: a
-            file is damaged. FormatError: it was written by a later Evergram.
+        Raises: DataError: there is no such folder. IntegrityError: it is damaged. FormatError: it
+            was written by a later Evergram.
         """
-        folder = Path(place)
-        if isinstance(place, str) and not folder.exists() and is_repository(place):
-            api, fetched = _api(token), list(READ_FILES)
-            with _as_errors_of_ours(place):
-                folder = Path(
-                    api.snapshot_download(place, revision=revision, allow_patterns=fetched)
-                )
-        elif revision is not None:
-            raise DataError(
-                f"{place} is a folder, which has no revisions; leave 'revision' out, or give "
-                "OWNER/NAME of a repository on the Hub."
-            )
-        parts = read_encoder_folder(folder)
-        module = _restored(parts.record, parts.state, parts.vocabularies, str(place))
-        return cls(module, parts.record, parts.facts, parts.metrics)
+        folder = Path(folder)
+        config = _read_config(folder)
+        check_files(folder, {name: config.files[name] for name in HASHED})
+        vocabularies = _read_vocabularies(folder / VOCABULARIES, config.encoder)
+        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        state = load_tensors(folder / TENSORS)
+        module = _restored(config.encoder, state, vocabularies, str(folder))
+        return cls(module, config.encoder, config.of, metrics)
 
-    def save_pretrained(
-        self, folder: str | Path, *, overwrite: bool = False, license: str | None = None
-    ) -> None:
-        """Write the encoder to a folder: safetensors, JSON, and a README.md made from its metrics.
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the encoder to a folder, whole or not at all: safetensors, JSON, and a README.md
+        made from its metrics.
 
         Args:
             overwrite: whether to replace a folder that is there.
-            license: for the README.md, such as "apache-2.0"; None leaves it open.
-        Raises: DataError: the folder is there already, or cannot be written; or the licence cannot
-            stand in a model card.
+        Raises: DataError: the folder is there already, or cannot be written.
         """
-        self._write(Path(folder), CardPlace(str(folder), license), overwrite=overwrite)
-
-    def push_to_hub(
-        self,
-        repository: str,
-        *,
-        license: str | None = None,
-        private: bool = False,
-        revision: str | None = None,
-        token: str | None = None,
-    ) -> str:
-        """Upload what `save_pretrained` writes to the Hugging Face Hub, and return the commit.
-
-        Args:
-            license: as for `save_pretrained`.
-            repository: OWNER/NAME; made if it is not there.
-            private: whether a repository that is made is private.
-            revision: the branch; None is the main one.
-            token: as for `from_pretrained`.
-        Raises: DataError: the name is none of a repository; or huggingface_hub is not installed.
-            ServiceError: the Hub refuses, or cannot be reached.
-        """
-        if not is_repository(repository):
+        folder = Path(folder)
+        if folder.exists() and not overwrite:
             raise DataError(
-                f"{repository[:100]!r} is not the name of a repository; give OWNER/NAME."
+                f"{folder} is there already and is not written over; give another folder, or "
+                "overwrite=True."
             )
-        place, api = CardPlace(repository, license), _api(token)
-        with TemporaryDirectory(prefix="evergram-hub-") as temporary:
-            folder = Path(temporary) / "encoder"
-            self._write(folder, place, overwrite=False)
-            with _as_errors_of_ours(repository):
-                api.create_repo(repository, private=private, exist_ok=True)
-                if revision is not None:
-                    api.create_branch(repository, branch=revision, exist_ok=True)
-                commit = api.upload_folder(
-                    repo_id=repository,
-                    folder_path=folder,
-                    revision=revision,
-                    allow_patterns=[*READ_FILES, CARD],
-                    commit_message=f"{self.facts.name}, {self.facts.fingerprint}",
+        if folder.exists() and not (folder / CONFIG).is_file():
+            raise DataError(
+                f"{folder} holds no encoder, so it is not replaced; give another folder."
+            )
+        card = model_card(self.record, self.facts, self.metrics, str(folder))
+        # As text, which JSON has of every number and time; integers are what they are.
+        keys = {
+            name: (
+                v.keys if pa.types.is_integer(v.keys.type) else v.keys.cast(pa.string())
+            ).to_pylist()
+            for name, v in self.module.schema.vocabularies.items()
+        }
+        try:
+            with new_folder(folder) as part:
+                save_tensors(self.module.state_dict(), part / TENSORS)
+                _write_json(part / VOCABULARIES, keys)
+                _write_json(part / METRICS, plain_numbers(self.metrics))
+                (part / CARD).write_text(card, encoding="utf-8")
+                config = _Config(
+                    format_version=FORMAT_VERSION,
+                    evergram=package_version("evergram"),
+                    encoder=self.record,
+                    of=self.facts,
+                    files={name: sha256(part / name) for name in HASHED},
                 )
-        return str(commit.oid)
-
-    def _write(self, folder: Path, place: CardPlace, *, overwrite: bool) -> None:
-        card = model_card(self.record, self.facts, self.metrics, place)
-        vocabularies = self.module.schema.vocabularies
-        encoder = EncoderFolder(
-            self.record, self.facts, self.metrics, self.module.state_dict(), vocabularies
-        )
-        write_encoder_folder(folder, encoder, card, overwrite=overwrite)
+                (part / CONFIG).write_text(config.model_dump_json(indent=2), encoding="utf-8")
+                if folder.exists():
+                    remove_folder(folder)
+        except OSError as error:
+            raise DataError(f"{folder} cannot be written: {reason_and_remedy(error)}.") from error
 
     def __repr__(self) -> str:
         return f"PretrainedEncoder({self.record.kind}, dim {self.dim}, {self.facts.name})"
@@ -356,6 +314,137 @@ class PretrainedEncoder:
             ", ".join(missing),
             example,
         )
+
+
+def _read_config(folder: Path) -> _Config:
+    """Raises: DataError, IntegrityError, FormatError: as `PretrainedEncoder.from_pretrained`."""
+    path = folder / CONFIG
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        version = raw.get("format_version") if isinstance(raw, dict) else None
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise FormatError(
+                f"{path} has format_version {version}; this Evergram reads {FORMAT_VERSION}, so "
+                "upgrade Evergram to read it."
+            )
+        config = _Config.model_validate(raw)
+    except OSError as error:
+        raise DataError(
+            f"{folder} is not a folder that save_pretrained wrote: {CONFIG} cannot be read "
+            f"({reason_and_remedy(error)})."
+        ) from error
+    except ValidationError as error:
+        raise IntegrityError(f"{path} is damaged: {sentence_of(error, _Config)}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise IntegrityError(f"{path} is damaged: {error}.") from error
+    missing = set(HASHED) - config.files.keys()
+    if missing:
+        raise IntegrityError(f"{path} is damaged: it does not list {min(missing)}.")
+    return config
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabulary]:
+    """Return the vocabularies of an encoder. Raises: IntegrityError: one is missing or damaged."""
+    try:
+        keys = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            name: Vocabulary(
+                pa.array(keys[name], pa.int64() if kind == "int64" else pa.string()).cast(
+                    pa.type_for_alias(kind)
+                )
+            )
+            for name, kind in record.vocabularies.items()
+        }
+    except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise IntegrityError(
+            f"{path} does not hold the encoder's vocabularies: {error}."
+        ) from error
+
+
+def model_card(
+    record: EncoderRecord, facts: EncoderFacts, metrics: Mapping[str, Any], address: str
+) -> str:
+    """Return a model card in Markdown, with its facts and metrics as they were published.
+
+    The front matter is YAML, as huggingface_hub's `ModelCard` reads it.
+
+    Args:
+        address: the folder that `from_pretrained` is called with.
+    """
+    sides = "\n".join(
+        f"| {side} | {', '.join(f'`{name}`' for name in inputs)} |"
+        for side, inputs in record.inputs.items()
+    )
+    measured = "\n".join(_measured(metrics)) or "Nothing was measured when it was published."
+    return f"""---
+library_name: evergram
+tags:
+- embeddings
+- {record.kind}
+---
+
+# {facts.name}
+
+An embedding model of kind `{record.kind}` with {facts.dim} dimensions, published on
+{facts.created}. Its vectors are in the space `{facts.fingerprint}`.
+
+```python
+from evergram import PretrainedEncoder
+
+encoder = PretrainedEncoder.from_pretrained({json.dumps(address, ensure_ascii=False)})
+{_calls(record)}
+```
+
+It needs `pip install evergram`. The files are safetensors and JSON, and each is compared with its
+SHA-256 in `config.json` when it is loaded.
+
+| side | what it reads of an object |
+|---|---|
+{sides}
+
+## Measured at publication
+
+{measured}
+"""
+
+
+def _calls(record: EncoderRecord) -> str:
+    """Return a call of `encode` for each side, with all that the encoder reads of an object."""
+    if record.kind in kinds_where(ENCODERS, "needs_graph"):
+        return "\n".join(
+            f'vectors = encoder.encode(corpus, side="{side}")  # an evergram.Corpus'
+            for side in record.inputs
+        )
+    calls = []
+    for side, inputs in record.inputs.items():
+        features = [name for name in inputs if name != "id"]
+        objects = ", ".join(f'"{name}": [KEYS]' for name in features)
+        objects = f'[{{"id": ID, {objects}}}, ...]' if features else "[ID, ...]"
+        calls.append(f'vectors = encoder.encode({objects}, side="{side}")')
+    return "\n".join(calls)
+
+
+def _measured(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the metrics that are numbers."""
+    if isinstance(metrics.get("untested"), str):
+        yield f"{metrics['untested']}\n"
+    ranking = metrics.get("metrics", {}).get("model", {})
+    if ranking:
+        yield "| metric | value |"
+        yield "|---|---|"
+        errors = standard_errors(metrics.get("sampled"), "model")
+        for name, value in ranking.items():
+            yield f"| {name} | {with_error(_number(value), errors.get(name))} |"
+        if (sentence := sample_sentence(metrics.get("sampled"))) is not None:
+            yield f"\n{sentence}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "not measured"
 
 
 def _restored(

@@ -1,9 +1,9 @@
 """From one embedding model to another.
 
-`migration_plan`: the `ways` measured on judged queries, and the verdict. `cascade` and
-`reranked_search`: old hits, re-ranked by new vectors. `half_migrated`: search while an index moves.
-`make_sidecar`: a few bytes next to each new vector for old readers. `encoded_files`: texts become
-vectors, and the file that ends a migration.
+`migration_plan`: the `ways` measured on judged queries, and the verdict. `cascade`: old hits,
+re-ranked by new vectors. `half_migrated`: search while an index moves.
+`make_sidecar`: a few bytes next to each new vector for old readers (`retrieval.version_sidecar`).
+`encoded_files`: texts become vectors, and the file that ends a migration.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from evergram.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from evergram.migration.cascade import KeptVectors as KeptVectors
     from evergram.migration.cascade import cascade as cascade
+    from evergram.migration.cascade import reranked_search as reranked_search
     from evergram.migration.encoded_files import Texts as Texts
     from evergram.migration.encoded_files import encode_file as encode_file
     from evergram.migration.half_migrated import HalfMigratedSearch as HalfMigratedSearch
-    from evergram.migration.make_sidecar import make_sidecar as make_sidecar
     from evergram.migration.migration_plan import plan_migration as plan_migration
-    from evergram.migration.reranked_search import reranked_search as reranked_search
+    from evergram.retrieval.version_sidecar import make_sidecar as make_sidecar
 
 export_lazily(__name__)

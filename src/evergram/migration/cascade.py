@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +17,9 @@ import torch
 
 from evergram.errors import DataError, ShapeError
 from evergram.retrieval.metric_search import Metric, by_vectors
-from evergram.stores.rows import Floats, Hits, check_k
+from evergram.retrieval.reader import Reader, Version
+from evergram.stores.filters import Filter
+from evergram.stores.rows import Floats, Hits, check_k, joined_ids
 from evergram.texts.record import TextEncoderRecord
 from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings
 from evergram.vector_files.writers import write_vectors
@@ -49,13 +53,12 @@ class KeptVectors:
         self.encode: Encode = encode
         self.dim: int = dim
         self.batch: int | None = batch
-        self._rows: dict[int | str, int] = {}
-        self._vectors = np.empty((0, dim), np.float32)
+        self._vectors: dict[int | str, Floats] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """The number of objects whose vector was computed."""
-        return len(self._rows)
+        return len(self._vectors)
 
     def of(self, ids: pa.Array) -> Floats:
         """Return the new vectors of objects, float32 [n, D]; those not yet kept are computed.
@@ -64,24 +67,21 @@ class KeptVectors:
             DataError: one is not finite; or another thread called `drop_after` meanwhile. Nothing
             of such an answer is kept.
         """
-        asked = ids.to_pylist()
         missing = self.missing(ids)
         size = self.batch or max(1, len(missing))
         for part in (missing.slice(at, size) for at in range(0, len(missing), size)):
-            computed = np.asarray(self.encode(part), dtype=np.float32)
-            with self._lock:
-                self._keep(part.to_pylist(), computed)
+            self.keep(part, np.asarray(self.encode(part), dtype=np.float32))
         with self._lock:
-            rows = [self._rows.get(id_, -1) for id_ in asked]
-            if min(rows, default=0) < 0:
-                raise DataError("Vectors were dropped while they were read; ask again.")
-            vectors: Floats = self._vectors[rows]
-        return vectors
+            found = [self._vectors.get(id_) for id_ in ids.to_pylist()]
+        vectors = [vector for vector in found if vector is not None]
+        if len(vectors) < len(found):
+            raise DataError("Vectors were dropped while they were read; ask again.")
+        return np.stack(vectors) if vectors else np.empty((0, self.dim), np.float32)
 
     def missing(self, ids: pa.Array) -> pa.Array:
         """Return those of the ids whose vector is not kept, each once."""
         with self._lock:
-            absent = dict.fromkeys(id_ for id_ in ids.to_pylist() if id_ not in self._rows)
+            absent = dict.fromkeys(id_ for id_ in ids.to_pylist() if id_ not in self._vectors)
         return pa.array(list(absent), ids.type)
 
     def ids(self) -> pa.Array:
@@ -91,21 +91,23 @@ class KeptVectors:
     def rows(self, start: int = 0, stop: int | None = None) -> tuple[pa.Array, Floats]:
         """Return ids [n] and vectors [n, D], in the order in which they were first asked for."""
         with self._lock:
-            ids = list(self._rows)[start:stop]
-            return pa.array(ids), self._vectors[start : start + len(ids)].copy()
+            rows = list(islice(self._vectors.items(), start, stop))
+        vectors = np.empty((len(rows), self.dim), np.float32)
+        for row, (_, vector) in enumerate(rows):
+            vectors[row] = vector
+        return pa.array([id_ for id_, _ in rows]), vectors
 
     def drop_after(self, count: int) -> None:
         """Forget all but the first `count` vectors: the model has turned out to be another."""
         with self._lock:
-            for id_ in list(self._rows)[count:]:
-                del self._rows[id_]
+            self._vectors = dict(islice(self._vectors.items(), count))
 
     def save(self, path: Path, encoder: TextEncoderRecord | None = None) -> None:
         """Write ids and vectors, whole or not at all, in the format of the path's suffix.
 
         Args:
-            encoder: written into the file, so that `finish_migration` can tell whose vectors they
-                are; `texts.record_of` returns it.
+            encoder: written into the file, so that `plan_rest` can tell whose vectors they are;
+                `texts.record_of` returns it.
         Raises: DataError: nothing is kept yet, or the file cannot be written.
         """
         if not len(self):
@@ -119,13 +121,14 @@ class KeptVectors:
 
         Raises: DataError: the file cannot be read. ShapeError: its vectors are of another dim.
         """
-        file = open_embeddings(path)
-        for ids, vectors in file.blocks():
-            with self._lock:
-                self._keep(ids.to_pylist(), vectors.float().numpy())
+        for ids, vectors in open_embeddings(path).blocks():
+            self.keep(ids, vectors.float().numpy())
 
-    def _keep(self, ids: Sequence[int | str], vectors: Floats) -> None:
-        """Append the vectors of ids that are not kept yet. The caller holds the lock."""
+    def keep(self, ids: pa.Array, vectors: Floats) -> None:
+        """Keep vectors [n, D] of ids that have none yet; of an id that is there twice, the first.
+
+        Raises: ShapeError, DataError: they are no finite vectors of these dims.
+        """
         if vectors.shape != (len(ids), self.dim):
             raise ShapeError(
                 f"The new vectors of {len(ids)} objects are {list(vectors.shape)}; "
@@ -134,21 +137,12 @@ class KeptVectors:
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             raise DataError(
-                f"The new vector of {ids[int(finite.argmin())]!r} has a NaN or an infinity; give "
-                "a finite one."
+                f"The new vector of {ids[int(finite.argmin())].as_py()!r} has a NaN or an "
+                "infinity; give a finite one."
             )
-        # Of an id that is there twice, as in a file of another program, the first row counts.
-        fresh = {id_: row for row, id_ in reversed(list(enumerate(ids))) if id_ not in self._rows}
-        if len(fresh) < len(ids):
-            rows = sorted(fresh.values())
-            ids, vectors = [ids[row] for row in rows], vectors[rows]
-        end = len(self) + len(ids)
-        if end > len(self._vectors):
-            grown = np.empty((max(end, 2 * len(self._vectors)), self.dim), np.float32)
-            grown[: len(self)] = self._vectors[: len(self)]
-            self._vectors = grown
-        self._vectors[len(self) : end] = vectors
-        self._rows.update(zip(ids, range(len(self), end), strict=True))
+        with self._lock:
+            for id_, vector in zip(ids.to_pylist(), vectors.copy(), strict=True):
+                self._vectors.setdefault(id_, vector)
 
 
 def cascade(
@@ -177,10 +171,115 @@ def cascade(
             f"Queries are {list(queries.shape)}; [{len(first)}, {kept.dim}] is needed, one for "
             "each list of hits."
         )
-    if not any(map(len, first)):
-        return list(first)
-    kept.of(pc.unique(pa.concat_arrays([hits.ids for hits in first if len(hits)])))
+    kept.of(_touched(first))
     return [
         by_vectors(hits, kept.of(hits.ids), query, metric).first(k) if len(hits) else hits
         for hits, query in zip(first, queries, strict=True)
     ]
+
+
+def _touched(hits: Sequence[Hits]) -> pa.Array:
+    """Return the ids of all hits, each once."""
+    return pc.unique(joined_ids([h.ids for h in hits if len(h)], pa.string()))
+
+
+class EncodingLimitError(DataError):
+    """A search would have more objects encoded than it may."""
+
+
+@dataclass(frozen=True)
+class Reranked:
+    """The hits of a search that was re-ranked, and where their vectors came from.
+
+    Args:
+        hits: one for each query; `versions` are all the version that was asked for.
+        stored, kept, computed: how many of the objects that were re-ranked, each counted once, are
+            stored at that version, had a kept vector, or were encoded for this search.
+    """
+
+    hits: list[Hits]
+    stored: int = 0
+    kept: int = 0
+    computed: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The three counts by name."""
+        return {"stored": self.stored, "kept": self.kept, "computed": self.computed}
+
+
+def reranked_search(
+    reader: Reader,
+    queries: npt.ArrayLike,
+    kept: KeptVectors,
+    k: int = 10,
+    version: Version = None,
+    *,
+    rerank: int = DEPTH,
+    side: str | None = None,
+    metric: Metric | None = None,
+    ids: pa.Array | Sequence[int | str] | None = None,
+    filter: Filter | None = None,
+    most: int | None = None,
+    old_queries: Callable[[int], npt.ArrayLike | None] | None = None,
+) -> Reranked:
+    """Return the k best of each query by own vectors of a version, of the best by the stored rows.
+
+    The stored rows, most of them of an older version, are searched by `old_queries`, or by the
+    queries through the backward transform; the best `rerank` are then ranked by the vectors that
+    the version's own model gives them: the stored one where the row has moved already, else a kept
+    one, else one that is computed now. Once every stored row is of the version, this is
+    `Reader.search`, and nothing is computed.
+
+    Args:
+        queries: [Q, D_j] or [D_j], in the space of version j.
+        kept: vectors of version j, and its encoder.
+        version: j; production by default.
+        rerank: hits of each query to re-rank, at least k. What they miss cannot come back.
+        side, metric, ids, filter: as for `Reader.search`.
+        most: objects that may be encoded; any number by default.
+        old_queries: returns the same queries as an older version's own model makes them, [Q, D], of
+            the version that it is given; None where it cannot. With it, this is the *cascade* of
+            `plan-migration`, and without, its *bridge_cascade*.
+    Raises: as `Reader.search` and `KeptVectors.of`; DataError: `rerank` is below k; ShapeError:
+        kept vectors are of another dim. EncodingLimitError: more than `most` objects have neither
+        a stored nor a kept vector.
+    """
+    check_k(k)
+    if not isinstance(rerank, (int, np.integer)) or rerank < k:
+        raise DataError(f"rerank is {rerank}; it must be a whole number, and at least k, {k}.")
+    target = reader.lineage.resolve(version)
+    dim = reader.lineage.manifest(target).dim
+    if kept.dim != dim:
+        raise ShapeError(
+            f"Kept vectors have dim {kept.dim}, and version {target} has {dim}; give those of "
+            "that version."
+        )
+    oldest = reader.oldest_row(target, side)
+    if oldest is None or oldest == target:
+        return Reranked(reader.search(queries, k, target, side, metric, ids, filter=filter))
+    # Rows of versions before and after j are both read at the oldest: every way leads back.
+    start = min(oldest, target)
+    asked = reader.queries(queries, target)
+    proposing = None if old_queries is None or start == target else old_queries(start)
+    if proposing is None:
+        proposing = reader.transform(asked, target, start)
+    first = reader.search(proposing, rerank, start, side, metric, ids, filter=filter)
+    if not any(map(len, first)):
+        return Reranked(first)
+    touched = _touched(first)
+    own, vectors = reader.own_rows(touched, target, side)
+    others = touched.filter(pc.invert(pc.is_in(touched, value_set=own)))
+    computed = len(kept.missing(others))
+    if most is not None and computed > most:
+        raise EncodingLimitError(
+            f"{computed} objects would have to be encoded, and one search may have {most} encoded; "
+            "send fewer queries at a time, or re-rank fewer hits."
+        )
+    # What is stored is not kept, too.
+    all_vectors = KeptVectors(kept.of, dim)
+    all_vectors.keep(own, vectors)
+    chosen = reader.default_metric(target, side) if metric is None else metric
+    ranked = cascade(first, asked, all_vectors, k, chosen)
+    hits = [Hits(h.ids, h.scores, np.full(len(h), target, np.int64)) for h in ranked]
+    return Reranked(hits, len(own), len(others) - computed, computed)

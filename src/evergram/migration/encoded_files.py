@@ -8,7 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,9 +21,15 @@ import torch
 
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
-from evergram.texts import canaries
-from evergram.texts.record import TextEncoderRecord, parse_record, record_of
-from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
+from evergram.texts.record import (
+    SAME,
+    MismatchError,
+    RecordedEncoder,
+    TextEncoderRecord,
+    distances,
+    parse_record,
+    record_of,
+)
 from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import (
@@ -45,6 +51,9 @@ WRITTEN = (*PARQUET, *ARROW, ".npy")
 PART = 4096
 # Seconds between two times that the part at work is saved, as far as it has come.
 EVERY = 15.0
+# Kept vectors that are computed again and compared, so that less than 1.2 % are wrong if none is.
+CHECKED = 256
+CONFIDENCE = 0.95
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -71,23 +80,47 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class KnownVectors:
-    """Vectors of some of the texts, which an earlier run of the same encoder computed.
+class MigrationRest:
+    """Vectors of some texts that were kept, and what is left to encode.
 
     Args:
         rows: int64 [N], for each text its row of `vectors`; -1 where it has none.
         vectors: float32 [M, D].
-        record: of the encoder that they were compared with; another one is refused. None compares
-            nothing.
+        record: of the encoder that they were compared with.
+        text_bytes: of the texts to encode, as UTF-8.
+        unknown_ids: kept ids that no text has, which are left out.
+        repeated: kept ids that are in several files, with the same vector.
+        checked: vectors that were computed again, and were the same.
+        differing: the largest share of kept vectors that may differ, at a confidence of 95 %.
     """
 
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64] = field(repr=False)
     vectors: Vectors = field(repr=False)
-    record: TextEncoderRecord | None = field(default=None, repr=False)
+    record: TextEncoderRecord = field(repr=False)
+    text_bytes: int = 0
+    unknown_ids: int = 0
+    repeated: int = 0
+    checked: int = 0
+    differing: float = 0.0
+
+    @property
+    def to_encode(self) -> int:
+        """How many texts have no kept vector."""
+        return int((self.rows < 0).sum())
+
+    def report(self) -> dict[str, Any]:
+        """Return the counts as JSON."""
+        texts, left = len(self.rows), self.to_encode
+        counts = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}
+        return {
+            **{"texts": texts, "kept": texts - left, "to_encode": left},
+            **{"share_to_encode": left / texts, "vector_bytes": 4 * self.record.dim * texts},
+            **counts,
+        }
 
     def digest(self) -> str:
         """Return the SHA-256 of the rows and their vectors; "" if no text has one."""
-        if not (self.rows >= 0).any():
+        if self.to_encode == len(self.rows):
             return ""
         digest = hashlib.sha256(self.rows.astype("<i8").tobytes())
         digest.update(np.ascontiguousarray(self.vectors, "<f4").data)
@@ -102,7 +135,7 @@ def encode_file(
     matryoshka: Sequence[int] = (),
     progress: Progress = QUIET,
     overwrite: bool = False,
-    known: KnownVectors | None = None,
+    known: MigrationRest | None = None,
 ) -> TextEncoderRecord:
     """Write the vectors of texts, float32, in their order, with the record of their encoder.
 
@@ -117,11 +150,11 @@ def encode_file(
         matryoshka: the numbers of first coordinates that the encoder's vectors may be cut to.
         overwrite: whether to write over a file that is there, and to drop parts of other texts,
             another encoder or other known vectors, and parts whose batches took no canary along.
-        known: vectors that are written as they are; all texts are encoded by default.
+        known: of `plan_rest`, for the same texts and encoder: vectors that are written as they are.
     Raises: DataError: the format has no place for the record, `out` is there or cannot be written,
-        parts there are of other texts, another encoder or other known vectors, the encoder is not
-        the one that known vectors were compared with, or it changed while it was used.
-        ServiceError: the encoder cannot be reached.
+        parts there are of other texts, another encoder or other known vectors, `known` is of other
+        texts or another encoder, or it changed while it was used. ServiceError: the encoder cannot
+        be reached.
     """
     if out.suffix.lower() not in WRITTEN:
         raise DataError(
@@ -129,11 +162,15 @@ def encode_file(
             f"{', '.join(WRITTEN)} have a place for; give a name that ends in one of these."
         )
     check_writable(out, overwrite=overwrite)
-    record = record_of(encoder, matryoshka)
     own = len(texts.texts)
+    if known is not None and len(known.rows) != own:
+        raise DataError(
+            f"The plan is of {len(known.rows)} texts, and {own} were given; plan again."
+        )
+    record = record_of(encoder, matryoshka)
     if known is None:
-        known = KnownVectors(np.full(own, -1), np.empty((0, record.dim), np.float32))
-    elif known.record is not None and (why := known.record.record_mismatch(record)) is not None:
+        known = MigrationRest(np.full(own, -1), np.empty((0, record.dim), np.float32), record)
+    elif (why := known.record.record_mismatch(record)) is not None:
         raise DataError(
             f"{record.address} is not the model that the kept vectors were compared with ({why}); "
             "bring that model back, or compare them again with the one that is there now."
@@ -163,20 +200,27 @@ def encode_file(
 def _encode_parts(
     texts: Texts,
     encoder: RecordedEncoder,
-    known: KnownVectors,
+    known: MigrationRest,
     shards: Shards,
     progress: Progress,
     overwrite: bool,
 ) -> None:
     """Write the parts that are missing. Raises: DataError: as `encode_file`."""
     record, own = encoder.record, len(texts.texts)
-    settings = _settings(texts, record, known)
+    # What must be the same for parts to belong together.
+    settings: dict[str, str | int] = {
+        "texts": texts.digest(),
+        "encoder": record.address,
+        "fingerprint": record.fingerprint or "",
+        "prompts": json.dumps(record.prompts, sort_keys=True),
+        **({"kept": kept} if (kept := known.digest()) else {}),
+    }
     # Parts of the same settings are gone on with, also where a file is to be overwritten.
     whole = {"shards": shards.count, "rows": own, **settings}
     ShardRecord(shards.folder, whole, f"OUT, remove {shards.folder}").begin(overwrite=overwrite)
     _refuse_other_parts(record, shards, overwrite=overwrite)
-    absent = int((known.rows < 0).sum())
-    with progress.task(f"{record.address} of {absent} texts", absent) as bar:
+    left = known.to_encode
+    with progress.task(f"{record.address} of {left} texts", left) as bar:
 
         def blocks(start: int, stop: int) -> Iterator[Block]:
             for number in shards.numbers:
@@ -190,31 +234,21 @@ def _encode_parts(
                         vectors = _vectors(texts, checked, known, part, bar.advance, unfinished)
                         checked.check()
                     except MismatchError as error:
-                        raise _changed(record, error, shards) from error
+                        raise DataError(
+                            f"{record.address} changed while the texts were encoded ({error}). "
+                            "Parts that are finished are of the model before; bring it back and "
+                            f"run again, which goes on with them, or remove {shards.folder} to "
+                            "start again with the model that is there now."
+                        ) from error
                     yield texts.ids.slice(part.start, len(part)), torch.from_numpy(vectors)
 
         write_shards(shards, own, blocks, _mark(record), settings, overwrite=False)
     # Another run of the same texts may have written parts at the same time.
-    for number in shards.numbers:
-        if (why := _mismatch_of_part(record, shards.path(number))) is not None:
-            raise _other_parts(record, shards, why)
+    _refuse_other_parts(record, shards, overwrite=False)
 
 
 def _mark(record: TextEncoderRecord) -> dict[str, str]:
     return {TEXT_ENCODER: record.model_dump_json()}
-
-
-def _settings(texts: Texts, record: TextEncoderRecord, known: KnownVectors) -> dict[str, str | int]:
-    """Return what must be the same for parts to belong together."""
-    settings: dict[str, str | int] = {
-        "texts": texts.digest(),
-        "encoder": record.address,
-        "fingerprint": record.fingerprint or "",
-        "prompts": json.dumps(record.prompts, sort_keys=True),
-    }
-    if kept := known.digest():
-        settings["kept"] = kept
-    return settings
 
 
 def _unfinished(shards: Shards, number: int) -> Path:
@@ -225,7 +259,7 @@ def _unfinished(shards: Shards, number: int) -> Path:
 def _vectors(
     texts: Texts,
     encoder: RecordedEncoder,
-    known: KnownVectors,
+    known: MigrationRest,
     part: range,
     advance: Callable[[int, int], None],
     unfinished: Path,
@@ -281,96 +315,82 @@ def _refuse_other_parts(record: TextEncoderRecord, shards: Shards, *, overwrite:
         why = None
         # A damaged part is written again.
         with suppress(DataError):
-            why = _mismatch_of_part(record, path) if path.is_file() else None
+            if path.is_file():
+                written = open_embeddings(path).provenance.get(TEXT_ENCODER, "")
+                why = parse_record(written, str(path)).record_mismatch(record)
         if why is not None:
             if not overwrite:
-                raise _other_parts(record, shards, why)
+                raise DataError(
+                    f"{shards.folder} has parts of another model than {record.address} is now "
+                    f"({why}); bring back the model that made them, or remove {shards.folder} to "
+                    "start again."
+                )
             shutil.rmtree(shards.folder)
             return
 
 
-def _mismatch_of_part(record: TextEncoderRecord, part: Path) -> str | None:
-    """Return why the encoder of a part is not the recorded one; None if it is."""
-    written = open_embeddings(part).provenance.get(TEXT_ENCODER, "")
-    if written == record.model_dump_json():
-        return None
-    return parse_record(written, str(part)).record_mismatch(record)
-
-
-def _other_parts(record: TextEncoderRecord, shards: Shards, why: str) -> DataError:
-    return DataError(
-        f"{shards.folder} has parts of another model than {record.address} is now ({why}); bring "
-        f"back the model that made them, or remove {shards.folder} to start again."
-    )
-
-
-def _changed(record: TextEncoderRecord, why: MismatchError, shards: Shards) -> DataError:
-    return DataError(
-        f"{record.address} changed while the texts were encoded ({why}). Parts that are finished "
-        "are of the model before; bring it back and run again, which goes on with them, or remove "
-        f"{shards.folder} to start again with the model that is there now."
-    )
-
-
-# Kept vectors that are computed again and compared, so that less than 1.2 % are wrong if none is.
-CHECKED = 256
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class KeptFiles:
-    """The kept vectors of some of the texts.
+def plan_rest(
+    texts: Texts,
+    encoder: TextEncoder,
+    kept: Sequence[Path],
+    *,
+    check: int = CHECKED,
+    unrecorded: bool = False,
+    seed: int = 0,
+) -> MigrationRest:
+    """Read and check kept vectors, and return what is left to encode; nothing is written.
 
     Args:
-        known: these vectors, by the texts' rows.
-        paths: the files.
-        sources: int64 [M], for each vector the number of its file.
-        unknown_ids: ids in the files that no text has; they are left out.
-        repeated: ids that were in an earlier file, too, with the same vector.
-    """
-
-    known: KnownVectors
-    paths: list[Path]
-    sources: npt.NDArray[np.int64] = field(repr=False)
-    unknown_ids: int = 0
-    repeated: int = 0
-
-    @property
-    def texts(self) -> npt.NDArray[np.int64]:
-        """The rows of the texts that have a kept vector, ascending."""
-        return np.flatnonzero(self.known.rows >= 0)
-
-
-@dataclass(frozen=True)
-class SampleCheck:
-    """The outcome of a check in which no vector differed.
-
-    Args:
-        checked: vectors that were computed again.
-        differing: the largest share of kept vectors that may differ, at a confidence of 95 %.
-    """
-
-    checked: int
-    differing: float
-
-
-def read_kept(
-    paths: Sequence[Path], texts: Texts, encoder: TextEncoder, *, unrecorded: bool = False
-) -> KeptFiles:
-    """Read kept vectors, all into memory: 4·D bytes each.
-
-    Args:
-        paths: files of vectors, or folders whose Parquet files are read.
+        texts: all documents, whose ids the kept vectors have.
+        encoder: the new model.
+        kept: files of vectors (of `KeptVectors.save`, of the service's `--kept`, or of
+            `encode_file`), or folders whose Parquet files are read.
+        check: kept vectors to compute again and compare, at least 1, and one of each file at least;
+            drawn by `seed`.
         unrecorded: whether a file may leave open which encoder made it.
-    Raises: DataError: a path is no such file or folder; a file is of another encoder, or says of
-        none; its vectors have another dim; an id is there twice in a file, or in two files with
-        different vectors; or no text has any of the ids.
+    Raises: DataError: the texts are queries; a path is no such file or folder; a file is of another
+        encoder, or says of none; its vectors have another dim; an id is there twice in a file, or
+        in two files with different vectors; no text has any of the ids; a vector that was computed
+        again differs; or the encoder changed while it was used.
     """
-    files = [open_embeddings(path) for path in _files(paths)]
-    _refuse_others(files, encoder, unrecorded=unrecorded)
+    if texts.role != "document":
+        raise DataError("Kept vectors are those of documents; give documents, not queries.")
+    if check < 1:
+        raise DataError(f"{check} kept vectors are to be checked; check at least 1.")
+    record = record_of(encoder)
+    # Kept vectors and the rest are compared with one record, and never with two models.
+    checked = RecordedEncoder(encoder, record)
+    files = [open_embeddings(path) for path in _files(kept)]
+    try:
+        _refuse_others(files, checked, unrecorded=unrecorded)
+        rows, vectors, sources, unknown_ids, repeated = _read_kept(files, texts, record.dim)
+        chosen = _drawn(rows, sources, check, seed)
+        paths = [files[source].path for source in sources[rows[chosen]]]
+        _compare(texts, checked, chosen, vectors[rows[chosen]], paths)
+    except MismatchError as error:
+        raise DataError(
+            f"{encoder.address} changed while kept vectors were compared with it ({error}); use "
+            "one model from the start to the end, and run again."
+        ) from error
+    all_of_them = len(chosen) == len(vectors)
+    return MigrationRest(
+        *(rows, vectors, record),
+        text_bytes=sum(len(texts.texts[row].encode()) for row in np.flatnonzero(rows < 0)),
+        unknown_ids=unknown_ids,
+        repeated=repeated,
+        checked=len(chosen),
+        differing=0.0 if all_of_them else 1 - (1 - CONFIDENCE) ** (1 / min(check, len(chosen))),
+    )
+
+
+def _read_kept(
+    files: Sequence[EmbeddingFile], texts: Texts, dim: int
+) -> tuple[npt.NDArray[np.int64], Vectors, npt.NDArray[np.int64], int, int]:
+    """Return the rows and vectors of a `MigrationRest`, the file of each vector, ids that no text
+    has, and ids that are in several files. All vectors are in memory: 4·D bytes each."""
     rows = np.full(len(texts.texts), -1)
     most = sum(file.rows for file in files)
-    vectors, sources = np.empty((most, encoder.dim), np.float32), np.empty(most, np.int64)
+    vectors, sources = np.empty((most, dim), np.float32), np.empty(most, np.int64)
     size = unknown_ids = repeated = 0
     for number, file in enumerate(files):
         places = _places(file, texts.ids)
@@ -379,8 +399,14 @@ def read_kept(
         block, places = block[places >= 0], places[places >= 0]
         again = rows[places] >= 0
         if again.any():
-            earlier = vectors[rows[places[again]]]
-            _refuse_two_vectors(file, texts, places[again], block[again], earlier)
+            far = distances(block[again], vectors[rows[places[again]]])
+            if far.max() > SAME:
+                twice = texts.ids[int(places[again][far.argmax()])].as_py()
+                raise DataError(
+                    f"{file.path} and a file before it have different vectors of the id {twice!r}, "
+                    f"which differ by {far.max():.2g} of their length; one is of another model or "
+                    "of another text: leave that file out."
+                )
             repeated += int(again.sum())
             block, places = block[~again], places[~again]
         end = size + len(places)
@@ -393,44 +419,38 @@ def read_kept(
             f"such as {texts.ids[0].as_py()!r}, and theirs such as {files[0].ids()[0].as_py()!r}; "
             "give the files of these texts."
         )
-    known = KnownVectors(rows, vectors[:size])
-    return KeptFiles(known, [file.path for file in files], sources[:size], unknown_ids, repeated)
+    return rows, vectors[:size], sources[:size], unknown_ids, repeated
 
 
-def check_kept(
-    kept: KeptFiles, texts: Texts, encoder: TextEncoder, count: int = CHECKED, seed: int = 0
-) -> SampleCheck:
-    """Encode a random sample of the kept texts again, one of each file at least, and compare.
+def _drawn(
+    rows: npt.NDArray[np.int64], sources: npt.NDArray[np.int64], count: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """Return rows of texts with a kept vector: a random sample, and one of each file at least."""
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(rows >= 0))
+    first_of_file = order[np.unique(sources[rows[order]], return_index=True)[1]]
+    return np.unique(np.concatenate([order[:count], first_of_file]))
 
-    Args:
-        count: vectors to compare, at least 1; all if there are fewer.
-    Raises: DataError: `count` is below 1, or a vector differs by more than 3 % of its length
-        (`canaries.SAME`): the model was replaced, or the text was changed since.
-    """
-    if count < 1:
-        raise DataError(f"{count} kept vectors were to be checked; check at least 1.")
-    draw = np.random.default_rng(seed)
-    order = draw.permutation(kept.texts)
-    files = kept.sources[kept.known.rows[order]]
-    first_of_file = order[np.unique(files, return_index=True)[1]]
-    chosen = np.unique(np.concatenate([order[:count], first_of_file]))
-    then = kept.known.vectors[kept.known.rows[chosen]]
+
+def _compare(
+    texts: Texts,
+    encoder: TextEncoder,
+    chosen: npt.NDArray[np.int64],
+    then: Vectors,
+    paths: Sequence[Path],
+) -> None:
+    """Encode the chosen texts again. Raises: DataError: a vector differs from the kept one."""
     now = encoder.encode([texts.texts[row] for row in chosen], texts.role)
-    far = canaries.distances(now, then)
-    wrong = np.flatnonzero(~(far <= canaries.SAME))
+    far = distances(now, then)
+    wrong = np.flatnonzero(~(far <= SAME))
     if len(wrong):
         worst = int(wrong[far[wrong].argmax()])
-        path = kept.paths[kept.sources[kept.known.rows[chosen[worst]]]]
         raise DataError(
             f"{len(wrong)} of {len(chosen)} kept vectors that were computed again are not what "
             f"{encoder.address} gives now: that of the id {texts.ids[chosen[worst]].as_py()!r} in "
-            f"{path} differs by {far[worst]:.2g} of its length, and {canaries.SAME} is allowed. "
+            f"{paths[worst]} differs by {far[worst]:.2g} of its length, and {SAME} is allowed. "
             "The model was replaced, or texts were changed since; leave this file out, or take the "
             "rows of changed texts out of it."
         )
-    everything = len(chosen) == len(order)
-    share = 0.0 if everything else 1 - (1 - CONFIDENCE) ** (1 / min(count, len(chosen)))
-    return SampleCheck(len(chosen), share)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -493,135 +513,3 @@ def _places(file: EmbeddingFile, ids: pa.Array) -> npt.NDArray[np.int64]:
     places = pc.fill_null(pc.index_in(kept, value_set=ids), -1)
     whole: npt.NDArray[np.int64] = places.to_numpy(zero_copy_only=False).astype(np.int64)
     return whole
-
-
-def _refuse_two_vectors(
-    file: EmbeddingFile,
-    texts: Texts,
-    places: npt.NDArray[np.int64],
-    vectors: Vectors,
-    earlier: Vectors,
-) -> None:
-    """Refuse ids whose vector in an earlier file is another. Raises: DataError."""
-    far = canaries.distances(vectors, earlier)
-    worst = int(far.argmax())
-    if far[worst] > canaries.SAME:
-        raise DataError(
-            f"{file.path} and a file before it have different vectors of the id "
-            f"{texts.ids[int(places[worst])].as_py()!r}, which differ by {far[worst]:.2g} of their "
-            "length; one is of another model or of another text: leave that file out."
-        )
-
-
-@dataclass(frozen=True)
-class MigrationRest:
-    """What is left to encode, and the vectors that need not be.
-
-    Args:
-        texts: of the whole file.
-        to_encode: of these, without a kept vector.
-        text_bytes: of the texts to encode, as UTF-8.
-        vector_bytes: of all vectors in the file that will be written, float32.
-        unknown_ids: kept ids that no text has, which are left out.
-        repeated: kept ids that are in several files, with the same vector.
-        checked, differing: of `SampleCheck`.
-        known: the kept vectors, with the record of the encoder that they were compared with.
-    """
-
-    texts: int
-    to_encode: int
-    text_bytes: int
-    vector_bytes: int
-    unknown_ids: int
-    repeated: int
-    checked: int
-    differing: float
-    known: KnownVectors = field(repr=False)
-
-    def report(self) -> dict[str, Any]:
-        """Return the counts as JSON."""
-        counts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "known"}
-        share = self.to_encode / self.texts
-        return {**counts, "kept": self.texts - self.to_encode, "share_to_encode": share}
-
-
-def plan_rest(
-    texts: Texts,
-    encoder: TextEncoder,
-    kept: Sequence[Path],
-    *,
-    check: int = CHECKED,
-    unrecorded: bool = False,
-) -> MigrationRest:
-    """Read and check kept vectors, and return what is left to encode; nothing is written.
-
-    Args:
-        texts: all documents, whose ids the kept vectors have.
-        encoder: the new model.
-        kept: files of vectors (of `KeptVectors.save`, of the service's `--kept`, or of
-            `encode_file`), or folders whose Parquet files are read.
-        check: kept vectors to compute again and compare.
-        unrecorded: whether a file may leave open which encoder made it.
-    Raises: DataError: the texts are queries, or the encoder changed while it was used; or as of
-        `read_kept` and `check_kept`.
-    """
-    if texts.role != "document":
-        raise DataError("Kept vectors are those of documents; give documents, not queries.")
-    record = record_of(encoder)
-    # Kept vectors and the rest are compared with one record, and never with two models.
-    checked = RecordedEncoder(encoder, record)
-    try:
-        files = read_kept(kept, texts, checked, unrecorded=unrecorded)
-        sample = check_kept(files, texts, checked, check)
-    except MismatchError as error:
-        raise DataError(
-            f"{encoder.address} changed while kept vectors were compared with it ({error}); use "
-            "one model from the start to the end, and run again."
-        ) from error
-    absent = np.flatnonzero(files.known.rows < 0)
-    return MigrationRest(
-        texts=len(texts.texts),
-        to_encode=len(absent),
-        text_bytes=sum(len(texts.texts[row].encode()) for row in absent),
-        vector_bytes=4 * record.dim * len(texts.texts),
-        unknown_ids=files.unknown_ids,
-        repeated=files.repeated,
-        checked=sample.checked,
-        differing=sample.differing,
-        known=replace(files.known, record=record),
-    )
-
-
-def finish_migration(
-    texts: Texts,
-    encoder: TextEncoder,
-    rest: MigrationRest,
-    out: Path,
-    *,
-    matryoshka: Sequence[int] = (),
-    progress: Progress = QUIET,
-    overwrite: bool = False,
-) -> TextEncoderRecord:
-    """Write the vectors of all texts in their order, with the record of their encoder.
-
-    It resumes by parts as `encode_file` does, as long as texts, encoder and kept vectors are the
-    same. The file is what `align` publishes.
-
-    Args:
-        rest: of `plan_rest`, for the same texts and encoder.
-        out, matryoshka, overwrite: as for `encode_file`.
-    Raises: DataError, ServiceError: as for `encode_file`; DataError: `rest` is of other texts, or
-        was planned with another model.
-    """
-    if len(rest.known.rows) != len(texts.texts):
-        raise DataError(
-            f"The plan is of {len(rest.known.rows)} texts, and {len(texts.texts)} were given; "
-            "plan again."
-        )
-    return encode_file(
-        *(texts, encoder, out),
-        matryoshka=matryoshka,
-        progress=progress,
-        overwrite=overwrite,
-        known=rest.known,
-    )

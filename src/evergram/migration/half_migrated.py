@@ -15,54 +15,11 @@ from evergram.errors import DataError, ShapeError
 from evergram.retrieval.metric_search import Metric
 from evergram.stores.rows import Floats, Hits, check_k, scores_by
 
+Doubles = npt.NDArray[np.float64]
 # Finds the best k rows of each query [Q, D].
 Search = Callable[[Floats, int], list[Hits]]
 # Mean and deviation of a query's scores are taken over at least this many objects.
 LEAST_SAMPLE = 20
-
-
-@dataclass(frozen=True)
-class ScoreCalibration:
-    """For each query, the line that takes a score of the old space to one of the new space.
-
-    The scores of two models are of different sizes and spreads, and differ from query to query.
-    The line makes mean and deviation equal over objects that have both vectors.
-
-    Args:
-        slope, shift: float64 [Q].
-    """
-
-    slope: npt.NDArray[np.float64]
-    shift: npt.NDArray[np.float64]
-
-    @classmethod
-    def of(cls, old: npt.NDArray[np.floating], new: npt.NDArray[np.floating]) -> ScoreCalibration:
-        """Return the lines for scores of the same queries and objects.
-
-        Args:
-            old, new: [Q, n].
-        Raises: ShapeError: they are not of the same queries and objects. DataError: there are fewer
-            than `LEAST_SAMPLE` objects, or all old scores of a query are equal.
-        """
-        if old.ndim != 2 or old.shape != new.shape:
-            raise ShapeError(
-                f"Old scores are {list(old.shape)} and new ones {list(new.shape)}; both must be "
-                "[Q, n], of the same objects."
-            )
-        if old.shape[1] < LEAST_SAMPLE:
-            raise DataError(
-                f"{old.shape[1]} objects have both vectors, and scores are calibrated on at least "
-                f"{LEAST_SAMPLE}; keep the old vectors of more of them."
-            )
-        old, new = old.astype(np.float64), new.astype(np.float64)
-        spread = old.std(axis=1)
-        if not (spread > 1e-12 * np.abs(old).max(axis=1)).all():
-            raise DataError(
-                "All sampled objects have the same old score for a query, so that scores cannot "
-                "be calibrated; sample objects with different vectors."
-            )
-        slope = new.std(axis=1) / spread
-        return cls(slope, new.mean(axis=1) - slope * old.mean(axis=1))
 
 
 @dataclass(frozen=True)
@@ -96,7 +53,8 @@ class HalfMigratedSearch:
         Returns: ids as the indexes have them; as text if they are integers in one and text in the
             other.
         Raises: ShapeError: these are not vectors of the same queries in the two spaces. DataError:
-            k is below 1, or there is no such metric; or as for `ScoreCalibration.of`.
+            k is below 1, there is no such metric, fewer than `LEAST_SAMPLE` objects are sampled, or
+            all of them have one old score for a query.
         """
         check_k(k)
         if self.metric not in get_args(Metric):
@@ -112,12 +70,35 @@ class HalfMigratedSearch:
             scores_by(self.metric, queries.astype(np.float64), sample.astype(np.float64))
             for queries, sample in both
         )
-        lines = ScoreCalibration.of(old_scores, new_scores)
+        lines = _lines(old_scores, new_scores)
         hits = zip(self.old(old_queries, k), self.new(new_queries, k), strict=True)
         return [
-            _merged(past, present, lines.slope[q], lines.shift[q], k)
-            for q, (past, present) in enumerate(hits)
+            _merged(past, present, *line, k)
+            for line, (past, present) in zip(zip(*lines, strict=True), hits, strict=True)
         ]
+
+
+def _lines(old: Doubles, new: Doubles) -> tuple[Doubles, Doubles]:
+    """Return slope and shift [Q] of the lines that make mean and deviation of old scores those of
+    new ones, [Q, n] of the same objects: they differ from model to model and query to query."""
+    if old.shape != new.shape:
+        raise ShapeError(
+            f"{old.shape[1]} objects have an old vector in the sample and {new.shape[1]} a new "
+            "one; give the same objects."
+        )
+    if old.shape[1] < LEAST_SAMPLE:
+        raise DataError(
+            f"{old.shape[1]} objects have both vectors, and scores are calibrated on at least "
+            f"{LEAST_SAMPLE}; keep the old vectors of more of them."
+        )
+    spread = old.std(axis=1)
+    if not (spread > 1e-12 * np.abs(old).max(axis=1)).all():
+        raise DataError(
+            "All sampled objects have the same old score for a query, so that scores cannot "
+            "be calibrated; sample objects with different vectors."
+        )
+    slope: Doubles = new.std(axis=1) / spread
+    return slope, new.mean(axis=1) - slope * old.mean(axis=1)
 
 
 def _merged(old: Hits, new: Hits, slope: float, shift: float, k: int) -> Hits:

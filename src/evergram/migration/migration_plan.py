@@ -102,9 +102,9 @@ def second_model(source: Tensor, target: Tensor) -> float | None:
     one model made all.
 
     Two linear maps from `source` are fitted to one half of the rows, each to those that it reads
-    better than the other does, again and again. The other half says whether rows follow one map or
-    the other. Residuals of the one map that fits all rows show where to start: between rows i and j
-    of one model, ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ is positive in the mean, and negative between those of two.
+    better; the other half says whether rows follow one map or the other. Residuals of the map that
+    fits all rows show where to start: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean between rows of one
+    model, and a negative one between those of two.
     """
     x, y = _components(source, NEW_DIMS), _components(target, OLD_DIMS)
     x = torch.cat([x, x.square().sum(1).mean().sqrt().expand(len(x), 1)], dim=1)
@@ -116,8 +116,8 @@ def second_model(source: Tensor, target: Tensor) -> float | None:
     found = [_two_maps(x[seen], y[seen], direction > 0) for direction in directions]
     if not (groups := [maps for maps in found if maps is not None]):
         return None
-    maps = min(groups, key=lambda maps: float(_nearer(x[seen], y[seen], maps).sum()))
-    one, two = (_errors(x[others], y[others], map_) for map_ in maps)
+    maps = min(groups, key=lambda m: float(torch.minimum(*_errors(x[seen], y[seen], m)).sum()))
+    one, two = _errors(x[others], y[others], maps)
     apart = (one - two).abs() / (one + two).clamp_min(1e-30)
     few, half_of_rows = apart.quantile(torch.tensor([0.1, 0.5], dtype=apart.dtype)).tolist()
     share = float((one < two).double().mean())
@@ -132,7 +132,8 @@ def _two_maps(x: Tensor, y: Tensor, first: Tensor) -> tuple[Tensor, Tensor] | No
         if min(int(first.sum()), int((~first).sum())) < 2 * x.shape[1]:
             return None
         maps = _fit(x[first], y[first]), _fit(x[~first], y[~first])
-        nearer = _errors(x, y, maps[0]) < _errors(x, y, maps[1])
+        one, two = _errors(x, y, maps)
+        nearer = one < two
         if int((nearer != first).sum()) <= SETTLED * len(x):
             break
         first = nearer
@@ -153,12 +154,9 @@ def _fit(x: Tensor, y: Tensor) -> Tensor:
     return map_
 
 
-def _nearer(x: Tensor, y: Tensor, maps: tuple[Tensor, Tensor]) -> Tensor:
-    return torch.minimum(*(_errors(x, y, map_) for map_ in maps))
-
-
-def _errors(x: Tensor, y: Tensor, map_: Tensor) -> Tensor:
-    return (y - x @ map_).square().sum(1)
+def _errors(x: Tensor, y: Tensor, maps: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the squared error [n] of each row by both maps."""
+    return (y - x @ maps[0]).square().sum(1), (y - x @ maps[1]).square().sum(1)
 
 
 # Ways from the cheapest to the one that encodes all texts.
@@ -212,8 +210,7 @@ def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> V
     `tolerance` of what they have now; that is to be shown by the bound in any case.
 
     The bound never falls where a query's value rises, so a way that is no worse on any query is
-    accepted wherever a worse one is. A way that does not meet the rule is accepted in at most 5 %
-    of samples, each way by itself.
+    accepted wherever a worse one is.
 
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.

@@ -21,7 +21,7 @@ from evergram.evaluation.score_blocks import best_candidates
 from evergram.evaluation.version_distance import as_dim
 from evergram.migration.cascade import DEPTH, KeptVectors, cascade
 from evergram.releasing.past_file import text_encoder_of
-from evergram.retrieval.sidecars.sidecar_files import DEPTH as SIDECAR_DEPTH
+from evergram.retrieval.sidecar_files import DEPTH as SIDECAR_DEPTH
 from evergram.stores.rows import Hits
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
@@ -35,9 +35,8 @@ class MigrationVectors:
     """The same texts and queries by two models.
 
     Args:
-        texts, queries: their ids, as text, in the order of the rows; `of` has them from the last to
-            the first, whatever order files have, so that hits of equal score are as trec_eval ranks
-            them.
+        texts, queries: their ids, as text, in the order of the rows. `of` sorts them from the last
+            to the first, so that hits of equal score are as trec_eval ranks them.
         old, new: of the texts, float32 [N, D_old] and [N, D_new], of their own lengths.
         old_queries, new_queries: [Q, D_old] and [Q, D_new].
     """
@@ -92,10 +91,9 @@ class MigrationVectors:
 
         Args:
             texts, queries: the old file and the new one.
-        Raises: DataError: one of two files alone has ids, or they differ in their ids: to search a
-            part of the texts is easier than to search all, so that a comparison needs the same ones
-            on both sides. Or a query has another number of dims than the texts of its model, or
-            its file was made by another encoder; or as for `Pairing` and `EmbeddingFile.blocks`.
+        Raises: DataError: two files differ in their ids: searching a part of the texts is easier
+            than searching all. Or a query has another number of dims than the texts of its model,
+            or its file is of another encoder; or as for `Pairing` and `EmbeddingFile.blocks`.
         """
         text_ids, old, new = _paired(*texts)
         query_ids, old_queries, new_queries = _paired(*queries)
@@ -233,9 +231,8 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
 
     The maps are those that `align` publishes of the same vectors, whatever lengths they have, but
     for which tenth of the texts is held out: the bridge's by `--transform orthogonal`, those of the
-    sidecar and of pinned clients by its default, least squares. Least squares has the smaller error
-    on texts, to which it is fitted, but queries are not texts. docs/migrate.md, "On real text", has
-    both. What proposes the hits that a sidecar reads is the backward transform, as in a service.
+    sidecar and of pinned clients by its default, least squares, which has the smaller error on
+    texts; but queries are not texts (docs/migrate.md, "On real text").
 
     Raises: DataError: there are too few texts to fit a backward transform; or as for `Aligner`.
     """
@@ -245,49 +242,42 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     if len(pairs) < LEAST_PAIRS:
         raise DataError(
             f"The backward transform would be fitted to {len(pairs)} texts, and at least "
-            f"{LEAST_PAIRS} are "
-            "needed; give more texts, or a larger share of them as pairs."
+            f"{LEAST_PAIRS} are needed; give more texts, or a larger share of them as pairs."
         )
     back = Aligner("orthogonal").fit(vectors.new[pairs], vectors.old[pairs])
-    back.report()  # solves for the map, which is no part of a query's time
-    old_bytes, new_bytes = FLOAT * vectors.old.shape[1], FLOAT * vectors.new.shape[1]
-    deep = min(settings.depth, count)
-
-    searched = settings.searched
-    old, new = searched(vectors.old), searched(vectors.new)
-    old_queries, new_queries = searched(vectors.old_queries), searched(vectors.new_queries)
-
-    def bridged(k: int) -> Tensor:
-        return best_candidates(searched(back.transform(vectors.new_queries)), old, k)
+    published = Aligner("linear").fit(vectors.new, vectors.old)
+    for fitted in (back, published):
+        fitted.report()  # solves for the map, which is no part of a query's time
+    searched, old_bytes = settings.searched, FLOAT * vectors.old.shape[1]
+    new_bytes, top = FLOAT * vectors.new.shape[1], min(RECALL_DEPTH, count)
+    old, new, old_queries, new_queries = map(searched, vectors.files.values())
+    texts, queries = (
+        searched(published.transform(rows)) for rows in (vectors.new, vectors.new_queries)
+    )
 
     def stayed(k: int) -> Tensor:
         return best_candidates(old_queries, old, k)
 
+    def bridged(k: int) -> Tensor:
+        return best_candidates(searched(back.transform(vectors.new_queries)), old, k)
+
     def swapped() -> Tensor:
         return best_candidates(searched(as_dim(vectors.new_queries, old.shape[1])), old, top)
 
-    top = min(RECALL_DEPTH, count)
+    deep = min(settings.depth, count)
     ways = {
         "stay": _timed(lambda: stayed(top), 0, old_bytes),
         "naive": _timed(swapped, 0, old_bytes),
         "bridge": _timed(lambda: bridged(top), len(pairs), old_bytes),
     }
-    proposers: dict[str, tuple[Callable[[int], Tensor], Tensor]] = {
-        "cascade": (stayed, pairs[:0]),
-        "bridge_cascade": (bridged, pairs),
-    }
-    for name, (propose, fitted) in proposers.items():
+    proposers = (("cascade", stayed, pairs[:0]), ("bridge_cascade", bridged, pairs))
+    for name, propose, fitted_to in proposers:
         kept = KeptVectors(lambda ids: new.numpy()[ids.to_numpy()], new.shape[1])
         way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), new_queries, v), 0, 0)  # type: ignore[misc]
-        touched = len(set(kept.ids().to_pylist()) | set(fitted.tolist()))
-        share = touched / count
-        size = old_bytes + share * new_bytes
-        ways[name] = Way(way.ranked, touched, size, way.milliseconds, {"encoded_share": share})
-    published = Aligner("linear").fit(vectors.new, vectors.old)
-    published.report()
-    texts, queries = (
-        searched(published.transform(rows)) for rows in (vectors.new, vectors.new_queries)
-    )
+        touched = len({*kept.ids().to_pylist(), *fitted_to.tolist()})
+        size = old_bytes + touched / count * new_bytes
+        facts = {"encoded_share": touched / count}
+        ways[name] = Way(way.ranked, touched, size, way.milliseconds, facts)
     proposed = best_candidates(old_queries, texts, min(SIDECAR_DEPTH, count))
     ways["sidecar"] = _with_sidecar(published, vectors, settings, proposed, top)
     ways["pinned"] = _timed(lambda: best_candidates(queries, texts, top), count, new_bytes)

@@ -8,9 +8,9 @@ Read in this order:
    `metric_search`: distance and cosine on an index that knows inner products alone.
    `text_vectors`: texts, by the newest version's encoder, at any version. `id_lookup`: the rows of
    many ids, batch after batch.
-3. `fill`: from a published version to a store. `backfilling/`: refresh a store's older rows,
-   worst first. `search_check`: searches of a store, compared with all of its rows. `sidecars/`:
-   rows and hits at an old version, by a few bytes of each old vector.
+3. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
+   first. `search_check`: searches of a store, compared with all of its rows. `version_sidecar`,
+   `sidecar_files`: rows and hits at an old version, by a few bytes of each old vector.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
 versions: `docs/method.md`, *One index for all versions*.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.retrieval.backfilling.backfill import Backfill as Backfill
+    from evergram.retrieval.backfill import Backfill as Backfill
     from evergram.retrieval.embedded import Embedded as Embedded
     from evergram.retrieval.fill import fill as fill
     from evergram.retrieval.reader import Reader as Reader

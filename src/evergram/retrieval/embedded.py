@@ -21,20 +21,16 @@ class Embedded:
         ids: [n], as asked.
         vectors: float32 [n, D_j]; zeros where an id is not stored.
         sources: [n], the version that each was computed from; -1 if the id is not stored.
-        only_source: the one version in `sources`, if that is known without a look at them.
     """
 
     version: int
     ids: pa.Array
     vectors: Floats
     sources: npt.NDArray[np.int64]
-    only_source: int | None = None
 
     @property
     def counts(self) -> dict[int, int]:
         """Return how many were computed from each version."""
-        if self.only_source is not None:
-            return {self.only_source: len(self.sources)}
         return dict(Counter(self.sources.tolist()))
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -27,8 +28,7 @@ from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.metric_search import Metric
 from evergram.retrieval.side_stores import SideStores, opened_stores
-from evergram.retrieval.sidecars.sidecar_files import Paths, SidecarFiles
-from evergram.retrieval.store_check import check_spaces
+from evergram.retrieval.sidecar_files import Paths, SidecarFiles
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.retrieval.version_search import Scores, SearchRequest, VersionSearch
@@ -44,15 +44,15 @@ QUERY, CANDIDATE = "query", "candidate"
 # Candidates that are looked up for each recommended one at first, and at least.
 WIDER, LEAST = 2, 32
 
-__all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version", "check_spaces"]
+__all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version"]
 
 
 class Reader(Reopened):
-    """Reads a lineage's stored embeddings, from one store for each side.
+    """Reads a lineage's stored embeddings, from one store for each side. Threads may share one.
 
-    Several threads may share one. Every row is read from the version that it was embedded with, so
-    that a store that is only partly refreshed gives no wrong vector. A process that unpickles a
-    reader, or was forked with one, opens the lineage and the stores anew.
+    Every row is read from the version that it was embedded with, so a store that is partly
+    refreshed gives no wrong vector. A process that unpickles a reader, or was forked with one,
+    opens the lineage and the stores anew.
 
     >>> from evergram import Reader
     >>> reader = Reader.open("lineages/films")
@@ -132,12 +132,8 @@ class Reader(Reopened):
         return opened, (self.lineage.place, self._stores.by_side)
 
     def carried(self, lineage: Lineage) -> Reader:
-        """Return a reader of the lineage as it is now, on the same stores.
-
-        While the stores are refreshed to another version, forward or back, they hold rows of both.
-        Versions later than either production are read from the newest version's own rows until
-        that is done.
-        """
+        """Return a reader of the lineage as it is now, on the same stores, which may be partly
+        refreshed: versions later than either production are read from the newest's own rows."""
         with self._stores.opened_again(lineage) as opened:
             return Reader(
                 *(lineage, *opened),
@@ -151,7 +147,7 @@ class Reader(Reopened):
     @property
     def sides(self) -> tuple[str, ...]:
         """The sides that it has a store of."""
-        return self._stores.sides
+        return tuple(self._stores.by_side)
 
     @property
     def default_side(self) -> str:
@@ -199,10 +195,8 @@ class Reader(Reopened):
             fetched = store.fetch(asked)
         if len(fetched) == 1 and fetched[0].ids.equals(asked):
             # Every id, once and in order: by far the most frequent case.
-            source = fetched[0].version
-            sources = np.full(len(asked), source)
-            read = self._as(fetched[0], target, side, sidecars)
-            return Embedded(target, asked, read, sources, source)
+            sources = np.full(len(asked), fetched[0].version)
+            return Embedded(target, asked, self._as(fetched[0], target, side, sidecars), sources)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
         sources = np.full(len(asked), -1, dtype=np.int64)
         for rows in fetched:
@@ -229,9 +223,8 @@ class Reader(Reopened):
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
         With a sidecar, hits by the backward transform (`depth` of `SidecarFiles`) are read by it,
-        and the k nearest are those by these vectors; not for calibrated scores, which are made for
-        the backward transform. Many queries are then searched in parts, each in the store as it is
-        at its moment.
+        and the k nearest are those by these vectors; not for calibrated scores. Many queries are
+        then searched in parts, each in the store as it is at its moment.
 
         Args:
             queries: [Q, D_j] or [D_j], in the space of version j.
@@ -283,8 +276,7 @@ class Reader(Reopened):
         """Return the vectors [n, D_j] of texts at version j, as a service's `/v1/embeddings` does.
 
         Production's encoder encodes them in this process (a later version's own), and the backward
-        transform reads them as the version, so that a reader that is pinned to a version goes on
-        giving strings when the model changes.
+        transform reads them as the version.
 
         Args:
             version: j; production by default.
@@ -510,13 +502,22 @@ class Reader(Reopened):
 
         It is `version` itself only if all rows are of it.
         """
-        return self._stores.oldest_row(version, side)
+        filled = self._stores.of(side).read_consistently(_versions)
+        return version if filled == {version} else min(filled - {version}, default=None)
 
     def own_rows(
         self, ids: pa.Array, version: int, side: str | None = None
     ) -> tuple[pa.Array, Floats]:
         """Return those of the ids whose stored row is of a version, and their vectors [n, D]."""
-        return self._stores.own_rows(ids, version, side)
+        dim = self.lineage.manifest(version).dim
+        own, vectors = ids.slice(0, 0), np.zeros((0, dim), dtype=np.float32)
+        for store in dict.fromkeys([self._stores.at(side, version), self._stores.of(side)]):
+            left = ids.filter(pc.invert(pc.is_in(ids, value_set=own)))
+            for rows in store.fetch(left) if len(left) else ():
+                if rows.version == version:
+                    own = pa.concat_arrays([own, rows.ids])
+                    vectors = np.concatenate([vectors, rows.vectors[:, :dim]])
+        return own, vectors
 
     def close(self) -> None:
         """Close the stores, and the encoder of texts if one was opened."""

@@ -1,14 +1,13 @@
 """Searches of a store at each version, compared with all of its rows.
 
-An index is built for queries that are like its rows. Those of a past version become others when
-they are read by the newest, and an index may miss more of what they are nearest to. Rows that are
-older than the version are not compared exactly by distance and by cosine, index or not.
+An index may miss more of what queries of a past version are nearest to, as they are less like its
+rows. Rows older than the version are not compared exactly by distance and cosine, index or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -22,7 +21,7 @@ from evergram.retrieval.fill import Progress
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.adopted_store import AdoptedStore
-from evergram.stores.rows import check_k
+from evergram.stores.rows import check_k, scores_by
 from evergram.stores.store import Floats, Hits, ReadableStore
 from evergram.vector_files.open_embeddings import EmbeddingFile
 
@@ -45,9 +44,8 @@ class SearchCheck:
         queries: how many there were.
         recall: the share of each query's k best rows that a search returns, the mean over queries;
             None if it was not measured.
-        low, high: the ends of the recall's 95 % interval, of other queries of the same kind. For
-            the lower one there is one query more, that finds nothing: few that all agree are not
-            certain.
+        low, high: the ends of the recall's 95 % interval. For the lower one there is one query
+            more, which finds nothing: few that all agree are not certain.
         worst: that of the query with the smallest share.
         problem: why it was not measured.
     """
@@ -81,11 +79,8 @@ def canary_queries(
     lineage: Lineage, versions: Iterable[int], side: str, sample: int = 200, seed: int = 0
 ) -> dict[int, Floats]:
     """Return vectors [≤ sample, D_j] of version j for each version: of its canaries of the side
-    "query", or of `side` where it has no queries; each once, and none of length 0, which is as near
-    to all rows.
-
-    They are as the version published them, so that what they are nearest to is what its readers
-    look for. Of a version without canaries there are none.
+    "query", or of `side` where it has no queries, as it published them; each once, and none of
+    length 0. Of a version without canaries there are none.
     """
     drawn = {}
     for version in versions:
@@ -100,13 +95,9 @@ def canary_queries(
     return drawn
 
 
-def file_queries(
-    lineage: Lineage, version: int, file: EmbeddingFile, sample: int = 200, seed: int = 0
-) -> Floats:
-    """Return vectors [≤ sample, D_j] of a file, as queries of version j; each once, and none of
-    length 0.
-
-    A file that does not say of which version they are is believed.
+def file_queries(lineage: Lineage, version: int, file: EmbeddingFile) -> Floats:
+    """Return the vectors [Q, D_j] of a file, as queries of version j; each once, and none of
+    length 0. A file that does not say of which version they are is believed.
 
     Raises: ShapeError, DataError: they are no finite vectors of the version. LineageError: the file
         says that they are of another.
@@ -117,12 +108,7 @@ def file_queries(
         raise ShapeError(
             f"{file.path} has vectors of dim {file.dim}; those of version {version} have {dim}."
         )
-    order = np.random.default_rng(seed).permutation(file.rows)
-    wanted, start, parts = np.sort(order[:sample]), 0, []
-    for ids, vectors in file.blocks():
-        places = wanted[(wanted >= start) & (wanted < start + len(ids))] - start
-        parts.append(vectors[places].numpy())
-        start += len(ids)
+    parts = [vectors.numpy() for _, vectors in file.blocks()]
     return _told_apart(checked_vectors(np.concatenate(parts), dim, version))
 
 
@@ -161,28 +147,25 @@ def check_searches(
             f"{store.address} has {total} rows, and searches for {k} would return them all: give a "
             "smaller k, or fill it first."
         )
-    checks: dict[tuple[int, Metric], SearchCheck] = {}
     hits: dict[tuple[int, Metric], list[Hits]] = {}
+    checks: dict[tuple[int, Metric], SearchCheck] = {}
     for version, asked in queries.items():
         for metric in metrics:
-            problem = "" if len(asked) else "there is no query whose length is above 0"
+            problem = None if len(asked) else "there is no query whose length is above 0"
             try:
-                if not problem:
+                if problem is None:
                     hits[version, metric] = reader.search(asked, k, version, side, metric)
             except LineageError as error:
                 problem = str(error).rstrip(".")
-            checks[version, metric] = SearchCheck(
-                version, metric, len(asked), problem=problem or None
-            )
-    best = {(v, metric): _Best(queries[v], k, metric) for v, metric in hits}
-    done = 0
+            checks[version, metric] = SearchCheck(version, metric, len(asked), problem=problem)
+    best, done = {key: _Best(queries[key[0]], k, key[1]) for key in hits}, 0
     for rows in store.scan(size=BLOCK) if best else ():
         own = rows.vectors[:, : maps.dim(rows.version)]
         for version in dict.fromkeys(version for version, _ in best):
             read = maps.rows(own, rows.version, version)
-            for metric in metrics:
-                if (version, metric) in best:
-                    best[version, metric].add(read)
+            for (of_version, _), of_search in best.items():
+                if of_version == version:
+                    of_search.add(read)
         done += len(rows)
         if progress is not None:
             progress(done, total)
@@ -191,8 +174,10 @@ def check_searches(
             problem = "a row is past float32 as that version reads it"
             checks[version, metric] = replace(checks[version, metric], problem=problem)
             continue
-        returned = enumerate(hits[version, metric])
-        shares = [_share(reader, version, side, h, of_search, i) for i, h in returned]
+        shares = []
+        for place, found in enumerate(hits[version, metric]):
+            embedded = reader.embed(found.ids.unique(), version, side)
+            shares.append(of_search.share(place, embedded.vectors[embedded.sources >= 0]))
         with_none = bootstrap(torch.tensor([*shares, 0.0], dtype=torch.float64))
         of_queries = bootstrap(torch.tensor(shares, dtype=torch.float64))
         recall = of_queries.mean, with_none.low, of_queries.high, min(shares)
@@ -200,56 +185,36 @@ def check_searches(
     return list(checks.values())
 
 
-@dataclass
 class _Best:
-    """The k best scores of each query so far, and the largest of any size."""
+    """The k best scores of each query so far, in float64, and the largest of any size."""
 
-    queries: Floats
-    k: int
-    metric: Metric
-    scores: Doubles = field(init=False)
-    largest: Doubles = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.scores = np.zeros((len(self.queries), 0))
-        self.largest = np.zeros(len(self.queries))
+    def __init__(self, queries: Floats, k: int, metric: Metric) -> None:
+        self._queries, self._k, self._metric = queries.astype(np.float64), k, metric
+        self._scores = np.zeros((len(queries), 0))
+        self.largest = np.zeros(len(queries))
 
     def add(self, rows: Floats) -> None:
         """Compare rows [n, D_j]."""
-        new = _scores(self.queries, rows, self.metric)
+        new = self._scored(self._queries, rows)
         self.largest = np.maximum(self.largest, np.abs(new).max(axis=1, initial=0.0))
-        both = np.concatenate([self.scores, new], axis=1)
-        if both.shape[1] > self.k:
-            both = -np.partition(-both, self.k - 1, axis=1)[:, : self.k]
-        self.scores = both
+        both = np.concatenate([self._scores, new], axis=1)
+        if both.shape[1] > self._k:
+            both = -np.partition(-both, self._k - 1, axis=1)[:, : self._k]
+        self._scores = both
 
+    def share(self, place: int, rows: Floats) -> float:
+        """Return the share of a query's best rows that are among these."""
+        scores = self._scored(self._queries[place : place + 1], rows)[0]
+        least = self._scores[place].min() - TOLERANCE * self.largest[place]
+        count = self._scores.shape[1]
+        return float(min(int((scores >= least).sum()), count) / count)
 
-def _share(reader: Reader, version: int, side: str, hits: Hits, best: _Best, place: int) -> float:
-    """Return the share of a query's best rows that are among its hits."""
-    embedded = reader.embed(hits.ids.unique(), version, side)
-    query = best.queries[place : place + 1]
-    scores = _scores(query, embedded.vectors[embedded.sources >= 0], best.metric)[0]
-    least = best.scores[place].min() - TOLERANCE * best.largest[place]
-    count = best.scores.shape[1]
-    return float(min(int((scores >= least).sum()), count) / count)
-
-
-def _scores(queries: Floats, rows: Floats, metric: Metric) -> Doubles:
-    """Return the scores [Q, n] of rows, in float64; those of a query tell its rows apart."""
-    q, z = queries.astype(np.float64), rows.astype(np.float64)
-    if metric == "cosine":
-        q, z = _unit(q), _unit(z)
-    products: Doubles = q @ z.T
-    if metric == "l2":
-        # Without ‖q‖², which is the same for all rows, and would make all scores large.
-        products = 2 * products - (z**2).sum(axis=1)
-    return products
-
-
-def _unit(vectors: Doubles) -> Doubles:
-    """Return vectors at length 1; zeros stay."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1.0)
+    def _scored(self, queries: Doubles, rows: Floats) -> Doubles:
+        scores = scores_by(self._metric, queries, rows.astype(np.float64))
+        if self._metric == "l2":
+            # Without ‖q‖², which is the same for all rows, and makes all scores large.
+            scores += (queries**2).sum(axis=1)[:, None]
+        return scores
 
 
 def _told_apart(vectors: Floats) -> Floats:

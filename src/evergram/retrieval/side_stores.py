@@ -1,23 +1,33 @@
-"""The stores of a lineage's sides, and which of them a version is read from."""
+"""The stores of a lineage's sides: opened or filled, and which of them a version is read from."""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from evergram.errors import DataError, LineageError, StoreError
+from evergram.atomic_files import make_folder, remove_folder, sync, write_text
+from evergram.did_you_mean import did_you_mean
+from evergram.errors import DataError, IntegrityError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage, side_of
+from evergram.lineage.paths import check_tree, file_mode
 from evergram.reopening import reopened
-from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
+from evergram.retrieval.fill import SideProgress, fill, id_type, refuse_shared, remove_withdrawn
 from evergram.retrieval.store_check import check_store
-from evergram.stores.store import Floats, ReadableStore
+from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.open_store import open_store
+from evergram.stores.store import ReadableStore, Store
+from evergram.vector_files.open_embeddings import open_embeddings
 
 BySide: TypeAlias = dict[str, ReadableStore]
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class SideStores:
@@ -39,33 +49,23 @@ class SideStores:
         if not stores:
             raise LineageError(f"{lineage.path} was opened without a store to read from.")
         self._lineage = lineage
-        self._stores: BySide = dict(stores)
+        self.by_side: BySide = dict(stores)
         self._canaries: BySide = dict(canaries or {})
         self._settled = lineage.production if settled is None else settled
-        for side, store in (*self._stores.items(), *self._canaries.items()):
+        for side, store in (*self.by_side.items(), *self._canaries.items()):
             check_store(lineage, store, side)
 
     def __str__(self) -> str:
-        return ", ".join(f"{side} in {store.address}" for side, store in self._stores.items())
-
-    @property
-    def by_side(self) -> BySide:
-        """The store of each side."""
-        return dict(self._stores)
-
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """The sides that have a store."""
-        return tuple(self._stores)
+        return ", ".join(f"{side} in {store.address}" for side, store in self.by_side.items())
 
     @property
     def default_side(self) -> str:
         """The side that is read if none is named: "candidate", if there is one."""
-        return side_of(self._stores, "the stores")
+        return side_of(self.by_side, "the stores")
 
     def of(self, side: str | None = None) -> ReadableStore:
         """Return the store of a side. Raises: LineageError: there is no such side."""
-        return self._stores[side_of(self._stores, "the stores", side)]
+        return self.by_side[side_of(self.by_side, "the stores", side)]
 
     def at(self, side: str | None, version: int) -> ReadableStore:
         """Return the store from which a version is read. Raises: as `of`."""
@@ -73,25 +73,6 @@ class SideStores:
         if version <= self._settled:
             return store
         return self._canaries.get(self.default_side if side is None else side, store)
-
-    def oldest_row(self, version: int, side: str | None) -> int | None:
-        """Return the oldest version that the stored rows are of, see `Reader.oldest_row`."""
-        filled = set(self.of(side).read_consistently(lambda view: list(view.filled())))
-        if not filled:
-            return None
-        return version if filled == {version} else min(filled - {version})
-
-    def own_rows(self, ids: pa.Array, version: int, side: str | None) -> tuple[pa.Array, Floats]:
-        """Return those of the ids whose stored row is of a version, and their vectors [n, D]."""
-        dim = self._lineage.manifest(version).dim
-        own, vectors = ids.slice(0, 0), np.zeros((0, dim), dtype=np.float32)
-        for store in dict.fromkeys([self.at(side, version), self.of(side)]):
-            left = ids.filter(pc.invert(pc.is_in(ids, value_set=own)))
-            for rows in store.fetch(left) if len(left) else ():
-                if rows.version == version:
-                    own = pa.concat_arrays([own, rows.ids])
-                    vectors = np.concatenate([vectors, rows.vectors[:, :dim]])
-        return own, vectors
 
     @contextmanager
     def opened_again(self, lineage: Lineage) -> Iterator[tuple[BySide, BySide, int]]:
@@ -113,14 +94,14 @@ class SideStores:
                         if store.spaces().keys() <= known:
                             canaries[side] = failed.enter_context(reopened(store))
             stores = {
-                side: failed.enter_context(reopened(store)) for side, store in self._stores.items()
+                side: failed.enter_context(reopened(store)) for side, store in self.by_side.items()
             }
             yield stores, canaries, min(self._settled, lineage.production)
             failed.pop_all()
 
     def close(self) -> None:
         """Close all stores."""
-        for store in (*self._stores.values(), *self._canaries.values()):
+        for store in (*self.by_side.values(), *self._canaries.values()):
             store.close()
 
 
@@ -152,3 +133,160 @@ def opened_stores(
             failed.callback(store.close)
         yield opened, canaries
         failed.pop_all()
+
+
+def open_stores(
+    lineage: Lineage, stores: Mapping[str, str | ReadableStore]
+) -> dict[str, ReadableStore]:
+    """Return stores, by side: each is opened at its address, or is one already.
+
+    Raises: LineageError: no such side. DataError: one store is given for two sides.
+    """
+    sides = lineage.manifest(lineage.production).embeddings
+    unknown = [side for side in stores if side not in sides]
+    if unknown:
+        raise LineageError(
+            f"There is no side {unknown[0]!r} in {lineage.path}; it has {' and '.join(sides)}"
+            f"{did_you_mean(unknown[0], sides)}."
+        )
+    with ExitStack() as opened:
+        by_side = {
+            side: store
+            if isinstance(store, ReadableStore)
+            else opened.enter_context(open_store(str(store)))
+            for side, store in stores.items()
+        }
+        refuse_shared({side: store.place for side, store in by_side.items()})
+        opened.pop_all()  # From here on they are the caller's.
+    return by_side
+
+
+@contextmanager
+def open_side(lineage: Lineage, side: str, address: str) -> Iterator[ReadableStore]:
+    """Open the store of a side for a `with` block.
+
+    Raises: LineageError: the lineage has no such side. StoreError: the store cannot be opened.
+    """
+    # The side is checked before a store is opened, which may be a database far away.
+    lineage.stored(side, lineage.production)
+    with open_store(address) as store:
+        yield store
+
+
+def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
+    """Return the lineage's own snapshots, DIR/stores/<side>, filled with production's version.
+
+    Args:
+        progress: called with the side, the version, rows written and rows in all.
+    Raises: StoreError: another process is filling them.
+    """
+    sides = lineage.manifest(lineage.production).embeddings
+    folders = {side: (lineage.path / "stores" / side, False) for side in sides}
+    return _snapshots(lineage, folders, lineage.production, progress)
+
+
+def canary_stores(
+    lineage: Lineage,
+    progress: SideProgress | None = None,
+    beside: Mapping[str, ReadableStore] | None = None,
+) -> dict[str, Store]:
+    """Return snapshots of the newest version, DIR/stores/.canary/<side>; none if it is production.
+
+    Args:
+        progress: as for `local_stores`.
+        beside: side to the store that is read for versions to production. A side whose store has
+            rows of the newest version, and no row that cannot be read as it, gets no snapshot: that
+            store is what will answer once the version is promoted.
+    Raises: StoreError: another process is filling them.
+    """
+    parent = lineage.path / "stores" / ".canary"
+    check_tree(lineage.path, parent)
+    if lineage.newest == lineage.production:
+        remove_folder(parent)
+        return {}
+    folders = {}
+    for side in lineage.manifest(lineage.newest).embeddings:
+        store = (beside or {}).get(side)
+        if store is None or not _has_newest(lineage, store):
+            # A table of one's own may have integers as texts.
+            as_texts = store is not None and store.id_type == pa.string()
+            as_texts = as_texts and id_type(lineage, side, lineage.newest) == "int64"
+            folders[side] = parent / (f"{side}.string" if as_texts else side), as_texts
+    return _snapshots(lineage, folders, lineage.newest, progress) if folders else {}
+
+
+def _has_newest(lineage: Lineage, store: ReadableStore) -> bool:
+    """Return whether a store has rows of the newest version, and all rows can be read as it."""
+    filled = set(store.read_consistently(lambda view: list(view.filled())))
+    newest = lineage.newest
+    # Of another lineage's versions no map is known; the reader refuses such a store.
+    if newest not in filled or not filled <= {m.version for m in lineage.versions}:
+        return False
+    return all(lineage.forward(version, newest) is not None for version in filled - {newest})
+
+
+def _snapshots(
+    lineage: Lineage,
+    folders: Mapping[str, tuple[Path, bool]],
+    version: int,
+    progress: SideProgress | None,
+) -> dict[str, Store]:
+    """Return snapshots filled with a version.
+
+    Args:
+        folders: for each side its folder, and whether ids are texts there whatever they are in the
+            lineage.
+    """
+    stores: dict[str, Store] = {}
+    for folder, _ in folders.values():
+        check_tree(lineage.path, folder.parent)
+    # Published files that are missing or damaged are refused before a folder is made.
+    kinds = {side: id_type(lineage, side, version) for side in folders}
+    dim = lineage.manifest(version).dim
+    VersionMaps(lineage).norms(np.zeros((0, dim), dtype=np.float32), version)
+    make_folder(lineage.path / "stores", file_mode(lineage.path))
+    with ExitStack() as opened:
+        for side, (folder, as_texts) in folders.items():
+            kind = "string" if as_texts else kinds[side]
+            try:
+                store = opened.enter_context(open_store(str(folder), create=kind))
+            except IntegrityError as error:
+                # It was filled from the published file, but rows may have been added since.
+                raise IntegrityError(
+                    f"{error} Rows that were not added by hand can be made again: remove {folder}."
+                ) from error
+            _fill_once(lineage, store, side, version, folder, progress)
+            stores[side] = store
+        opened.pop_all()
+    return stores
+
+
+def _fill_once(
+    lineage: Lineage,
+    store: Store,
+    side: str,
+    version: int,
+    folder: Path,
+    progress: SideProgress | None,
+) -> None:
+    """Fill a snapshot with a version, unless a file beside its folder says that it was."""
+    # Two versions may be of one space, with one fingerprint, and have other vectors in it.
+    record = {"fingerprint": lineage.manifest(version).fingerprint, "version": version}
+    marker, filled_with = folder.with_name(f"{folder.name}.json"), None
+    with suppress(OSError, ValueError):
+        filled_with = json.loads(marker.read_text())
+    held = store.count()
+    # Rows of a later version: `store fill` and a backfill write them without this file.
+    moved_on = any(of_row > version for of_row in held) and (
+        held.get(version, 0) < open_embeddings(lineage.stored(side, version)).rows
+    )
+    if filled_with != record or moved_on:
+        log.info("Filling %s with version %d.", store.address, version)
+        of_side = None if progress is None else partial(progress, side, version)
+        # If this is killed, the marker of before would be of rows that are gone.
+        if marker.exists():
+            marker.unlink()
+            sync(marker.parent)
+        fill(lineage, store, side, version, of_side)
+        write_text(marker, json.dumps(record), file_mode(lineage.path))
+    remove_withdrawn(lineage, store)

@@ -137,14 +137,14 @@ def check_store(
     """Refuse a store of another lineage or another side. Nothing is written to it.
 
     Args:
-        withdrawn: as for `check_spaces`.
+        withdrawn: whether it may have rows of a withdrawn version, which nobody can read.
     Raises: IntegrityError: a store holds vectors of another lineage or of another side, or it has
-        rows and does not say of which side. LineageError: as `check_spaces`.
+        rows and does not say of which side. LineageError: it has rows of a withdrawn version.
     """
     if isinstance(store, AdoptedStore):
         check_adopted(lineage, store, side)
         return
-    check_spaces(lineage, store, withdrawn=withdrawn)
+    _check_spaces(lineage, store, withdrawn=withdrawn)
     recorded = store.side
     if recorded == side:
         return
@@ -174,14 +174,8 @@ def take_side(
     store.take_side(side)
 
 
-def check_spaces(lineage: Lineage, store: ReadableStore, *, withdrawn: bool = False) -> None:
-    """Refuse a store that holds vectors of another lineage.
-
-    Args:
-        withdrawn: whether it may have rows of a withdrawn version, which nobody can read.
-    Raises: IntegrityError: it holds vectors of another lineage. LineageError: it holds vectors of a
-        withdrawn version.
-    """
+def _check_spaces(lineage: Lineage, store: ReadableStore, *, withdrawn: bool) -> None:
+    """Refuse a store that holds vectors of another lineage. Raises: as `check_store`."""
     known = {m.version: m for m in lineage.versions}
     for version, space in store.filled().items():
         gone = lineage.withdrawn.get(version)
@@ -193,17 +187,16 @@ def check_spaces(lineage: Lineage, store: ReadableStore, *, withdrawn: bool = Fa
                 f"{space.fingerprint}; that of {lineage.path} is {mark}. It was "
                 "filled from another lineage; use another store."
             )
-        if gone is not None:
-            if withdrawn:
-                continue
+        if gone is None:
+            dim = known[version].dim
+            if space.dim not in (dim, dim + version + 1):
+                raise IntegrityError(
+                    f"{store.address} holds vectors of version {version} with {space.dim} "
+                    f"coordinates; the version has {dim}."
+                )
+        elif not withdrawn:
             raise LineageError(
                 f"{store.address} holds rows of version {version}, which was withdrawn: put back "
                 "what they replaced by 'evergram store backfill rollback', or fill the store again "
                 "by 'evergram store fill'."
-            )
-        manifest = known[version]
-        if space.dim not in (manifest.dim, manifest.dim + version + 1):
-            raise IntegrityError(
-                f"{store.address} holds vectors of version {version} with {space.dim} "
-                f"coordinates; the version has {manifest.dim}."
             )

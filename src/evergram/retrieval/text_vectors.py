@@ -10,8 +10,12 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.rows import Floats
 from evergram.texts.addresses import TRUSTED_ONLY
-from evergram.texts.record import TextEncoderRecord
-from evergram.texts.recorded_encoder import RECORDED, MismatchError, RecordedEncoder, open_recorded
+from evergram.texts.record import (
+    RECORDED,
+    MismatchError,
+    RecordedEncoder,
+    open_recorded,
+)
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
@@ -20,17 +24,14 @@ def texts_at(
     version: int,
     texts: Sequence[str],
     role: Role,
-    *,
     production: int,
     encode: Callable[[int, Sequence[str], Role], Floats],
     transform: Callable[[Floats, int, int], Floats],
 ) -> Floats:
-    """Return texts as vectors [n, D_j] of version j, encoded as if they were stored objects.
-
-    Production's encoder is used, or a later version's own.
+    """Return texts as vectors [n, D_j] of version j, by production's encoder or a later version's
+    own.
 
     Args:
-        version: j.
         encode: returns vectors of texts by the encoder of a version.
         transform: reads vectors of one version as another.
     """
@@ -43,12 +44,9 @@ def texts_at(
 class TextVectors:
     """Encodes texts in this process, at any version of a lineage. Several threads may use one.
 
-    An encoder is opened, and compared with its record, when its first text comes.
-
     Args:
         encoder: addresses that may be opened in place of those that the versions record; None
             opens the recorded one, but none of `TRUSTED_ONLY`: those must be named here.
-        maps: between the lineage's versions, if they were made already.
     """
 
     def __init__(
@@ -58,7 +56,8 @@ class TextVectors:
         maps: VersionMaps | None = None,
     ) -> None:
         self._lineage = lineage
-        self.addresses: tuple[str, ...] = _addresses(encoder)
+        named = (RECORDED,) if encoder is None else encoder
+        self.addresses: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named)
         self._maps = VersionMaps(lineage) if maps is None else maps
         self._encoders: dict[int, RecordedEncoder] = {}
         self._opening = threading.Lock()
@@ -71,14 +70,8 @@ class TextVectors:
             elsewhere and cannot be reached.
         """
         _check(texts, role)
-        return texts_at(
-            version,
-            texts,
-            role,
-            production=self._lineage.production,
-            encode=self._own_vectors,
-            transform=self._transform,
-        )
+        production, ways = self._lineage.production, (self._own_vectors, self._transform)
+        return texts_at(version, texts, role, production, *ways)
 
     def close(self) -> None:
         """Release the encoders."""
@@ -116,6 +109,7 @@ class TextVectors:
                 "cannot encode strings ('evergram vectors encode' writes files that record one)."
             )
         recorded, kind = record.address, record.address.partition(":")[0]
+        tried = " or ".join(recorded if a == RECORDED else a for a in self.addresses)
         if self.addresses == (RECORDED,) and kind in TRUSTED_ONLY:
             raise DataError(
                 f"Version {version} was encoded by {recorded}, and a lineage must not run code or "
@@ -125,23 +119,13 @@ class TextVectors:
             return RecordedEncoder(open_recorded(record, self.addresses), record)
         except MismatchError as error:
             raise DataError(
-                f"{self._named(record)} is not the encoder that version {version} records: {error}."
+                f"{tried} is not the encoder that version {version} records: {error}."
             ) from error
         except EvergramError as error:
             raise type(error)(
-                f"Version {version} was encoded by {recorded}, and {self._named(record)} cannot be "
+                f"Version {version} was encoded by {recorded}, and {tried} cannot be "
                 f"opened: {error} Give its address on this machine in 'encoder'."
             ) from error
-
-    def _named(self, record: TextEncoderRecord) -> str:
-        """Return the addresses that were tried, for an error."""
-        return " or ".join(record.address if a == RECORDED else a for a in self.addresses)
-
-
-def _addresses(encoder: str | Sequence[str] | None) -> tuple[str, ...]:
-    if encoder is None:
-        return (RECORDED,)
-    return (encoder,) if isinstance(encoder, str) else tuple(encoder)
 
 
 def _check(texts: Sequence[str], role: str) -> None:

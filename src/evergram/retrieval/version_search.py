@@ -1,14 +1,12 @@
 """Search at a version in stores that hold rows of any, with scores as they are or calibrated.
 
-In a table that holds vectors alone, an inner product at version j is one with the stored vector:
-⟨q, A z + b⟩ = ⟨Aᵀq, z⟩ + ⟨q, b⟩. Cosine and distance also need ‖A z + b‖, which Evergram's own
-stores keep beside each row and a table does not have. At the version of the rows the database
-computes it, if it knows the metric; otherwise the rows are read here.
+A table of one's own has no ‖A z + b‖ beside its rows, which cosine and distance at another version
+need. At the rows' own version the database computes these; otherwise the rows are read here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -32,7 +30,7 @@ from evergram.retrieval.metric_search import (
     near_by_cosine,
 )
 from evergram.retrieval.side_stores import SideStores
-from evergram.retrieval.sidecars.sidecar_files import Sidecars, queries_at_once, reread
+from evergram.retrieval.sidecar_files import Sidecars, queries_at_once, reread
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.filters import Filter
@@ -43,8 +41,6 @@ from evergram.tracing import span
 # Rows that one search may read here, and how many at once.
 MOST_READ = 200_000
 BLOCK = 8_192
-
-
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 # For hits that are ranked anew.
 PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
@@ -122,40 +118,27 @@ class ViewSearch:
         self, view: AdoptedStore, version: int, k: int, ids: pa.Array | None
     ) -> list[Hits]:
         """Return the k best rows of one version, each read here as the target."""
-        rows = view.count().get(version, 0) if ids is None else len(ids)
-        if rows > MOST_READ:
-            raise self._too_many(view, version, rows)
+        count = view.count().get(version, 0) if ids is None else len(ids)
+        if count > MOST_READ:
+            raise DataError(
+                f"A search by {self.metric} at version {self.target} would read {count} rows of "
+                f"version {version} from {view.address}, and one search reads {MOST_READ} at most: "
+                f"search {'by ip, ' if view.computes('ip', version) else ''}among fewer rows by a "
+                "filter or by ids, or by a metric that the database itself computes at the rows' "
+                "own version, or fill a store of Evergram's, which has the lengths."
+            )
+        blocks = view.scan(version, BLOCK)
+        if ids is not None:
+            parts = (ids.slice(start, BLOCK) for start in range(0, len(ids), BLOCK))
+            blocks = (r for part in parts for r in view.fetch(part) if r.version == version)
         read = (
             Rows(version, block.ids, self.maps.rows(block.vectors, version, self.target))
-            for block in _blocks(view, version, ids)
+            for block in blocks
         )
         results = best_by(self.metric, self.queries, k, read, version, view.id_type)
         for hits in results:
             view.refuse_twice_in(hits.ids)
         return results
-
-    def _too_many(self, view: AdoptedStore, version: int, rows: int) -> DataError:
-        cheap = "by ip, " if view.computes("ip", version) else ""
-        why = f"as their lengths at version {self.target} are not in the table"
-        if not view.computes(self.metric, version):
-            why = f"as its own searches of that version are not by {self.metric}"
-        return DataError(
-            f"A search by {self.metric} at version {self.target} would read {rows} rows of version "
-            f"{version} from {view.address}, {why}, and one search reads {MOST_READ} at most: "
-            f"search {cheap}among fewer rows by a filter or by ids, or by a metric that the "
-            "database itself computes at the rows' own version, or fill a store of Evergram's, "
-            "which has the lengths."
-        )
-
-
-def _blocks(view: AdoptedStore, version: int, ids: pa.Array | None) -> Iterator[Rows]:
-    if ids is None:
-        yield from view.scan(version, BLOCK)
-        return
-    for start in range(0, len(ids), BLOCK):
-        for rows in view.fetch(ids.slice(start, BLOCK)):
-            if rows.version == version:
-                yield rows
 
 
 Scores = Literal["raw", "calibrated"]
@@ -289,7 +272,7 @@ class VersionSearch:
         self._stores.of(asked.side)
         query_side = asked.query_side
         if query_side is None:
-            query_side = "query" if "query" in self._stores.sides else asked.side
+            query_side = "query" if "query" in self._stores.by_side else asked.side
         made = query_version_of(asked.query_vectors, asked.target, self._lineage.production)
         sides = query_side, asked.side
         return ScoredSearch(asked.target, sides, asked.metric, self._lineage.resolve(made))

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, Self
 from evergram.errors import EvergramError, ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
-from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
+from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts
 from evergram.stores.qdrant.qdrant_connection import is_local_mode
 from evergram.texts.addresses import check_encoder_address
-from evergram.texts.recorded_encoder import RECORDED
+from evergram.texts.record import RECORDED
 
 if TYPE_CHECKING:
     import uvicorn

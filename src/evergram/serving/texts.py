@@ -30,8 +30,7 @@ from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.lineage.lineage import Lineage
 from evergram.migration.cascade import KeptVectors
 from evergram.texts.addresses import open_text_encoder
-from evergram.texts.record import TextEncoderRecord
-from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder, open_recorded
+from evergram.texts.record import MismatchError, RecordedEncoder, TextEncoderRecord, open_recorded
 from evergram.texts.text_encoder import (
     NotFiniteError,
     Prompts,
@@ -485,7 +484,7 @@ class Documents:
         except OSError:
             stamp = (-1, -1)
         if stamp != self._stamp:
-            ids, texts = read_texts(self.path, options=False)
+            ids, texts = read_texts(self.path)
             self._texts = dict(zip(map(str, ids.to_pylist()), texts, strict=True))
             self._stamp = stamp
 

@@ -17,8 +17,7 @@ from evergram.errors import DataError, ShapeError, UnknownVersionError
 from evergram.ids import INTEGER
 from evergram.lineage.fold_in import unknown_candidates
 from evergram.lineage.lineage import Lineage
-from evergram.migration.cascade import KeptVectors
-from evergram.migration.reranked_search import EncodingLimitError, Reranked, reranked_search
+from evergram.migration.cascade import EncodingLimitError, KeptVectors, Reranked, reranked_search
 from evergram.retrieval.embedded import Embedded
 from evergram.serving.answers import (
     Answer,

@@ -1,19 +1,28 @@
-"""Open an encoder of text by its address, `KIND:REST`."""
+"""Encoders of text by their addresses, `KIND:REST`: functions, and models of installed packages."""
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy.typing as npt
+import torch
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, ServiceError
-from evergram.texts.text_encoder import Prompts, TextEncoder, after_prompt
+from evergram.texts.endpoint import EndpointEncoder
+from evergram.texts.text_encoder import (
+    Prompts,
+    TextEncoder,
+    after_prompt,
+    one_line,
+    weights_fingerprint,
+)
 
 BATCH = 256
 _PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
@@ -47,9 +56,9 @@ class CallableEncoder(TextEncoder):
                 "a module that is installed, or that lies in this folder."
             ) from error
         except Exception as error:  # of whatever the module does when it is imported
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
             raise DataError(
-                f"python:{place} cannot be imported, as the module fails: {why}; correct it."
+                f"python:{place} cannot be imported, as the module fails: {one_line(error)}; "
+                "correct it."
             ) from error
         if not callable(function):
             raise DataError(f"python:{place} is not a function; it is a {type(function).__name__}.")
@@ -60,13 +69,156 @@ class CallableEncoder(TextEncoder):
         return self._function(after_prompt(texts, prompt))
 
 
-# The class of each kind, which is imported only when an address names it.
-_CLASSES = {
-    "sentence-transformers": "package_encoders.SentenceTransformerEncoder",
-    "model2vec": "package_encoders.Model2VecEncoder",
-    "wordllama": "package_encoders.WordLlamaEncoder",
-    "openai": "endpoint.EndpointEncoder",
-    "python": "addresses.CallableEncoder",
+PACKAGE_BATCH = 64
+# Names that models give to the prompt of a document.
+_DOCUMENT = ("document", "passage", "corpus")
+
+
+class SentenceTransformerEncoder(TextEncoder):
+    """A model of sentence-transformers.
+
+    Code from a model's repository is never run (`trust_remote_code` stays off).
+
+    Args:
+        place: a folder, or a name that the library finds in its cache or downloads.
+        prompts: None takes the model's own "query" and "document" (or "passage") prompts.
+    Raises: DataError: there is no such model. ModuleNotFoundError: the library is not installed.
+    """
+
+    def __init__(self, place: str, prompts: Prompts | None = None) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        # It logs a line for each model that it loads.
+        logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
+        try:
+            self._model = SentenceTransformer(place, trust_remote_code=False)
+        except Exception as error:  # transformers, the hub and safetensors have theirs each
+            why = " ".join(str(error).split())[:300].rstrip(".")
+            what = "folder" if Path(place).exists() else "path or name"
+            raise DataError(
+                f"The {what} {place!r} is not a model that sentence-transformers can load: {why}."
+            ) from error
+        if prompts is None:
+            own: dict[str, Any] = dict(self._model.prompts or {})
+            document = next((str(own[name]) for name in _DOCUMENT if own.get(name)), "")
+            prompts = Prompts(own.get("query") or "", document)
+        super().__init__(f"sentence-transformers:{place}", prompts, PACKAGE_BATCH)
+
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        # The library knows whether a prompt's tokens count in the mean; "" is no prompt at all.
+        vectors: npt.ArrayLike = self._model.encode(
+            list(texts), prompt=prompt, batch_size=self.batch, show_progress_bar=False
+        )
+        return vectors
+
+    def modules(self) -> list[torch.nn.Module]:
+        """Return the model's modules, in the order in which they are applied."""
+        return list(self._model.children())
+
+    def _fingerprint(self) -> str:
+        settings: list[Any] = [
+            [type(part).__name__, getattr(part, "get_config_dict", dict)()]
+            for part in self._model.children()
+        ]
+        return weights_fingerprint(self._arrays(), settings, _tokenizer_json(self._model))
+
+    def _arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        for name, tensor in self._model.state_dict().items():
+            dense = tensor.detach().cpu()
+            # NumPy has no bfloat16.
+            bits = dense.view(torch.int16) if dense.dtype == torch.bfloat16 else dense
+            yield name, bits.numpy()
+
+
+def _tokenizer_json(model: Any) -> str:
+    """Return the rules of a model's tokenizer; "" of one that cannot write them."""
+    tokenizer = getattr(model, "tokenizer", None)
+    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    to_str = getattr(fast, "to_str", None)
+    return "" if to_str is None else str(to_str())
+
+
+STATIC_BATCH = 1024
+# The dims that the table in the package wordllama is cut to.
+WORDLLAMA_DIMS = (64, 128, 256)
+
+
+class Model2VecEncoder(TextEncoder):
+    """A static model of the package model2vec, by path or name.
+
+    Raises: DataError: there is no such model. ModuleNotFoundError: model2vec is not installed.
+    """
+
+    def __init__(self, place: str, prompts: Prompts | None = None) -> None:
+        from model2vec import StaticModel
+
+        try:
+            self._model = StaticModel.from_pretrained(place)
+        except Exception as error:  # the hub and safetensors have theirs each
+            why = " ".join(str(error).split())[:300].rstrip(".")
+            raise DataError(f"{place!r} is not a model that model2vec can load: {why}.") from error
+        super().__init__(f"model2vec:{place}", prompts or Prompts(), STATIC_BATCH)
+
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        vectors: npt.ArrayLike = self._model.encode(
+            after_prompt(texts, prompt), show_progress_bar=False, use_multiprocessing=False
+        )
+        return vectors
+
+    def _fingerprint(self) -> str:
+        model = self._model
+        arrays = {"embedding": model.embedding, "weights": model.weights}
+        arrays["mapping"] = model.token_mapping
+        known = [(name, array) for name, array in arrays.items() if array is not None]
+        settings = {"normalize": model.normalize, "max_length": model.max_length}
+        return weights_fingerprint(known, settings, model.tokenizer.to_str())
+
+
+class WordLlamaEncoder(TextEncoder):
+    """The static model whose weights are in the package wordllama; nothing is downloaded.
+
+    Args:
+        dim: 64, 128 or 256; "" is 256.
+    Raises: DataError: another dim. ModuleNotFoundError: wordllama is not installed.
+    """
+
+    def __init__(self, dim: str = "", prompts: Prompts | None = None) -> None:
+        dims = {str(d): d for d in WORDLLAMA_DIMS} | {"": WORDLLAMA_DIMS[-1]}
+        if dim not in dims:
+            raise DataError(
+                f"wordllama:{dim} names no dim that the package has; give wordllama: or one of "
+                f"{', '.join(f'wordllama:{d}' for d in WORDLLAMA_DIMS)}."
+            )
+        root = logging.getLogger()
+        handlers = list(root.handlers)
+        import wordllama
+
+        # Its import configures the logging of the whole program.
+        root.handlers = handlers
+        self._model = wordllama.WordLlama.load(
+            # It looks for its own tokenizer in the cache alone.
+            cache_dir=Path(wordllama.__file__).parent,
+            dim=WORDLLAMA_DIMS[-1],
+            trunc_dim=dims[dim],
+            disable_download=True,
+        )
+        super().__init__(f"wordllama:{dim}", prompts or Prompts(), STATIC_BATCH)
+
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        vectors: npt.ArrayLike = self._model.embed(after_prompt(texts, prompt), norm=False)
+        return vectors
+
+    def _fingerprint(self) -> str:
+        table = [("embedding", self._model.embedding)]
+        return weights_fingerprint(table, {}, self._model.tokenizer.to_str())
+
+
+_CLASSES: dict[str, Callable[[str, Prompts | None], TextEncoder]] = {
+    "sentence-transformers": SentenceTransformerEncoder,
+    "model2vec": Model2VecEncoder,
+    "wordllama": WordLlamaEncoder,
+    "openai": EndpointEncoder,
+    "python": CallableEncoder,
 }
 # What to install for a kind.
 PACKAGES = {
@@ -92,7 +244,7 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
     | `python:MODULE:FUNCTION` | a function from a list of texts to an array [n, D] |
 
     >>> from evergram.texts import open_text_encoder
-    >>> open_text_encoder("python:evergram.texts.canaries:letters").encode(["abba"]).shape
+    >>> open_text_encoder("python:evergram.texts.text_encoder:letters").encode(["abba"]).shape
     (1, 26)
 
     Args:
@@ -102,9 +254,7 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
     """
     kind, rest = check_encoder_address(address)
     try:
-        file, _, name = _CLASSES[kind].partition(".")
-        encoder: TextEncoder = getattr(import_module(f"evergram.texts.{file}"), name)(rest, prompts)
-        return encoder
+        return _CLASSES[kind](rest, prompts)
     except EvergramError:
         raise
     except ModuleNotFoundError as error:
@@ -117,10 +267,9 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
     except Exception as error:  # of whatever a package does when it is imported
         if kind not in PACKAGES:
             raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
         raise ServiceError(
-            f"{kind}: cannot be used, as the package {PACKAGES[kind]} fails: {why}; install it and "
-            "what it needs in versions that fit each other."
+            f"{kind}: cannot be used, as the package {PACKAGES[kind]} fails: {one_line(error)}; "
+            "install it and what it needs in versions that fit each other."
         ) from error
 
 

@@ -7,8 +7,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -35,15 +34,6 @@ KEY = "EVERGRAM_ENCODER_KEY"
 OPENAI_KEY = "OPENAI_API_KEY"
 _OPENAI = "api.openai.com"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """An answer that was read to its end."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
 
 
 class EndpointEncoder(TextEncoder):
@@ -102,14 +92,10 @@ class EndpointEncoder(TextEncoder):
         self._http.close()
 
     def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
-        body = {
-            "model": self.model,
-            "input": after_prompt(texts, prompt),
-            "encoding_format": "float",
-        }
-        answer = self._sent(body)
+        asked = {"model": self.model, "input": after_prompt(texts, prompt)}
+        content = self._sent({**asked, "encoding_format": "float"})
         try:
-            rows = sorted(json.loads(answer.content)["data"], key=lambda row: int(row["index"]))
+            rows = sorted(json.loads(content)["data"], key=lambda row: int(row["index"]))
             if [row["index"] for row in rows] != list(range(len(texts))):
                 raise ValueError(f"{len(rows)} vectors for {len(texts)} texts")
             return [row["embedding"] for row in rows]
@@ -119,7 +105,7 @@ class EndpointEncoder(TextEncoder):
                 "address right?"
             ) from error
 
-    def _sent(self, body: dict[str, Any]) -> _Answer:
+    def _sent(self, body: dict[str, Any]) -> bytes:
         """Return the answer, after retries of what may pass."""
         import httpx
 
@@ -127,7 +113,7 @@ class EndpointEncoder(TextEncoder):
         for attempt in range(TRIES):
             pause = FIRST_PAUSE * 2**attempt
             try:
-                answer = self._read(body, end)
+                answer, content = self._read(body, end)
             except httpx.HTTPError as error:
                 if _is_last(attempt, pause, end) or isinstance(error, httpx.UnsupportedProtocol):
                     why = str(error).rstrip(".") or type(error).__name__
@@ -135,17 +121,18 @@ class EndpointEncoder(TextEncoder):
                         f"{self._url} cannot be reached: {why}; start it, or correct the address."
                     ) from error
             else:
-                if answer.status == 200:
-                    return answer
+                if answer.status_code == 200:
+                    return content
                 after = answer.headers.get("Retry-After", "")
                 pause = max(pause, float(after) if after.isdecimal() else 0.0)
-                if answer.status not in _RETRIED or _is_last(attempt, pause, end):
-                    kind = TextsFailedError if answer.status in _OF_TEXTS else ServiceError
-                    raise kind(_refusal(self._url, answer))
+                status = answer.status_code
+                if status not in _RETRIED or _is_last(attempt, pause, end):
+                    kind = TextsFailedError if status in _OF_TEXTS else ServiceError
+                    raise kind(_refusal(self._url, status, content))
             time.sleep(min(pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0))
         raise AssertionError("the last try returns or raises")
 
-    def _read(self, body: dict[str, Any], end: float) -> _Answer:
+    def _read(self, body: dict[str, Any], end: float) -> tuple[httpx.Response, bytes]:
         """Return the answer to one try. Raises: httpx.HTTPError: it did not come whole by `end`."""
         import httpx
 
@@ -157,7 +144,7 @@ class EndpointEncoder(TextEncoder):
                 # httpx's limit is of each part alone.
                 if monotonic() > end:
                     raise httpx.ReadTimeout("its answer did not end in time")
-            return _Answer(answer.status_code, answer.headers, b"".join(parts))
+            return answer, b"".join(parts)
 
 
 def _is_last(attempt: int, pause: float, end: float) -> bool:
@@ -165,13 +152,13 @@ def _is_last(attempt: int, pause: float, end: float) -> bool:
     return attempt == TRIES - 1 or monotonic() + min(pause, LONGEST_PAUSE) >= end
 
 
-def _refusal(url: str, answer: _Answer) -> str:
+def _refusal(url: str, status: int, content: bytes) -> str:
     """Return a sentence on an answer that is no success; servers repeat keys in theirs, so only
     its status and its code are named."""
     try:
-        code = str(json.loads(answer.content)["error"]["code"])[:80]
+        code = str(json.loads(content)["error"]["code"])[:80]
     except (ValueError, KeyError, TypeError):
         code = ""
     about = f" ({code})" if code and code != "None" else ""
-    advice = f"; is the key in {KEY} right?" if answer.status in (401, 403) else "."
-    return f"{url} answered {answer.status}{about}{advice}"
+    advice = f"; is the key in {KEY} right?" if status in (401, 403) else "."
+    return f"{url} answered {status}{about}{advice}"

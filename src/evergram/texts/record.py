@@ -1,61 +1,48 @@
-"""The record of an encoder, kept with its vectors: where it is, and how to know it again."""
+"""The record of a text encoder, kept with its vectors: where it is, how to know it again, and the
+encoder that is, and stays, the one that it describes."""
 
 from __future__ import annotations
 
 import binascii
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import count
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from evergram.errors import DataError
-from evergram.texts import canaries
+from evergram.errors import DataError, ServiceError
+from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
 from evergram.texts.text_encoder import Prompts, TextEncoder, Vectors
 
-
-def checked_dims(
-    asked: int | None, dim: int, declared: Sequence[int], version: int | str
-) -> int | None:
-    """Return how many coordinates are kept; None if all are, as they are.
-
-    Args:
-        asked: None for all.
-        dim: D of the version.
-        declared: the numbers that its encoder's record allows besides D.
-    Raises: DataError: another number.
-    """
-    if asked is None or asked == dim:
-        return None
-    if asked in declared:
-        return asked
-    if not declared:
-        why = "its record declares no other number ('evergram vectors encode --matryoshka')"
-    else:
-        why = f"its record declares {', '.join(map(str, sorted(declared)))}"
-    raise DataError(
-        f"Version {version} has {dim} dimensions and is not cut to {asked}: {why}; give one that "
-        "it has, or leave 'dimensions' out."
-    )
+# In place of an address: the one that the record names.
+RECORDED = "recorded"
+# Of several lengths, scripts and subjects, so that another tokenizer, another pooling and another
+# model show; none is anybody's data.
+CANARIES = (
+    "The river flows from the mountains to the sea.",
+    "query: how do I change my password?",
+    "def mean(values):\n    return sum(values) / len(values)",
+    "Die Sitzung beginnt um neun Uhr im großen Saal.",
+    "今日は雨が降っています。",
+    "Gene expression in mice after 12 weeks of treatment (n = 24)",
+    "3.14159",
+    "A contract is binding once both parties have signed it; oral amendments are void.",
+)
+# ‖now − then‖ over ‖then‖ of a canary, at most. Hosted models and other machines round by up to
+# about 0.01; 0.03 is a cosine of 0.9995, and another model is far beyond it.
+SAME = 0.03
 
 
-def cut(vectors: Vectors, dims: int | None) -> Vectors:
-    """Return the first coordinates [n, dims] of vectors [n, D], each row of length 1.
-
-    A row of zeros stays one: it stands for an id that is not stored.
-
-    Args:
-        dims: None returns the vectors as they are.
-    """
-    if dims is None:
-        return vectors
-    kept = vectors[:, :dims].astype(np.float64)
-    # Scaled first, so that no square is infinite or vanishes.
-    kept /= np.maximum(np.abs(kept).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    lengths = np.linalg.norm(kept, axis=1, keepdims=True)
-    unit = np.divide(kept, lengths, out=np.zeros_like(kept), where=lengths > 0)
-    rows: Vectors = unit.astype(np.float32)
-    return rows
+def distances(now: Vectors, then: Vectors) -> npt.NDArray[np.floating]:
+    """Return ‖now − then‖ / ‖then‖ of each text, [n], of vectors [n, D]."""
+    length = np.linalg.norm(then, axis=1)
+    apart = np.linalg.norm(now - then, axis=1)
+    # A zero vector, which a static model gives to a text of unknown tokens, must stay zero.
+    far = np.where(length > 0, apart / np.where(length > 0, length, 1), np.where(apart > 0, 2, 0))
+    return cast("npt.NDArray[np.floating]", far)
 
 
 class TextEncoderRecord(BaseModel):
@@ -127,14 +114,14 @@ class TextEncoderRecord(BaseModel):
             number: of the one canary that was encoded; None if all were.
         """
         then = canary_vectors(self)
-        far = canaries.distance(now, then if number is None else then[number : number + 1])
-        if far <= canaries.SAME:
-            return None
         if now.shape[1] != self.dim:
             return f"its vectors have {now.shape[1]} dims, not {self.dim}"
+        far = distances(now, then if number is None else then[number : number + 1]).max()
+        if far <= SAME:
+            return None
         return (
             f"its vectors of the canary texts differ by {far:.2g} of their length, and "
-            f"{canaries.SAME} is allowed"
+            f"{SAME} is allowed"
         )
 
 
@@ -146,7 +133,7 @@ def record_of(encoder: TextEncoder, matryoshka: Sequence[int] = ()) -> TextEncod
     Raises: DataError: one of these is not between 1 and D; all canaries are zeros, and no weights
         are available; or the encoder's. ServiceError.
     """
-    vectors = encoder.encode(canaries.TEXTS)
+    vectors = encoder.encode(CANARIES)
     if encoder.fingerprint is None and not vectors.any():
         raise DataError(
             f"{encoder.address} gives vectors of zeros for all canary texts, by which it could be "
@@ -163,7 +150,7 @@ def record_of(encoder: TextEncoder, matryoshka: Sequence[int] = ()) -> TextEncod
         fingerprint=encoder.fingerprint,
         dim=vectors.shape[1],
         prompts={"query": encoder.prompts.query, "document": encoder.prompts.document},
-        texts=list(canaries.TEXTS),
+        texts=list(CANARIES),
         vectors=[
             binascii.b2a_base64(row.astype("<f4").tobytes(), newline=False).decode()
             for row in vectors
@@ -202,3 +189,138 @@ def parse_record(text: str | bytes, source: str) -> TextEncoderRecord:
         raise DataError(
             f"The record of the text encoder in {source} is damaged: {first['msg']}."
         ) from None
+
+
+class MismatchError(ServiceError):
+    """An encoder is another than the recorded one."""
+
+
+class RecordedEncoder(TextEncoder):
+    """The encoder of a record. Several threads may use one.
+
+    If the encoder's weights are not available, each call has a canary as the last text of its
+    batch, so that no vector is returned without one that shows the recorded model.
+
+    Args:
+        encoder: one that was compared with the record.
+    Raises: DataError: the encoder takes one text at a time, which leaves no place for a canary.
+    """
+
+    def __init__(self, encoder: TextEncoder, record: TextEncoderRecord) -> None:
+        places = 0 if encoder.fingerprint is not None else 1
+        if encoder.batch <= places:
+            raise DataError(
+                f"{encoder.address} encodes {encoder.batch} text at once (`batch`), and a canary "
+                "text must go with each, as its weights are not available; make it 2 or more."
+            )
+        super().__init__(encoder.address, encoder.prompts, encoder.batch - places)
+        self.encoder: TextEncoder = encoder
+        self.record: TextEncoderRecord = record
+        # A vector of zeros, as of a text of unknown tokens, is that of many models.
+        telling = np.flatnonzero(canary_vectors(record).any(axis=1)).tolist()
+        self._canaries: list[int] = telling or list(range(len(record.texts)))
+        self._turns = count()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecordedEncoder, (self.encoder, self.record)
+
+    @cached_property
+    def dim(self) -> int:
+        """D."""
+        return self.record.dim
+
+    def check(self) -> None:
+        """Compare its prompts, weights and canaries. Raises: MismatchError: it is another by now.
+        DataError, ServiceError: it cannot encode."""
+        if (why := self.record.mismatch(self.encoder)) is not None:
+            raise MismatchError(why)
+
+    def close(self) -> None:
+        self.encoder.close()
+
+    def _fingerprint(self) -> str | None:
+        return self.encoder.fingerprint
+
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        """Raises: MismatchError: the canary shows another model."""
+        if self.encoder.fingerprint is not None:
+            return self.encoder._checked(texts, prompt)
+        number = self._canaries[next(self._turns) % len(self._canaries)]
+        vectors = self.encoder.encode_with(self.record.texts[number], texts, prompt)
+        why = self.record.canary_mismatch(vectors[-1:], number)
+        if why is not None:
+            raise MismatchError(why)
+        return vectors[:-1]
+
+
+def open_recorded(
+    record: TextEncoderRecord,
+    addresses: Sequence[str],
+    opener: Callable[[str, Prompts], TextEncoder] = open_text_encoder,
+) -> TextEncoder:
+    """Return the recorded encoder.
+
+    Args:
+        addresses: those that may be opened; "recorded" stands for the one that the record names,
+            which is never one of `TRUSTED_ONLY`: those must be named themselves.
+        opener: opens an address.
+    Raises: MismatchError: there are only others, or none. DataError, ServiceError: one cannot be
+        opened.
+    """
+    kind = record.address.partition(":")[0]
+    named = [address for address in addresses if address != RECORDED]
+    if RECORDED in addresses and kind not in TRUSTED_ONLY:
+        named.append(record.address)
+    why = f"{record.address} is not among the addresses that may be opened (--encoder)"
+    # The likeliest first.
+    for address in sorted(dict.fromkeys(named), key=lambda a: a != record.address):
+        encoder = opener(address, prompts_of(record))
+        mismatch = record.mismatch(encoder)
+        if mismatch is None:
+            return encoder
+        why = f"{address!r}: {mismatch}"
+    raise MismatchError(why)
+
+
+def checked_dims(
+    asked: int | None, dim: int, declared: Sequence[int], version: int | str
+) -> int | None:
+    """Return how many coordinates are kept; None if all are, as they are.
+
+    Args:
+        asked: None for all.
+        dim: D of the version.
+        declared: the numbers that its encoder's record allows besides D.
+    Raises: DataError: another number.
+    """
+    if asked is None or asked == dim:
+        return None
+    if asked in declared:
+        return asked
+    if not declared:
+        why = "its record declares no other number ('evergram vectors encode --matryoshka')"
+    else:
+        why = f"its record declares {', '.join(map(str, sorted(declared)))}"
+    raise DataError(
+        f"Version {version} has {dim} dimensions and is not cut to {asked}: {why}; give one that "
+        "it has, or leave 'dimensions' out."
+    )
+
+
+def cut(vectors: Vectors, dims: int | None) -> Vectors:
+    """Return the first coordinates [n, dims] of vectors [n, D], each row of length 1.
+
+    A row of zeros stays one: it stands for an id that is not stored.
+
+    Args:
+        dims: None returns the vectors as they are.
+    """
+    if dims is None:
+        return vectors
+    kept = vectors[:, :dims].astype(np.float64)
+    # Scaled first, so that no square is infinite or vanishes.
+    kept /= np.maximum(np.abs(kept).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    lengths = np.linalg.norm(kept, axis=1, keepdims=True)
+    unit = np.divide(kept, lengths, out=np.zeros_like(kept), where=lengths > 0)
+    rows: Vectors = unit.astype(np.float32)
+    return rows

@@ -51,11 +51,7 @@ _PROBE = "dimensions"
 
 
 class NotFiniteError(DataError):
-    """An encoder returned a NaN or an infinity.
-
-    Args:
-        text: the first text whose vector has one.
-    """
+    """An encoder returned a NaN or an infinity for `text`, and perhaps for others."""
 
     def __init__(self, message: str, text: str) -> None:
         super().__init__(message)
@@ -144,13 +140,8 @@ class TextEncoder(Reopened, ABC):
         """
         if not texts:
             raise DataError("There are no texts to encode; give at least one.")
-        prompt = self.prompts.of(role)
-        return self._joined(
-            [
-                self._checked(texts[start : start + self.batch], prompt)
-                for start in range(0, len(texts), self.batch)
-            ]
-        )
+        prompt, starts = self.prompts.of(role), range(0, len(texts), self.batch)
+        return self._joined([self._checked(texts[i : i + self.batch], prompt) for i in starts])
 
     def encode_with(self, document: str, texts: Sequence[str], prompt: str) -> Vectors:
         """Return the vectors [n + 1, D] of n < `batch` texts after a prompt, and of a document.
@@ -210,9 +201,8 @@ class TextEncoder(Reopened, ABC):
         except EvergramError:
             raise
         except Exception as error:  # of whatever library or function encodes
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
             raise TextsFailedError(
-                f"{self.address} failed on {len(texts)} texts: {why}."
+                f"{self.address} failed on {len(texts)} texts: {one_line(error)}."
             ) from error
 
     def _fingerprint(self) -> str | None:
@@ -223,6 +213,18 @@ class TextEncoder(Reopened, ABC):
         """Return vectors [n, D] of n ≤ `batch` texts, each after the prompt."""
 
 
+def one_line(error: Exception) -> str:
+    """Return an error of another's code as a clause."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
+
+
 def after_prompt(texts: Sequence[str], prompt: str) -> list[str]:
     """Return each text after a prompt."""
     return [prompt + text for text in texts]
+
+
+def letters(texts: Sequence[str]) -> Vectors:
+    """Return how often each letter of a to z occurs in each text, [n, 26]: the smallest encoder
+    there is, for examples."""
+    rows = [[text.lower().count(chr(97 + i)) for i in range(26)] for text in texts]
+    return np.array(rows, dtype=np.float32)

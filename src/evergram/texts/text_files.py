@@ -20,13 +20,12 @@ SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".jsonl", "
 
 
 def read_texts(
-    path: Path, *, id_column: str = "id", text_column: str = "text", options: bool = True
+    path: Path, *, id_column: str = "id", text_column: str = "text"
 ) -> tuple[pa.Array, list[str]]:
     """Return the ids, int64 or string, and the texts of a file, in its order.
 
     Args:
         id_column, text_column: names of the columns, or of the keys of each line.
-        options: whether who reads an error can name them by --column.
     Raises: DataError: the file is missing, damaged or of another format, or lacks a column; an id
         or a text is missing, or an id is there twice; the error names the row.
     """
@@ -41,12 +40,13 @@ def read_texts(
         table = _table(path, suffix, id_column, text_column)
     except (OSError, OverflowError, UnicodeError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
-    for name, option in ((id_column, "--column id"), (text_column, "--column text")):
+    for name, what in ((id_column, "id"), (text_column, "text")):
         if name not in table.column_names:
-            has = ", ".join(table.column_names)
-            todo = f"Name one by {option}=NAME." if options else f"Rename the one of {name}s."
-            meant = did_you_mean(name, table.column_names)
-            raise DataError(f"{path} has no column {name!r}; it has {has}{meant}. {todo}")
+            has = ", ".join(table.column_names) + did_you_mean(name, table.column_names)
+            raise DataError(
+                f"{path} has no column {name!r}; it has {has}. Rename the one of {what}s, or name "
+                f"it by --column {what}=NAME where the command has that."
+            )
         if table.column_names.count(name) > 1:
             raise DataError(f"{path} has the column {name!r} twice; rename one of them.")
     text_file = suffix in (".csv", ".tsv")

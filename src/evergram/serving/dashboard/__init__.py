@@ -30,7 +30,7 @@ from evergram.lineage.diagnosis import (
     standard_errors,
 )
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfilling.backfill_files import UNREADABLE, backfill_progress
+from evergram.retrieval.backfill import UNREADABLE, backfill_progress
 from evergram.retrieval.reader import Reader
 from evergram.serving.metrics import Metrics
 

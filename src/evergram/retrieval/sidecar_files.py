@@ -15,8 +15,8 @@ from evergram.errors import DataError, IntegrityError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.metric_search import Metric, by_vectors
-from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
 from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.version_sidecar import VersionSidecar
 from evergram.stores.rows import MOST_HITS, joined_ids, places_among
 from evergram.stores.store import Floats, Hits, Rows
 
@@ -38,15 +38,11 @@ class Sidecars:
         sidecars: at most one of each side and version.
         depth: hits of a query by the backward transform that a search for k reads by a sidecar;
             `PER_RESULT` · k, if that is more.
-    Raises: DataError: there are two of one side and version, or `depth` is not a positive number.
     """
 
-    def __init__(self, sidecars: Sequence[VersionSidecar] = (), depth: int = DEPTH) -> None:
-        check_depth(depth)
+    def __init__(self, sidecars: Iterable[VersionSidecar] = (), depth: int = DEPTH) -> None:
         self._of = {(s.side, s.version): s for s in sidecars}
         self._depth = depth
-        if len(self._of) < len(sidecars):
-            raise DataError("Two sidecars are of one side and version; give one of them.")
 
     def gaps(self, lineage: Lineage) -> list[str]:
         """Return a sentence for each version that has no sidecar while others of its side do."""
@@ -98,12 +94,6 @@ class Sidecars:
             if sidecar is not None:
                 places = sidecar.follows(later, read, rows.ids)
         return maps.rows(vectors, version, target)
-
-
-def check_depth(depth: object) -> None:
-    """Raises: DataError: `depth`, of sidecars, is no whole number of at least 1."""
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise DataError(f"The depth of sidecars is {depth!r}; it must be a number of 1 or more.")
 
 
 def queries_at_once(depth: int) -> int:
@@ -161,15 +151,14 @@ class SidecarFiles:
         named = [paths] if isinstance(paths, str | Path) else paths
         if not all(str(path) for path in named):
             raise DataError("The path of a sidecar is empty; name a file or a folder.")
-        check_depth(depth)
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise DataError(f"The depth of sidecars is {depth!r}; it must be an integer ≥ 1.")
         # Whole paths, so that errors name them wherever the process runs.
         self._paths = [Path(path).absolute() for path in named]
-        self._folders: set[Path] = set()
         self._depth = depth
         self._strict = required
-        # What each file was when it was opened last, and what could be read of it last.
-        self._opened: dict[Path, tuple[Stamp, VersionSidecar | None, DataError | None]] = {}
-        # The files of each folder when it could be read last.
+        # What each file had when it could be read last; and the files of each folder.
+        self._opened: dict[Path, tuple[Stamp, VersionSidecar]] = {}
         self._listed: dict[Path, list[Path]] = {}
         self._logged: set[str] = set()
         self._reading = threading.Lock()
@@ -181,120 +170,93 @@ class SidecarFiles:
 
     def stamps(self) -> tuple[tuple[str, Stamp], ...]:
         """Return what tells whether any file has changed, come or gone."""
-        files = self._files([])
-        folders = [(str(folder), _stamp(folder)) for folder in sorted(self._folders)]
-        return (*folders, *((str(path), _stamp(path)) for path in files))
+        paths = dict.fromkeys([*self._paths, *self._files([])])
+        return tuple((str(path), _stamp(path)) for path in paths)
 
     def read(self, lineage: Lineage) -> Sidecars:
         """Return the sidecars that are of the lineage as it is now.
 
         What is `required` must be such when it is read first; its version may be withdrawn later. A
         file of a folder that is none is left out. A file or a folder that cannot be read any more,
-        or has other content that cannot, is used as it was. Of two files of one side and version a
-        named one is used, or else the later one. All this is said in `problems`, and logged once.
+        or has other content that cannot, is used as it was. Of two files of one side and version
+        the later one is used. All this is said in `problems`, and logged once.
 
         Raises, the first time, unless they are not required: DataError: a named file or a folder
-            cannot be read, or two named files are of one side and version. IntegrityError: a named
-            file is of another lineage.
+            cannot be read. IntegrityError: a named file is of another lineage.
         """
         with self._reading:
             problems: list[str] = []
-            files = self._files(problems)
-            chosen = self._chosen(lineage, files, problems)
-            self._forget(files)
-            sidecars = Sidecars(list(chosen.values()), self._depth)
-            gaps = sidecars.gaps(lineage)
-            facts = [f"{path}: {sidecar}." for path, sidecar in chosen.items()]
-            self._log(logging.INFO, facts)
-            self._log(logging.WARNING, problems + gaps)
-            # A sentence is news again if it was not true in between.
-            self._logged &= {*facts, *problems, *gaps}
+            chosen: dict[tuple[str, int], tuple[Path, VersionSidecar]] = {}
+            for path in self._files(problems):
+                try:
+                    sidecar = self._open(path, problems)
+                    sidecar.check(lineage, str(path))
+                except (DataError, IntegrityError) as error:
+                    if self._strict and path in self._paths:
+                        raise
+                    problems.append(str(error))
+                    continue
+                key = sidecar.side, sidecar.version
+                if key in chosen:
+                    problems.append(
+                        f"{chosen[key][0]} is of side {key[0]!r} and version {key[1]}, as {path} "
+                        "is, which is later; remove one of them. It is not used."
+                    )
+                chosen[key] = path, sidecar
+            sidecars = Sidecars((sidecar for _, sidecar in chosen.values()), self._depth)
+            self._log(
+                [f"{path}: {sidecar}." for path, sidecar in chosen.values()],
+                problems + sidecars.gaps(lineage),
+            )
             self.problems, self._strict = problems, False
         return sidecars
 
-    def _log(self, level: int, sentences: list[str]) -> None:
-        for sentence in sentences:
-            if sentence not in self._logged:
-                log.log(level, "%s", sentence)
-        self._logged.update(sentences)
+    def _log(self, facts: list[str], warnings: list[str]) -> None:
+        """Log what was not true at the last look; and facts that are not true any more."""
+        for level, sentences in ((logging.INFO, facts), (logging.WARNING, warnings)):
+            for sentence in sentences:
+                if sentence not in self._logged:
+                    log.log(level, "%s", sentence)
+        self._logged = {*facts, *warnings}
 
-    def _chosen(
-        self, lineage: Lineage, files: dict[Path, bool], problems: list[str]
-    ) -> dict[Path, VersionSidecar]:
-        """Return the sidecars that are used, one of each side and version, and add problems."""
-        chosen: dict[tuple[str, int], tuple[Path, VersionSidecar]] = {}
-        inodes: set[Stamp] = set()
-        for path, is_named in files.items():
-            stamp = _stamp(path)
-            if stamp is not None and stamp in inodes:  # one file by two names
-                continue
-            inodes.add(stamp)
+    def _open(self, path: Path, problems: list[str]) -> VersionSidecar:
+        """Return what a file has, opened again if it has changed; what it had if that fails, or if
+        it is gone."""
+        stamp = _stamp(path)
+        known, sidecar = self._opened.get(path, (None, None))
+        if sidecar is None or stamp not in (known, None):
             try:
-                sidecar = self._open(path, stamp, problems)
-                sidecar.check(lineage, str(path))
-            except (DataError, IntegrityError) as error:
-                if is_named and self._strict:
+                sidecar = VersionSidecar.open(path)
+                self._opened[path] = stamp, sidecar
+            except DataError as error:
+                if sidecar is None:
                     raise
-                # Of a version that was withdrawn nobody needs to keep the file.
-                if stamp is not None or self._opened[path][1] is None:
-                    problems.append(f"{error} It is not used.")
-                continue
-            key, new = (sidecar.side, sidecar.version), (path, sidecar)
-            before = chosen.setdefault(key, new)
-            if before is not new:
-                what = f"of side {key[0]!r} and version {key[1]}"
-                if files[before[0]] and is_named and self._strict:
-                    raise DataError(f"{before[0]} and {path} are both {what}; give one of them.")
-                used = max(before, new, key=lambda one: (files[one[0]], _changed(one[0])))
-                other = new if used is before else before
-                problems.append(
-                    f"{other[0]} is {what}, as {used[0]} is; remove one of them. It is not used."
-                )
-                chosen[key] = used
-        return dict(chosen.values())
-
-    def _open(self, path: Path, stamp: Stamp, problems: list[str]) -> VersionSidecar:
-        """Return what a file has, opened again if it has changed; what it had if that fails."""
-        known, sidecar, error = self._opened.get(path, (None, None, None))
-        # A file that is gone has been read, or is asked for the reason.
-        if path not in self._opened or stamp not in (known, None):
-            try:
-                sidecar, error = VersionSidecar.open(path), None
-            except DataError as problem:
-                error = problem
-            self._opened[path] = stamp, sidecar, error
-        if sidecar is None:
-            assert error is not None
-            raise error
-        if error is not None and stamp is not None:
-            problems.append(f"{error} What was read of it before is used on.")
+                problems.append(f"{error} What was read of it before is used on.")
         return sidecar
 
-    def _forget(self, files: dict[Path, bool]) -> None:
-        """Drop what was read of files that are gone from their folders."""
-        for path in [path for path in self._opened if path not in files]:
-            sidecar = self._opened.pop(path)[1]
-            if sidecar is not None:
-                log.warning("%s is gone, and not used any more (%s).", path, sidecar)
-
-    def _files(self, problems: list[str]) -> dict[Path, bool]:
-        """Return the files, and whether each was named itself; those that a folder had before if it
+    def _files(self, problems: list[str]) -> list[Path]:
+        """Return the files, the earliest first, each once; those that a folder had before if it
         cannot be read now."""
-        self._folders.update(path for path in self._paths if _is_folder(path))
-        files = {path: True for path in self._paths if path not in self._folders}
-        for folder in sorted(self._folders):
+        files = []
+        for path in self._paths:
+            if path not in self._listed and not _is_folder(path):
+                files.append(path)
+                continue
             try:
-                inside = sorted(file for file in folder.iterdir() if file.suffix == SUFFIX)
+                inside = [file for file in path.iterdir() if file.suffix == SUFFIX]
+                for file in set(self._listed.get(path, ())) - set(inside):
+                    if (gone := self._opened.pop(file, None)) is not None:
+                        log.warning("%s is gone, and not used any more (%s).", file, gone[1])
+                self._listed[path] = inside
             except OSError as error:
-                sentence = f"{folder} cannot be read: {reason_and_remedy(error)}."
+                sentence = f"{path} cannot be read: {reason_and_remedy(error)}."
                 if self._strict:
                     raise DataError(sentence) from error
                 problems.append(f"{sentence} What was read of it before is used on.")
-                inside = self._listed.get(folder, [])
-            self._listed[folder] = inside
-            for file in inside:
-                files.setdefault(file, False)
-        return files
+            files += self._listed.get(path, [])
+        # One file may have several names.
+        by_place = {file.resolve(): file for file in reversed(files)}
+        return sorted(by_place.values(), key=lambda file: ((_stamp(file) or (0,))[0], str(file)))
 
 
 def _is_folder(path: Path) -> bool:
@@ -311,9 +273,3 @@ def _stamp(path: Path) -> Stamp:
         return None
     times = status.st_mtime_ns, status.st_ctime_ns
     return *times, status.st_size, status.st_ino, status.st_dev
-
-
-def _changed(path: Path) -> int:
-    """Return when a file was written, in nanoseconds."""
-    stamp = _stamp(path)
-    return 0 if stamp is None else stamp[0]

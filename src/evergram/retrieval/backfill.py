@@ -1,0 +1,594 @@
+"""A store's older rows are refreshed to a newer version: worst first, in batches, resumable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from filelock import Timeout
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from evergram.atomic_files import file_lock, make_folder, remove_folder, replacing, write_text
+from evergram.compatibility.certificate import certify
+from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.paths import check_tree, file_mode
+from evergram.retrieval.fill import Progress, fill, space_of
+from evergram.retrieval.store_check import check_store
+from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.adopted_store import read_only
+from evergram.stores.open_store import open_store
+from evergram.stores.rows import Floats, joined_ids, places_among
+from evergram.stores.store import ID_TYPES, ReadableStore, Rows, Store
+from evergram.validation import sentence_of
+
+BATCH = 10_000
+# The error of a row of a withdrawn version, which is refreshed before all others.
+OF_WITHDRAWN = 1e9
+# A backfill has stalled when it wrote nothing for so many seconds, and for the time of so many of
+# its batches.
+PATIENCE, BATCHES = 60.0, 5
+# The state of a backfill whose files are damaged.
+UNREADABLE = "cannot be read; plan again"
+RECORD, ORDER, JOURNAL, SOURCE = "backfill.json", "order.sealed", "journal", "source"
+_HASH = 32
+
+State = Literal["planned", "under way", "applied", "rolling back", "rolled back"]
+
+
+@dataclass(frozen=True)
+class BackfillStatus:
+    """The progress of a backfill.
+
+    Args:
+        target: the version that rows are refreshed to.
+        rows: how many are to be refreshed.
+        refreshed: how many of these are.
+        without: older rows for which the version has no embedding; they stay as they are.
+        absent: objects of the version that had no row when it was planned; none is added.
+        remaining: mean predicted error of rows that wait, over that of all rows to refresh.
+        held: rows of the store by version, now.
+    """
+
+    state: State
+    side: str
+    store: str
+    target: int
+    rows: int
+    refreshed: int
+    without: int
+    absent: int
+    remaining: float
+    held: dict[int, int]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class BackfillRecord(BaseModel):
+    """All that a backfill's folder says of it, in one file that is replaced after each batch.
+
+    Args:
+        store: its address.
+        target, fingerprint: of the version that rows are refreshed to.
+        batch: rows that are refreshed at once.
+        rows, without, absent: as in `BackfillStatus`.
+        done: rows that are refreshed.
+        at: when this was written, in seconds since 1970.
+        paused: whether `apply` stopped after the rows that it was asked for.
+        since, begun: when the last `apply` began, and how many rows were refreshed then.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+    side: str
+    store: str
+    target: NonNegativeInt
+    fingerprint: str
+    batch: PositiveInt
+    rows: NonNegativeInt
+    without: NonNegativeInt
+    absent: NonNegativeInt
+    state: State = "planned"
+    done: NonNegativeInt = 0
+    at: FiniteFloat = 0.0
+    paused: bool = False
+    since: FiniteFloat | None = None
+    begun: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Self:
+        if self.done > self.rows:
+            raise ValueError(f"{self.done} of {self.rows} rows are refreshed")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises: IntegrityError: it cannot be read."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise IntegrityError(
+                f"{path} is damaged: {sentence_of(error, cls)} Remove {path.parent} and plan "
+                "again; rows that were refreshed stay so."
+            ) from error
+        except OSError as error:
+            raise IntegrityError(
+                f"{path} cannot be read: {reason_and_remedy(error, 'the backfill is as it was')}."
+            ) from error
+
+    def progress(self, now: float) -> BackfillProgress:
+        """Return the progress as it looks at a time, in seconds since 1970."""
+        rate, idle, state = None, now - self.at, str(self.state)
+        if self.since is not None and self.done > self.begun and self.at > self.since:
+            rate = (self.done - self.begun) / (self.at - self.since)
+        if state == "under way":
+            # A time ahead of this machine's clock says as little as one that is long past.
+            stalled = abs(idle) > max(PATIENCE, BATCHES * self.batch / rate if rate else 0.0)
+            state = "paused" if self.paused else "stalled" if stalled else state
+        return BackfillProgress(self.side, self.target, self.done, self.rows, state, rate, idle)
+
+
+@dataclass(frozen=True)
+class BackfillProgress:
+    """The progress of one backfill, as its files show it.
+
+    Args:
+        version: the one that rows are refreshed to.
+        done, total: rows.
+        state: one of `State`, "paused", "stalled" (under way, and nothing was written for long:
+            `apply` hangs, failed or was killed) or `UNREADABLE`.
+        rate: rows a second in the last run of `apply`; None where it is not known.
+        idle: seconds since the progress was last written.
+    """
+
+    side: str
+    version: int
+    done: int
+    total: int
+    state: str
+    rate: float | None = None
+    idle: float | None = None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until all rows are done at this rate; None if not running or not known."""
+        if self.state != "under way" or not self.rate:
+            return None
+        return (self.total - self.done) / self.rate
+
+
+def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillProgress]:
+    """Return every backfill that is planned, under way or done; of a store, the last one.
+
+    Args:
+        lineage: its folder.
+        now: seconds since 1970; by default the clock.
+    """
+    found = []
+    for path in sorted((lineage / "backfills").glob(f"*/{RECORD}")):
+        try:
+            found.append(BackfillRecord.read(path).progress(time.time() if now is None else now))
+        except IntegrityError:
+            side = path.parent.name.rpartition("-")[0]
+            found.append(BackfillProgress(side, 0, 0, 0, UNREADABLE))
+    return found
+
+
+@dataclass(frozen=True)
+class BackfillOrder:
+    """Rows to refresh, worst first.
+
+    Args:
+        ids: [n].
+        errors: [n], descending: the predicted error of reading each row as the new version.
+        without, absent: as in `BackfillStatus`.
+    """
+
+    ids: pa.Array
+    errors: npt.NDArray[np.float64]
+    without: int
+    absent: int
+
+
+def backfill_order(
+    lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
+) -> BackfillOrder:
+    """Return the rows of a store that another version has an embedding for.
+
+    Args:
+        source: holds the embeddings of version `target`.
+    """
+    maps, none = VersionMaps(lineage), pa.array([], store.id_type)
+    ids, held, errors, without = [none], [none], [np.zeros(0)], 0
+    for version in store.count():
+        for rows in store.scan(version):
+            new_ids = joined_ids([new.ids for new in source.fetch(rows.ids)], store.id_type)
+            has_new = pc.is_in(rows.ids, value_set=new_ids)
+            mask = has_new.to_numpy(zero_copy_only=False)
+            held.append(rows.ids.filter(has_new))
+            if version == target:
+                continue
+            without += int((~mask).sum())
+            ids.append(held[-1])
+            if version in lineage.withdrawn:
+                errors.append(np.full(int(mask.sum()), OF_WITHDRAWN))
+                continue
+            dim = lineage.manifest(version).dim
+            vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
+            errors.append(predicted_errors(lineage, maps, vectors, version, target))
+    all_ids, all_errors = pa.concat_arrays(ids), np.concatenate(errors)
+    # A row that another writer moves meanwhile may be met in both of its versions.
+    absent = source.count().get(target, 0) - len(pa.concat_arrays(held).unique())
+    order = np.argsort(-all_errors, kind="stable")
+    return BackfillOrder(all_ids.take(pa.array(order)), all_errors[order], without, absent)
+
+
+def predicted_errors(
+    lineage: Lineage, maps: VersionMaps, vectors: Floats, version: int, target: int
+) -> npt.NDArray[np.float64]:
+    """Return the predicted error [n] of reading rows [n, D_v] as another version.
+
+    With a forward map F it is ‖z − W F z‖, which is lost by the way forward and back, together with
+    the chain's own error by its certificate. Without a forward map a row cannot be read forward,
+    and its own error is not known: it is the certificate's, so the oldest come first.
+    """
+    certificate = None
+    if version < target:
+        certificate = certify(lineage.chain, lineage.step_errors, target, version)
+    floor = float(abs(target - version)) if certificate is None else certificate.estimate
+    if version > target or lineage.forward(version, target) is None:
+        return np.full(len(vectors), floor)
+    forward = maps.rows(vectors, version, target)
+    back = maps.rows(np.ascontiguousarray(forward), target, version)
+    lost = ((back.astype(np.float64) - vectors) ** 2).sum(axis=1)
+    return np.asarray(np.sqrt(lost + floor**2))
+
+
+class Backfill:
+    """Refreshes the store of a side to production's version.
+
+    If `apply` is killed at any moment, the next one resumes: a batch's old rows are kept in a file
+    before the new ones are written, and writing a batch twice changes nothing. These files are kept
+    until `rollback` or the next plan, so that every row can be put back.
+
+    Raises: IntegrityError: the store was filled from another lineage, or with another side.
+    """
+
+    def __init__(self, lineage: Lineage, store: ReadableStore, side: str) -> None:
+        if not isinstance(store, Store):
+            raise read_only(store.address)
+        check_store(lineage, store, side, withdrawn=True)
+        self.lineage: Lineage = lineage
+        self.store: Store = store
+        self.side: str = side
+        key = sha256(store.place.encode()).hexdigest()[:12]
+        self.folder: Path = lineage.path / "backfills" / f"{side}-{key}"
+        check_tree(lineage.path, self.folder)
+        self._mode = file_mode(lineage.path)
+
+    def plan(self, batch: int = BATCH) -> BackfillStatus:
+        """Write the order in which rows will be refreshed, the largest predicted error first.
+
+        Raises: LineageError: another backfill of this store is under way, or being rolled back.
+        """
+        with self._locked():
+            self._refuse_unfinished()
+            # Old rows of an earlier backfill, left there, would be taken for those of this one.
+            remove_folder(self.folder)
+            if self.folder.exists():
+                raise LineageError(
+                    f"{self.folder}, of an earlier backfill, cannot be removed; remove it, and "
+                    "plan again."
+                )
+            for folder in (self.folder, self.folder / JOURNAL):
+                make_folder(folder, self._mode)
+            target = self.lineage.production
+            id_type = next(name for name, kind in ID_TYPES.items() if kind == self.store.id_type)
+            self.store.remove_superseded()
+            with open_store(str(self.folder / SOURCE), create=id_type) as source:
+                fill(self.lineage, source, self.side, target)
+                order = backfill_order(self.lineage, self.store, source, target)
+            table = pa.table({"id": order.ids, "error": order.errors})
+            write_table(self.folder / ORDER, table, self._mode)
+            self._write(
+                BackfillRecord(
+                    side=self.side,
+                    store=self.store.address,
+                    target=target,
+                    fingerprint=self.lineage.manifest(target).fingerprint,
+                    batch=batch,
+                    rows=len(order.ids),
+                    without=order.without,
+                    absent=order.absent,
+                )
+            )
+        return self.status()
+
+    def apply(self, rows: int | None = None, progress: Progress | None = None) -> BackfillStatus:
+        """Refresh rows in the planned order.
+
+        Args:
+            rows: stop after so many more; all by default.
+            progress: called with rows done and rows in all.
+        Raises: LineageError: nothing is planned, it was rolled back or is half rolled back, its
+            version was withdrawn, or another version is in production by now.
+        """
+        self._record()  # before a lock is made
+        with self._locked():
+            record = self._record()
+            self._refuse_to_apply(record)
+            order = read_table(self.folder / ORDER)["id"].combine_chunks()
+            if record.state != "planned":
+                # A kill may have left rows of which later versions are written; `_refresh` does
+                # not see them, and their ids may be of any batch before.
+                self.store.remove_superseded()
+            self.store.take_side(self.side)
+            space = space_of(self.lineage, record.target)
+            self.store.add_space(self.store.spaces().get(record.target, space))
+            done = record.done
+            last = len(order) if rows is None else min(len(order), done + rows)
+            with self._source() as source:
+                if done < last:
+                    run: dict[str, Any] = {"since": time.time(), "begun": done, "paused": False}
+                    record = self._write(record, state="under way", **run)
+                while done < last:
+                    ids = order.slice(done, min(record.batch, last - done))
+                    self._refresh(source, record.target, ids, f"{done:012d}")
+                    done += len(ids)
+                    record = self._write(record, done=done, paused=last <= done < len(order))
+                    if progress is not None:
+                        progress(done, len(order))
+            if done == len(order):
+                self._write(record, state="applied")
+        return self.status()
+
+    def rollback(self, progress: Progress | None = None) -> BackfillStatus:
+        """Put back every row that was refreshed, unless it was written again since.
+
+        Args:
+            progress: called with batches done and batches in all.
+        Raises: LineageError: nothing is planned.
+        """
+        self._record()  # before a lock is made
+        with self._locked():
+            record = self._record()
+            # What was kept last first: a row that others wrote after a kill is put back, and is
+            # then no longer one of `apply`.
+            journals = sorted((self.folder / JOURNAL).glob("*.sealed"), reverse=True)
+            with self._source() as source:
+                for number, path in enumerate(journals, start=1):
+                    for old in journal_rows(path):
+                        mask = self._ours(source, record.target, old.ids)
+                        if not mask.any():
+                            continue
+                        if record.state != "rolling back":
+                            # Until all rows are back, no other step may go on from here.
+                            record = self._write(record, state="rolling back")
+                        ids = old.ids.filter(pa.array(mask))
+                        self.store.upsert(Rows(old.version, ids, old.vectors[mask]))
+                    if progress is not None:
+                        progress(number, len(journals))
+            self._write(record, state="rolled back", done=0, since=None)
+        return self.status()
+
+    def status(self) -> BackfillStatus:
+        """Return the progress. Raises: LineageError: nothing is planned."""
+        record = self._record()
+        errors = read_table(self.folder / ORDER)["error"].to_numpy()
+        total = float(errors.sum())
+        return BackfillStatus(
+            state=record.state,
+            side=self.side,
+            store=self.store.address,
+            target=record.target,
+            rows=record.rows,
+            refreshed=record.done,
+            without=record.without,
+            absent=record.absent,
+            remaining=float(errors[record.done :].sum()) / total if total else 0.0,
+            held=self.store.count(),
+        )
+
+    def _refuse_unfinished(self) -> None:
+        """Raises: LineageError: an earlier backfill is to be finished first. One to a version that
+        is no longer in production is not: its rows are refreshed from where they are."""
+        if not (self.folder / RECORD).exists():
+            return
+        record = BackfillRecord.read(self.folder / RECORD)
+        if record.state == "rolling back":
+            raise LineageError(
+                f"A rollback of the backfill of {self.store.address} was interrupted; finish it by "
+                "'rollback' before another is planned."
+            )
+        if record.state == "under way" and record.target == self.lineage.production:
+            raise LineageError(
+                f"A backfill of {self.store.address} is under way; finish it by 'apply', or "
+                "undo it by 'rollback', before another is planned."
+            )
+
+    def _refuse_to_apply(self, record: BackfillRecord) -> None:
+        """Raises: LineageError: as `apply`."""
+        if record.state == "rolled back":
+            raise LineageError("This backfill was rolled back; plan another.")
+        if record.state == "rolling back":
+            raise LineageError(
+                "A rollback of this backfill was interrupted; finish it by 'rollback'."
+            )
+        self.lineage.manifest(record.target)  # says so if it was withdrawn
+        if record.target != self.lineage.production:
+            raise LineageError(
+                f"This backfill leads to version {record.target}, and version "
+                f"{self.lineage.production} is in production since; plan another, or undo this "
+                "one by 'rollback'."
+            )
+
+    def _refresh(self, source: ReadableStore, target: int, ids: pa.Array, name: str) -> None:
+        """Write the old rows of a batch to a journal, and then the new ones to the store."""
+        old = [rows for rows in self.store.fetch(ids) if rows.version != target]
+        if not old:
+            return
+        # After a kill, rows that were written by others since are kept too, in one more file.
+        kept = sorted((self.folder / JOURNAL).glob(f"{name}*"))
+        if fresh := not_in_journals(old, kept):
+            path = self.folder / JOURNAL / f"{name}.{len(kept):06d}.sealed"
+            write_journal(path, fresh, self._mode)
+        width = self.store.spaces()[target].dim
+        for rows in source.fetch(joined_ids([rows.ids for rows in old], self.store.id_type)):
+            if rows.version == target:
+                vectors = np.ascontiguousarray(rows.vectors[:, :width])
+                self.store.upsert(Rows(target, rows.ids, vectors))
+
+    def _ours(self, source: ReadableStore, target: int, ids: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return of which ids [n] the row is the one that `apply` wrote."""
+        ours = np.zeros(len(ids), dtype=bool)
+        written = {rows.version: rows for rows in source.fetch(ids)}.get(target)
+        stored = {rows.version: rows for rows in self.store.fetch(ids)}.get(target)
+        if written is not None and stored is not None:
+            known, places = places_among(stored.ids, written.ids)
+            wrote = written.vectors[places, : stored.vectors.shape[1]]
+            same = (stored.vectors[known] == wrote).all(axis=1)
+            own = stored.ids.filter(pa.array(known)).filter(pa.array(same))
+            ours = places_among(ids, own)[0]
+        return ours
+
+    def _source(self) -> ReadableStore:
+        """Return the store of the rows to write, which the plan filled. Raises: IntegrityError."""
+        try:
+            return open_store(str(self.folder / SOURCE))
+        except EvergramError as error:
+            raise IntegrityError(
+                f"The new rows of the backfill cannot be read ({error}) Remove {self.folder} and "
+                "plan again; rows that were refreshed stay so."
+            ) from error
+
+    def _record(self) -> BackfillRecord:
+        """Raises: LineageError: nothing is planned. IntegrityError: the record is damaged, or of
+        another version than the lineage's."""
+        path = self.folder / RECORD
+        if not path.exists():
+            raise LineageError(
+                f"No backfill of {self.store.address} is planned; 'evergram store backfill plan' "
+                "makes one."
+            )
+        record = BackfillRecord.read(path)
+        # Rows that were refreshed to a version that was withdrawn since can still be put back.
+        withdrawal = self.lineage.withdrawn.get(record.target)
+        version = self.lineage.manifest(record.target) if withdrawal is None else withdrawal
+        if record.fingerprint != version.fingerprint:
+            raise IntegrityError(
+                f"{path} was made for another version {record.target}; plan again."
+            )
+        return record
+
+    def _write(self, record: BackfillRecord, **changes: Any) -> BackfillRecord:
+        """Replace the record by one with these changes, and the time: who reads it later can tell
+        whether the backfill still moves."""
+        changed = record.model_copy(update={**changes, "at": time.time()})
+        write_text(self.folder / RECORD, changed.model_dump_json(indent=2), self._mode)
+        return changed
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_folder(self.folder.parent, self._mode)
+        try:
+            with file_lock(self.folder.with_name(f".{self.folder.name}.lock"), timeout=0):
+                yield
+        except Timeout:
+            raise LineageError(
+                f"Another process is refreshing {self.store.address}; wait for it and try again."
+            ) from None
+        except OSError as error:
+            raise LineageError(
+                f"{self.folder} cannot be written: "
+                f"{reason_and_remedy(error, 'the backfill is as it was')}; 'apply' goes on from "
+                "there."
+            ) from error
+
+
+def write_table(path: Path, table: pa.Table, mode: int) -> None:
+    """Write a table, whole or not at all, as its SHA-256 followed by an Arrow file."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue()
+    with replacing(path, mode) as file:
+        file.write(sha256(content).digest())
+        file.write(content)
+
+
+def read_table(path: Path) -> pa.Table:
+    """Return the table that `write_table` wrote. Its hash is compared before anything is parsed, as
+    damaged Arrow can end the process.
+
+    Raises: IntegrityError: it is missing or damaged.
+    """
+    try:
+        with pa.memory_map(str(path)) as file:
+            whole = file.read_buffer()
+        if whole[:_HASH].to_pybytes() != sha256(whole[_HASH:]).digest():
+            raise pa.ArrowInvalid("it is not what was written")
+        return pa.ipc.open_file(whole[_HASH:]).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise IntegrityError(
+            f"{path} cannot be read ({error}), and no row is taken from it. Rows that were "
+            "refreshed stay so; plan again."
+        ) from error
+
+
+def write_journal(path: Path, parts: list[Rows], mode: int) -> None:
+    """Write rows of several versions, whose vectors may differ in length."""
+    tables = [
+        pa.table(
+            {
+                "id": rows.ids,
+                "version": pa.array(np.full(len(rows), rows.version), pa.int64()),
+                "vector": pa.array(list(rows.vectors), pa.list_(pa.float32())),
+            }
+        )
+        for rows in parts
+    ]
+    write_table(path, pa.concat_tables(tables), mode)
+
+
+def journal_rows(path: Path) -> Iterator[Rows]:
+    """Yield what `write_journal` wrote, by version. Raises: IntegrityError: missing or damaged."""
+    table = read_table(path)
+    versions = table["version"].to_numpy()
+    for version in sorted(set(versions.tolist())):
+        mine = table.filter(pa.array(versions == version))
+        vectors = np.stack([np.asarray(v, dtype=np.float32) for v in mine["vector"].to_numpy()])
+        yield Rows(int(version), mine["id"].combine_chunks(), vectors)
+
+
+def not_in_journals(parts: list[Rows], paths: list[Path]) -> list[Rows]:
+    """Return the rows that no journal has with the same vector. Raises: IntegrityError."""
+    kept = {key for path in paths for rows in journal_rows(path) for key in _keys(rows)}
+    fresh = []
+    for rows in parts:
+        new = np.array([key not in kept for key in _keys(rows)])
+        if new.any():
+            fresh.append(Rows(rows.version, rows.ids.filter(pa.array(new)), rows.vectors[new]))
+    return fresh
+
+
+def _keys(rows: Rows) -> Iterator[tuple[int, int | str, bytes]]:
+    for id_, vector in zip(rows.ids.to_pylist(), rows.vectors, strict=True):
+        yield rows.version, id_, vector.tobytes()

@@ -1,0 +1,483 @@
+"""The sidecar of a published version: codes of its objects, by id, in one file; and how one is made
+of stored vectors and a file of the version before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from evergram.atomic_files import replacing
+from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
+from evergram.lineage.lineage import Lineage, side_of
+from evergram.retrieval.id_lookup import IdLookup
+from evergram.stores.rows import Rows
+from evergram.stores.store import Floats
+from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
+from evergram.vector_files.pairing import Pairing
+
+# Called with objects encoded and objects in all.
+Progress = Callable[[int, int], None]
+log: logging.Logger = logging.getLogger(__name__)
+# Coordinates of the objects that directions and bits are chosen by.
+SAMPLE = 20_000_000
+# The backward transform's error on other objects may be this many times the error on those that the
+# lineage can compare; so many of these must be there, if there are others.
+WORSE, LEAST = 1.2, 20
+# A larger share of objects that codes read worse than the backward transform is logged as a
+# warning.
+MANY = 0.05
+# Sums over random signs, of each vector.
+MARKS = 3
+# Of a vector's length: between that of a vector rounded to float16, and any other vector's.
+TOLERANCE = 2e-3
+KEY = "evergram.version_sidecar"
+FORMAT_VERSION = 1
+# What a file says beside its tensors and the sidecar's own numbers.
+FACTS = {
+    **{"version": int, "target": int, "side": str, "fingerprints": list},
+    **{"error": float, "way_back_error": float, "worse": float},
+}
+
+
+def marks_of(vectors: Floats) -> Floats:
+    """Return the sums of each vector's coordinates under `MARKS` random signs, float32 [n, MARKS].
+
+    Another vector at a distance d, in lengths of the vector, has marks so near by chance
+    (0.8 · TOLERANCE / d)^MARKS of the time: once in five million for d = 0.3.
+    """
+    # The legacy generator, whose numbers do not change from version to version of NumPy.
+    draw = np.random.RandomState(vectors.shape[1])
+    signs = 2.0 * draw.randint(0, 2, (vectors.shape[1], MARKS)) - 1.0
+    marks: Floats = (vectors.astype(np.float64) @ signs).astype(np.float32)
+    return marks
+
+
+def same_marks(vectors: Floats, marks: Floats) -> npt.NDArray[np.bool_]:
+    """Return which vectors [n, D] are those that the marks [n, MARKS] were made of."""
+    return near(marks_of(vectors), marks, np.linalg.norm(vectors.astype(np.float64), axis=1))
+
+
+def near(marks: Floats, others: Floats, lengths: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return which marks [n, MARKS] are of vectors of these lengths [n] that are the same."""
+    apart = np.abs(marks.astype(np.float64) - others).max(axis=1, initial=0.0)
+    same: npt.NDArray[np.bool_] = apart <= TOLERANCE * lengths
+    return same
+
+
+@dataclass(frozen=True)
+class VersionSidecar:
+    """Codes of a version's objects, with which they are read as the version before.
+
+    Several threads may use one.
+
+    Args:
+        sidecar: from one version to the other.
+        ids: [N], as the lineage stores them.
+        codes: uint8 [N, size].
+        marks, old_marks: `marks_of` the vectors of both versions that the codes were made of.
+        version: v, the version of the objects' rows.
+        target: the version before it that was not withdrawn, usually v − 1.
+        side: of the lineage.
+        fingerprints: of both versions.
+        error, way_back_error: √(E‖error‖² / E‖z_target‖²), measured over all of its objects, with
+            codes and without.
+        worse: the share of its objects that codes read worse than the backward transform alone.
+    """
+
+    sidecar: Sidecar
+    ids: pa.Array
+    codes: npt.NDArray[np.uint8]
+    marks: Floats
+    old_marks: Floats
+    version: int
+    target: int
+    side: str
+    fingerprints: Sequence[str]
+    error: float
+    way_back_error: float
+    worse: float
+
+    # By the type of the ids that are asked for.
+    _lookups: dict[pa.DataType, IdLookup] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __str__(self) -> str:
+        return (
+            f"version {self.version} of side {self.side!r}, read as version {self.target} by "
+            f"{self.sidecar.size} bytes for each of {len(self):,} objects"
+        )
+
+    def places(self, ids: pa.Array) -> npt.NDArray[np.int64]:
+        """Return the row of each id [n]; -1 for one that it has no codes of.
+
+        Stores may have text ids where the lineage has integers, and the other way round.
+        """
+        if ids.type not in self._lookups:
+            try:
+                self._lookups[ids.type] = IdLookup(self.ids.cast(ids.type))
+            except pa.ArrowInvalid:  # texts that are no numbers
+                return np.full(len(ids), -1, dtype=np.int64)
+        return self._lookups[ids.type].rows(ids)
+
+    def known(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Return the places of rows [n] of its version; -1 unless the vector is the published one.
+
+        An object that was embedded anew has another.
+        """
+        places = self.places(rows.ids)
+        # Place -1 compares with the last row, and stays -1.
+        return np.where(same_marks(rows.vectors, self.marks[places]), places, -1)
+
+    def follows(
+        self, later: VersionSidecar, read: npt.NDArray[np.int64], ids: pa.Array
+    ) -> npt.NDArray[np.int64]:
+        """Return the places of ids [n] that `later` reads from its places `read`; -1 unless both
+        have codes of one vector.
+
+        An object that was embedded anew between the two sidecars has two.
+        """
+        places = self.places(ids)
+        marks = self.marks[places]
+        # The root mean square of marks is a vector's length.
+        lengths = np.sqrt(np.square(marks.astype(np.float64)).mean(axis=1))
+        same = (read >= 0) & near(later.old_marks[read], marks, lengths)
+        return np.where(same, places, -1)
+
+    def read(self, places: npt.NDArray[np.int64], vectors: Floats) -> Floats:
+        """Return vectors [n, D_v] of the objects at these places, none -1, as the version before
+        had them."""
+        return self.sidecar.read(vectors, self.codes[places])
+
+    def check(self, lineage: Lineage, what: str) -> None:
+        """Check that it is of this lineage. Raises: IntegrityError: it is of another."""
+        own = {m.version: m.fingerprint for m in lineage.versions}
+        pair = dict(zip((self.version, self.target), self.fingerprints, strict=True))
+        # Of a withdrawn version the lineage may keep no fingerprint.
+        gone = [version for version in pair if version in lineage.withdrawn]
+        if any(own.get(version) != pair[version] for version in pair if version not in gone):
+            raise IntegrityError(
+                f"{what} is a sidecar of side {self.side!r} from version {self.version} to "
+                f"{self.target} of another lineage than {lineage}; make it anew with 'evergram "
+                "vectors sidecar'."
+            )
+        if gone:
+            raise IntegrityError(
+                f"{what} is a sidecar from version {self.version} to {self.target}, and version "
+                f"{gone[0]} of {lineage} was withdrawn; remove it."
+            )
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all, over an existing file.
+
+        Raises: DataError: the file cannot be written.
+        """
+        tensors = self.sidecar.tensors() | {
+            "codes": torch.from_numpy(np.ascontiguousarray(self.codes)),
+            "marks": torch.from_numpy(np.ascontiguousarray(self.marks)),
+            "old_marks": torch.from_numpy(np.ascontiguousarray(self.old_marks)),
+            **_id_tensors(self.ids),
+        }
+        record = {
+            "format_version": FORMAT_VERSION,
+            "content": content_digest(tensors),
+            **{name: getattr(self, name) for name in FACTS},
+            **{name: getattr(self.sidecar, name) for name in ("memory", "missing", "power")},
+        }
+        try:
+            with replacing(path) as file:
+                file.write(save(tensors, {KEY: json.dumps(record)}))
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
+
+    @classmethod
+    def open(cls, path: Path) -> VersionSidecar:
+        """Read a file of `save`. Raises: DataError: it is missing, damaged, or of another kind."""
+        made = "give a file that 'evergram vectors sidecar' made"
+        try:
+            if path.exists() and not path.is_file():
+                raise DataError(f"{path} is a {'folder' if path.is_dir() else 'device'}; {made}.")
+            # All of it before it is looked at: a mapped file that shrinks ends the process.
+            content = path.read_bytes()
+            tensors = load(content)  # checks the header, too
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            record = json.loads(header["__metadata__"][KEY])
+            if record["format_version"] != FORMAT_VERSION:
+                raise DataError(
+                    f"{path} has the format version {record['format_version']}, and this Evergram "
+                    f"reads {FORMAT_VERSION}; read it with a later Evergram."
+                )
+            codes = tensors["codes"]
+            sidecar = Sidecar.of_tensors(tensors, codes, record)
+            ids, marks = _ids_of(tensors), (tensors["marks"], tensors["old_marks"])
+            shapes = {tuple(part.shape) for part in marks} | {(len(ids), MARKS)}
+            whole = record["content"] == content_digest(tensors)
+            if sidecar is None or not whole or len(codes) != len(ids) or len(shapes) > 1:
+                raise DataError(f"{path} is damaged: its content is not what was written; {made}.")
+            facts = {name: record[name] for name in FACTS}
+            if [type(fact) for fact in facts.values()] != list(FACTS.values()):
+                raise ValueError("a fact is of another type")
+            new, old = (part.float().numpy() for part in marks)
+            opened = cls(sidecar, ids, codes.numpy(), new, old, **facts)
+            opened.places(ids.slice(0, 0))  # sorts the ids now, and not within a request
+            return opened
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {reason_and_remedy(error)}.") from error
+        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(
+                f"{path} is not the sidecar of a version, or not all of it is there yet; {made}."
+            ) from error
+
+
+def content_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors, their names and their shapes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()
+
+
+def _id_tensors(ids: pa.Array) -> dict[str, Tensor]:
+    """Return ids as tensors: integers, or the bytes of texts and where each ends."""
+    if pa.types.is_integer(ids.type):
+        return {"ids": torch.from_numpy(ids.to_numpy().astype(np.int64))}
+    texts = [text.encode() for text in ids.to_pylist()]
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    content = np.frombuffer(b"".join(texts), dtype=np.uint8).copy()
+    return {"id_bytes": torch.from_numpy(content), "id_ends": torch.from_numpy(ends)}
+
+
+def _ids_of(tensors: dict[str, Tensor]) -> pa.Array:
+    if "ids" in tensors:
+        return pa.array(tensors["ids"].numpy(), pa.int64())
+    content, ends = tensors["id_bytes"].numpy().tobytes(), [0, *tensors["id_ends"].tolist()]
+    texts = [content[a:b].decode() for a, b in pairwise(ends)]
+    return pa.array(texts, pa.string())
+
+
+def make_sidecar(
+    lineage: Lineage,
+    old: EmbeddingFile | None = None,
+    *,
+    version: int | None = None,
+    side: str | None = None,
+    size: int | None = None,
+    error: float | None = None,
+    progress: Progress | None = None,
+) -> VersionSidecar:
+    """Return the sidecar from a version to the one before, of all objects that both have.
+
+    Args:
+        old: vectors of the version before; None takes those that the lineage still stores.
+        version: v, whose vectors the lineage stores; the newest by default.
+        side: of the lineage; may be left out if there is one.
+        size: bytes for each vector. error: the most that the relative error may be, which
+            chooses the bytes; give one of the two. Of objects with more than `SAMPLE` coordinates
+            in all, a sample of this size chooses, and a larger error over all objects is logged as
+            a warning.
+        progress: called with objects encoded and objects in all.
+    Raises: LineageError: there is no such version or side, its backward transform is not affine, or
+        `old` is not of the version before. DataError: the sizes are not one, or not allowed; or no
+        object is in both files.
+    """
+    if (size is None) == (error is None):
+        raise DataError("A sidecar has a number of bytes or an error; give one of the two.")
+    number, target = _checked_versions(lineage, version)
+    side = side_of(lineage.manifest(number).embeddings, str(lineage), side)
+    if not lineage.chain.is_affine(number, target):
+        raise LineageError(
+            f"The backward transform from version {number} is not affine, and a sidecar needs an "
+            "affine one."
+        )
+    stored, compares = open_embeddings(lineage.stored(side, number)), old is not None
+    if old is not None:
+        _refuse_another(old, lineage, target, side)
+    elif target in lineage.versions_with_embeddings:
+        old = open_embeddings(lineage.stored(side, target))
+    else:
+        raise LineageError(
+            f"The vectors of version {target} are not stored in {lineage} any more; give the file "
+            "of them (--old)."
+        )
+    pairing = Pairing(old, stored)
+    weight, offset = lineage.chain.affine(number, target)
+    shift = offset if bool(offset.any()) else None
+    before, after = _sampled(pairing, old.dim)
+    if error is None:
+        assert size is not None
+        sidecar = Sidecar.fit(weight, shift, after, before, size)
+    else:
+        if progress is not None:
+            progress(0, len(pairing))  # the bytes for an error take a while to be found
+        sidecar = Sidecar.fit_for_error(weight, shift, after, before, error)
+    arrays, errors, distances = _encoded(pairing, sidecar, progress)
+    if compares:
+        kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
+        compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
+        _refuse_mixed_up(distances, compared.to_numpy(zero_copy_only=False), str(old.path))
+    _warn(sidecar, errors, error)
+    return VersionSidecar(
+        sidecar,
+        pairing.ids.cast(stored.ids().type),
+        *arrays,
+        version=number,
+        target=target,
+        side=side,
+        fingerprints=[lineage.manifest(v).fingerprint for v in (number, target)],
+        error=errors["error"],
+        way_back_error=errors["way_back_error"],
+        worse=errors["worse"],
+    )
+
+
+def _checked_versions(lineage: Lineage, version: int | None) -> tuple[int, int]:
+    """Return the version, and the one before it that was not withdrawn."""
+    if not lineage.versions:
+        raise LineageError(f"{lineage} has no versions.")
+    number = lineage.newest if version is None else lineage.resolve(version)
+    before = [m.version for m in lineage.versions if m.version < number]
+    if not before:
+        raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
+    return number, max(before)
+
+
+def _warn(sidecar: Sidecar, errors: Mapping[str, float], error: float | None) -> None:
+    if error is not None and not sidecar.size:
+        log.warning(
+            "The backward transform alone leaves a relative error of %.3g, and %g may be left: the "
+            "sidecar has no bytes, and readers need none.",
+            *(sidecar.relative_error, error),
+        )
+    if error is not None and errors["error"] > error:
+        log.warning(
+            "Over all objects the relative error is %.3g, and %g was asked for: a sample chose the "
+            "bytes. Ask for a little less.",
+            *(errors["error"], error),
+        )
+    if errors["worse"] > MANY:
+        log.warning(
+            "%.0f %% of the objects are read worse with codes than by the backward transform "
+            "alone. The bits go to where most of the error is, such as to a few long vectors: "
+            "scale vectors to one length, or give more bytes.",
+            100 * errors["worse"],
+        )
+
+
+def _encoded(
+    pairing: Pairing, sidecar: Sidecar, progress: Progress | None
+) -> tuple[tuple[npt.NDArray[np.uint8], Floats, Floats], dict[str, float], npt.NDArray[np.float64]]:
+    """Return the codes and both marks of all objects; the errors of reading them, as
+    `VersionSidecar` has them; and for each object the relative error of the backward transform."""
+    codes, marks, old_marks, lefts, alones, lengths = [], [], [], [], [], []
+    done = 0
+    for past, present in _floats(pairing):
+        codes.append(sidecar.encode(present, past))
+        lefts.append((sidecar.read(present, codes[-1]).double() - past).norm(dim=1))
+        alones.append((sidecar.way_back(present) - past).norm(dim=1))
+        lengths.append(past.double().norm(dim=1))
+        marks.append(marks_of(present.numpy()))
+        old_marks.append(marks_of(past.numpy()))
+        done += len(past)
+        if progress is not None:
+            progress(done, len(pairing))
+    left, alone, length = (torch.cat(parts) for parts in (lefts, alones, lengths))
+    errors = {
+        "error": float(left.norm() / length.norm()),
+        "way_back_error": float(alone.norm() / length.norm()),
+        # By more than rounding to float16 would add.
+        "worse": float((left > alone + TOLERANCE * length).double().mean()),
+    }
+    arrays = torch.cat(codes).numpy(), np.concatenate(marks), np.concatenate(old_marks)
+    return arrays, errors, (alone / torch.where(length > 0, length, 1.0)).numpy()
+
+
+def _refuse_mixed_up(
+    distances: npt.NDArray[np.float64], compared: npt.NDArray[np.bool_], path: str
+) -> None:
+    """Raises: LineageError: the backward transform is much worse on the other objects than on those
+    whose old vectors were compared, or there are too few of these to tell."""
+    if compared.all():
+        return
+    if compared.sum() < LEAST:
+        raise LineageError(
+            f"{path} has {compared.sum()} of the objects whose vectors the lineage keeps to "
+            f"compare, and {LEAST} are needed to tell whether the others are right; give the whole "
+            "file."
+        )
+    # A few objects far off, such as short vectors, must not hide the others.
+    near = np.minimum(distances, 2.0)
+    right, rest = near[compared].mean(), near[~compared].mean()
+    if rest > WORSE * right + TOLERANCE:
+        raise LineageError(
+            f"The backward transform has a mean relative error of {rest:.3f} on {path}, and of "
+            f"{right:.3f} on those of its objects whose vectors the lineage keeps to compare: the "
+            "others are other vectors, or under other ids."
+        )
+
+
+def _refuse_another(old: EmbeddingFile, lineage: Lineage, version: int, side: str) -> None:
+    """Raises: LineageError: the file lacks the vectors that the lineage keeps of that version, or
+    has others. DataError: as `EmbeddingFile.blocks`."""
+    lineage.check_fingerprint(old.fingerprint, version, str(old.path))
+    ids, kept = lineage.canaries(version).get(side, (pa.array([], pa.string()), torch.empty(0, 0)))
+    what = f"{old.path} is not what version {version} of {lineage} is"
+    dim = lineage.manifest(version).dim
+    if old.dim != dim:
+        raise LineageError(f"{what}: its dim is {old.dim}, not {dim}.")
+    known = dict(zip(ids.to_pylist(), kept, strict=True))
+    seen = 0
+    for some, vectors in old.blocks():
+        for row, text in enumerate(some.cast(pa.string()).to_pylist()):
+            if (own := known.get(text)) is None:
+                continue
+            seen += 1
+            if float((vectors[row] - own).norm()) > TOLERANCE * float(own.norm()):
+                raise LineageError(f"{what}: the vector of id {text!r} is another.")
+    if not seen:
+        raise LineageError(
+            f"{what}, as far as can be seen: it has none of the {len(known)} objects whose vectors "
+            "the lineage keeps to compare; give the whole file, and where it has no ids, these in "
+            "a FILE.ids.txt beside it."
+        )
+
+
+def _floats(pairing: Pairing) -> Iterator[tuple[Tensor, Tensor]]:
+    for past, present in pairing.blocks():
+        yield past.float(), present.float().contiguous()
+
+
+def _sampled(pairing: Pairing, dim: int) -> tuple[Tensor, Tensor]:
+    """Return old and new vectors of objects that are drawn with a fixed seed: all, if their old
+    vectors have no more than `SAMPLE` coordinates, and else at least four for each of one."""
+    drawn = torch.randperm(len(pairing), generator=torch.Generator().manual_seed(0))
+    chosen = torch.zeros(len(pairing), dtype=torch.bool)
+    chosen[drawn[: max(SAMPLE // dim, 4 * dim)]] = True
+    past, present, start = [], [], 0
+    for one, two in _floats(pairing):
+        part = chosen[start : start + len(one)]
+        past.append(one[part])
+        present.append(two[part])
+        start += len(one)
+    return torch.cat(past), torch.cat(present)
