@@ -18,14 +18,12 @@ import torch
 
 from evergram.data.corpus import Corpus
 from evergram.training.build import Companions, prepare
-from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder
-from evergram.training.checkpoints.run_identity import RunIdentity
-from evergram.training.checkpoints.settings import PATIENCE, SECONDS
 from evergram.training.corpora import split_for
 from evergram.training.loop import Trainer
-from evergram.training.monitors.early_stopping import EarlyStopping
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.resuming import PATIENCE, SECONDS, Checkpoints, run_identity
+from evergram.training.selection import EarlyStopping
 
 SIZES, DIM = (10_000, 100_000, 1_000_000), 64
 ROUNDS = 5
@@ -98,9 +96,9 @@ def _cost(entities: int, dim: int) -> Cost:
     run = Trainer(*parts, callbacks=[stopping], seed=0)
     run.fit(steps=2)
     stopping.kept = run.parameters()
-    identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions())
+    identity = run_identity(recipe.model_dump_json(), 0, split, Companions())
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        checkpoints = CheckpointFolder(Path(folder), "version 0", identity)
+        checkpoints = Checkpoints(Path(folder), "version 0", identity)
         times = []
         for step in range(ROUNDS):
             started, cpu = time.perf_counter(), time.process_time()

@@ -15,9 +15,9 @@ from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.callbacks import Point
 from evergram.training.loop import run_epoch
-from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.tracking import Tracking
 
 ENCODERS = ("factorization", "two_tower")
 BATCHES = (128, 1024)

@@ -22,8 +22,7 @@ from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus
-from evergram.training.distributed.process_group import ProcessCollectives, join_processes
-from evergram.training.distributed.shares import embed_together
+from evergram.training.distributed import ProcessCollectives, embed_together, join_processes
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings

@@ -18,7 +18,7 @@ from benchmarks.process_runs import run_processes
 from evergram.data.corpus import Corpus
 from evergram.process_settings import no_denormals
 from evergram.training.build import prepare
-from evergram.training.distributed.process_group import ProcessCollectives, join_processes
+from evergram.training.distributed import ProcessCollectives, join_processes
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings

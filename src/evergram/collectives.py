@@ -26,12 +26,12 @@ class Collectives:
     Attributes:
         rank: of this process, from 0; the first one writes, prints and publishes.
         size: the number of processes.
-        others_wait: whether this is the first process, and the others wait for its answer.
+        alone: whether the first process runs what the others do not, and must not exchange.
     """
 
     rank: int = 0
     size: int = 1
-    others_wait: bool = False
+    alone: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -65,7 +65,7 @@ class Collectives:
         return gradient
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns in the first process, as JSON; it is not called in others."""
+        """Return what `make` returns in the first process; it is not called in others."""
         return make()
 
 

@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.checkpoints.checkpoint_folder import StateFile
-from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
+from evergram.training.resuming import CheckpointSettings
 
 # What a clock writes into a published version, and digests of files that hold it.
 OF_THE_CLOCK = {"seconds", "created", "check", "metrics.json"}
@@ -98,7 +98,8 @@ def newest_checkpoint(work: Path) -> dict[str, Any]:
     paths = sorted(work.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
     if not paths:
         return {}
-    facts = StateFile().read(paths[-1]).facts
+    with safe_open(paths[-1], framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
     title = paths[-1].name.split(".")[0]
     return {"title": title, "steps": facts["steps"], "batches": facts["batches"]}
 

@@ -24,8 +24,8 @@ from evergram.releasing.probes import with_probes
 from evergram.releasing.publish import losses, publish, refuse_degradation
 from evergram.releasing.release import ReleaseOptions, upgrade_and_publish
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
+from evergram.training.resuming import CheckpointSettings
 
 IDS = pa.array([f"id{i}" for i in range(60)])
 VECTORS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))

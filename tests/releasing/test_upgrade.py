@@ -70,11 +70,11 @@ from evergram.releasing.upgrade import (
 )
 from evergram.releasing.version_report import VersionReport
 from evergram.retrieval.reader import Reader
+from evergram.training import selection
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
-from evergram.training.monitors import popularity_choice
 from evergram.training.recipe import Recipe
 
 
@@ -263,7 +263,7 @@ def test_a_sampled_upgrade_is_measured_on_the_same_queries_and_held_to_its_error
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both models, and all readings as a version, are of one sample each; the gate reads it."""
-    for module in ("training.monitors.evaluation_work", "releasing.upgrade"):
+    for module in ("training.selection", "releasing.upgrade"):
         monkeypatch.setattr(sys.modules[f"evergram.{module}"], "LEAST", 12)
     size = "data.queries=150", "data.interactions=3000", 'metrics=["recall@3"]'
     lineage, corpus = Lineage.create(tmp_path / "lineage"), load_corpus(tiny_recipe(*size))
@@ -625,7 +625,7 @@ def test_an_automatic_power_of_a_joint_upgrade_is_that_of_the_version_before(
 def test_a_power_that_was_chosen_as_zero_goes_on(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(popularity_choice, "EXPONENTS", (0.0,))
+    monkeypatch.setattr(selection, "EXPONENTS", (0.0,))
     recipe = recipe_of(small, "auto", "training.epochs=1")
     corpus = load_corpus(recipe)
     lineage = Lineage.create(tmp_path / "lineage")

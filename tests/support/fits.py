@@ -17,13 +17,12 @@ from evergram.data.split import Split
 from evergram.lineage.artefact import Artefact
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.checkpoint_folder import TrainingState
-from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.loop import Trainer, run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.resuming import CheckpointSettings, TrainingState
 from evergram.training.step import Step
 
 CPU = torch.device("cpu")

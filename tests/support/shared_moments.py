@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from evergram.compatibility.closed_form_fit import fit_closed_form, moments_by_use
-from evergram.training.distributed.process_group import join_processes
+from evergram.training.distributed import join_processes
 
 KINDS = ("linear", "affine", "orthogonal", "low_rank")
 

@@ -22,7 +22,7 @@ from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.loop import gather, run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.sharding.sharded_factorization import ShardedFactorization
+from evergram.training.sharding import ShardedFactorization
 from evergram.training.step import Step
 
 CPU = torch.device("cpu")
@@ -180,7 +180,7 @@ def whole_tables(encoder: ShardedFactorization) -> dict[str, Tensor]:
     """Return all rows and their optimiser's numbers as `gather` names those of whole tables; all
     processes call it."""
     state = {}
-    for name, (table, rows) in encoder._parts().items():
+    for name, (table, rows) in encoder.parts().items():
         assert len(table.weight) <= -(-23 // encoder.collectives.size)
         full = rows.new_zeros(table.size, *rows.shape[1:])
         full[table.own] = rows

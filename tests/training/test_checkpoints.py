@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +23,36 @@ from tests.support.fits import (
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.errors import FormatError, IntegrityError, RecipeError, TrainingError
+from evergram.errors import IntegrityError, RecipeError, TrainingError
 from evergram.gramian.kinds import SAGramSettings
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import Companions
-from evergram.training.checkpoints.checkpoint_folder import (
-    CheckpointFolder,
-    StateFile,
-    TrainingState,
-)
-from evergram.training.checkpoints.run_identity import (
-    RunIdentity,
-    corpus_digest,
-    files_digest,
-    modules_digest,
-)
-from evergram.training.checkpoints.settings import PATIENCE, SECONDS, CheckpointSettings
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
+from evergram.training.resuming import (
+    PATIENCE,
+    SECONDS,
+    Checkpoints,
+    CheckpointSettings,
+    TrainingState,
+    corpus_digest,
+    difference,
+    files_digest,
+    modules_digest,
+    read_state,
+    run_identity,
+    write_state,
+)
 
-RUN = RunIdentity('{"seed": 1}', "1", "corpus")
-FILE = StateFile()
+RUN = {"recipe": '{"seed": 1}', "version": "1", "corpus": "corpus"}
 # Before a kill at a batch, the last checkpoint may be some batches ago.
 OFTEN = CheckpointSettings(steps=2)
 
 
-def opened(folder: Path | None, keep: int = 3) -> CheckpointFolder:
-    return CheckpointFolder(folder, "version 1", RUN, CheckpointSettings(steps=10, keep=keep))
+def opened(folder: Path | None, keep: int = 3) -> Checkpoints:
+    return Checkpoints(folder, "version 1", RUN, CheckpointSettings(steps=10, keep=keep))
 
 
 def numbers(folder: Path) -> list[int]:
@@ -62,7 +62,7 @@ def numbers(folder: Path) -> list[int]:
 def test_the_newest_whole_checkpoints_are_kept_and_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def save(folder: CheckpointFolder, number: int, steps: int) -> None:
+    def save(folder: Checkpoints, number: int, steps: int) -> None:
         state = TrainingState({"a": torch.full((2,), float(number))}, {"number": number})
         folder.save(state, steps)
 
@@ -183,7 +183,7 @@ def test_every_column_id_feature_module_and_file_of_a_run_counts(tmp_path: Path)
 
 
 def test_what_two_runs_differ_in_is_named(small: Recipe) -> None:
-    identity = RunIdentity.of(small.model_dump_json(), 0, split_of(small), Companions())
+    identity = run_identity(small.model_dump_json(), 0, split_of(small), Companions())
     other = changed(small, "task.penalty=6.0", "training.epochs=9").model_dump_json()
     for change, named in (
         ({"torch": "1.0"}, "torch (1.0"),
@@ -194,9 +194,9 @@ def test_what_two_runs_differ_in_is_named(small: Recipe) -> None:
         ({"recipe": other}, "another recipe (task.penalty, training.epochs changed)"),
         *(({name: "x"}, name) for name in ("corpus", "modules", "files")),
     ):
-        assert named in identity.difference(replace(identity, **change).as_json())
-    assert identity.difference(identity.as_json()) == ""
-    assert identity.difference({}) == "another recipe"
+        assert named in difference(identity, {**identity, **change})
+    assert difference(identity, identity) == ""
+    assert difference(identity, {}) == "another recipe"
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,11 @@ def test_tensors_of_every_type_and_facts_come_back(tmp_path: Path) -> None:
         again=shared,
     )
     path = tmp_path / "made" / "state.safetensors"
-    FILE.write(path, RUN.as_json(), written)
-    assert FILE.identity(path) == RUN.as_json()
-    state = FILE.read(path)
-    assert (state.facts, state.bytes) == (written.facts, written.bytes)
+    write_state(path, RUN, written)
+    state = read_state(path, RUN)
+    assert state.facts == written.facts
+    with pytest.raises(IntegrityError, match="another version"):
+        read_state(path, {**RUN, "version": "2"})
     assert state.tensors.keys() == written.tensors.keys()
     for name, value in written.tensors.items():
         assert state.tensors[name].dtype == value.dtype
@@ -264,7 +265,7 @@ def test_no_damaged_byte_and_no_cut_goes_unseen(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("state") / "s.safetensors"
-    FILE.write(path, RUN.as_json(), state_of(a=torch.arange(20.0), b=torch.arange(5)))
+    write_state(path, RUN, state_of(a=torch.arange(20.0), b=torch.arange(5)))
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
@@ -272,25 +273,25 @@ def test_no_damaged_byte_and_no_cut_goes_unseen(
     else:
         content[place] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
-    with pytest.raises((IntegrityError, FormatError)):
-        FILE.read(path)
+    with pytest.raises(IntegrityError):
+        read_state(path, RUN)
 
 
 def test_a_state_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "work" / "run.safetensors"
-    FILE.write(path, RUN.as_json(), state_of(a=torch.ones(3)))
+    write_state(path, RUN, state_of(a=torch.ones(3)))
 
     def full(_: object, path: Path, **__: object) -> None:
         Path(path).write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("evergram.training.checkpoints.checkpoint_folder.save_file", full)
+    monkeypatch.setattr("evergram.training.resuming.save_file", full)
     with pytest.raises(TrainingError, match=r"20 bytes, .*: I/O error: No space"):
-        FILE.write(path, RUN.as_json(), state_of(a=torch.ones(5)))
+        write_state(path, RUN, state_of(a=torch.ones(5)))
     assert [p.name for p in path.parent.iterdir()] == ["run.safetensors"]
-    assert torch.equal(FILE.read(path).tensors["a"], torch.ones(3))
+    assert torch.equal(read_state(path, RUN).tensors["a"], torch.ones(3))
 
 
 APART = "gramian.sampler=linear"

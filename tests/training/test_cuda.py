@@ -13,10 +13,10 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import load_corpus
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.recipe import Recipe
+from evergram.training.resuming import CheckpointSettings
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)

@@ -18,13 +18,13 @@ from evergram.data.sampling import Batch
 from evergram.errors import TrainingError
 from evergram.log_lines import LogFormat, set_log_format
 from evergram.training import loop, progress
-from evergram.training.callbacks import Budget, Callback, Point
+from evergram.training.callbacks import Callback, Limits, Point
 from evergram.training.corpora import final_split
 from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.loop import Trainer
-from evergram.training.monitors.early_stopping import EarlyStopping
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.selection import EarlyStopping
 from evergram.training.step import Step
 
 
@@ -122,7 +122,7 @@ def test_callbacks_that_draw_or_not_leave_the_run_as_it_is(small: Recipe) -> Non
 def test_a_callback_a_budget_or_patience_stops_a_run(small: Recipe) -> None:
     assert trainer_of(small, Recorder(stop_after=2)).fit(epochs=5) == "word"
     stopping = EarlyStopping("metric", patience=2, evaluate=lambda run: -run.epoch / 10)
-    for callback, word, epoch in ((Budget(1e-9), "budget", 1), (stopping, "patience", 3)):
+    for callback, word, epoch in ((Limits(1e-9), "budget", 1), (stopping, "patience", 3)):
         run = trainer_of(small, callback)
         assert (run.fit(epochs=9), run.epoch) == (word, epoch)
     run = trainer_of(small)

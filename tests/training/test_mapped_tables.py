@@ -33,17 +33,16 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training import memory
 from evergram.training.build import build_sampler, prepare
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.distributed.process_group import join_processes
+from evergram.training.distributed import join_processes
 from evergram.training.loop import Trainer
 from evergram.training.memory import (
     memory_bytes,
     needed_bytes,
     place_tables,
-    refuse_too_large,
 )
-from evergram.training.monitors.early_stopping import EarlyStopping
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.selection import EarlyStopping
 
 MAPPED = "training.tables=mapped"
 
@@ -170,10 +169,10 @@ def test_the_least_memory_is_less_than_a_run_holds(small: Recipe, overrides: str
 
 def test_the_dim_of_the_version_counts_and_so_do_hashed_rows(small: Recipe) -> None:
     corpus = split_of(small).training
-    wide = changed(small, "model.dim=[8, 10_000_000]")
-    refuse_too_large(wide.model, corpus, 0)
+    wide = changed(small, "model.dim=[8, 10_000_000]", "training.tables=memory")
+    place_tables(FitSettings.of(wide, corpus, 0), corpus, CPU, None)
     with pytest.raises(RecipeError, match=r"model\.dim = 10000000 .*[\d,]{15,} bytes"):
-        refuse_too_large(wide.model, corpus, 1)
+        place_tables(FitSettings.of(wide, corpus, 1), corpus, CPU, None)
     entities = len(corpus.queries) + len(corpus.candidates)
     hashed = changed(small, "model.hash_rows=10")
     needed = [needed_bytes(recipe.model, corpus, 0) for recipe in (small, hashed)]
@@ -234,10 +233,10 @@ def test_tables_that_cannot_be_mapped_are_refused_with_the_reason(
         with pytest.raises(TrainingError, match=rf"at least {free:,} bytes of disk"):
             place_tables(settings, corpus, CPU, folder)
     with pytest.raises(RecipeError, match=r"training\.tables is 'mapped', which needs a CPU"):
-        place_tables(settings, corpus, torch.device("cuda"), tmp_path)
+        prepare(settings, corpus, torch.device("cuda"), None, tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RecipeError, match=r"training\.tables is 'mapped', which needs one process"):
-        place_tables(settings, corpus, CPU, tmp_path)
+        prepare(settings, corpus, CPU, None, tmp_path)
 
 
 def tables(encoder: Encoder) -> dict[str, torch.Tensor]:

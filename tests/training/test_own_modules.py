@@ -20,9 +20,9 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
+from evergram.training.resuming import CheckpointSettings
 
 
 class Tower(nn.Module):

@@ -43,18 +43,19 @@ from evergram.encoders.factory import publish_by_popularity
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import EvergramError, RecipeError, TrainingError
-from evergram.training.checkpoints.settings import CheckpointSettings
-from evergram.training.distributed import shares
-from evergram.training.distributed.agreement import (
-    begin_shared,
-    decided,
-    share_step,
+from evergram.training import distributed, selection
+from evergram.training.distributed import (
+    _leave,
+    embed_together,
+    join_processes,
+    part_of,
+    rows_of_all,
+    seed_of_process,
+    sum_gradients,
 )
-from evergram.training.distributed.process_group import _leave, join_processes
-from evergram.training.distributed.shares import embed_together, part_of, rows_of_all, sum_gradients
-from evergram.training.monitors import evaluation_work
 from evergram.training.recipe import Recipe
-from evergram.training.sharding.sharded_factorization import ShardedFactorization
+from evergram.training.resuming import CheckpointSettings
+from evergram.training.sharding import ShardedFactorization
 from evergram.training.step import Step
 
 # Three processes share an epoch's last pair, so that two have none.
@@ -141,7 +142,7 @@ def group_threads() -> list[str]:
 
 def evaluations(task: dict[str, float], **more: Any) -> list[Any]:
     """Return what ends a training, its pilots, and its evaluations, which rank some queries."""
-    evaluation_work.FREE, evaluation_work.LEAST = 1, 5
+    selection.FREE, selection.LEAST = 1, 5
     data = {"kind": "synthetic", "queries": 40, "candidates": 30, "interactions": 500}
     training = {"epochs": 2, "patience": 1, "evaluate_share": 0.001, "metric": "ndcg@20"}
     recipe = Recipe.of({"data": data, "model": {"dim": 4}, "task": task, "training": training})
@@ -164,7 +165,11 @@ def choose_pilots_and_leave(folder: str) -> None:
     step, _ = next(prepared("sogram", shared_corpus(), processes, *DIVIDED))
     encoder = step.encoder
     assert isinstance(encoder, ShardedFactorization)
-    processes.from_first(lambda: encoder.save(Path(folder) / "rows"))
+    encoder.save(Path(folder) / "rows")
+    processes.alone = True  # as while a callback of the first process runs
+    with pytest.raises(TrainingError, match="everywhere"):
+        encoder.embed_all(shared_corpus())
+    processes.alone = False
     own: dict[str, Any] = {"folder": Path(folder) / "pilots"} if processes.is_first else {}
     limits: list[dict[str, Any]] = [{"minutes": 0} if processes.is_first else {}, {}]
     for limit in limits:
@@ -197,7 +202,7 @@ def test_processes_choose_the_pilots_of_the_first_and_leave_no_thread_of_their_g
     assert (len(whole[1]), whole[1][0]) == (8, limited[1][0])
     # Parameters are those of one process up to rounding, so metrics are, as no two scores are near.
     for name in ("FREE", "LEAST"):
-        monkeypatch.setattr(evaluation_work, name, getattr(evaluation_work, name))
+        monkeypatch.setattr(selection, name, getattr(selection, name))
     ended, _, history, metrics = evaluations(NUMBERS)
     assert together[0] == ended
     assert all(record["standard_error"] > 0 for record in history)
@@ -261,8 +266,7 @@ def test_a_training_that_loses_a_process_ends_and_resumes_in_another_number(
     folders = [path for path in (tmp_path / "killed").iterdir() if path.is_dir()]
     assert bool(folders) == divided
     for rows in folders:
-        owners = {path.name.split("-model")[0] for path in rows.iterdir()}
-        assert owners == {"shard-00001", "shard-00002"}
+        assert {path.name.split(".")[2] for path in rows.iterdir()} == {"00000", "00001"}
     expected = load_file(tmp_path / "whole" / "out.safetensors")
     for count in counts:
         folder = shutil.copytree(tmp_path / "killed", tmp_path / f"by{count}")
@@ -278,44 +282,12 @@ def test_a_training_that_loses_a_process_ends_and_resumes_in_another_number(
 
 
 class Pair(Collectives):
-    """The first or the second of two processes; the first's answers are handed in."""
+    """The first or the second of two processes."""
 
     size = 2
 
-    def __init__(self, rank: int, answer: object = None) -> None:
-        self.rank, self.answer = rank, answer
-
-    def from_first(self, make: object) -> object:
-        return make() if self.is_first else self.answer  # type: ignore[operator]
-
-
-def test_an_error_of_the_first_is_everyones() -> None:
-    def fail() -> str:
-        raise TrainingError("The loss is nan.")
-
-    for process in (Pair(0), Pair(1, {"error": "The loss is nan."})):
-        with pytest.raises(TrainingError, match="The loss is nan"):
-            decided(fail, process)
-
-
-def test_others_take_part_while_the_first_decides() -> None:
-    """As often as it asks, and then they have its word."""
-
-    def of(process: Threads) -> tuple[str, list[float]]:
-        sums: list[float] = []
-
-        def add() -> None:
-            begin_shared("sum", process)
-            sums.append(float(process.sum(torch.tensor(1.0 + process.rank), "numbers")))
-
-        def decide() -> str:
-            add()
-            add()
-            return "patience"
-
-        return decided(decide, process, {"sum": add}), sums
-
-    assert in_threads(3, of)[0] == [("patience", [6.0, 6.0])] * 3
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
 
 def step_of(encoder: ModuleEncoder | None) -> Step:
@@ -326,15 +298,16 @@ def step_of(encoder: ModuleEncoder | None) -> Step:
 
 def test_own_modules_drop_out_apart_and_do_not_normalise_by_the_batch() -> None:
     corpus = shared_corpus()
-    own = step_of(own_modules(corpus))
-    assert share_step(own, Pair(0), 3) == share_step(step_of(None), Pair(1), 3) == 3
-    assert share_step(own, Pair(1), 3) != 3
+    own = step_of(own_modules(corpus)).encoder
+    plain = step_of(None).encoder
+    assert seed_of_process(own, 3, Pair(0)) == seed_of_process(plain, 3, Pair(1)) == 3
+    assert seed_of_process(own, 3, Pair(1)) != 3
     tower = nn.Sequential(nn.Embedding(30, 4), nn.BatchNorm1d(4))
     modules = EncoderModules(tower, nn.Embedding(30, 4), torch.tensor, torch.tensor)
-    step = step_of(ModuleEncoder.of(modules, corpus))
-    assert share_step(step, ALONE, 3) == 3
+    encoder = step_of(ModuleEncoder.of(modules, corpus)).encoder
+    assert seed_of_process(encoder, 3, ALONE) == 3
     with pytest.raises(TrainingError, match=r"query\.1 is a BatchNorm1d.*use LayerNorm"):
-        share_step(step, Pair(1), 3)
+        seed_of_process(encoder, 3, Pair(1))
 
 
 def process(rank: int, size: int) -> Collectives:
@@ -399,16 +372,13 @@ def trained(rank: int, size: int, rows: int, collectives: Collectives) -> list[T
     return [*grads, value]
 
 
-@pytest.mark.parametrize(("rows", "tables"), [(500, "tables, gathered"), (6, "tables")])
-def test_a_small_table_is_summed_whole_and_of_a_large_one_touched_rows(
-    rows: int, tables: str
-) -> None:
-    alone = trained(0, 1, rows, ALONE)
-    results, processes = in_threads(3, lambda p: trained(p.rank, 3, rows, p))
+def test_gradients_of_layers_are_summed_and_touched_rows_gathered() -> None:
+    alone = trained(0, 1, 500, ALONE)
+    results, processes = in_threads(3, lambda p: trained(p.rank, 3, 500, p))
     for result in results:
         for together, one in zip(result, alone, strict=True):
             torch.testing.assert_close(together, one)
-    assert processes[0].kinds.count(tables) == 1
+    assert processes[0].kinds.count("tables, gathered") == 1
 
 
 def encoder_of(kind: str) -> Encoder:
@@ -431,7 +401,7 @@ def encoder_of(kind: str) -> Encoder:
 def test_each_process_embeds_a_share_of_layers_and_all_of_tables_and_graphs(
     kind: str, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "ROWS", 5)
+    monkeypatch.setattr(distributed, "ROWS", 5)
     corpus, size = shared_corpus(), 3
     alone = encoder_of(kind)
     vectors = alone.embed_all(corpus)

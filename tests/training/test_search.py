@@ -21,7 +21,6 @@ from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
 from evergram.errors import RecipeError, TrainingError
 from evergram.releasing.upgrade import train
-from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.fit import RunContext, ends_after, fit_encoder
 from evergram.training.pilots import (
     LEAST_GAIN,
@@ -34,6 +33,7 @@ from evergram.training.pilots import (
 )
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import rate_of
+from evergram.training.resuming import CheckpointSettings
 from evergram.training.tuning import KeyRange, SearchSpace, trials
 from evergram.training.tuning.best_recipe import toml_of, write_best
 from evergram.training.tuning.search_space import default_space

@@ -36,26 +36,24 @@ from evergram.evaluation.metric_sample import MetricSample
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.releasing.upgrade import train
 from evergram.training import fit
-from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder, warned
 from evergram.training.loop import run_epoch
-from evergram.training.monitors.early_stopping import (
-    EarlyStopping,
-    SelectionMetric,
-)
-from evergram.training.monitors.evaluation_work import (
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.training import AdaptiveTraining
+from evergram.training.resuming import CheckpointSettings
+from evergram.training.selection import (
+    EXPONENTS,
     LEAST,
-    EvaluationPlan,
+    EarlyStopping,
     RankingWork,
+    SelectionMetric,
+    choose_popularity,
     dense_weights,
     different,
     epoch_work,
     final_metrics,
 )
-from evergram.training.monitors.popularity_choice import EXPONENTS, choose_popularity
-from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import AdaptiveTraining
 
 METRIC = "recall@20"
 
@@ -167,16 +165,16 @@ def test_evaluation_never_takes_more_than_its_share(
     queries: int, each: int, fixed: int, training: int, share: float
 ) -> None:
     work = RankingWork(queries, each, fixed)
-    plan = work.plan(share, training)
-    assert min(queries, LEAST) <= plan.queries <= queries
-    spent = plan.queries * each + fixed
+    ranked, every = work.plan(share, training)
+    assert min(queries, LEAST) <= ranked <= queries
+    spent = ranked * each + fixed
     # Rarer evaluations leave more training to each.
-    assert spent <= max(1, int(share * training)) * plan.every
-    if plan.queries < queries:
+    assert spent <= max(1, int(share * training)) * every
+    if ranked < queries:
         # One more query, or one epoch less between two, would be too many.
-        assert spent + each > int(share * training) * max(1, plan.every - 1)
-    assert work.plan("full", training) == EvaluationPlan(queries)
-    assert work.plan("auto", training).queries >= work.plan(0.25, training).queries
+        assert spent + each > int(share * training) * max(1, every - 1)
+    assert work.plan("full", training) == (queries, 1)
+    assert work.plan("auto", training)[0] >= work.plan(0.25, training)[0]
 
 
 def test_different_entities_are_those_of_draws() -> None:
@@ -213,7 +211,7 @@ def test_training_is_counted_at_no_more_than_its_products_take(overrides: str) -
 def test_a_run_samples_as_its_share_allows_and_resumes_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evergram.training.monitors.evaluation_work.LEAST", 20)
+    monkeypatch.setattr("evergram.training.selection.LEAST", 20)
     training = {"evaluate_share": 0.001, "epochs": 6, "patience": 3, "batch_size": 256}
     recipe = Recipe.of({"data": {**DATA, "queries": 800}, "training": training})
     split = split_of(recipe)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tests.support.fits import CPU, assert_same, killed_and_resumed, parts_of
 from tests.support.shared_training import BASE, DIVIDED, joint_of, shared_corpus, whole_tables
+from tests.support.thread_processes import Threads, in_threads
 from tests.support.tiny_training import tiny_recipe
 from torch import Tensor, nn
 
@@ -25,19 +26,14 @@ from evergram.collectives import ALONE, Collectives
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import RecipeError, TrainingError
 from evergram.lineage.artefact import Artefact
-from evergram.training import memory
+from evergram.training import memory, sharding
 from evergram.training.build import Companions, prepare
-from evergram.training.checkpoints.settings import CheckpointSettings
-from evergram.training.loop import gather, run_epoch
-from evergram.training.memory import needed_bytes, refuse_shares
+from evergram.training.loop import gather, run_epoch, scatter
+from evergram.training.memory import needed_bytes, place_tables
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.sharding import sharded_table
-from evergram.training.sharding.sharded_factorization import (
-    ShardedFactorization,
-    mapped_rows,
-)
-from evergram.training.sharding.sharded_table import draw_shard, load_shards, save_shards, shard_of
+from evergram.training.resuming import CheckpointSettings
+from evergram.training.sharding import ShardedFactorization, draw_shard, mapped_rows, shard_of
 from evergram.training.step import Step
 
 CORPUS = shared_corpus()
@@ -62,7 +58,7 @@ def test_rows_are_those_of_one_table(size: int, dim: int, processes: int, seed: 
 
     whole = nn.init.normal_(torch.empty(size, dim), std=0.3, generator=draws())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharded_table, "BLOCK", 16)
+        patch.setattr(sharding, "BLOCK", 16)
         parts = [
             draw_shard((size, dim), 0.3, draws(), shard_of(size, rank, processes))
             for rank in range(processes)
@@ -88,27 +84,39 @@ def test_one_process_trains_what_a_factorization_is_and_its_states_have_no_rows(
     expected = gather({"encoder": whole.encoder}, whole.optimizers)
     assert before.keys() == expected.keys()
     assert all(before[name].equal(value) for name, value in expected.items())
-    assert not encoder.state_dict()
-    encoder.load_state_dict({})
-    for optimizer in parts.optimizers:
-        assert not optimizer.state_dict()["state"]
-        optimizer.load_state_dict(optimizer.state_dict())
+    state = gather({"encoder": encoder}, parts.optimizers)
+    assert not state
+    scatter(state, {"encoder": encoder}, parts.optimizers)
     after = whole_tables(encoder)
     assert all(after[name].equal(value) for name, value in before.items())
 
 
-class Second(Collectives):
-    """One of two processes, which nobody waits for."""
+def test_all_processes_read_whole_tables_together(tmp_path: Path) -> None:
+    """The first has them, mapped; rows that two have written are read by three."""
 
-    rank, size = 1, 2
+    def encoder_of(process: Collectives) -> ShardedFactorization:
+        draws = torch.Generator().manual_seed(process.size * (process.size > 1))
+        return ShardedFactorization(SCHEMA, {"dim": 4}, draws, process)
 
+    def written(process: Threads) -> dict[str, Tensor]:
+        encoder = encoder_of(process)
+        encoder.keep()
+        encoder.save(tmp_path)
+        return encoder.gathered(best=True).embed_all(CORPUS)
 
-def test_embeddings_are_read_while_others_wait() -> None:
-    encoder = ShardedFactorization(SCHEMA, {"dim": 4}, torch.Generator(), Second())
-    sizes = len(CORPUS.queries), len(CORPUS.candidates)
-    assert [len(table.weight) for table in encoder.tables.values()] == [n // 2 for n in sizes]
-    with pytest.raises(TrainingError, match="while the others wait"):
-        encoder.embed_all(CORPUS)
+    def read(process: Threads) -> dict[str, Tensor]:
+        encoder = encoder_of(process)
+        encoder.load(tmp_path)
+        return encoder.embed_all(CORPUS)
+
+    (first, second), _ = in_threads(2, written)
+    others, _ = in_threads(3, read)
+    for side, rows in first.items():
+        assert second[side].is_meta
+        assert second[side].shape == rows.shape
+        assert others[0][side].equal(rows)
+        assert all(other[side].is_meta for other in others[1:])
+    assert encoder_of(ALONE).embed_all(CORPUS)["query"].ne(first["query"]).all()
 
 
 @pytest.mark.parametrize("setting", ["training.refit=true", "model.normalize=true"])
@@ -150,7 +158,7 @@ def test_a_killed_run_goes_on_from_rows_that_are_whole(
 
     often = CheckpointSettings(steps=1, keep=2)
     again, begun = killed_and_resumed(monkeypatch, run, (2, 3), tmp_path, often, damage)
-    assert ".shards is damaged" in caplog.text
+    assert ".rows is damaged" in caplog.text
     assert begun == [(2, 2), (3, 0)]
     assert_same(again, run())
     assert not [*tmp_path.glob("lone.*")]
@@ -164,12 +172,12 @@ def test_a_killed_run_goes_on_from_rows_that_are_whole(
 
 
 def test_rows_that_cannot_be_written_or_are_not_there_are_named(tmp_path: Path) -> None:
-    save_shards({"query.weight": torch.randn(5, 3)}, tmp_path / "rows", ALONE)
-    with pytest.raises(TrainingError, match=r"cannot be read in .*rows .*other.weight"):
-        load_shards({"other.weight": torch.zeros(5, 3)}, tmp_path / "rows", ALONE)
+    encoder = ShardedFactorization(SCHEMA, {"dim": 4}, torch.Generator(), ALONE)
+    with pytest.raises(TrainingError, match=r"cannot be read in .*rows .*query.weight"):
+        encoder.load(tmp_path / "rows")
     (tmp_path / "file").touch()
-    with pytest.raises(TrainingError, match="cannot be written in"):
-        save_shards({"x": torch.zeros(2)}, tmp_path / "file", ALONE)
+    with pytest.raises(TrainingError, match=r"cannot be kept in .*file"):
+        encoder.save(tmp_path / "file")
 
 
 def settings_of(*overrides: str, version: int = 0) -> FitSettings:
@@ -195,17 +203,17 @@ def test_what_needs_all_rows_in_a_process_or_a_version_before_is_refused() -> No
         with pytest.raises(RecipeError, match=r"'sharded', which needs version 0 of a lineage"):
             prepare(chosen, CORPUS, torch.device("cpu"), companions)
     # 17 candidates: ⌈17/6⌉ = 3 rows each leave none for the sixth.
-    refuse_shares(settings_of(), CORPUS, 5)
+    place_tables(settings_of(), CORPUS, CPU, None, 5)
     with pytest.raises(RecipeError, match="17 candidates cannot be divided among 7"):
-        refuse_shares(settings_of(), CORPUS, 7)
+        place_tables(settings_of(), CORPUS, CPU, None, 7)
 
 
 def test_memory_is_that_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = needed_bytes(settings_of().model, CORPUS, 0)
     monkeypatch.setattr(memory, "memory_bytes", lambda: needed // 2)
-    refuse_shares(settings_of(), CORPUS, 2)
+    place_tables(settings_of(), CORPUS, CPU, None, 2)
     with pytest.raises(RecipeError, match=f"{needed:,} bytes"):
-        refuse_shares(settings_of(), CORPUS, 1)
+        place_tables(settings_of(), CORPUS, CPU, None, 1)
 
 
 def pieces(rows: Tensor) -> Iterator[Tensor]:

@@ -23,8 +23,8 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.tasks.task import Encoded
-from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
+from evergram.training.resuming import CheckpointSettings
 from evergram.training.sweeps import PairSquares, SweepSolver, SweepStep, row_groups, squares_of
 
 SIZES = {"query": 7, "candidate": 5}

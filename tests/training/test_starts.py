@@ -24,8 +24,8 @@ from evergram.errors import DataError, RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.priors.factors import build_measures, prior_constant
-from evergram.training.priors.kinds import FilesSettings, SVDSettings
+from evergram.training.factors import build_measures, prior_constant
+from evergram.training.priors import FilesSettings, SVDSettings
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import Strengths
 from evergram.training.starting_vectors import (

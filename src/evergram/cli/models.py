@@ -50,7 +50,7 @@ def train(
     from evergram.releasing import release
     from evergram.releasing.upgrade import train as train_version
     from evergram.releasing.version_report import refuse_unwritable
-    from evergram.training.checkpoints.settings import CheckpointSettings
+    from evergram.training.resuming import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
     chosen = load_recipe(recipe, set_, unread=("upgrade",), thorough=thorough)
@@ -102,7 +102,7 @@ def upgrade(
     """Train the next version with its backward transform, and publish it."""
     from evergram.releasing import release
     from evergram.releasing.upgrade import upgrade as upgrade_version
-    from evergram.training.checkpoints.settings import CheckpointSettings
+    from evergram.training.resuming import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
     if kept and process_count() > 1:
@@ -179,7 +179,7 @@ def diagnose(
 
 def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
     """Yield the spectrum of each side, the scores, and the error of each estimator."""
-    from evergram.training.monitors.gramian_tracking import OWN
+    from evergram.training.tracking import OWN
 
     yield Grid(
         f"Version {diagnosis.version}",

@@ -255,6 +255,6 @@ def other_processes() -> Collectives:
         return ALONE
     import torch
 
-    from evergram.training.distributed.process_group import join_processes
+    from evergram.training.distributed import join_processes
 
     return join_processes(torch.device("cpu"))

@@ -62,7 +62,7 @@ class EncoderSettings(KindSettings):
     # Rows of unit norm.
     normalize: bool = False
     # γ: published candidates are multiplied by max(training pairs, 1)^γ; "auto" is chosen by the
-    # selection pairs, see `evergram.training.monitors.popularity_choice`. Rows that are free to
+    # selection pairs, see `evergram.training.selection`. Rows that are free to
     # grow have the popularity of their candidates in their norms.
     popularity: Annotated[
         Annotated[float, Field(ge=-1, le=1)] | Literal["auto"],

@@ -38,7 +38,7 @@ from evergram.releasing.past_file import (
     text_encoder_of,
 )
 from evergram.releasing.publish import publish, refuse_untried
-from evergram.training.distributed.process_group import join_processes
+from evergram.training.distributed import join_processes
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing, ahead

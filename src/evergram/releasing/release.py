@@ -13,9 +13,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import Published, publish, refuse_unmeasurable
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
 from evergram.releasing.version_report import VersionReport, refuse_unwritable
-from evergram.training.checkpoints.settings import AUTOMATIC
 from evergram.training.corpora import corpus_for
 from evergram.training.recipe import Recipe
+from evergram.training.resuming import AUTOMATIC
 
 QUIET: Mapping[str, Any] = {"progress": False}
 

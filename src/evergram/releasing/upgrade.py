@@ -56,7 +56,6 @@ from evergram.training.checkpoint import (
     restore_any,
     trained_pairs,
 )
-from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
 from evergram.training.corpora import (
     corpus_for,
     final_split,
@@ -65,14 +64,14 @@ from evergram.training.corpora import (
     split_for,
     with_selecting_metric,
 )
-from evergram.training.distributed.process_group import join_processes
+from evergram.training.distributed import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
-from evergram.training.monitors.evaluation_work import LEAST
-from evergram.training.monitors.popularity_choice import PopularityChoice
 from evergram.training.pilots import Pilots, expected_time, in_words, run_pilots, wants_pilots
 from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe, flat
+from evergram.training.resuming import AUTOMATIC, CheckpointSettings
+from evergram.training.selection import LEAST, PopularityChoice
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -446,8 +445,7 @@ def board_callbacks(folder: str | Path | None, version: int, split: Split) -> li
     TensorBoard; none without a folder, or where another process writes them."""
     if folder is None or not is_first_process():
         return []
-    from evergram.training.monitors.gramian_tracking import Tracking
-    from evergram.training.monitors.tensorboard import TensorBoard
+    from evergram.training.tracking import TensorBoard, Tracking
 
     corpus = split.training
     tracking = Tracking({}, {s: corpus.counts(s) for s in SIDES}, every=100)

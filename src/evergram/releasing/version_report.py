@@ -63,7 +63,7 @@ from evergram.releasing.past_versions import (
 )
 from evergram.training.corpora import final_split, split_for, with_selecting_metric
 from evergram.training.diagnose import effective_rank, spectrum
-from evergram.training.priors.factors import build_measures
+from evergram.training.factors import build_measures
 from evergram.training.recipe import Recipe
 
 # Candidates of each kind whose neighbours are shown, and neighbours of each.

@@ -4,12 +4,14 @@ Read in this order:
 
 1. `recipe/`: everything that a run is made of, in one TOML file (`docs/recipes.md`).
 2. `corpora`: from a recipe to a corpus, and to the pairs that one version trains and is tested on.
-   `build`: from settings to encoder, task, estimators, samplers and `optimizers`; `priors/`.
+   `build`: from settings to encoder, task, estimators, samplers and `optimizers`; `memory`: where
+   tables are; `priors` and `factors`: what the penalty weighs and pulls to.
 3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
-   the alignment to the version before, in the same step ([BC] Eq. 3).
-4. `fit`: one training, which keeps its best epoch. `loop`: its epochs of steps; `callbacks` and
-   `monitors/` stop, measure and report; `checkpoints/` restore an interrupted run bit for bit.
-   `checkpoint` turns a trained encoder into an artefact and back.
+   the alignment to the version before, in the same step ([BC] Eq. 3). `distributed`: a step of
+   several processes; `sharding`: tables that are divided among them.
+4. `fit`: one training, which keeps its best epoch (`selection`). `loop`: its epochs of steps;
+   `callbacks` stop and report, `tracking` measures, and `resuming` restores an interrupted run bit
+   for bit. `checkpoint` turns a trained encoder into an artefact and back.
 5. `diagnose`: the spectrum, the scores and the estimators' errors of a trained version.
 6. `first_recipe`: a recipe for a file that nobody has described yet.
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from evergram.training.callbacks import Callback as Callback
     from evergram.training.callbacks import Point as Point
     from evergram.training.checkpoint import load_encoder as load_encoder
-    from evergram.training.checkpoints.settings import CheckpointSettings as CheckpointSettings
     from evergram.training.corpora import load_corpus as load_corpus
     from evergram.training.corpora import split_for as split_for
     from evergram.training.diagnose import Diagnosis as Diagnosis
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from evergram.training.fit import Trained as Trained
     from evergram.training.fit import fit_encoder as fit_encoder
     from evergram.training.loop import Trainer as Trainer
-    from evergram.training.monitors.gramian_tracking import Tracking as Tracking
     from evergram.training.progress import Progress as Progress
     from evergram.training.recipe import Recipe as Recipe
+    from evergram.training.resuming import CheckpointSettings as CheckpointSettings
+    from evergram.training.tracking import Tracking as Tracking
 
 export_lazily(__name__)

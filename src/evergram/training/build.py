@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,20 +32,14 @@ from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings
 from evergram.tasks.objective import Objective
+from evergram.training.callbacks import tensor_words
+from evergram.training.factors import build_measures, prior_constant, sparse_weights
 from evergram.training.joint import JointAlignment
-from evergram.training.memory import (
-    place_tables,
-    refuse_candidates,
-    refuse_shares,
-    refuse_unmet,
-    run_traits,
-)
-from evergram.training.monitors.estimator_checks import build_estimator
+from evergram.training.memory import place_tables, run_traits
 from evergram.training.optimizers import build_optimizers
-from evergram.training.priors.factors import build_measures, prior_constant, sparse_weights
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings
-from evergram.training.sharding.sharded_factorization import ShardedFactorization
+from evergram.training.sharding import ShardedFactorization
 from evergram.training.starting_vectors import start_tables
 from evergram.training.step import Step
 from evergram.training.sweeps import SweepStep
@@ -125,33 +119,31 @@ def build_independent(
     }
 
 
-def build_estimators(
+def build_estimator(
     settings: EstimatorSettings,
     dim: int,
-    measures: Mapping[str, Tensor],
-    factors: Mapping[str, Tensor],
-    folder: Path | None = None,
-) -> dict[str, list[GramianEstimator]]:
-    """Return an estimator for each side and measure, on the CPU.
+    measure: Tensor,
+    factors: Tensor,
+    file: Path | None = None,
+) -> GramianEstimator:
+    """Return `settings.build(…)`, which has the same arguments.
 
-    Args:
-        measures, factors: of each side, [N, R] and [N, K].
-        folder: where state that is too large for memory goes; None keeps it in memory.
-    Raises: RecipeError: the kind makes no estimator.
+    Raises: RecipeError: it does not return an estimator with a float32 matrix [D, D + K].
     """
-    return {
-        side: [
-            build_estimator(
-                settings,
-                dim,
-                measures[side][:, r],
-                factors[side],
-                None if folder is None else folder / f"cache-{side}-{r}.bin",
-            )
-            for r in range(measures[side].shape[1])
-        ]
-        for side in SIDES
-    }
+    made, shape = settings.build(dim, measure, factors, file), (dim, dim + factors.shape[1])
+    matrix = getattr(made, "matrix", None)
+    # float32, unless a test of the mathematics asks torch for float64.
+    fits = isinstance(matrix, Tensor) and (matrix.dtype, matrix.shape) == (
+        torch.get_default_dtype(),
+        shape,
+    )
+    if not (isinstance(made, GramianEstimator) and fits):
+        has = tensor_words(matrix) if isinstance(matrix, Tensor) else "missing"
+        raise RecipeError(
+            f"{type(settings).__name__}.build returns a {type(made).__name__} whose matrix is "
+            f"{has}; return a GramianEstimator with a float32 matrix of [D, D + K] = {list(shape)}."
+        )
+    return made
 
 
 def prepare(
@@ -167,70 +159,62 @@ def prepare(
     Args:
         folder: where tables and estimators' state go that are too large for memory; None maps
             tables from temporary files.
-        collectives: of the processes among which tables are divided, if the recipe wants it.
+        collectives: of the processes that share each batch, and tables if the recipe divides them.
     Raises: DataError. RecipeError: also if the machine has too little memory.
     """
     companions = Companions() if companions is None else companions
-    place, sweeps = folder, settings.training.sweeps
-    refuse_candidates(settings, corpus)
-    joint = companions.joint is not None
-    alone = not any((companions.joint, companions.past, companions.start))
-    refuse_unmet(settings, run_traits(settings, device, joint=joint, alone=alone))
-    if settings.training.tables == "sharded":
-        refuse_shares(settings, corpus, collectives.size)
-    elif companions.own is None:  # a user's modules are in memory already
-        place = place_tables(settings, corpus, device, folder)
-    encoder = _encoder(settings, corpus, companions, place, collectives)
+    training, gramian, joint = settings.training, settings.gramian, companions.joint
+    alone = not any((joint, companions.past, companions.start))
+    unmet = settings.unmet(run_traits(settings, device, joint=joint is not None, alone=alone))
+    if unmet:
+        raise RecipeError(unmet)
+    encoder = _encoder(settings, corpus, device, companions, folder, collectives)
     if settings.model.exponent is not None:
         publish_by_popularity(encoder, settings.model.exponent, corpus)
     encoder.to(device)
     if companions.start is not None:
         encoder.start_from(companions.start)
-    encoder.layer_dtype = getattr(torch, settings.training.precision)
-    if companions.joint is not None:
-        companions.joint.to(device)
+    encoder.layer_dtype = getattr(torch, training.precision)
+    if joint is not None:
+        joint.to(device)
     sampler = build_sampler(settings, corpus)
     prior = settings.prior.build(corpus, companions.past, settings.seed)
     objective = _objective(settings, corpus, prior, sampler.measures).to(device)
-    objective.task.lower_products = settings.training.precision == "bfloat16"
-    factors = {
-        s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if objective.task.wants_means else f
-        for s, f in prior.items()
-    }
-    estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
-    if objective.wants_moments and not sweeps:  # a sweep has exact ones
-        made = build_estimators(settings.gramian, encoder.dim, sampler.measures, factors, folder)
-        estimators = {side: [e.to(device) for e in each] for side, each in made.items()}
-    independent = settings.gramian.is_independent and objective.wants_moments
-    step = (partial(SweepStep, sampler=sampler) if sweeps else Step)(
+    if objective.task.wants_means:
+        factors = {side: torch.cat([f, torch.ones(len(f), 1)], dim=1) for side, f in prior.items()}
+    else:
+        factors = prior
+    learns = objective.wants_moments and not training.sweeps  # a sweep has exact moments
+    measured = sampler.measures if learns else {}
+    estimators = _estimators(gramian, encoder.dim, measured, factors, folder)
+    independent = gramian.is_independent and objective.wants_moments
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    if isinstance(training, StepSettings):
+        rate = settings.table_rate
+        optimizers = build_optimizers(encoder, training, rate, joint, objective.task)
+    if isinstance(encoder, ShardedFactorization):
+        encoder.optimizers = optimizers
+    kind = partial(SweepStep, sampler=sampler) if training.sweeps else Step
+    step = kind(
         encoder,
         encoder.read(corpus).to(device),
         objective,
-        estimators,
+        {side: [e.to(device) for e in each] for side, each in estimators.items()},
         sampler.measures,
         {side: columns.to(device) for side, columns in factors.items()},
         prior["query"].shape[1],
-        build_optimizers(
-            *(encoder, settings.training, settings.table_rate, companions.joint, objective.task)
-        )
-        if isinstance(settings.training, StepSettings)
-        else [],
-        companions.joint,
+        optimizers,
+        joint,
         independent,
-        settings.training.precondition,
-        samples_gradient=settings.gramian.samples_gradient,
-        decay=settings.training.decay,
-        rescales=settings.training.rescale_rows,
+        training.precondition,
+        samples_gradient=gramian.samples_gradient,
+        decay=training.decay,
+        rescales=training.rescale_rows,
+        collectives=collectives,
     )
-    if isinstance(encoder, ShardedFactorization):
-        encoder.attach(step.optimizers)
-    if not independent or not isinstance(settings.gramian, BatchEstimatorSettings):
+    if not independent or not isinstance(gramian, BatchEstimatorSettings):
         return step, sampler, None
-    return (
-        step,
-        sampler,
-        build_independent(settings.gramian, corpus, sampler, settings.version_seed),
-    )
+    return step, sampler, build_independent(gramian, corpus, sampler, settings.version_seed)
 
 
 def pick_device(name: str, tables: str = "auto") -> torch.device:
@@ -255,6 +239,7 @@ def pick_device(name: str, tables: str = "auto") -> torch.device:
 def _encoder(
     settings: FitSettings,
     corpus: Corpus,
+    device: torch.device,
     companions: Companions,
     folder: Path | None,
     collectives: Collectives,
@@ -263,15 +248,34 @@ def _encoder(
     if companions.own is not None:
         return companions.own.copied()
     model = settings.model
+    place = place_tables(settings, corpus, device, folder, collectives.size)
     generator = torch.Generator().manual_seed(settings.version_seed)
     schema = Schema.of(corpus, features=model.reads_features)
     options = encoder_options(model, settings.version)
     if settings.training.tables == "sharded":
-        return ShardedFactorization(schema, options, generator, collectives, folder)
-    encoder = build_encoder(model.kind, options, schema, generator, folder)
+        return ShardedFactorization(schema, options, generator, collectives, place)
+    encoder = build_encoder(model.kind, options, schema, generator, place)
     if companions.start is None:  # else every known row is that of the version before
         start_tables(encoder, settings, corpus)
     return encoder
+
+
+def _estimators(
+    settings: EstimatorSettings,
+    dim: int,
+    measures: Mapping[str, Tensor],
+    factors: Mapping[str, Tensor],
+    folder: Path | None,
+) -> dict[str, list[GramianEstimator]]:
+    """Return an estimator for each side and measure; state that is too large for memory is in
+    `folder`."""
+    estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
+    for side, columns in measures.items():
+        for r, measure in enumerate(columns.unbind(1)):
+            file = None if folder is None else folder / f"cache-{side}-{r}.bin"
+            made = build_estimator(settings, dim, measure, factors[side], file)
+            estimators[side].append(made)
+    return estimators
 
 
 def _objective(
@@ -282,7 +286,7 @@ def _objective(
 ) -> Objective:
     """Return the task's loss with its penalties, by priors [N, K] and measures [N, R]."""
     task, strengths = settings.task, settings.strengths
-    return Objective(
+    objective = Objective(
         task.build(corpus),
         strengths.penalty,
         strengths.l2,
@@ -290,3 +294,5 @@ def _objective(
         prior_constant(prior, measures, strengths.penalty),
         strengths.l2_measure,
     )
+    objective.task.lower_products = settings.training.precision == "bfloat16"
+    return objective

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
+from evergram.encoders.features import SIDES
 from evergram.errors import TrainingError
+from evergram.gramian.estimator import GramianEstimator
 from evergram.training.optimizers import id_tables
 from evergram.training.progress import Handle, Progress
 from evergram.training.step import Step
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
+
+# Steps of a run after each of which moments are looked at.
+FIRST = 3
+# Of the largest entry: what rounding may add to a symmetric matrix, or take from its diagonal.
+ROUNDING = 1e-3
+NOT_FINITE = "is not finite"
 
 
 @dataclass(frozen=True)
@@ -48,20 +55,18 @@ class Callback:
 
     A callback must not change what the run computes: it must not draw from torch's global
     generator or change a parameter.
+
+    Attributes:
+        everywhere: whether all processes of a training run it, each its own; else the first one.
     """
+
+    everywhere: ClassVar[bool] = False
 
     def on_start(self, run: Trainer) -> None:
         """Run before the first epoch, in the order of the callbacks."""
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         """Run after each step. `objective` is detached; reading its value waits for the device."""
-
-    def wants_state(self, run: Trainer) -> bool:
-        """Return whether `on_step_end` is called after this step.
-
-        Several processes put their parts of the state together for it; False saves that exchange.
-        """
-        return True
 
     def on_step_end(self, run: Trainer) -> None:
         """Run when every callback has seen the step; the run can be saved. Not training time."""
@@ -90,38 +95,25 @@ class Callback:
         """Continue from `state_dict()`; before `on_start`. Tensors must be copied."""
 
 
-class Budget(Callback):
-    """Ends a run after the epoch in which training has taken `seconds`."""
+class Limits(Callback):
+    """Ends a run after the epoch in which training has taken `budget` seconds ("budget"), or in
+    which the moment `ends` of `time.monotonic()` has passed ("minutes")."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def stop(self, run: Trainer) -> str:
-        return "budget" if run.seconds >= self.seconds else ""
-
-
-class Deadline(Callback):
-    """Ends a run after the epoch in which the moment `ends` of `time.monotonic()` has passed.
-
-    The first epoch always ends. The clock is read once an epoch, so that the last one is evaluated.
-    """
-
-    def __init__(self, ends: float) -> None:
-        self.ends = ends
-        self._epoch, self._over = 0, False
-
-    def on_start(self, run: Trainer) -> None:
-        self._epoch = run.epoch - (run.batches > 0)
+    def __init__(self, budget: float | None = None, ends: float | None = None) -> None:
+        self.budget = math.inf if budget is None else budget
+        self.ends = math.inf if ends is None else ends
 
     def stop(self, run: Trainer) -> str:
-        if run.epoch != self._epoch:
-            self._epoch, self._over = run.epoch, time.monotonic() >= self.ends
-        return "minutes" if self._over else ""
+        if run.seconds >= self.budget:
+            return "budget"
+        return "minutes" if run.clock >= self.ends else ""
 
 
 class FiniteLoss(Callback):
     """Raises TrainingError after an epoch whose objective is not finite; it names `rates`, by key
     of [training]."""
+
+    everywhere = True
 
     def __init__(self, rates: Mapping[str, float]) -> None:
         self.rates = rates
@@ -141,6 +133,75 @@ class FiniteLoss(Callback):
             )
 
 
+class EstimatorChecks(Callback):
+    """Raises TrainingError where an estimator's moment is not a Gramian, after each of a run's
+    first steps, before the loss is wrong, and after each epoch."""
+
+    everywhere = True
+
+    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+        if at.step <= FIRST and bool(torch.isfinite(objective)):
+            refuse_wrong_moments(at.training)
+
+    def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
+        if math.isfinite(objective):
+            refuse_wrong_moments(run.step)
+            return
+        # Either may have made the other so; the package's own only follow the embeddings.
+        for side, estimator in _estimators(run.step):
+            name, own = type(estimator).__name__, type(estimator).__module__
+            finite = bool(torch.isfinite(estimator.moment().dense).all())
+            if not finite and own.partition(".")[0] != "evergram":
+                raise TrainingError(
+                    f"The loss is {objective} in epoch {run.epoch}, and the {side} moment of "
+                    f"{name} is not finite; correct its update, or train with another "
+                    "gramian.kind to see whether the learning rates are too high."
+                )
+
+
+def refuse_wrong_moments(step: Step) -> None:
+    """Raises: TrainingError: an estimator's moment is no float32 matrix [D, D + K], is not finite,
+    or its Gramian is not symmetric or has a negative diagonal."""
+    for side, estimator in _estimators(step):
+        moment = estimator.moment().dense
+        wrong = _wrong(moment, (estimator.dim, estimator.dim + step.factors[side].shape[1]))
+        if wrong == NOT_FINITE and type(estimator).__module__.startswith("evergram."):
+            raise TrainingError(
+                f"The loss is not finite in the next step, as {side} embeddings have grown past "
+                "float32; lower the learning rates of [training]."
+            )
+        if wrong:
+            raise TrainingError(
+                f"The {side} moment of {type(estimator).__name__} {wrong}; correct its update "
+                "(docs/extend/estimator.md)."
+            )
+
+
+def _estimators(step: Step) -> Iterator[tuple[str, GramianEstimator]]:
+    return ((side, each) for side in SIDES for each in step.estimators[side])
+
+
+def _wrong(moment: Tensor, shape: tuple[int, int]) -> str:
+    """Return what is wrong with a moment, as a predicate; "" if nothing is."""
+    wide = moment.dtype == torch.float64 != torch.get_default_dtype()
+    if moment.shape != shape or wide:
+        return f"is {tensor_words(moment)} and must be float32 {list(shape)}"
+    if not bool(torch.isfinite(moment).all()):
+        return NOT_FINITE
+    square = moment[:, : len(moment)].float()
+    slack = ROUNDING * float(square.abs().max())
+    if float((square - square.T).abs().max()) > slack:
+        return "is not symmetric, as a Gramian Σ p u ⊗ u is"
+    if float(square.diagonal().min()) < -slack:
+        return "has a negative diagonal, which a Gramian Σ p u ⊗ u never has"
+    return ""
+
+
+def tensor_words(matrix: Tensor) -> str:
+    """Return a tensor's type and shape, for a message."""
+    return f"{str(matrix.dtype).removeprefix('torch.')} {list(matrix.shape)}"
+
+
 class ProgressReport(Callback):
     """Shows a run's steps and evaluations.
 
@@ -157,35 +218,30 @@ class ProgressReport(Callback):
         self.total = total
         self.metric = metric
         self._stack = ExitStack()
-        self._task: Handle | None = None
-        self._batch_size = 0
+        self._task: Handle
+        self._batch_size: int
 
     def on_start(self, run: Trainer) -> None:
-        at_most = self.metric is not None
-        task = self.progress.task(self.title, self.total, at_most=at_most)
-        self._task = self._stack.enter_context(task)
+        task = self.progress.task(self.title, self.total, at_most=self.metric is not None)
+        self._task, self._batch_size = self._stack.enter_context(task), run.sampler.batch_size
         self._task.advance(run.steps, 0)
-        self._batch_size = run.sampler.batch_size
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
-        if self._task is not None:
-            self._task.advance(1, self._batch_size)
+        self._task.advance(1, self._batch_size)
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
-        if self._task is not None and self.metric is None:
-            self._task.describe(
-                f"epoch {run.epoch} loss {objective:.4f}", epoch=run.epoch, loss=objective
-            )
+        if self.metric is None:
+            self._describe(run.epoch, objective)
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
-        if self._task is not None and self.metric is not None:
-            self._task.describe(
-                f"epoch {at.epoch} loss {record['objective']:.4f} "
-                f"{self.metric} {record[self.metric]:.4f}",
-                epoch=at.epoch,
-                loss=record["objective"],
-                **{self.metric: record[self.metric]},
-            )
+        if self.metric is not None:
+            self._describe(at.epoch, record["objective"], **{self.metric: record[self.metric]})
+
+    def _describe(self, epoch: int, loss: float, **metric: float) -> None:
+        figures = "".join(f" {name} {value:.4f}" for name, value in metric.items())
+        self._task.describe(
+            f"epoch {epoch} loss {loss:.4f}{figures}", epoch=epoch, loss=loss, **metric
+        )
 
     def on_end(self, at: Point) -> None:
         self._stack.close()

@@ -125,7 +125,7 @@ def split_for(
             "earlier version of the lineage, so nothing is left to test by; give data that has "
             "grown, or another test file."
         )
-    _refuse_too_few(split, len(corpus), recipe.split)
+    _refuse_too_few(split, len(corpus), recipe.split.kind)
     return split
 
 
@@ -147,7 +147,7 @@ def _split_of(settings: SplitSettings, corpus: Corpus, version: int, held_out: H
     return time_split(corpus, share=share, until=until, held_out=held_out)
 
 
-def _refuse_too_few(split: Split, interactions: int, settings: SplitSettings) -> None:
+def _refuse_too_few(split: Split, interactions: int, kind: str) -> None:
     """Raises: DataError: no pair is left to choose an epoch by, or none to test by."""
     if len(split.selection) and (len(split.test) or split.untested):
         return
@@ -160,25 +160,17 @@ def _refuse_too_few(split: Split, interactions: int, settings: SplitSettings) ->
         )
         if count
     )
+    remedy = (
+        "give a data.test with other pairs of queries and candidates of the training data"
+        if kind == "given"
+        else f"give more data, at best {FEW} interactions or more, in which queries come more than "
+        "once with several candidates, or hold out more in [split]"
+    )
     raise DataError(
         f"The split holds out too few pairs to judge a model by: of {interactions} interactions "
         f"{len(split.selection)} to choose an epoch and {len(split.test)} to test{dropped}; "
-        f"{_more_pairs(settings, split, interactions)}."
+        f"{remedy}."
     )
-
-
-def _more_pairs(settings: SplitSettings, split: Split, interactions: int) -> str:
-    """Return what to do so that pairs are held out, in words."""
-    if settings.kind == "given":
-        return "give a data.test with other pairs of queries and candidates of the training data"
-    if split.unknown_queries or interactions < FEW:
-        return (
-            f"give more data, at best {FEW} interactions or more, in which queries come more than "
-            "once with several candidates"
-        )
-    if settings.kind == "random":
-        return "give data of more queries, or hold out a larger share by split.share"
-    return "give data of more queries, or hold out a longer time in [split]"
 
 
 def final_split(split: Split, *, refits: bool) -> Split:

@@ -20,12 +20,12 @@ from evergram.training.build import Companions, pick_device, prepare
 from evergram.training.callbacks import ProgressReport
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, final_split, split_for
+from evergram.training.factors import build_measures
 from evergram.training.loop import Trainer
-from evergram.training.monitors.gramian_tracking import OWN, Tracking
-from evergram.training.priors.factors import build_measures
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.tracking import OWN, Tracking
 
 # Entities of a side that a measure embeds at most: seconds with a tower.
 SAMPLE = 100_000

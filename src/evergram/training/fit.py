@@ -20,37 +20,34 @@ from evergram.encoders.features import Schema
 from evergram.evaluation.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.tasks.task import Task
+from evergram.training import selection
 from evergram.training.build import Companions, prepare
-from evergram.training.callbacks import Budget, Callback, Deadline, FiniteLoss, ProgressReport
-from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder, Resumption
-from evergram.training.checkpoints.run_identity import RunIdentity
-from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
-from evergram.training.distributed.agreement import follow_selection, share_step
-from evergram.training.distributed.shares import embed_together
+from evergram.training.callbacks import (
+    Callback,
+    EstimatorChecks,
+    FiniteLoss,
+    Limits,
+    ProgressReport,
+)
+from evergram.training.distributed import embed_together
 from evergram.training.loop import Trainer
-from evergram.training.monitors import early_stopping
-from evergram.training.monitors.early_stopping import SELECTION, EarlyStopping, SelectionMetric
-from evergram.training.monitors.estimator_checks import EstimatorChecks
-from evergram.training.monitors.evaluation_work import (
-    FinalMetrics,
-    RankingWork,
-    distinct,
-    epoch_work,
-    final_metrics,
-)
-from evergram.training.monitors.popularity_choice import (
-    PopularityChoice,
-    refuse_unchoosable,
-    settle_popularity,
-)
-from evergram.training.progress import Progress
+from evergram.training.progress import QUIET, Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import TrainingSettings
 from evergram.training.recipe.upgrade import GradientUpgrade
-from evergram.training.sharding.sharded_factorization import GatheredFactorization, keep_shards
-
-QUIET = Progress(quiet=True)
+from evergram.training.resuming import AUTOMATIC, Checkpoints, CheckpointSettings, run_identity
+from evergram.training.selection import (
+    EarlyStopping,
+    PopularityChoice,
+    RankingWork,
+    SelectionMetric,
+    distinct,
+    epoch_work,
+    final_metrics,
+    settle_popularity,
+)
+from evergram.training.sharding import measured_together
 
 
 @dataclass(frozen=True)
@@ -169,9 +166,6 @@ def fit_encoder(
     """
     companions = Companions() if companions is None else companions
     settings, together = recipe.training, context.collectives
-    chooses = recipe.model.popularity == "auto"
-    if chooses:
-        refuse_unchoosable(split)  # before training
     job = _Job.of(recipe, split, version, context, companions)
     # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
     upgrade = recipe.upgrade if companions.joint is not None else None
@@ -179,12 +173,12 @@ def fit_encoder(
     stopping = EarlyStopping(settings.metric, settings.patience, select_after)
     if refit is not None:  # it takes about as long again
         job = replace(job, context=replace(context, ends=context.share_of_time(0.5)))
-    run = job.search(stopping, context.callbacks)
+    run = job.trainer(stopping)
+    run.callbacks += context.callbacks
     an_epoch = job.plan_selection(stopping, run)
     ended = run.fit(epochs=settings.epochs)
-    follow_selection(stopping, together, kept=refit is None or chooses)
     # Break the reference cycle so that the first trainer is freed before the refit.
-    stopping.copied = early_stopping.cloned
+    stopping.copied = selection.cloned
     seconds, last, trained = run.seconds, None, an_epoch * run.epoch
     popularity = settle_popularity(recipe.model, run, split.training, stopping)
     if refit is None:
@@ -196,7 +190,8 @@ def fit_encoder(
         del run
         again = replace(context, title=f"{context.title} refit")
         job = _Job.of(recipe, refit.split, version, again, refit.companions)
-        run = job.refitted(steps)
+        run = job.trainer(steps=steps)
+        run.fit(steps=steps)
         encoder = run.finish()
         if encoder.popularity is not None and popularity is not None:
             encoder.popularity.exponent = popularity.exponent  # with the counts of all it has seen
@@ -249,30 +244,29 @@ class _Job:
         settings = FitSettings.of(recipe, split.training, version)
         return cls(settings, recipe.model_dump_json(), split, context, companions)
 
-    def trainer(self) -> Trainer:
-        """Return its trainer, with no callbacks yet."""
-        context, corpus = self.context, self.split.training
+    def trainer(self, stopping: EarlyStopping | None = None, steps: int = 0) -> Trainer:
+        """Return its trainer, which resumes, and either selects an epoch by `stopping`, or refits
+        for so many steps."""
+        settings, context, training = self.settings, self.context, self.split.training
         folder = context.folder if context.collectives.is_first else None
-        beside = corpus, context.device, self.companions, folder, context.collectives
-        parts = prepare(self.settings, *beside)
-        seed = share_step(parts[0], context.collectives, self.settings.version_seed)
-        return Trainer(*parts, seed=seed)
-
-    def search(self, stopping: EarlyStopping, callbacks: Sequence[Callback]) -> Trainer:
-        """Return the trainer of the search for the best epoch, ready to run."""
-        run, settings, context = self.trainer(), self.settings.training, self.context
-        stopping.copied = run.copied
-        steps = settings.epochs * len(run.sampler)
+        beside = training, context.device, self.companions, folder, context.collectives
+        run = Trainer(*prepare(settings, *beside), seed=settings.version_seed)
+        identity, metric = None, None if stopping is None else stopping.metric
+        if folder is not None:
+            purpose = f"refit, {steps} steps" if stopping is None else ""
+            of_run = self.recipe, settings.version, self.split, self.companions, purpose
+            identity = run_identity(*of_run)
+        chosen = identity, context.checkpoints, context.progress
         run.callbacks += [
-            self.resumption(run),
+            Checkpoints(folder, context.title, *chosen),
             EstimatorChecks(),
-            FiniteLoss(self.settings.rates),
-            *([] if settings.budget is None else [Budget(settings.budget)]),
-            *([] if context.ends is None else [Deadline(context.ends)]),
-            stopping,
-            ProgressReport(context.progress, context.title, steps, settings.metric),
-            *callbacks,
+            FiniteLoss(settings.rates),
         ]
+        if stopping is not None:
+            stopping.copied = run.copied
+            run.callbacks += [Limits(settings.training.budget, context.ends), stopping]
+            steps = settings.training.epochs * len(run.sampler)
+        run.callbacks.append(ProgressReport(context.progress, context.title, steps, metric))
         return run
 
     def plan_selection(self, stopping: EarlyStopping, run: Trainer) -> int:
@@ -283,11 +277,9 @@ class _Job:
         an_epoch = epoch_work(run, split.training, passes_over_graph=passes)
         queries = distinct(split.selection.query)
         work = RankingWork.of(run.encoder, queries, split.training)
-        plan = work.plan(settings.evaluate_share, settings.evaluate_every * an_epoch)
-        stopping.every = settings.evaluate_every * plan.every
-        stopping.evaluate = SelectionMetric(settings.metric, split, plan.queries, seed)
-        if self.settings.training.tables != "sharded":  # those the first process reads
-            run.shared[SELECTION] = stopping.evaluate
+        ranked, rarer = work.plan(settings.evaluate_share, settings.evaluate_every * an_epoch)
+        stopping.every = settings.evaluate_every * rarer
+        stopping.evaluate = SelectionMetric(settings.metric, split, ranked, seed)
         return an_epoch
 
     def test_queries(self, encoder: Encoder, split: Split, training: int) -> int:
@@ -296,28 +288,7 @@ class _Job:
             return self.context.test_queries
         settings = self.settings.training
         work = RankingWork.of(encoder, distinct(split.test.query), split.training)
-        return work.plan(settings.evaluate_share, training).queries
-
-    def resumption(self, run: Trainer, purpose: str = "") -> Resumption:
-        """Return the callback that saves and restores a run, apart from those of other purposes."""
-        context = self.context
-        of_run = self.recipe, self.settings.version, self.split, self.companions, purpose
-        identity = None if context.folder is None else RunIdentity.of(*of_run)
-        folder = CheckpointFolder(context.folder, context.title, identity, context.checkpoints)
-        keep_shards(folder, run.encoder)
-        return Resumption(folder, context.progress)
-
-    def refitted(self, steps: int) -> Trainer:
-        """Train for so many steps, without selection. Return the trainer."""
-        run = self.trainer()
-        run.callbacks = [
-            self.resumption(run, f"refit, {steps} steps"),
-            EstimatorChecks(),
-            FiniteLoss(self.settings.rates),
-            ProgressReport(self.context.progress, self.context.title, steps),
-        ]
-        run.fit(steps=steps)
-        return run
+        return work.plan(settings.evaluate_share, training)[0]
 
 
 def learned_temperature(task: Task) -> float | None:
@@ -343,14 +314,8 @@ def judge(
     vectors = embed_together(encoder, split.training, together)
     own = encoder.popularity
     popularity = None if own is None else PopularityChoice(own.exponent, "as the model has it")
-    measured = partial(final_metrics, vectors, split, recipe.metrics, queries, recipe.seed)
-    if not isinstance(encoder, GatheredFactorization):
-        ranking = measured(together)
-    elif together.is_first:  # the others have no vectors
-        ranking = measured()
-        together.from_first(lambda: [ranking.metrics, ranking.queries])
-    else:
-        ranking = FinalMetrics(*together.from_first(dict))
+    measure = partial(final_metrics, vectors, split, recipe.metrics, queries, recipe.seed)
+    ranking = measured_together(encoder, measure, together)
     trained = Trained(encoder, vectors["query"], vectors["candidate"], ranking.metrics)
     trained.popularity = popularity
     return replace(trained, sample=ranking.sample, test_queries=ranking.queries)

@@ -15,7 +15,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
-from evergram.training.distributed.shares import WholeRows, rows_of_all
+from evergram.training.distributed import WholeRows, rows_of_all
 from evergram.training.recipe.upgrade import AlignedObjects
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,9 +18,9 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.mapped_tensors import copied_beside, mapping_folder
 from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.checkpoint_folder import TrainingState
-from evergram.training.distributed.agreement import decided, follow_first, whole_look_ahead
-from evergram.training.sharding.sharded_factorization import ShardedFactorization
+from evergram.training.distributed import is_shard, part_of, seed_of_process
+from evergram.training.resuming import TrainingState
+from evergram.training.sharding import ShardedFactorization
 from evergram.training.step import Step
 
 # An epoch's objective is summed in float64: in float32 a sum of many steps goes astray.
@@ -40,16 +40,16 @@ class Trainer:
             from the batches.
         callbacks: run in this order at each hook.
         seed: of torch's global generator in every epoch, for modules with dropout.
+    Raises: TrainingError: a user's modules cannot be trained by several processes.
     Attributes:
         epoch, steps, seconds: how far the run is; evaluations are not counted.
+        clock: `time.monotonic()` at the end of the last epoch.
         batches: of the epoch that is running and not yet reported; 0 between two epochs.
         total: the objective's sum over them.
         generators: states of torch's generators in which an interrupted epoch goes on.
         learned: the modules that are trained, by name.
         parts: all modules with state, by name.
-        look_ahead: of all processes, while callbacks save a step of several; else None.
-        shared: by name, measurements of which every process computes a share when a callback of the
-            first process takes them.
+        divided: the encoder, if its tables are divided among processes; else None.
     """
 
     def __init__(
@@ -65,8 +65,11 @@ class Trainer:
         self.sampler = sampler
         self.draws = draws
         self.callbacks: list[Callback] = list(callbacks)
-        self.seed = seed
+        self.seed: int = seed_of_process(step.encoder, seed, step.collectives)
         self.encoder: Encoder = step.encoder
+        self.divided: ShardedFactorization | None = None
+        if isinstance(step.encoder, ShardedFactorization):
+            self.divided = step.encoder
         self.learned: dict[str, nn.Module] = {"encoder": self.encoder}
         if step.joint is not None:
             self.learned["joint"] = step.joint
@@ -76,11 +79,10 @@ class Trainer:
         self.epoch: int = 0
         self.steps: int = 0
         self.seconds: float = 0.0
+        self.clock: float = -math.inf
         self.batches: int = 0
         self.total: Tensor = torch.zeros((), dtype=SUM, device=self.device)
         self.generators: dict[str, Tensor] = {}
-        self.look_ahead: Mapping[str, Tensor] | None = None
-        self.shared: dict[str, Callable[[Trainer], object]] = {}
         self.parts: dict[str, Any] = {**self.learned, "objective": step.objective} | {
             f"{side}{r}": e for side in SIDES for r, e in enumerate(step.estimators[side])
         }
@@ -91,44 +93,46 @@ class Trainer:
         Returns: what ended it: "epochs", "steps", or the callback's word.
         Raises: what a callback raises, such as TrainingError for a loss that is not finite.
         """
-        collectives = self.step.collectives
-        if not collectives.is_first:
-            self.callbacks = []
+        if not self.step.collectives.is_first:
+            self.callbacks = [callback for callback in self.callbacks if callback.everywhere]
         with while_training(self.encoder.parameters()):
             try:
-                collectives.from_first(self._start_callbacks)
-                follow_first(self)
+                self._tell("on_start", self)
                 # An epoch that was interrupted after its last batch is still to be reported.
-                begun = self.batches > 0
-                ended = decided(lambda: "" if begun else self._ended(epochs, steps), collectives)
+                ended = "" if self.batches else self._ended(epochs, steps)
                 while not ended:
                     objective = self._next_epoch(steps)
-                    after = partial(self._after_epoch, objective, epochs, steps)
-                    shared = {n: partial(take, self) for n, take in self.shared.items()}
-                    ended = decided(after, collectives, shared)
+                    self._tell("on_epoch", self, objective, bool(self._ended(epochs, steps)))
+                    ended = self._ended(epochs, steps)
+                    self._tell("on_epoch_end", self, bool(ended))
             finally:
                 for callback in self.callbacks:
                     callback.on_end(self.point)
         return ended
 
-    def _start_callbacks(self) -> None:
+    def _tell(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback that has it; one that other processes do not run must not
+        exchange with them."""
+        together = self.step.collectives
         for callback in self.callbacks:
-            callback.on_start(self)
+            if getattr(type(callback), hook) is not getattr(Callback, hook):
+                together.alone = together.size > 1 and not callback.everywhere
+                try:
+                    getattr(callback, hook)(*arguments)
+                finally:
+                    together.alone = False
 
-    def _after_epoch(self, objective: float, epochs: int | None, steps: int | None) -> str:
-        """Show an epoch to every callback. Return what ended the run, or an empty word."""
-        last = bool(self._ended(epochs, steps))
-        for callback in self.callbacks:
-            callback.on_epoch(self, objective, last)
-        ended = self._ended(epochs, steps)
-        for callback in self.callbacks:
-            callback.on_epoch_end(self, bool(ended))
-        return ended
+    def agreed(self, wanted: bool) -> bool:
+        """Return whether the first process wants this run's state, where all have parts of it; else
+        `wanted`."""
+        together = self.step.collectives
+        if together.size == 1 or not (self.step.wants_before or self.divided):
+            return wanted
+        return bool(together.sum(torch.tensor(int(wanted), dtype=torch.int32), "counts"))
 
     def evaluated(self, record: Mapping[str, float]) -> None:
         """Show an evaluation's record to every callback."""
-        for callback in self.callbacks:
-            callback.on_evaluation(self.point, record)
+        self._tell("on_evaluation", self.point, record)
 
     @property
     def point(self) -> Point:
@@ -143,9 +147,7 @@ class Trainer:
             name: copied_beside(value.detach().cpu(), value, old.get(name))
             for name, value in gather(self.learned, []).items()
         }
-        if isinstance(self.encoder, ShardedFactorization):
-            copies |= self.encoder.keep()
-        return copies
+        return copies if self.divided is None else copies | self.divided.keep()
 
     def copied(self, name: str, values: Tensor) -> Tensor:
         """Return a copy of `values`, in memory or a file like the trained tensor of this name."""
@@ -154,12 +156,14 @@ class Trainer:
         return values.clone() if trained is None else copied_beside(values, trained)
 
     def state(self) -> TrainingState:
-        """Return all that the next step depends on, and the callbacks' states, without copying."""
+        """Return all that the next step depends on, and the callbacks' states, without copying.
+
+        Where processes have parts of the state, see `agreed`, all of them call it.
+        """
         tensors = gather(self.parts, self.step.optimizers)
         if self.batches:
             tensors["epoch|objective"] = self.total
-            ahead = self.step.look_ahead if self.look_ahead is None else self.look_ahead
-            tensors |= {f"look_ahead|{side}": rows for side, rows in ahead.items()}
+            tensors |= {f"look_ahead|{s}": r for s, r in self.step.whole_look_ahead().items()}
             states = generator_states(self.device).items()
             tensors |= {f"generator|{name}": state for name, state in states}
         facts: dict[str, Any] = {name: getattr(self, name) for name in COUNTERS}
@@ -176,9 +180,17 @@ class Trainer:
         scatter(tensors, self.parts, self.step.optimizers)
         for name in COUNTERS:
             setattr(self, name, facts[name])
-        ahead = named(tensors, "look_ahead").items()
-        self.step.look_ahead = {side: rows.to(self.device, copy=True) for side, rows in ahead}
-        self.generators = {name: t.clone() for name, t in named(tensors, "generator").items()}
+        together = self.step.collectives
+        if state.rows is not None and self.divided is not None:
+            self.divided.load(state.rows)
+        ahead = named(tensors, "look_ahead")
+        self.step.look_ahead_rows = {side: len(rows) for side, rows in ahead.items()}
+        self.step.look_ahead = {
+            side: part_of(rows, len(rows), together).rows.to(self.device, copy=True)
+            for side, rows in ahead.items()
+        }
+        if together.is_first or self.encoder.kind != "module":  # whose seeds are apart
+            self.generators = {name: t.clone() for name, t in named(tensors, "generator").items()}
         if self.batches:
             self.total = tensors["epoch|objective"].to(self.device, copy=True)
         for name, callback in _by_name(self.callbacks).items():
@@ -187,8 +199,8 @@ class Trainer:
 
     def finish(self, kept: Mapping[str, Tensor] | None = None) -> Encoder:
         """Return the encoder in evaluation mode on the CPU, with the parameters `kept` if given."""
-        if isinstance(self.encoder, ShardedFactorization):
-            return self.encoder.gathered(best=bool(kept)).eval()
+        if self.divided is not None:
+            return self.divided.gathered(best=bool(kept)).eval()
         if kept:
             scatter(kept, self.learned, [])
         for module in self.learned.values():
@@ -201,11 +213,15 @@ class Trainer:
         return sum(e.state_bytes for side in SIDES for e in self.step.estimators[side])
 
     def _ended(self, epochs: int | None, steps: int | None) -> str:
+        """Return what has ended the run, by the first process's clock; or an empty word."""
         if epochs is not None and self.epoch >= epochs:
             return "epochs"
         if steps is not None and self.steps >= steps:
             return "steps"
-        return next((why for c in self.callbacks if (why := c.stop(self))), "")
+        ended: str = self.step.collectives.from_first(
+            lambda: next((why for c in self.callbacks if (why := c.stop(self))), "")
+        )
+        return ended
 
     def _next_epoch(self, limit: int | None) -> float:
         """Train for one epoch, or until `limit` steps of the run. Return the mean objective."""
@@ -213,9 +229,6 @@ class Trainer:
             self.epoch += 1
             self.total = torch.zeros((), dtype=SUM, device=self.device)
         left = None if limit is None else limit - self.steps
-        watching = [c for c in self.callbacks if type(c).on_step is not Callback.on_step]
-        saving = [c for c in self.callbacks if type(c).on_step_end is not Callback.on_step_end]
-        divided = isinstance(self.encoder, ShardedFactorization)
         with seeded(self.seed + self.epoch, self.device, self.generators):
             self.generators = {}
             batches = run_epoch(
@@ -228,25 +241,15 @@ class Trainer:
                 self.steps += 1
                 now = time.perf_counter()
                 self.seconds, started = self.seconds + now - started, now
-                for callback in watching:
-                    callback.on_step(self.point, batch, objective)
+                self._tell("on_step", self.point, batch, objective)
                 paused = time.perf_counter()
-                with whole_look_ahead(self, saving) as wanting:
-                    self._save_inside(wanting, divided=divided)
+                self._tell("on_step_end", self)
                 started += time.perf_counter() - paused
         mean = float(self.total) / self.batches
         self.batches = 0
         self.seconds += time.perf_counter() - started
+        self.clock = time.monotonic()
         return mean
-
-    def _save_inside(self, saving: Sequence[Callback], *, divided: bool) -> None:
-        """Let callbacks save the run after a step; divided tables together with other processes."""
-
-        def save() -> None:
-            for callback in saving:
-                callback.on_step_end(self)
-
-        self.step.collectives.from_first(save) if divided else save()
 
 
 def run_epoch(
@@ -313,17 +316,25 @@ def _by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
 def gather(
     modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Tensor]:
-    """Return all tensors of modules and optimisers, by name; not copied."""
+    """Return all tensors of modules and optimisers, by name; not copied, and without those of rows
+    of divided tables."""
     tensors = {
         f"{name}|{key}": value
         for name, module in modules.items()
         for key, value in module.state_dict().items()
     }
     for i, optimizer in enumerate(optimizers):
+        shards = _shards(optimizer)
         for parameter, state in optimizer.state_dict()["state"].items():
-            for key, value in state.items():
+            for key, value in state.items() if parameter not in shards else ():
                 tensors[f"optimizer{i}|{parameter}|{key}"] = value
     return tensors
+
+
+def _shards(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Return which of an optimiser's parameters are rows of divided tables."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return {i for i, parameter in enumerate(parameters) if is_shard(parameter)}
 
 
 def scatter(
@@ -335,8 +346,8 @@ def scatter(
     for name, module in modules.items():
         module.load_state_dict(named(tensors, name))
     for i, optimizer in enumerate(optimizers):
-        state: dict[int, dict[str, Tensor]] = {}
         present = optimizer.state_dict()["state"]
+        state: dict[int, Any] = {s: present[s] for s in _shards(optimizer) if s in present}
         for name, value in named(tensors, f"optimizer{i}").items():
             parameter, key = name.split("|")
             # An optimiser takes the tensor itself, and would change that of a file or another run.

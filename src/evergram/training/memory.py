@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -37,32 +36,40 @@ CGROUPS = (
 
 
 def place_tables(
-    settings: FitSettings, corpus: Corpus, device: torch.device, folder: Path | None
+    settings: FitSettings,
+    corpus: Corpus,
+    device: torch.device,
+    folder: Path | None,
+    processes: int = 1,
 ) -> Path | None:
     """Return the folder from which a training's tables are mapped; None keeps them in memory.
 
     Args:
         folder: of the run, on the disk that has room for it; None takes one for temporary files.
-    Raises: RecipeError: the training needs more memory than there is, or tables cannot be mapped
-        here. TrainingError: the disk has no room for them.
+        processes: number among which tables are divided, if the recipe divides them.
+    Raises: RecipeError: the training needs more memory than there is, or a process would have no
+        row of the tables. TrainingError: the disk has no room for them.
     """
     model, version, choice = settings.model, settings.version, settings.training.tables
+    dim = model.dim_of(version)
+    needed = needed_bytes(model, corpus, version)
+    needed += settings.task.candidates_bytes(len(corpus.candidates), dim)
+    if choice == "sharded":
+        _refuse_empty_shares(corpus, processes)
+        _refuse(settings, corpus, needed // processes)
+        return folder
     has = settings.traits | run_traits(settings, device)
-    can_map = all(trait in has for trait in MAPPED.traits)
-    if choice == "mapped":
-        refuse_unmet(settings, has)
-    exceeds = needed_bytes(model, corpus, version) > memory_bytes()
-    if choice == "memory" or not can_map or (choice == "auto" and not exceeds):
-        refuse_too_large(model, corpus, version)
+    can_map = choice != "memory" and all(trait in has for trait in MAPPED.traits)
+    exceeds = needed > memory_bytes()
+    if not (choice == "mapped" or (exceeds and can_map)):
+        _refuse(settings, corpus, needed)
         return None
     tables, vectors = _tables_bytes(model, corpus, version), _vectors_bytes(model, corpus, version)
-    if needed_bytes(model, corpus, version) - tables - vectors > memory_bytes():
-        refuse_too_large(model, corpus, version)
+    _refuse(settings, corpus, needed - tables - vectors)
     place = Path(tempfile.gettempdir()) if folder is None else folder
     make_folder(place)
     copies = MAPPED_COPIES + (0 if folder is None else CHECKPOINT_COPIES)
-    needed = copies * tables + vectors
-    free = shutil.disk_usage(place).free
+    needed, free = copies * tables + vectors, shutil.disk_usage(place).free
     if needed > free:
         raise TrainingError(
             f"Tables mapped from files need at least {needed:,} bytes of disk, and {place} has "
@@ -71,10 +78,45 @@ def place_tables(
     if exceeds:
         log.warning(
             f"Tables of {tables:,} bytes and as many vectors as there are entities do not fit into "
-            f"memory: they are mapped from files in "
-            f"{place}, at the speed of that disk."
+            f"memory: they are mapped from files in {place}, at the speed of that disk."
         )
     return place
+
+
+def _refuse(settings: FitSettings, corpus: Corpus, needed: int) -> None:
+    """Raises: RecipeError: a process needs more bytes of memory than there are."""
+    there = memory_bytes()
+    if needed <= there:
+        return
+    model, task = settings.model, settings.task
+    entities = len(corpus.queries) + len(corpus.candidates)
+    where, whole, ways = (
+        "",
+        "",
+        [f"lower {' or '.join(f'model.{k}' for k in ('dim', *model.size_keys))}"],
+    )
+    if settings.training.tables == "sharded":
+        where, ways = " in each process", [*ways, "start more processes on more machines"]
+    if task.wants_all_candidates:
+        whole = f" and all {len(corpus.candidates):,} candidates in each step"
+        ways.append(
+            "set task.kind = 'pointwise', whose penalty on all pairs needs a batch's rows only"
+        )
+    raise RecipeError(
+        f"Training {entities:,} entities with model.dim = {model.dim_of(settings.version)}{whole} "
+        f"needs at least {needed:,} bytes of memory{where}, and this machine has {there:,}; "
+        f"{', or '.join(ways)}."
+    )
+
+
+def _refuse_empty_shares(corpus: Corpus, processes: int) -> None:
+    """Raises: RecipeError: a process would have no row of a table that is divided."""
+    for name, side in (("queries", corpus.queries), ("candidates", corpus.candidates)):
+        if -(-len(side) // processes) * (processes - 1) >= len(side):
+            raise RecipeError(
+                f"{len(side)} {name} cannot be divided among {processes} processes so that each "
+                "has a row; start fewer processes, or set training.tables = 'memory'."
+            )
 
 
 def run_traits(
@@ -94,71 +136,6 @@ def run_traits(
             Trait.FIRST_VERSION: settings.version == 0 and alone,
         }
     )
-
-
-def refuse_unmet(settings: FitSettings, run: Collection[Trait]) -> None:
-    """Raises: RecipeError: a run does not have what a key of [training] needs."""
-    sentence = settings.unmet(run)
-    if sentence:
-        raise RecipeError(sentence)
-
-
-def refuse_shares(settings: FitSettings, corpus: Corpus, processes: int) -> None:
-    """Refuse tables that so many processes cannot share.
-
-    Raises: RecipeError: a process would have no row, or has too little memory.
-    """
-    for name, side in (("queries", corpus.queries), ("candidates", corpus.candidates)):
-        if -(-len(side) // processes) * (processes - 1) >= len(side):
-            raise RecipeError(
-                f"{len(side)} {name} cannot be divided among {processes} processes so that each "
-                "has a row; start fewer processes, or set training.tables = 'memory'."
-            )
-    needed = needed_bytes(settings.model, corpus, settings.version) // processes
-    if needed > memory_bytes():
-        raise RecipeError(
-            f"Each of {processes} processes needs at least {needed:,} bytes of memory, and this "
-            f"machine has {memory_bytes():,}; start more processes on more machines, or lower "
-            "model.dim."
-        )
-
-
-def refuse_too_large(model: EncoderSettings, corpus: Corpus, version: int) -> None:
-    """Compare what a training with tables in memory needs at least with what the machine has.
-
-    Raises: RecipeError: the training needs more.
-    """
-    needed, there = needed_bytes(model, corpus, version), memory_bytes()
-    if needed > there:
-        entities = len(corpus.queries) + len(corpus.candidates)
-        keys = [f"model.{key}" for key in ("dim", *model.size_keys)]
-        sizes = " or ".join(filter(None, (", ".join(keys[:-1]), keys[-1])))
-        raise RecipeError(
-            f"Training {entities:,} entities with model.dim = {model.dim_of(version)} needs "
-            f"at least {needed:,} bytes of memory, and this machine has {there:,}; lower "
-            f"{sizes}."
-        )
-
-
-def refuse_candidates(settings: FitSettings, corpus: Corpus) -> None:
-    """Refuse a training whose every step needs all candidates, where memory cannot hold them.
-
-    Raises: RecipeError.
-    """
-    task = settings.task
-    if not task.wants_all_candidates:
-        return
-    dim = settings.model.dim_of(settings.version)
-    needed = task.candidates_bytes(len(corpus.candidates), dim)
-    needed += needed_bytes(settings.model, corpus, settings.version)
-    there = memory_bytes()
-    if needed > there:
-        raise RecipeError(
-            f"task.kind = {task.kind!r} has all {len(corpus.candidates):,} candidates in memory in "
-            f"each step, so that training needs at least {needed:,} bytes, and this machine has "
-            f"{there:,}; lower model.dim, or set task.kind = 'pointwise', whose penalty on all "
-            "pairs needs a batch's rows only."
-        )
 
 
 def needed_bytes(model: EncoderSettings, corpus: Corpus, version: int) -> int:

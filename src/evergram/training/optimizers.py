@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,31 +49,25 @@ def build_optimizers(
             "The encoder has no parameter to train (requires_grad is False of all); let one have "
             "it, or give the modules as trained=…, which measures and packages them as they are."
         )
-    features = encoder.feature_tables()
-    shared = {id(p) for p in features}
-    tables = id_tables(encoder)
-    ids = shared | {id(p) for p in tables}
+    features, tables = encoder.feature_tables(), id_tables(encoder)
+    ids = {id(p) for p in (*features, *tables)}
     layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
-    is_plain = rates.optimizer == "sgd"
     of_tables = TABLE_OPTIMIZERS[rates.optimizer]
-    optimizers: list[torch.optim.Optimizer] = []
-    if tables:
-        optimizers.append(of_tables(tables, table_rate))
-    if features:
-        optimizers.append(of_tables(features, rates.feature_rate))
-    groups: list[dict[str, Any]] = []
-    if layers and is_plain:
-        optimizers.append(torch.optim.SGD(layers, rates.layer_rate))
-    elif layers:
-        groups.append({"params": layers, "lr": rates.layer_rate})
-    owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
-    if joint is not None and owned:
-        groups.append({"params": owned, "lr": joint.rate})
-    of_task = [] if task is None else [p for p in task.parameters() if p.requires_grad]
-    if of_task:
-        groups.append({"params": of_task, "lr": rates.layer_rate})
-    if groups:
-        optimizers.append(torch.optim.Adam(groups))
+    optimizers = [
+        of_tables(each, rate)
+        for each, rate in ((tables, table_rate), (features, rates.feature_rate))
+        if each
+    ]
+    groups = [(layers, rates.layer_rate)]
+    if rates.optimizer == "sgd":
+        optimizers += [torch.optim.SGD(*group) for group in groups if layers]
+        groups = []
+    if joint is not None:
+        groups.append(([p for p in joint.parameters() if p.requires_grad], joint.rate))
+    if task is not None:
+        groups.append(([p for p in task.parameters() if p.requires_grad], rates.layer_rate))
+    if any(each for each, _ in groups):
+        optimizers.append(torch.optim.Adam([{"params": p, "lr": r} for p, r in groups if p]))
     return optimizers
 
 

@@ -20,14 +20,13 @@ from evergram.errors import TrainingError
 from evergram.gramian.kinds import SOGramSettings
 from evergram.requirements import OF_A_RUN, Trait
 from evergram.training.build import Companions
-from evergram.training.checkpoints.journal import Journal
-from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.fit import RunContext, fit_encoder
-from evergram.training.monitors.evaluation_work import FREE, SELECTING, distinct
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings, Training
+from evergram.training.resuming import Journal, difference, run_identity
+from evergram.training.selection import FREE, SELECTING, distinct
 
 # Training pairs up to which a training takes seconds.
 MOST_PAIRS = 200_000
@@ -100,11 +99,11 @@ def _journal(recipe: Recipe, judged: Split, version: int, context: RunContext) -
     if context.folder is None:
         return Journal(None, {})
     text = recipe.model_dump_json()
-    identity = RunIdentity.of(text, version, judged, Companions(), "pilots")
+    identity = run_identity(text, version, judged, Companions(), "pilots")
     path = context.folder / f"{context.title.replace(' ', '-')}.pilots.jsonl"
-    journal = Journal(path, {"identity": identity.as_json()})
+    journal = Journal(path, {"identity": identity})
     try:
-        same = not identity.difference(journal.read()["identity"])
+        same = not difference(identity, journal.read()["identity"])
         same &= all({"settings", "value"} <= line.keys() for line in journal.lines)
     except (ValueError, KeyError, AttributeError):
         same = False

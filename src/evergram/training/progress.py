@@ -132,3 +132,6 @@ class Progress:
         )
         with Bar(*columns, console=console, transient=not self._epochs) as bar:
             yield Handle(title, total, bar, False, at_most)
+
+
+QUIET = Progress(quiet=True)

@@ -23,9 +23,9 @@ from evergram.tasks.kinds import (
     SoftmaxAllSettings,
     TemperedSettings,
 )
+from evergram.training.factors import build_measures
 from evergram.training.fit import Trained
-from evergram.training.priors.factors import build_measures
-from evergram.training.priors.kinds import ConstantSettings, ZeroSettings
+from evergram.training.priors import ConstantSettings, ZeroSettings
 from evergram.training.recipe import Recipe
 
 # Candidates whose outer products are summed at once.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import FactorizationSettings
 from evergram.errors import RecipeError
-from evergram.training.priors.factors import svd_factors
+from evergram.training.factors import svd_factors
 from evergram.training.recipe.automatic import Strengths, pointwise_strengths
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -157,40 +156,28 @@ class NormalisedMatrix:
 ITERATIONS = 4
 
 
-@dataclass(frozen=True)
-class AlsSettings:
-    """The settings with which implicit minimises a recipe's objective: the weight `alpha` of an
-    observed pair, that of squared norms, and the scales from its rows to the objective's."""
+def als_settings(
+    strengths: Strengths, pairs: int, queries: int, candidates: int
+) -> tuple[float, float, dict[str, float]]:
+    """Return with which α (of an observed pair) and regularization implicit minimises an objective
+    over n distinct pairs of |A| queries and |B| candidates, and the scale of its rows by side.
 
-    alpha: float
-    regularization: float
-    query_scale: float
-    candidate_scale: float
+    With κ = |A||B|/(2nλ), α = 1 + κ and t = κ/α, the squared loss with target 1, one uniform
+    measure and norms under it are implicit's loss of rows scaled by √t, up to a factor. For a λ or
+    l2 of 0 it takes that of "auto" for the squared loss.
 
-    @classmethod
-    def of(cls, strengths: Strengths, pairs: int, queries: int, candidates: int) -> Self:
-        """Return the settings of an objective over n distinct pairs of |A| queries and |B|
-        candidates.
-
-        With κ = |A||B|/(2nλ), α = 1 + κ and t = κ/α, the squared loss with target 1, one uniform
-        measure and norms under it are implicit's loss of rows scaled by √t, up to a factor. For a λ
-        or l2 of 0 it takes that of "auto" for the squared loss.
-
-        Source: docs/method.md, "Implicit ALS as a start".
-        """
-        own = pointwise_strengths(pairs, queries, candidates)
-        penalty = sum(strengths.penalty) or own.penalty[0]
-        l2 = strengths.l2 or own.l2
-        kappa = queries * candidates / (2 * pairs * penalty)
-        scaled = kappa / (1 + kappa)
-        # implicit has one weight for both sides; only the product of the two matters to scores.
-        balance = (queries / candidates) ** 0.25
-        return cls(
-            1 + kappa,
-            l2 * sqrt(queries * candidates) / (penalty * scaled),
-            sqrt(scaled) * balance,
-            sqrt(scaled) / balance,
-        )
+    Source: docs/method.md, "Implicit ALS as a start".
+    """
+    own = pointwise_strengths(pairs, queries, candidates)
+    penalty = sum(strengths.penalty) or own.penalty[0]
+    l2 = strengths.l2 or own.l2
+    kappa = queries * candidates / (2 * pairs * penalty)
+    scaled = kappa / (1 + kappa)
+    # implicit has one weight for both sides; only the product of the two matters to scores.
+    balance = (queries / candidates) ** 0.25
+    regularization = l2 * sqrt(queries * candidates) / (penalty * scaled)
+    scales = {"query": sqrt(scaled) * balance, "candidate": sqrt(scaled) / balance}
+    return 1 + kappa, regularization, scales
 
 
 def als_start(corpus: Corpus, strengths: Strengths, dim: int, seed: int) -> dict[str, Tensor]:
@@ -214,7 +201,7 @@ def als_start(corpus: Corpus, strengths: Strengths, dim: int, seed: int) -> dict
     keys = torch.unique(corpus.column("query") * size + corpus.column("candidate"))
     pairs = {"query": keys // size, "candidate": keys % size}
     met = [len(torch.unique(rows)) for rows in pairs.values()]
-    settings = AlsSettings.of(strengths, len(keys), *met)
+    alpha, regularization, scales = als_settings(strengths, len(keys), *met)
     ones = np.ones(len(keys), dtype=np.float32)
     places = tuple(rows.numpy() for rows in pairs.values())
     matrix = csr_matrix((ones, places), shape=(len(corpus.queries), size))
@@ -222,16 +209,15 @@ def als_start(corpus: Corpus, strengths: Strengths, dim: int, seed: int) -> dict
     with threadpool_limits(1, user_api="blas"):
         model = AlternatingLeastSquares(
             dim,
-            regularization=settings.regularization,
-            alpha=settings.alpha,
+            regularization=regularization,
+            alpha=alpha,
             iterations=ITERATIONS,
             num_threads=torch.get_num_threads(),
             random_state=seed % 2**32,
         )
         model.fit(matrix, show_progress=False)
-    scales = settings.query_scale, settings.candidate_scale
-    rows = model.user_factors, model.item_factors
+    rows = {"query": model.user_factors, "candidate": model.item_factors}
     return {
-        side: torch.from_numpy(np.array(each, dtype=np.float32)) * scale
-        for side, each, scale in zip(SIDES, rows, scales, strict=True)
+        side: torch.from_numpy(np.array(rows[side], dtype=np.float32)) * scales[side]
+        for side in SIDES
     }

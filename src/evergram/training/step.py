@@ -18,7 +18,7 @@ from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Po
 from evergram.gramian.penalty import contributions
 from evergram.tasks.objective import Loss, Objective
 from evergram.tasks.task import Encoded, Moments, Spread
-from evergram.training.distributed.shares import (
+from evergram.training.distributed import (
     Part,
     WholeRows,
     learned_from,
@@ -177,6 +177,13 @@ class Step:
         ahead = {s: part_of(i, len(i), self.collectives).rows for s, i in upcoming.items()}
         with torch.no_grad():
             return {s: embeddings.rows(s, ahead[s]) for s in SIDES}
+
+    def whole_look_ahead(self) -> dict[str, Tensor]:
+        """Return the look ahead's rows of all processes, by side."""
+        return {
+            side: self.collectives.rows(rows, self.look_ahead_rows[side], "look ahead")
+            for side, rows in self.look_ahead.items()
+        }
 
     @property
     def wants_before(self) -> bool:

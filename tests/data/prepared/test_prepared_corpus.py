@@ -46,7 +46,7 @@ from evergram.data.split import HeldOut, known_pairs
 from evergram.errors import DataError, FormatError
 from evergram.evaluation.ranking import relevance_of
 from evergram.evaluation.ranking import test_relevance as relevance_of_test
-from evergram.training.checkpoints.run_identity import corpus_digest
+from evergram.training.resuming import corpus_digest
 
 
 @pytest.fixture(autouse=True)

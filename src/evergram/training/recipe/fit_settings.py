@@ -11,7 +11,7 @@ from evergram.encoders.kinds import EncoderSettings
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.requirements import Trait, unmet
 from evergram.tasks.kinds import TaskSettings
-from evergram.training.priors.kinds import PriorSettings
+from evergram.training.priors import PriorSettings
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import Strengths, batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.training import StepSettings, Training

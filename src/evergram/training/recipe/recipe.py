@@ -20,7 +20,7 @@ from evergram.lineage.paths import RULE, is_name
 from evergram.requirements import OF_A_RUN, Trait, unmet
 from evergram.tasks.kinds import TASKS, PointwiseSettings, TaskSettings
 from evergram.tasks.pointwise_losses import LOSSES
-from evergram.training.priors.kinds import PRIORS, PriorSettings, ZeroSettings
+from evergram.training.priors import PRIORS, PriorSettings, ZeroSettings
 from evergram.training.recipe.split import SPLITS, RandomSplit, SplitSettings
 from evergram.training.recipe.training import (
     TRAININGS,

@@ -19,13 +19,12 @@ from evergram.data.split import Split
 from evergram.errors import DataError, RecipeError, TrainingError
 from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.journal import Journal
-from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.corpora import corpus_for, split_for, with_selecting_metric
 from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import value_of
+from evergram.training.resuming import Journal, difference, run_identity
 from evergram.training.tuning.search_space import KeyRange, SearchSpace, default_space
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def tune(
     shown = Progress.of_choice(progress)
     recipe, _ = with_selecting_metric(recipe, split, shown)
     _check_ends(recipe, space, split.training)
-    identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions(), "tune")
+    identity = run_identity(recipe.model_dump_json(), 0, split, Companions(), "tune")
     chosen = pick_device(device, recipe.training.tables)
     context = RunContext(chosen, shown, warns=False, ends=ends)
     with claimed(folder):
@@ -244,13 +243,13 @@ def claimed(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _journal(folder: Path, identity: RunIdentity, space: SearchSpace) -> Journal:
+def _journal(folder: Path, identity: dict[str, str], space: SearchSpace) -> Journal:
     """Return the folder's trials. Raises: RecipeError: they are of another search."""
-    head = {"identity": identity.as_json(), "space": [asdict(one) for one in space.ranges]}
+    head = {"identity": identity, "space": [asdict(one) for one in space.ranges]}
     journal = Journal(folder / NAME, head)
     try:
         found = journal.read()
-        what = identity.difference(found["identity"])
+        what = difference(identity, found["identity"])
         if not what and journal.head["space"] != found["space"]:
             what = "other keys or values to search over"
         _trials(journal)

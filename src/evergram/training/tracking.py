@@ -1,10 +1,12 @@
-"""Measure estimators against the exact Gramian, or a large sample, while a training runs."""
+"""Measure estimators against the exact Gramian, or a large sample, while a training runs, and write
+what a training does for TensorBoard."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from evergram.data.sampling import Batch, Draw, entity_sampler
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
+from evergram.errors import TrainingError
 from evergram.evaluation.gramian_error import (
     GROUPS,
     Interval,
@@ -20,16 +23,20 @@ from evergram.evaluation.gramian_error import (
     Truth,
     gradient_error_interval,
     gramian_error_interval,
+    score_histograms,
 )
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings, SOGramSettings
+from evergram.training.build import build_estimator
 from evergram.training.callbacks import Callback, Point
+from evergram.training.distributed import reads_together
 from evergram.training.loop import named
-from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.step import Step
 
 # The name of the run's own estimator in the records.
 OWN = "this run"
+# Steps between two values of the objective in TensorBoard.
+OBJECTIVES = 20
 
 
 @dataclass
@@ -116,7 +123,7 @@ class Tracking(Callback):
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         run = at.training
         measured = at.step % self.every == 0
-        if not self.rivals and not measured:
+        if not (self.rivals or measured) or reads_together(run.encoder, run.collectives):
             return
         with run.look() as now:
             if not self._shadows:
@@ -255,3 +262,80 @@ class Tracking(Callback):
             (self.seed * 1_000_003 + step) * len(SIDES) + SIDES.index(side)
         )
         return SampledTruth.draw(embed, share, self.sample, draw)
+
+
+class TensorBoard(Callback):
+    """Writes the objective, metrics, errors of the Gramians and scores of pairs to a folder.
+
+    Args:
+        folder: one a run; `tensorboard --logdir` shows all the folders below the one it names.
+        pairs: the observed pairs, int64 [n] rows of queries and of candidates.
+        tracking: a callback that runs before this one; its errors are written too.
+    Raises: TrainingError: the extra is not installed.
+    """
+
+    def __init__(
+        self, folder: Path, pairs: tuple[Tensor, Tensor], tracking: Tracking | None = None
+    ) -> None:
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError:
+            raise TrainingError(
+                "TensorBoard is not installed; pip install 'evergram[tensorboard]'."
+            ) from None
+        self.writer: SummaryWriter = SummaryWriter(str(folder))
+        self.pairs = pairs
+        self.tracking = tracking
+        self.written: int = 0
+
+    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+        if at.step % OBJECTIVES == 0:
+            self._scalar("objective", float(objective), at.step)
+        tracking = self.tracking
+        if tracking is None:
+            return
+        for place in range(self.written, len(tracking.steps)):
+            for title, errors in (
+                ("Gramian error", tracking.gramian_errors),
+                ("gradient error", tracking.gradient_errors),
+            ):
+                for name, values in errors.items():
+                    self._scalar(f"{title}/{name}", values[place], tracking.steps[place])
+        self.written = len(tracking.steps)
+
+    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+        for name, value in record.items():
+            if name not in ("epoch", "seconds", "objective"):
+                self._scalar(name, value, at.step)
+        run = at.training
+        if reads_together(run.encoder, run.collectives):
+            return
+        now = run.encoder.embed_all(run.scene)
+        query, candidate = (now[side].cpu() for side in SIDES)
+        scores = score_histograms(query, candidate, self.pairs)
+        ends, middles = scores.edges[1:], (scores.edges[1:] + scores.edges[:-1]) / 2
+        for name, density in (("observed", scores.observed), ("random", scores.random)):
+            shares = density * scores.edges.diff()
+            self.writer.add_histogram_raw(
+                f"scores/{name}",
+                min=float(scores.edges[0]),
+                max=float(ends[-1]),
+                num=1,
+                sum=float(shares @ middles),
+                sum_squares=float(shares @ middles.square()),
+                bucket_limits=ends.tolist(),
+                bucket_counts=shares.tolist(),
+                global_step=at.step,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"written": self.written}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.written = state["written"]
+
+    def on_end(self, at: Point) -> None:
+        self.writer.close()
+
+    def _scalar(self, name: str, value: float, step: int) -> None:
+        self.writer.add_scalar(name, value, step)

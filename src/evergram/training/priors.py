@@ -1,6 +1,7 @@
-"""The kinds of priors, with the settings of each; recipes' `[prior]` is made of them.
+"""Priors π_ab = ⟨q_a, r_b⟩ that the penalty pulls unobserved scores towards. [G2] App. B.
 
-Importing this does not import torch.
+Recipes' `[prior]` is made of these kinds, each with its settings. Importing this does not import
+torch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from evergram.errors import RecipeError
+from evergram.errors import DataError, RecipeError
 from evergram.kinds import Finite, Kinds, KindSettings, Positive
 from evergram.requirements import Trait
 
@@ -46,9 +47,10 @@ class ZeroSettings(PriorSettings):
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
     ) -> dict[str, Tensor]:
-        from evergram.training.priors.factors import constant_prior
+        import torch
 
-        return constant_prior(corpus, None)
+        sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
+        return {side: torch.zeros(size, 0) for side, size in sizes.items()}
 
 
 class ConstantSettings(PriorSettings):
@@ -60,9 +62,10 @@ class ConstantSettings(PriorSettings):
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
     ) -> dict[str, Tensor]:
-        from evergram.training.priors.factors import constant_prior
+        import torch
 
-        return constant_prior(corpus, self.value)
+        query = torch.full((len(corpus.queries), 1), self.value)
+        return {"query": query, "candidate": torch.ones(len(corpus.candidates), 1)}
 
 
 class FilesSettings(PriorSettings):
@@ -75,9 +78,19 @@ class FilesSettings(PriorSettings):
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
     ) -> dict[str, Tensor]:
-        from evergram.training.priors.factors import prior_of_files
+        from evergram.training.factors import read_vectors
 
-        return prior_of_files(corpus, Path(self.query), Path(self.candidate))
+        vectors = {
+            "query": read_vectors(Path(self.query), corpus.queries.vocabulary),
+            "candidate": read_vectors(Path(self.candidate), corpus.candidates.vocabulary),
+        }
+        widths = [rows.shape[1] for rows in vectors.values()]
+        if widths[0] != widths[1]:
+            raise DataError(
+                f"prior.query has vectors of {widths[0]} dims and prior.candidate of {widths[1]}; "
+                "their inner products are the prior, so they must agree."
+            )
+        return vectors
 
 
 class SVDSettings(PriorSettings):
@@ -89,9 +102,20 @@ class SVDSettings(PriorSettings):
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
     ) -> dict[str, Tensor]:
-        from evergram.training.priors.factors import svd_prior
+        import torch
 
-        return svd_prior(corpus, self.rank, seed)
+        from evergram.training.factors import svd_factors
+
+        shape = (len(corpus.queries), len(corpus.candidates))
+        if self.rank >= min(shape):
+            raise RecipeError(
+                f"prior.rank is {self.rank}, and the observed matrix is {shape[0]} × {shape[1]}; "
+                "the rank must be smaller than both."
+            )
+        pairs = torch.stack([corpus.column("query"), corpus.column("candidate")])
+        pairs = torch.unique(pairs, dim=1)
+        observed = torch.sparse_coo_tensor(pairs, torch.ones(pairs.shape[1]), shape).coalesce()
+        return svd_factors(observed, self.rank, seed)
 
 
 class VersionSettings(PriorSettings):

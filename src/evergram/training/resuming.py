@@ -1,0 +1,575 @@
+"""The state of a running training on disk: checkpoints, whose they are, when they are written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import pyarrow as pa
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from evergram.atomic_files import make_folder, replacing_path, write_text
+from evergram.collectives import Collectives
+from evergram.data.corpus import Corpus, Side
+from evergram.data.prepared.files import sha256_of
+from evergram.data.prepared.mapped_corpus import MappedCorpus
+from evergram.data.split import Split
+from evergram.did_you_mean import did_you_mean
+from evergram.errors import IntegrityError, RecipeError, TrainingError
+from evergram.training.callbacks import Callback
+from evergram.training.distributed import ProcessCollectives
+from evergram.training.progress import QUIET, Progress
+from evergram.training.recipe.values import flat
+
+if TYPE_CHECKING:
+    from evergram.training.build import Companions
+    from evergram.training.loop import Trainer
+
+# Seconds between two checkpoints where nothing is chosen: short runs write none on their way.
+SECONDS = 60.0
+# Of large states fewer are written: a checkpoint follows after at least so many times the seconds
+# that the last one took, so that writing takes at most two hundredths of the time.
+PATIENCE = 50
+FORMAT = "evergram-checkpoint-1"
+# Of a checkpoint's file, and of the folder beside it with the rows of divided tables.
+SUFFIX, ROWS = ".safetensors", ".rows"
+# Ids that are hashed at a time, and keys of a recipe that a sentence names.
+BLOCK = 1 << 20
+NAMED = 5
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+log: logging.Logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """How a training is saved; it does not change the result.
+
+    Args:
+        seconds: between two checkpoints.
+        steps: between two checkpoints. Without either, they are `SECONDS` apart, or further where
+            writing one takes long.
+        keep: number of checkpoints to keep; one less (but never none) while one is written.
+        resume: "auto" resumes a run of the same recipe and data from its newest checkpoint;
+            "never" drops its checkpoints and trains from the start.
+    Raises: RecipeError: a value is not allowed.
+    """
+
+    seconds: float | None = None
+    steps: int | None = None
+    keep: int = 2
+    resume: Literal["auto", "never"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and self.steps is not None:
+            raise RecipeError(
+                f"Checkpoints every {self.seconds:g} seconds and every {self.steps} steps were "
+                "both asked for; choose one of them."
+            )
+        if (self.seconds is not None and not 0 <= self.seconds < float("inf")) or (
+            self.steps is not None and self.steps < 1
+        ):
+            raise RecipeError(_refusal(f"{self.seconds if self.steps is None else self.steps}"))
+        if self.keep < 1:
+            raise RecipeError(f"keep = {self.keep} keeps no checkpoint; it must be 1 or more.")
+        if self.resume not in ("auto", "never"):
+            raise RecipeError(
+                f"--resume {self.resume} is not known; it must be auto or never"
+                f"{did_you_mean(self.resume, ('auto', 'never'))}."
+            )
+
+    @classmethod
+    def of(cls, every: str | None = None, keep: int = 2, resume: str = "auto") -> Self:
+        """Return the settings of a command's options.
+
+        >>> from evergram.training import CheckpointSettings
+        >>> CheckpointSettings.of("5m").seconds, CheckpointSettings.of("1000").steps
+        (300.0, 1000)
+
+        Args:
+            every: a time, such as "60s", "5m" or "1h"; a number of steps, such as "1000"; or None.
+        Raises: RecipeError: a value is not allowed.
+        """
+        seconds, steps = None, None
+        if every is not None:
+            matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smh])|(\d{1,18})", every.strip())
+            if matched is None:
+                raise RecipeError(_refusal(every))
+            if matched[3] is None:
+                seconds = float(matched[1]) * _UNITS[matched[2]]
+            else:
+                steps = int(matched[3])
+        return cls(seconds, steps, keep, resume)  # type: ignore[arg-type]  # checked above
+
+    def due(self, seconds: float, steps: int, cost: float) -> bool:
+        """Return whether a checkpoint is due, `seconds` and `steps` after the last one, which took
+        `cost` seconds."""
+        if self.steps is not None:
+            return steps >= self.steps
+        if self.seconds is not None:
+            return seconds >= self.seconds
+        return seconds >= max(SECONDS, PATIENCE * cost)
+
+
+def _refusal(every: str) -> str:
+    return (
+        f"--checkpoint-every {every} is not understood; give a time such as 60s, 5m or 1h, or a "
+        "number of steps such as 1000."
+    )
+
+
+# When nothing is chosen.
+AUTOMATIC = CheckpointSettings()
+
+
+def run_identity(
+    recipe: str, version: int, split: Split, companions: Companions, purpose: str = ""
+) -> dict[str, str]:
+    """Return digests of everything that decides a run's result on one machine.
+
+    Args:
+        recipe: JSON of the whole recipe.
+        purpose: distinguishes runs that are otherwise the same, such as a refit.
+    """
+    selected = hashlib.sha256()
+    for rows in (split.selection.query, split.selection.candidate):
+        selected.update(_bytes(rows))
+    return {
+        "recipe": recipe,
+        "version": str(version),
+        "corpus": corpus_digest(split.training),
+        "selection": selected.hexdigest(),
+        "modules": modules_digest(companions),
+        "purpose": purpose,
+        "torch": torch.__version__,
+        "files": files_digest(json.loads(recipe)),
+    }
+
+
+def difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return how another run differs from this one, such as "another corpus"; or ""."""
+    first = next((name for name, value in mine.items() if other.get(name) != value), "")
+    theirs = f"({other.get(first)}, here {mine.get(first)})"
+    return {
+        "": "",
+        "recipe": f"another recipe{_changed_keys(mine['recipe'], other.get('recipe', ''))}",
+        "torch": f"another torch {theirs}",
+        "version": f"another version {theirs}",
+        "corpus": "another corpus",
+        "selection": "other pairs that select an epoch",
+        "modules": "other modules, or another version before it",
+        "purpose": "another number of steps",
+        "files": "other contents of the files that [prior] or a measure of [task] names",
+    }[first]
+
+
+def _changed_keys(mine: str, theirs: str) -> str:
+    try:
+        one, other = (flat(json.loads(text)) for text in (mine, theirs))
+    except (ValueError, AttributeError):  # no JSON, or no table
+        return ""
+    keys = sorted(k for k in {**one, **other} if one.get(k) != other.get(k))
+    more = ", …" if len(keys) > NAMED else ""
+    return f" ({', '.join(keys[:NAMED])}{more} changed)" if keys else ""
+
+
+def files_digest(recipe: Mapping[str, Any]) -> str:
+    """Return a digest of the files that a recipe names beside its data; "" if it names none."""
+    prior, task = recipe.get("prior") or {}, recipe.get("task") or {}
+    named = [prior.get(side) for side in ("query", "candidate")]
+    for side in ("query", "candidate"):
+        measures = task.get(f"{side}_measure") or []
+        named += measures if isinstance(measures, list) else [measures]
+    paths = [Path(name) for name in named if isinstance(name, str)]
+    digest = hashlib.sha256()
+    for path in paths:
+        # One that is not there is refused where it is read.
+        digest.update((sha256_of(path) if path.is_file() else "none").encode())
+    return digest.hexdigest() if paths else ""
+
+
+def corpus_digest(corpus: Corpus) -> str:
+    """Return a digest of a corpus: interactions with all their columns, ids, and features."""
+    if isinstance(corpus, MappedCorpus):
+        return corpus.fingerprint
+    digest = hashlib.sha256(f"{corpus.interactions.schema} {corpus.shared_ids}".encode())
+    for name in corpus.interactions.column_names:
+        digest.update(_bytes(corpus.column(name)))
+    for side in (corpus.queries, corpus.candidates):
+        for part in _side(side):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def modules_digest(companions: Companions) -> str:
+    """Return a digest of the modules and embeddings that a run starts from or aligns to: of a joint
+    module its buffers, which hold the past."""
+    joint, past = companions.joint, companions.past or {}
+    groups: list[Iterable[tuple[str, Tensor]]] = [() if joint is None else joint.named_buffers()]
+    for module in (companions.start, companions.own):
+        groups.append(() if module is None else module.state_dict().items())
+    groups.append(sorted(past.items()))
+    digest = hashlib.sha256()
+    for group in groups:
+        digest.update(b"|")
+        for name, value in group:
+            digest.update(name.encode() + _bytes(value))
+    return digest.hexdigest()
+
+
+def _side(side: Side) -> Iterator[bytes | memoryview]:
+    yield from _ids(side.vocabulary.keys)
+    for name, feature in side.features.items():
+        yield name.encode()
+        yield from _ids(feature.vocabulary.keys)
+        yield _bytes(feature.offsets)
+        yield _bytes(feature.indices)
+
+
+def _ids(keys: pa.Array) -> Iterator[bytes | memoryview]:
+    yield f"{keys.type} {len(keys)}".encode()
+    for start in range(0, len(keys), BLOCK):
+        yield memoryview(pa.record_batch([keys.slice(start, BLOCK)], ["id"]).serialize())
+
+
+def _bytes(tensor: Tensor) -> bytes | memoryview:
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().data if len(plain) else b""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that a training's next step depends on.
+
+    Args:
+        tensors: of parameters, optimisers, Gramians and generators, by name; not copied.
+        facts: counters, records and the like, as JSON.
+        rows: a folder with the rows of divided tables, if there are any.
+    """
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+    rows: Path | None = None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Replace a file of tensors, whole or not at all.
+
+    Raises: TrainingError: the file cannot be written; nothing has changed.
+    """
+    try:
+        make_folder(path.parent)
+        with replacing_path(path) as part:
+            save_file(dict(tensors), part, metadata=dict(metadata))
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or str(error).rstrip(".")
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        raise TrainingError(
+            f"The state of the training, {size:,} bytes, cannot be kept in {path.parent}: {why}; "
+            "make room there, or choose another --lineage."
+        ) from error
+
+
+def write_state(path: Path, identity: Mapping[str, str], state: TrainingState) -> None:
+    """Replace the file of a run's state; its rows, if any, are there already.
+
+    Raises: as `write_tensors`.
+    """
+    tensors = _plain(state.tensors)
+    # Tensors and facts are in one file: one rename replaces both.
+    metadata = {"format": FORMAT} | {
+        "identity": json.dumps(dict(identity)),
+        "facts": json.dumps(dict(state.facts)),
+        "rows": json.dumps(_row_digests(path)),
+    }
+    write_tensors(path, tensors, {**metadata, "sha256": _digest(metadata, tensors)})
+
+
+def read_state(path: Path, identity: Mapping[str, str]) -> TrainingState:
+    """Return a run's state, after comparing it and the rows beside it with their SHA-256.
+
+    Raises: IntegrityError: a file is damaged, is of another run, or another release wrote it.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            if metadata.get("format") != FORMAT:
+                raise IntegrityError(f"{path.name} was written by another release of Evergram.")
+            another = difference(identity, json.loads(metadata["identity"]))
+            if another:
+                raise IntegrityError(f"{path.name} is of {another}.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        written = metadata.pop("sha256")
+        if _digest(metadata, tensors) != written:
+            raise IntegrityError(f"{path.name} is damaged: its SHA-256 is not the one it states.")
+        facts, rows = json.loads(metadata["facts"]), json.loads(metadata["rows"])
+    except IntegrityError:
+        raise
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise IntegrityError(
+            f"{path.name} is damaged: it is cut, or no file of safetensors."
+        ) from error
+    folder = rows_folder(path)
+    if _row_digests(path) != rows:
+        raise IntegrityError(
+            f"{folder.name} is damaged: its files are not those that {path.name} states."
+        )
+    return TrainingState(tensors, facts, folder if rows else None)
+
+
+def rows_folder(path: Path) -> Path:
+    """Return the folder of divided tables' rows that belongs to a checkpoint."""
+    return path.with_name(path.name + ROWS)
+
+
+def _row_digests(path: Path) -> dict[str, str]:
+    return {file.name: sha256_of(file) for file in sorted(rows_folder(path).glob("*"))}
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as a file holds them: on the CPU, dense, none a view of another."""
+    plain: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().contiguous()
+        storage = dense.untyped_storage().data_ptr()
+        # Modules that share parameters have them under several names.
+        plain[name] = dense.clone() if storage in storages else dense
+        storages.add(storage)
+    return plain
+
+
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a state: metadata, and every tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+class Checkpoints(Callback):
+    """Restores a run from its newest checkpoint at the start, saves it after steps and epochs, and
+    keeps the newest ones, `TITLE.STEPS.safetensors`, in a folder.
+
+    It must be the first of a run's callbacks, so that the others start from their restored state.
+
+    Args:
+        folder: None saves nothing.
+        title: the run's name in the folder, and in messages.
+        identity: of the run; None only without a folder.
+        settings: when checkpoints are written, how many are kept, and whether they are read.
+    """
+
+    everywhere = True
+
+    def __init__(
+        self,
+        folder: Path | None,
+        title: str,
+        identity: Mapping[str, str] | None = None,
+        settings: CheckpointSettings = AUTOMATIC,
+        progress: Progress = QUIET,
+    ) -> None:
+        self.folder = folder
+        self.title = title
+        self.identity = identity
+        self.settings = settings
+        self.progress = progress
+        self._saved, self._steps, self._cost = time.monotonic(), 0, 0.0
+        # Checkpoints of this run, oldest first.
+        self._kept: list[Path] = []
+
+    def on_start(self, run: Trainer) -> None:
+        state = state_of_first(self.load(), run.step.collectives)
+        if state is None:
+            return
+        run.load_state(state)
+        inside = f"in epoch {run.epoch}, after {run.batches:,} of its {len(run.sampler):,} batches"
+        where = inside if run.batches else f"after epoch {run.epoch}"
+        self.progress.say(f"{self.title}: resumes {where}")
+
+    def on_step_end(self, run: Trainer) -> None:
+        self._save_if(self.due(run.steps), run)
+
+    def on_epoch_end(self, run: Trainer, last: bool) -> None:
+        # The last state is always saved: a later command may come back to it.
+        self._save_if(self.due(run.steps) or (last and self.folder is not None), run)
+
+    def _save_if(self, due: bool, run: Trainer) -> None:
+        if not run.agreed(due):
+            return
+        started = time.monotonic()
+        state = run.state()
+        if run.divided is not None:
+            rows = run.step.collectives.from_first(lambda: rows_folder(self._room(run.steps)))
+            run.divided.save(rows)
+            state = replace(state, rows=rows)
+        self.save(state, run.steps)
+        self._cost = time.monotonic() - started
+
+    def due(self, steps: int) -> bool:
+        """Return whether a checkpoint is due after so many steps of the run."""
+        since = time.monotonic() - self._saved
+        return self.folder is not None and self.settings.due(since, steps - self._steps, self._cost)
+
+    def save(self, state: TrainingState, steps: int) -> None:
+        """Write a checkpoint after `steps` steps, and remove those that are not kept.
+
+        Args:
+            state: its rows, if any, are in their folder already.
+        Raises: TrainingError: it cannot be written; an earlier one is still there.
+        """
+        if self.folder is None or self.identity is None:
+            return
+        path = self._path(steps) if state.rows else self._room(steps)
+        write_state(path, self.identity, state)
+        self._kept = [*(p for p in self._kept if p != path and p.exists()), path]
+        self._kept = self._kept[-self.settings.keep :]
+        _remove(p for p in self._paths() if p not in self._kept)
+        for rows in self.folder.glob(f"*{ROWS}"):  # of a process that was killed before the rest
+            if not rows.with_name(rows.name.removesuffix(ROWS)).exists():
+                shutil.rmtree(rows, ignore_errors=True)
+        self._saved, self._steps = time.monotonic(), steps
+
+    def load(self) -> TrainingState | None:
+        """Return the newest whole state of this run, or None.
+
+        With `resume` "never" every checkpoint of the title is removed. A warning names checkpoints
+        that are damaged or of another run.
+        """
+        if self.folder is None or self.identity is None:
+            return None
+        paths = self._paths()
+        if self.settings.resume == "never":
+            if paths:
+                newest = paths[-1].name
+                log.warning(f"--resume never: drops {newest}, and trains {self.title} anew.")
+            _remove(paths)
+            return None
+        while paths:
+            try:
+                state = read_state(paths[-1], self.identity)
+            except IntegrityError as error:
+                paths.pop()
+                log.warning(f"{error} {self._remedy(paths)}")
+                continue
+            self._kept = paths
+            return state
+        return None
+
+    def _remedy(self, older: list[Path]) -> str:
+        if older:
+            return "The checkpoint before it is tried."
+        return (
+            f"So {self.title} is trained from its start, and its first checkpoint replaces this "
+            "one."
+        )
+
+    def _room(self, steps: int) -> Path:
+        """Make room for a checkpoint. Return its file."""
+        path = self._path(steps)
+        kept = [p for p in self._kept if p != path]
+        # On a full disk one good checkpoint is worth more than none. With one to keep, or one
+        # there, it stays until the next one is whole.
+        _remove(kept[: max(0, len(kept) - max(1, self.settings.keep - 1))])
+        if rows_folder(path).exists():
+            _remove([path])
+        return path
+
+    def _path(self, steps: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{self._stem}.{steps:012d}{SUFFIX}"
+
+    def _paths(self) -> list[Path]:
+        """Return the files of the run's title, oldest first."""
+        name = re.compile(rf"{re.escape(self._stem)}\.\d{{12}}{re.escape(SUFFIX)}")
+        if self.folder is None or not self.folder.is_dir():
+            return []
+        return sorted(p for p in self.folder.iterdir() if name.fullmatch(p.name))
+
+    @property
+    def _stem(self) -> str:
+        return self.title.replace(" ", "-")
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+        shutil.rmtree(rows_folder(path), ignore_errors=True)
+
+
+def state_of_first(state: TrainingState | None, together: Collectives) -> TrainingState | None:
+    """Return the first process's state in every process."""
+    if not isinstance(together, ProcessCollectives):
+        return state
+    mine = {} if state is None else state.tensors
+    facts, rows, shapes = together.from_first(
+        lambda: (
+            state and state.facts,
+            state and state.rows,
+            {name: (tensor.dtype, tensor.shape) for name, tensor in mine.items()},
+        )
+    )
+    if facts is None:
+        return None
+    tensors = {
+        name: together.broadcast(mine.get(name, torch.empty(shape, dtype=dtype)))
+        for name, (dtype, shape) in shapes.items()
+    }
+    return TrainingState(tensors, facts, rows)
+
+
+class Journal:
+    """JSON lines of what has ended of a run, so that it goes on after it was killed; the file's
+    first line says of which run.
+
+    Args:
+        path: of the file; None keeps nothing.
+        head: the first line.
+    """
+
+    def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
+        self.path = path
+        self.head: dict[str, Any] = json.loads(json.dumps(head))
+        self.lines: list[dict[str, Any]] = []
+
+    def read(self) -> dict[str, Any]:
+        """Take the lines of the file, and return its first one; without a file, `head`.
+
+        Raises: ValueError: the file is not a journal.
+        """
+        if self.path is None or not self.path.is_file():
+            return self.head
+        try:
+            head, *self.lines = map(json.loads, self.path.read_text().splitlines())
+        except OSError as error:
+            raise ValueError(error.strerror) from None
+        if not all(isinstance(line, dict) for line in (head, *self.lines)):
+            raise ValueError("a line is not a table")
+        return dict(head)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Keep a line. Raises: TrainingError: the file cannot be written."""
+        self.lines.append(dict(line))
+        if self.path is None:
+            return
+        try:
+            make_folder(self.path.parent)
+            write_text(self.path, "\n".join(map(json.dumps, [self.head, *self.lines])))
+        except OSError as error:
+            raise TrainingError(
+                f"{self.path} cannot be written: {error.strerror}; make room there, or choose "
+                "another folder."
+            ) from error

@@ -1,0 +1,372 @@
+"""Selection: keep the best epoch by held-out pairs, and stop when no better one comes.
+
+An evaluation ranks as many queries as take no more than a share of a run's work. Work is counted in
+multiply-adds of the data's and the model's sizes, not in seconds: a decision by the clock would end
+the same run differently on another machine, or when it is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from evergram.collectives import ALONE, Collectives
+from evergram.data.corpus import Corpus
+from evergram.data.split import Split
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.features import SIDES
+from evergram.encoders.kinds import EncoderSettings
+from evergram.evaluation.metric_sample import (
+    MetricSample,
+    SampledRanking,
+    sample_queries,
+)
+from evergram.evaluation.ranking import (
+    popularity,
+    popularity_metrics,
+    query_metrics,
+    rank_metrics,
+    relevance_of,
+    test_relevance,
+)
+from evergram.training.callbacks import Callback
+from evergram.training.distributed import embed_together
+from evergram.training.sharding import measured_together
+
+if TYPE_CHECKING:
+    from evergram.training.loop import Trainer
+
+# Beside the kept parameters: the metric of each query at `reference_epoch`.
+REFERENCE = "reference|values"
+# The values of γ that "auto" tries, 0 to 0.2: each costs one ranking of the selection's queries.
+EXPONENTS = tuple(step / 40 for step in range(9))
+# The largest share of training's work that evaluation takes by "auto".
+SHARE = 0.25
+# An evaluation of no more multiply-adds is always of all queries by "auto": some seconds.
+FREE = 3 * 10**11
+# Fewer queries are never ranked: evaluations become rarer instead.
+LEAST = 1000
+# To choose the best of some scores takes as long as so many multiply-adds a score, or less; see
+# `python -m benchmarks evaluation-speed`.
+SELECTING = 64
+
+EvaluateShare = float | Literal["auto", "full"]
+
+
+def cloned(name: str, value: Tensor) -> Tensor:
+    """Return a copy of a tensor in memory, whatever its name."""
+    return value.clone()
+
+
+@dataclass
+class EarlyStopping(Callback):
+    """Evaluates during training, keeps the best parameters, and stops when patience runs out.
+
+    Noise in a metric of sampled queries must not prolong training: patience then counts from the
+    last best record that was above the reference before it in paired differences of the same
+    queries, by more than their 95 % interval. Small gains add up.
+
+    Args:
+        metric: the record's entry that should be high.
+        patience: evaluations in a row without a better one after which training ends; 0: never.
+        select_after: only later epochs can be the best, and patience is counted from it.
+        history: all records, in order; each has `epoch` and the metric.
+        best, best_epoch: of the best record so far, the first of those that are equal.
+        kept: the model's tensors at that epoch; for a sampled metric also the reference's values.
+        evaluate: gives the metric of a run as it stands, of all queries or of a sample.
+        every: epochs between two evaluations; the last epoch is always evaluated.
+        copied: copies a tensor of `kept` by its name, see `Trainer.copied`.
+    """
+
+    everywhere: ClassVar[bool] = True
+
+    metric: str
+    patience: int = 0
+    select_after: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: float = -1.0
+    best_epoch: int = 0
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    evaluate: Callable[[Trainer], float | MetricSample] = field(default=lambda run: 0.0, repr=False)
+    every: int = 1
+    copied: Callable[[str, Tensor], Tensor] = field(default=cloned, repr=False)
+
+    def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
+        if not last and run.epoch % self.every:
+            return
+        reference = self.reference_epoch
+        measured = self.evaluate(run)
+        record = {"epoch": run.epoch, "seconds": run.seconds, "objective": objective}
+        record[self.metric] = measured.mean if isinstance(measured, MetricSample) else measured
+        if self.add(record, last):
+            before = self.kept.get(REFERENCE)
+            self.kept = run.parameters(self.kept)
+            if isinstance(measured, MetricSample):
+                if before is None or measured.above(before):
+                    before, reference = measured.values, run.epoch
+                self.kept = {**self.kept, REFERENCE: before}
+        if isinstance(measured, MetricSample):
+            record["standard_error"] = measured.standard_error
+            record["reference_epoch"] = reference
+        run.evaluated(record)
+
+    def stop(self, run: Trainer) -> str:
+        return "patience" if self.exhausted else ""
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {f"kept|{name}": value for name, value in self.kept.items()}
+        records = {"history": self.history, "best": self.best, "best_epoch": self.best_epoch}
+        return {**records, **kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = [dict(record) for record in state["history"]]
+        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        kept = {k.removeprefix("kept|"): v for k, v in state.items() if k.startswith("kept|")}
+        self.kept = {name: self.copied(name, value) for name, value in kept.items()}
+
+    def add(self, record: dict[str, float], last: bool) -> bool:
+        """Append an evaluation. Return whether it is the best; the `last` one is if there is no
+        other."""
+        self.history.append(record)
+        value, epoch = record[self.metric], int(record["epoch"])
+        counts = epoch > self.select_after or (last and not self.kept)
+        if not counts or not value > self.best:
+            return False
+        self.best, self.best_epoch = value, epoch
+        return True
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether patience has run out: a function of the history, also in a resumed run."""
+        start = max(self.reference_epoch, self.select_after)
+        since = sum(record["epoch"] > start for record in self.history)
+        return 0 < self.patience <= since
+
+    @property
+    def reference_epoch(self) -> int:
+        """The epoch that patience is counted from: the best, or for a sampled metric the last that
+        was seen to be better."""
+        last = self.history[-1] if self.history else {}
+        return int(last.get("reference_epoch", self.best_epoch))
+
+    @property
+    def best_is_last(self) -> bool:
+        """Whether the last evaluation was the best, so that more epochs may be better still."""
+        return bool(self.history) and self.best_epoch == self.history[-1]["epoch"]
+
+
+class SelectionMetric:
+    """A ranking metric of a run on the pairs that select its epoch.
+
+    All processes of a training measure it together.
+
+    Args:
+        queries: number that is ranked, drawn once by `seed`; None is all.
+    """
+
+    def __init__(
+        self, metric: str, split: Split, queries: int | None = None, seed: int = 0
+    ) -> None:
+        self.metric = metric
+        self.relevance = relevance_of(split.training, split.selection)
+        self.population: int = len(self.relevance)
+        if queries is not None:
+            self.relevance = sample_queries(self.relevance, queries, seed)
+
+    def __call__(self, run: Trainer) -> float | MetricSample:
+        together = run.step.collectives
+        now = embed_together(run.encoder, run.step.scene, together)
+        measure = partial(self.of, now["query"], now["candidate"])
+        return measured_together(run.encoder, measure, together)
+
+    def of(
+        self, query: Tensor, candidate: Tensor, together: Collectives = ALONE
+    ) -> float | MetricSample:
+        """Return the metric of vectors [N, D] of each side, which several processes share."""
+        vectors, metric = (query, candidate), self.metric
+        if len(self.relevance) == self.population:
+            return rank_metrics(*vectors, self.relevance, [metric], together=together)[metric]
+        values = query_metrics(*vectors, self.relevance, [metric], together=together)[metric]
+        return MetricSample(values, self.population)
+
+
+@dataclass(frozen=True)
+class PopularityChoice:
+    """The power γ of counts that a version's candidates have, why, and the selection metric of each
+    γ that was tried."""
+
+    exponent: float
+    reason: str
+    tried: tuple[dict[str, float], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        tried = {"tried": list(self.tried)} if self.tried else {}
+        return {"exponent": self.exponent, "reason": self.reason, **tried}
+
+
+def settle_popularity(
+    model: EncoderSettings, run: Trainer, corpus: Corpus, stopping: EarlyStopping
+) -> PopularityChoice | None:
+    """Return the γ that a trained model publishes its candidates with; None without a factor.
+
+    For "auto" the epoch is selected at γ = 0, and γ chosen at the best epoch: choosing it in every
+    evaluation would cost nine rankings each. Every process calls this with its own `run`.
+    """
+    if model.popularity == "auto":
+        encoder, metric = run.finish(stopping.kept), stopping.evaluate
+        assert isinstance(metric, SelectionMetric)
+        return choose_popularity(encoder, corpus, metric, run.step.collectives)
+    return PopularityChoice(model.popularity, "model.popularity") if model.popularity else None
+
+
+def choose_popularity(
+    encoder: Encoder, corpus: Corpus, metric: SelectionMetric, together: Collectives = ALONE
+) -> PopularityChoice:
+    """Return the γ of `EXPONENTS` with the best metric, the smallest of those that are equal, and
+    let the encoder publish its candidates with it.
+
+    Args:
+        encoder: at its best epoch, with a popularity factor.
+        together: processes that each call this with the same arguments, and share the rankings.
+    """
+    popularity = encoder.popularity
+    assert popularity is not None
+    popularity.exponent = 0.0
+    vectors = embed_together(encoder, corpus, together)
+    ids = encoder.schema.ids("candidate").rows(corpus.candidates.vocabulary.keys)
+    tried = []
+    for popularity.exponent in EXPONENTS:
+        factors = popularity.factors(ids).to(vectors["candidate"])
+        candidates = vectors["candidate"] * factors[:, None]
+        measured = metric.of(vectors["query"], candidates, together)
+        value = measured.mean if isinstance(measured, MetricSample) else measured
+        tried.append({"exponent": popularity.exponent, metric.metric: value})
+    best = max(tried, key=lambda record: record[metric.metric])  # the first of those
+    popularity.exponent = best["exponent"]
+    reason = f"best {metric.metric} of {len(metric.relevance)} queries held out for selection"
+    if popularity.exponent == EXPONENTS[-1]:
+        reason += "; it is the largest that was tried, and more may be better"
+    return PopularityChoice(popularity.exponent, reason, tuple(tried))
+
+
+@dataclass(frozen=True)
+class RankingWork:
+    """Multiply-adds of evaluations: `each` ranks one of `queries`, `fixed` embeds everything."""
+
+    queries: int
+    each: int
+    fixed: int = 0
+
+    @classmethod
+    def of(cls, encoder: Encoder, queries: int, corpus: Corpus) -> RankingWork:
+        """Return the work of ranking a corpus's catalogue for `queries` queries."""
+        each = len(corpus.candidates) * (encoder.dim + SELECTING)
+        entities = len(corpus.queries) + len(corpus.candidates)
+        return cls(queries, each, entities * dense_weights(encoder))
+
+    def plan(self, share: EvaluateShare, training: int) -> tuple[int, int]:
+        """Return how many queries to rank after `training` multiply-adds of training, and by how
+        much evaluations become rarer."""
+        if share == "full":
+            return self.queries, 1
+        allowed = int((SHARE if share == "auto" else share) * training)
+        if share == "auto":
+            allowed = max(allowed, FREE)
+        queries = min(self.queries, max(0, allowed - self.fixed) // max(1, self.each))
+        least = min(self.queries, LEAST)
+        if queries >= least:
+            return queries, 1
+        needed = least * self.each + self.fixed
+        return least, -(-needed // max(1, allowed))
+
+
+def epoch_work(run: Trainer, corpus: Corpus, *, passes_over_graph: bool) -> int:
+    """Return a lower bound of the multiply-adds of an epoch of training.
+
+    Per pair: score, its gradients and the rows' updates, 6 D; for both rows D² for each Gramian
+    that a row is multiplied by or folded into, and D² for the preconditioner. Per different entity
+    of a batch 3 for each weight of a linear layer. Per step two messages a pair forth and back in a
+    graph. A task that wants all candidates scores them for each query, with two gradients.
+    """
+    step, sampler, dim = run.step, run.sampler, run.encoder.dim
+    row = 0
+    if step.objective.wants_moments:
+        measures = sum(len(each) for each in step.estimators.values()) // 2
+        row = dim**2 * (2 * measures + bool(step.precondition))
+    a_step = sampler.batch_size * (6 * dim + 2 * row)
+    if dense := dense_weights(run.encoder):
+        met = sum(different(corpus.counts(side), sampler.batch_size) for side in SIDES)
+        a_step += 3 * dense * int(met) // 2  # of the layers of both sides, one side's
+    if passes_over_graph:
+        a_step += 4 * dim * len(sampler) * sampler.batch_size
+    work = len(sampler) * a_step
+    if step.objective.task.wants_all_candidates:
+        queries = int((corpus.counts("query") > 0).sum())
+        work += 3 * dim * queries * len(corpus.candidates)
+    return work
+
+
+def dense_weights(encoder: Encoder) -> int:
+    """Return the number of weights of linear layers, which every row passes through."""
+    layers = (module for module in encoder.modules() if isinstance(module, nn.Linear))
+    return sum(layer.weight.numel() for layer in layers)
+
+
+def distinct(rows: Tensor) -> int:
+    """Return how many different rows there are."""
+    return len(torch.unique(rows))
+
+
+def different(counts: Tensor, drawn: int) -> float:
+    """Return the expected number of different entities of `drawn` pairs, Σ 1 − (1 − p)^drawn with
+    p = count/n, for counts [N]; drawing without replacement gives a few more."""
+    share = counts.double() / counts.sum().clamp(min=1)
+    return float((1 - (1 - share) ** drawn).sum())
+
+
+@dataclass(frozen=True)
+class FinalMetrics:
+    """Metrics on the test pairs: of `model` and `popularity` by name, the number of queries that
+    were ranked, and if they are not all, the metrics of each."""
+
+    metrics: dict[str, dict[str, float]]
+    queries: int
+    sample: SampledRanking | None = None
+
+
+def final_metrics(
+    vectors: Mapping[str, Tensor],
+    split: Split,
+    names: Sequence[str],
+    queries: int | None = None,
+    seed: int = 0,
+    together: Collectives = ALONE,
+) -> FinalMetrics:
+    """Return the metrics of embeddings and of popularity on a version's test pairs.
+
+    Args:
+        vectors: of each side, [N, D], in the rows of `split.training`.
+        queries: number that is ranked, drawn by `seed`; None is all.
+        together: processes that each rank a share of the queries, and have all numbers.
+    """
+    query, candidate = vectors["query"], vectors["candidate"]
+    counts, test = split.training.counts("candidate"), test_relevance(split)
+    drawn = test if queries is None else sample_queries(test, queries, seed)
+    if len(drawn) == len(test):
+        metrics = {
+            "model": rank_metrics(query, candidate, test, names, together=together),
+            "popularity": popularity_metrics(counts, test, names, together),
+        }
+        return FinalMetrics(metrics, len(test))
+    one, popular = popularity(counts)
+    ranked = {"model": (query, candidate), "popularity": (one.expand(len(query), 1), popular)}
+    sample = SampledRanking(
+        {n: query_metrics(*v, drawn, names, together=together) for n, v in ranked.items()},
+        len(test),
+    )
+    return FinalMetrics(sample.means(), len(drawn), sample)
