@@ -49,12 +49,11 @@ SHOWN_SECONDS = 3600.0
 
 @dataclass
 class _RunningMoments:
-    """Running E[z] and E[z zᵀ] of the served vectors of one side and version; `stored` is E[z zᵀ]
+    """Running E[z zᵀ] of the served vectors of one side and version; `stored` is E[z zᵀ]
     at publication, None where none was written."""
 
     fingerprint: str
     count: int
-    mean: Matrix
     second: Matrix
     stored: Matrix | None
     last: float = 0.0
@@ -64,7 +63,6 @@ class _RunningMoments:
         self.last = time.monotonic()
         self.count += len(wide)
         share = len(wide) / min(self.count, MEMORY)
-        self.mean += share * (wide.mean(axis=0) - self.mean)
         self.second += share * (wide.T @ wide / len(wide) - self.second)
 
     @property
@@ -84,7 +82,6 @@ class Drift:
 
     def __init__(self) -> None:
         self._served_ids: deque[tuple[str, pa.Array, npt.NDArray[np.int64]]] = deque(maxlen=128)
-        self._encoded: deque[tuple[str, int, str, Floats]] = deque(maxlen=256)
         self._moments: dict[tuple[str, int], _RunningMoments] = {}
         self._lock = threading.Lock()
         self._draw = np.random.default_rng()
@@ -93,16 +90,11 @@ class Drift:
         """Remember ids that were served, and the version that each row was computed from."""
         self._served_ids.append((side, ids, sources))
 
-    def note_vectors(self, side: str, version: int, fingerprint: str, vectors: Floats) -> None:
-        """Remember vectors [n, D] that were encoded on the spot, in the space of `fingerprint`."""
-        self._encoded.append((side, version, fingerprint, vectors[:PER_REQUEST].copy()))
-
     def look(self, reader: Reader) -> None:
         """Measure what was noted since the last look; rows that cannot be read are left out."""
         # Nobody who reads or notes waits for a store, or for a file of the lineage.
         with self._lock:
             sampled = self._sampled()
-            encoded = [self._encoded.popleft() for _ in range(len(self._encoded))]
         for (side, version), parts in sampled.items():
             try:
                 fingerprint = reader.lineage.manifest(version).fingerprint
@@ -111,13 +103,6 @@ class Drift:
                 continue
             vectors = embedded.vectors[embedded.sources == version]
             self._add(reader, side, version, fingerprint, vectors)
-        for side, version, fingerprint, vectors in encoded:
-            try:
-                is_served = reader.lineage.manifest(version).fingerprint == fingerprint
-            except EvergramError:
-                continue
-            if is_served:
-                self._add(reader, side, version, fingerprint, vectors)
 
     def _sampled(self) -> dict[tuple[str, int], list[pa.Array]]:
         """Take the ids that were noted. Returns: a sample of them by side and version."""
@@ -166,8 +151,7 @@ class Drift:
                 published = None
             dim = vectors.shape[1]
             stored = None if published is None else published[2].numpy()
-            zeros = np.zeros(dim), np.zeros((dim, dim))
-            moments = _RunningMoments(fingerprint, 0, *zeros, stored)
+            moments = _RunningMoments(fingerprint, 0, np.zeros((dim, dim)), stored)
         with self._lock:
             moments.add(vectors)
             self._moments[key] = moments

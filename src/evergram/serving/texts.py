@@ -126,13 +126,8 @@ class _Job:
 
 
 class Batcher:
-    """Lets one thread encode at a time, with the texts of all that wait: while one batch is
-    encoded, the next gathers.
-
-    Args:
-        most: texts that are encoded at once, unless one request has more.
-        patience: seconds that texts wait for their turn.
-    """
+    """Lets one thread encode at a time, with up to `most` texts of all that wait, who wait for
+    their turn for `patience` seconds: while one batch is encoded, the next gathers."""
 
     def __init__(self, most: int, patience: float = 30.0) -> None:
         self._most, self._patience = most, patience
@@ -141,13 +136,8 @@ class Batcher:
         self._turn = threading.Lock()
 
     def encode(self, texts: list[str], role: Role, encode: Encode) -> Vectors:
-        """Return the vectors [n, D] of texts.
-
-        Args:
-            encode: encodes a batch. Raises: DataError: one of its texts cannot be encoded. Any
-                other error is of all texts.
-        Raises: CrowdedError: their turn did not come. Else what `encode` raises: a DataError is of
-            these texts alone.
+        """Return the vectors [n, D] of texts, in a batch of `encode`. A DataError of a batch is one
+        of its texts' own, any other error is of all. Raises: CrowdedError: their turn did not come.
         """
         job = _Job(texts, role)
         with self._queueing:
@@ -239,7 +229,7 @@ class CheckedEncoder:
     def check(self) -> bool:
         """Open the encoder if it is not open, compare its canaries, and set or lift `problem`.
 
-        Returns: whether it is the recorded one; False where a call keeps it from being compared.
+        Returns: whether it is the recorded one; False where a call of it does not end.
         """
         if not self._checking.acquire(timeout=self._limit):
             return False
@@ -537,11 +527,8 @@ class ServedTexts:
         return encoder is not None and encoder.problem is None
 
     def load(self, lineage: Lineage) -> None:
-        """Open and check the encoders of production and of later versions.
-
-        Those of the production before stay, for requests under way. A failure is a problem of the
-        version, and is tried again by `check`.
-        """
+        """Open and check the encoders of production and of later versions; those of the production
+        before stay, for requests under way. What fails is tried again by `check`."""
         with self._loading:
             production = lineage.production
             kept = min(self._production, production)
@@ -586,11 +573,7 @@ class ServedTexts:
     def cached(
         self, version: int, texts: Sequence[str], role: Role, record: Record = None
     ) -> Vectors:
-        """Return the vectors [n, D] of texts that are all kept.
-
-        Raises: EncoderWaitError: `encode` would have to wait. TextEncoderError: it would raise it
-            at once.
-        """
+        """Return what `encode` does. Raises: EncoderWaitError: it would have to wait."""
         _, rows = self._looked_up(version, texts, role, record)
         known = [row for row in rows if row is not None]
         if len(known) < len(rows):
@@ -636,10 +619,7 @@ class ServedTexts:
             encoder.look()
 
     async def watch(self) -> None:
-        """Check the encoders again and again, until cancelled.
-
-        Apart from requests and from reloads, as an encoder elsewhere may keep a check waiting.
-        """
+        """Check the encoders again and again, until cancelled."""
         while True:
             await asyncio.sleep(LOOK)
             await asyncio.to_thread(self.look)

@@ -486,18 +486,12 @@ def encoded(
             encode = lambda: known  # noqa: E731
         with span("encoder", version=source, side=side, rows=len(objects)):
             vectors = encode()
-    if role is None:
-        # Drift sees no texts: those of queries are of another distribution than the stored ones.
-        call.drift.note_vectors(side, source, manifest.fingerprint, vectors)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return call.state.reader.transform(vectors, source, version), sources
 
 
 def check_rerank(call: Call, options: SearchRequest, version: int, queries: int) -> None:
-    """Refuse a search that cannot be re-ranked.
-
-    Raises: RefusedError: it cannot. EncoderWaitError: this thread may not wait for its texts.
-    """
+    """Refuse a search that cannot be re-ranked, or for whose texts this thread may not wait."""
     rerank, settings = options.rerank, call.settings
     if rerank is None:
         return
@@ -547,10 +541,7 @@ def reranked(
     """Return the hits of a search that `check_rerank` let pass, by the version's own vectors.
 
     Args:
-        ids: to search among; None for all.
         encode: encodes the queries as a version's own model does; None if they are not texts.
-    Raises: RefusedError: an object has no text, the encoder does not work, or too many texts would
-        have to be encoded. EvergramError: as `reranked_search`.
     """
     assert options.rerank is not None
     texts = call.state.texts
@@ -578,10 +569,7 @@ def reranked(
 
 
 def own_vector(call: Call, ids: pa.Array, version: int, side: str) -> Floats:
-    """Return the vector [1, D] of one id by a version's own model, stored or computed.
-
-    Raises: RefusedError: it is not stored; or as `reranked`.
-    """
+    """Return the vector [1, D] of one id by a version's own model, stored or computed."""
     reader = call.state.reader
     own, vectors = reader.own_rows(ids, version, side)
     if len(own):
