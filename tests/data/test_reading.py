@@ -30,7 +30,8 @@ from evergram.data import Corpus, load_table
 from evergram.data.reading import files as reading
 from evergram.data.reading.column_names import guess, has_no_header
 from evergram.data.reading.files import TableStream, source_files
-from evergram.data.tables import read_features, read_interactions, read_keyed
+from evergram.data.reading.keyed_table import read_keyed_files
+from evergram.data.tables import read_interactions, read_keyed
 from evergram.errors import DataError
 from evergram.ids import NOTHING
 
@@ -227,7 +228,7 @@ def test_two_files_are_what_one_is(
             for number, some in enumerate(files):
                 (folder / f"{number}.csv").write_text("\n".join([header, *some]) + "\n")
             try:
-                table = read_features(folder)
+                table = read_keyed_files(folder)
             except DataError:
                 read.append(DataError)
             else:
@@ -246,7 +247,7 @@ def test_a_later_block_decides_for_the_whole_column(
     path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
     monkeypatch.setattr(reading, "BLOCK", 256)
     monkeypatch.setattr(reading, "ROWS", 7)
-    table = read_features(path)
+    table = read_keyed_files(path)
     assert [str(kind) for kind in table.schema.types[:2]] == ["string", "string"]
     assert table["tags"].to_pylist()[-2:] == [["t999"], ["a", "b"]]
     assert table["year"].to_pylist()[-1] == 9
@@ -269,9 +270,9 @@ def test_features_that_cannot_be_used(tmp_path: Path) -> None:
         (tmp_path / "f.csv.gz").write_bytes(gzip.compress(content.encode()))
         for name in ("f.csv", "f.csv.gz"):
             with pytest.raises(DataError, match=message):
-                read_features(tmp_path / name)
+                read_keyed_files(tmp_path / name)
     (tmp_path / "f.csv").write_text("id,x\n")
-    assert read_features(tmp_path / "f.csv").schema.names == ["id", "x"]
+    assert read_keyed_files(tmp_path / "f.csv").schema.names == ["id", "x"]
 
 
 INT, FLOAT, WORD = pa.array([1], pa.int32()), pa.array([0.5]), pa.array(["x"])
@@ -297,9 +298,9 @@ def test_types_are_widened_without_loss_or_both_are_named(tmp_path: Path) -> Non
             pq.write_table(pa.table({"id": [2], "x": other}), tmp_path / "b.parquet")
             if kind is None:
                 with pytest.raises(DataError, match=r"column 'x'.* type"):
-                    read_features(tmp_path)
+                    read_keyed_files(tmp_path)
             else:
-                assert read_features(tmp_path)["x"].type == kind
+                assert read_keyed_files(tmp_path)["x"].type == kind
 
 
 def test_what_divides_keys_and_which_texts_are_numbers(tmp_path: Path) -> None:

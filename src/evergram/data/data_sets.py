@@ -25,11 +25,6 @@ DATA_SETS = {
 }
 
 
-def data_folder() -> Path:
-    """Return the folder of data sets: $EVERGRAM_DATA, or `data` in the current folder."""
-    return Path(os.environ.get(VARIABLE) or "data")
-
-
 def whole_path(text: str, folder: Path) -> Path:
     """Return the path that a recipe names, absolute.
 
@@ -38,7 +33,7 @@ def whole_path(text: str, folder: Path) -> Path:
         folder: the base of relative paths.
     """
     if text.startswith(PREFIX):
-        return (data_folder() / text.removeprefix(PREFIX)).resolve()
+        folder, text = Path(os.environ.get(VARIABLE) or "data"), text.removeprefix(PREFIX)
     return (folder / text).resolve()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +62,15 @@ def load_table(
         bad_rows: as of `Corpus.of`, of features, too.
     Raises: DataError: a file cannot be read or used; the error names the row if one is wrong.
     """
-    return Corpus.from_interactions(
-        _interactions(path, columns, weights, bad_rows, shared_ids=shared_ids),
-        *(
-            None
-            if features is None
-            else read_features(
-                features, list_separator, bad_rows, names_of_ids(columns or {}, side)
-            )
-            for side, features in (("query", query_features), ("candidate", candidate_features))
-        ),
-    )
+    interactions = _interactions(path, columns, weights, bad_rows, shared_ids=shared_ids)
+    features: list[pa.Table | None] = [None, None]
+    for place, (side, files) in enumerate(
+        (("query", query_features), ("candidate", candidate_features))
+    ):
+        if files is not None:
+            ids = names_of_ids(columns or {}, side)
+            features[place] = read_keyed_files(files, list_separator, None, BadRows(bad_rows), ids)
+    return Corpus.from_interactions(interactions, *features)
 
 
 def load_adjacency_list(path: Path, bad_rows: BadRowsChoice = "refuse") -> Corpus:
@@ -177,19 +175,6 @@ def _interactions(
     sources = sources_of_files(source_files(path), columns or {})
     bad = BadRows(bad_rows)
     return Interactions(sources, shared_ids=shared_ids, bad_rows=bad, weights=weights or {})
-
-
-def read_features(
-    path: Paths,
-    separator: str = "|",
-    bad_rows: BadRowsChoice = "refuse",
-    ids: Sequence[str] = ("id",),
-) -> pa.Table:
-    """Return a table of features; in a file of text, cells with the separator are lists of keys.
-
-    Raises: DataError: see `keyed_table`.
-    """
-    return read_keyed_files(path, separator, bad_rows=BadRows(bad_rows), ids=ids)
 
 
 def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, Any]:

@@ -65,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (lambda v: v.pop("fingerprint"), "fingerprint"),
         (lambda v: v.update(fingerprint="../../../tmp"), "fingerprint is '../../../tmp'"),
-        (lambda v: v.update(interactions=6), "6 interactions, 700 in its parts"),
+        (lambda v: v.update(interactions=6), "of 700 interactions"),
         (lambda v: v["parts"][1].update(interactions=0), "parts[1].interactions is 0"),
         (lambda v: v["parts"][1].update(folder="parts/../../x"), "parts[1].folder"),
         (lambda v: v["parts"][1].update(folder="a\\b"), "parts[1].folder"),

@@ -101,11 +101,6 @@ class PreparedRecord(_Lenient):
 
     @model_validator(mode="after")
     def _agrees(self) -> PreparedRecord:
-        total = sum(part.interactions for part in self.parts)
-        if total != self.interactions:
-            raise ValueError(
-                f"it contradicts itself: {self.interactions:,} interactions, {total:,} in its parts"
-            )
         if set(self.sides) != set(SIDES) or not set(SIDES) <= set(self.columns):
             raise ValueError(
                 f"it has the sides {', '.join(self.sides)} and the columns "

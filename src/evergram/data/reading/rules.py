@@ -505,8 +505,12 @@ def _times(cells: pa.Array, place: Place) -> _Read:
         try:
             unix = texts.cast(pa.int64())
         except pa.ArrowInvalid:
-            _refuse_rounded(texts.filter(pc.match_substring_regex(texts, INTEGER)), place)
             unix = texts.cast(pa.float64())
+            integers = texts.filter(pc.match_substring_regex(texts, INTEGER))
+            try:
+                integers.cast(pa.int64()).cast(pa.float64())
+            except pa.ArrowInvalid:
+                raise rounded(place.source) from None
         parts.append(_unix_times(unix, are_numbers))
     for pattern, zone in ((f"{_DATE}$", None), (f"{_DATE}{_ZONE}$", "UTC")):
         dates = _true(pc.match_substring_regex(cells, pattern))
@@ -568,13 +572,6 @@ def _refused_times(numbers: pa.Array, limit: float, given: pa.Array) -> list[Fau
             "a time: it does not fit into 64 bits, or stands for a missing one",
         ),
     ]
-
-
-def _refuse_rounded(texts: pa.Array, place: Place) -> None:
-    try:
-        texts.cast(pa.int64()).cast(pa.float64())
-    except pa.ArrowInvalid:
-        raise rounded(place.source) from None
 
 
 def rounded(source: str) -> DataError:
