@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, take_ragged
 from evergram.errors import DataError
 
 # Rounds of drawing rejected negatives again; a query that has met nearly all keeps its last.
@@ -122,8 +123,12 @@ class ExampleSampler:
         measures: of each side, "query" and "candidate", R measures, float64 [N, R]; a side that is
             not there has the uniform one.
         pair_weight: float [n], one for each observed pair.
+    Attributes:
+        expected: pairs of a batch on average, where batches vary in size; else None.
     Raises: DataError: targets are values and the corpus has none.
     """
+
+    expected: float | None = None
 
     def __init__(
         self,
@@ -194,30 +199,41 @@ class ExampleSampler:
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch, from batch `start` on, as the whole epoch has them."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        order = self._order(generator)
-        passed, left = order[: start * self.batch_size], order[start * self.batch_size :]
-        if len(self.known):  # one generator draws the negatives of all batches in turn
-            for index in torch.split(passed, self.batch_size) if start else ():
+        order, sizes = self._order(generator)
+        if len(self.known) and start:  # one generator draws the negatives of all batches in turn
+            for index in torch.split(order, sizes)[:start]:
                 self._negative(self.query[index], generator)
-        for index, query, candidate, query_weight, candidate_weight in self._cut(left):
+        for index, query, candidate, *both in self._cut(order, sizes, start):
+            pair_weight = None if self.pair_weight is None else self.pair_weight[index]
+            share = None
+            if self.expected is not None:
+                # So pairs of a large batch count as those of a small one in a mean over the batch.
+                of_mean = len(index) / self.expected
+                share = torch.full((len(index),), of_mean)
+                both = [of_mean * weight for weight in both]
+                pair_weight = None if pair_weight is None else of_mean * pair_weight
             yield Batch(
                 query,
                 candidate,
                 torch.ones(len(index)) if self.target is None else self.target[index],
-                query_weight,
-                candidate_weight,
+                both[0],
+                both[1],
                 self._negative(query, generator) if len(self.known) else None,
-                None if self.pair_weight is None else self.pair_weight[index],
+                pair_weight,
+                share,
             )
 
-    def _cut(self, order: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield each batch's places, rows of both sides, and their weights.
+    def _cut(self, order: Tensor, sizes: list[int], start: int) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the places of each batch from `start` on, rows of both sides, and their weights.
 
         They are gathered for several small batches at once, as a step empties the processor's
         caches; `index_select` takes a third of the time of an index in brackets.
         """
-        block = max(1, GATHERED // self.batch_size) * self.batch_size
-        for places in torch.split(order, block) if len(order) else ():
+        ends = list(accumulate(sizes, initial=0))
+        block = max(1, GATHERED // self.batch_size)
+        for first in range(start, len(sizes), block):
+            some = sizes[first : first + block]
+            places = order[ends[first] : ends[first + len(some)]]
             query = self.query.index_select(0, places)
             candidate = self.candidate.index_select(0, places)
             columns = (
@@ -225,17 +241,20 @@ class ExampleSampler:
                 self.query_weights.index_select(0, query),
                 self.candidate_weights.index_select(0, candidate),
             )
-            yield from zip(*(torch.split(c, self.batch_size) for c in columns), strict=True)
+            yield from zip(*(torch.split(column, some) for column in columns), strict=True)
 
-    def _order(self, generator: torch.Generator) -> Tensor:
+    def _order(self, generator: torch.Generator) -> tuple[Tensor, list[int]]:
+        """Return the places of an epoch's pairs in their order, int64, and the sizes of batches."""
+        whole, rest = divmod(self.size, self.batch_size)
+        sizes = [self.batch_size] * whole + [rest] * (rest > 0)
         if self.positives != "queries":
-            return torch.randperm(len(self.query), generator=generator)[: self.size]
+            return torch.randperm(len(self.query), generator=generator)[: self.size], sizes
         counts = self.offsets.diff()
         met = torch.nonzero(counts).flatten()
         query = met[torch.randint(len(met), (self.size,), generator=generator)]
         chance = torch.rand(self.size, generator=generator, dtype=torch.float64)
         nth = (chance * counts[query]).long()
-        return self.order[self.offsets[query] + nth]
+        return self.order[self.offsets[query] + nth], sizes
 
     def _negative(self, query: Tensor, generator: torch.Generator) -> Tensor:
         drawn = torch.randint(self.candidates, query.shape, generator=generator)
@@ -405,7 +424,6 @@ class WholeQuerySampler(ExampleSampler):
         corpus, draws, batch_size, seed, measures, pair_weight: see `ExampleSampler`.
     Attributes:
         queries: of a batch.
-        expected: pairs of a batch, on average.
     Raises: DataError: targets are values and the corpus has none.
     """
 
@@ -419,49 +437,21 @@ class WholeQuerySampler(ExampleSampler):
     ) -> None:
         super().__init__(corpus, draws, batch_size=batch_size, **options)
         self.size: int = len(corpus)
-        self.degrees: Tensor = self.counts["query"]
-        self.met: Tensor = torch.nonzero(self.degrees).flatten()
+        degrees = self.counts["query"]
+        self.met: Tensor = torch.nonzero(degrees).flatten()
         mean = len(corpus) / len(self.met)
         self.queries: int = min(max(1, round(batch_size / mean)), len(self.met))
-        self.expected: float = self.queries * mean
-        self.batch_size: int = max(1, round(self.expected))
+        self.expected: float | None = self.queries * mean
+        self.batch_size: int = max(1, round(self.queries * mean))
         self.by_query: Tensor = torch.argsort(self.query, stable=True)
-        self.starts: Tensor = self.degrees.cumsum(0) - self.degrees
+        self.ends: Tensor = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         return -(-len(self.met) // self.queries)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, from batch `start` on, as the whole epoch has them."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        order = self.met[torch.randperm(len(self.met), generator=generator)]
-        for place, queries in enumerate(torch.split(order, self.queries)):
-            if place >= start:
-                yield self._batch(queries, generator)
-            elif len(self.known):  # one generator draws the negatives of all batches in turn
-                self._negative(self.query[self._pairs(queries)], generator)
-
-    def _batch(self, queries: Tensor, generator: torch.Generator) -> Batch:
-        """Return all pairs of some queries."""
-        index = self._pairs(queries)
-        query, candidate = self.query[index], self.candidate[index]
-        # A mean over the batch gives the pairs of a large one less; with this they count alike.
-        share = len(index) / self.expected
-        return Batch(
-            query,
-            candidate,
-            torch.ones(len(index)) if self.target is None else self.target[index],
-            share * self.query_weights[query],
-            share * self.candidate_weights[candidate],
-            self._negative(query, generator) if len(self.known) else None,
-            None if self.pair_weight is None else share * self.pair_weight[index],
-            torch.full((len(index),), share),
-        )
-
-    def _pairs(self, queries: Tensor) -> Tensor:
-        """Return the places of all pairs of queries [Q], int64 [B], query by query."""
-        lengths = self.degrees[queries]
-        before = lengths.cumsum(0) - lengths
-        shift = torch.repeat_interleave(self.starts[queries] - before, lengths)
-        return self.by_query[shift + torch.arange(len(shift))]
+    def _order(self, generator: torch.Generator) -> tuple[Tensor, list[int]]:
+        queries = self.met[torch.randperm(len(self.met), generator=generator)]
+        order, ends = take_ragged(self.by_query, self.ends, queries)
+        cuts = torch.cat([ends[: -1 : self.queries], ends[-1:]])
+        return order, cuts.diff().tolist()
