@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 from benchmarks import gowalla
 from benchmarks.serving import planted, stores
 from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.lance.lance_store import FORMS, LanceStore
+from evergram.stores.lance_store import FORMS, LanceStore
 from evergram.stores.open_store import open_store
 from evergram.stores.rows import Floats, Rows, Space
-from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.snapshot_store import SnapshotStore
 from evergram.stores.store import Store
 
 MEASURED = [
@@ -198,7 +198,7 @@ def by_lance(vectors: Vectors) -> list[Measured]:
 
 def of_lance(codes: IndexCodes, dim: int) -> bool:
     """Say whether LanceDB has an index of these codes of vectors of so many dims."""
-    return codes.kind in FORMS and dim % FORMS[codes.kind].step == 0
+    return codes.kind in FORMS and dim % FORMS[codes.kind][1] == 0
 
 
 def index_bytes(store: LanceStore) -> int:

@@ -30,7 +30,7 @@ def measure(rows: int = ROWS, rounds: int = ROUNDS) -> SecondsByAction:
     from psycopg.adapt import Dumper
     from psycopg.pq import Format
 
-    from evergram.stores.postgres.connection import Raw, integers, layout, vectors
+    from evergram.stores.postgres_connection import Raw, integers, layout, vectors
 
     import psycopg  # isort: skip
 

@@ -13,7 +13,7 @@ from tests.support.command import Command
 from tests.support.lineages import lineage_of, publish, vectors_of
 
 from evergram.stores.open_store import open_store
-from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.snapshot_store import SnapshotStore
 from evergram.stores.store import Floats
 from evergram.vector_files.writers import write_embeddings
 
@@ -64,7 +64,7 @@ def test_a_store_is_indexed_by_codes_and_too_few_rows_are_said(
         f"{ROWS} rows are too few: an index is built of {{}} or more.\n"
     )
     assert (done.code, done.out) == (0, few.format(10_000))
-    monkeypatch.setattr("evergram.stores.snapshot.snapshot_store.CODED_FROM", 100)
+    monkeypatch.setattr("evergram.stores.snapshot_store.CODED_FROM", 100)
     done = evergram("store", "index", "rows", "--codes", "float16", "--oversample", "3")
     assert (done.code, done.out) == (0, "Version 0 of snapshot:rows has an index of float16.\n")
     assert evergram.json("store", "index", "rows", "--codes", "int8") == {
@@ -141,12 +141,17 @@ def half_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = SnapshotStore._nearest
 
     def some(
-        self: SnapshotStore, version: int, queries: Floats, k: int, ids: pa.Array | None
+        self: SnapshotStore,
+        version: int,
+        queries: Floats,
+        k: int,
+        ids: pa.Array | None,
+        exact: bool,
     ) -> list[tuple[pa.Array, Floats]]:
         known = pa.array(np.flatnonzero(vectors_of(2)[:, 0] <= 0))
         # A query of the newest version has a factor of 1, of version 0 one of 1/3.
         shrunk = np.linalg.norm(queries[:, :6]) < np.linalg.norm(vectors_of(0)[::5]) * 0.9
-        return whole(self, version, queries, k, known if shrunk else ids)
+        return whole(self, version, queries, k, known if shrunk else ids, exact)
 
     monkeypatch.setattr(SnapshotStore, "_nearest", some)
 

@@ -32,7 +32,7 @@ from tests.support.command import Command, exit_code
 from tests.support.lineages import TRAINED
 from tests.support.onnx_graphs import DIM
 
-from evergram.stores.snapshot.snapshot_folder import SnapshotFolder
+from evergram.stores.snapshot_files import SnapshotFolder
 
 # What a file is made of: bytes, text in UTF-8, a table, a function that makes it, or no file.
 Content: TypeAlias = bytes | str | pa.Table | Callable[[Path], object] | None
@@ -359,6 +359,16 @@ def fill(address: str, names: str = "", make: Make | None = None, *during: Condi
     command = f"store fill l --store 'object={address}'"
     what = f"{address} {getattr(make, '__name__', '')} {len(during)}" if make else ""
     return Case(command, names or address, make or (lambda _: None), during, what)
+
+
+def spoilt_vectors(content: Content) -> Make:
+    """Return a function that replaces the vectors of the snapshot `s`, or removes them by None."""
+
+    def make(folder: Path) -> None:
+        (file,) = (folder / "s/segments").glob("*.vectors")
+        put(content, str(file.relative_to(folder)))(folder)
+
+    return make
 
 
 def planned(_: Path) -> None:
@@ -705,7 +715,7 @@ TEXTS = [
 ]
 CHECK = "store check l --store object=s"
 IMPATIENT = patched(
-    "evergram.stores.snapshot.snapshot_store.SnapshotFolder",
+    "evergram.stores.snapshot_store.SnapshotFolder",
     lambda path, _: SnapshotFolder(path, 0.1),
 )
 STORES = [
@@ -718,7 +728,7 @@ STORES = [
     fill("shop.toml"),
     fill("o", "", put("x", "o/segments/readme.txt")),
     fill("s", "s/store.json", put("{", "s/store.json")),
-    fill("s", "0.safetensors", put("x", "s/segments/0.safetensors")),
+    fill("s", ".vectors", spoilt_vectors(b"x")),
     fill("s", "Another process", None, locked("s/.lock"), IMPATIENT),
     fill("postgresql://me@127.0.0.1:9/d#t", "127.0.0.1:9"),
     fill('postgresql://me@127.0.0.1:9/d#a"b', "a"),
@@ -776,7 +786,7 @@ SERVICES = [
     served("--processes 2 --store object=gone", "gone"),
     served("t --store candidate=s", "s"),
     damaged("s/store.json", b"{", "serve l --port 0 --store object=s"),
-    damaged("s/segments/0.safetensors", None, "serve l --port 0 --store object=s"),
+    served("--store object=s", ".vectors", spoilt_vectors(None)),
     served("--store object=postgresql://me@127.0.0.1:9/d#t", ":9"),
     served("", "l/stores", put("x", "l/stores")),
     served("", "l/stores/object", put("x", "l/stores/object/segments/readme.txt")),

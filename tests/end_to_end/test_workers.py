@@ -20,7 +20,7 @@ from evergram.exporting.arrow_function import arrow_function
 from evergram.gramian import GramianPenalty
 from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.stores.open_store import open_store
-from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.snapshot_store import SnapshotStore
 from evergram.texts import open_text_encoder
 
 IDS = [12, 7, 3]

@@ -378,10 +378,10 @@ class Forgetful(DictionaryStore):
     """A store whose index knows the rows with an even id alone."""
 
     def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
         known = [key for key in self._rows if isinstance(key, int) and key % 2 == 0]
-        return super()._nearest(version, queries, k, pa.array(known, self.id_type))
+        return super()._nearest(version, queries, k, pa.array(known, self.id_type), exact)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ from evergram.retrieval.side_stores import canary_stores, local_stores, open_sto
 from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
-from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.snapshot_store import SnapshotStore
 from evergram.stores.store import Rows, Space, Store
 from evergram.stores.table_per_version import TablePerVersionStore
 
@@ -325,7 +325,7 @@ def test_a_store_of_the_lineage_and_a_backfill_stay_in_it(lineage: Lineage, tmp_
     path = lineage.path / "stores/object/store.json"
     record = json.loads(path.read_text())
     body, segments = record["store"], lineage.path / "stores/object/segments"
-    body["segments"][0]["number"] = os.path.relpath(outside / "own", segments)
+    body["segments"][0]["vectors"] = os.path.relpath(outside / "own", segments)
     record["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(record))
     with pytest.raises(IntegrityError, match="damaged"):

@@ -58,7 +58,7 @@ from evergram.serving.dashboard import (
 from evergram.serving.metrics import Drift, Metrics, export_traces, wants_traces
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.open_store import open_store
-from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.snapshot_store import SnapshotStore
 
 
 def test_drift_is_the_distance_of_second_moments_small_for_all_and_large_for_a_few(

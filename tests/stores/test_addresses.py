@@ -13,7 +13,7 @@ from tests.support.store_kinds import STORES
 
 from evergram.errors import DataError, StoreError
 from evergram.stores.open_store import open_store
-from evergram.stores.postgres.connection import read_address, show_address
+from evergram.stores.postgres_connection import read_address, show_address
 from evergram.stores.rows import Space
 
 ADDRESSES: dict[str, Callable[[Path], str]] = {
@@ -139,8 +139,8 @@ def test_without_its_client_the_error_says_what_to_install(
     module: str, extra: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if module == "psycopg":
-        for name in ("pgvector_store", "connection"):
-            monkeypatch.delitem(sys.modules, f"evergram.stores.postgres.{name}")
+        for name in ("pgvector_store", "postgres_connection"):
+            monkeypatch.delitem(sys.modules, f"evergram.stores.{name}")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match=rf"pip install 'evergram\[{extra}\]'"):
         open_store(address.format(tmp_path / "s"), create="int64")

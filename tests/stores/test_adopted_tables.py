@@ -139,7 +139,7 @@ def repeated(kind: str, address: str, store: ReadableStore) -> None:
         lancedb.connect(address[12:].partition("#")[0]).open_table("mine").add(row)
     else:
         point = models.PointStruct(id=9, vector={"e0": [1.0] * 6}, payload={"id": 3})
-        store._driver._ask("upsert", "mine", [point])  # type: ignore[attr-defined]
+        store._ask("upsert", "mine", [point])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -170,7 +170,7 @@ def test_a_column_that_goes_or_changes_while_a_store_is_open(
     address = table_of(kind, tmp_path, {"id": NUMBERS, "extra": NUMBERS}, VECTORS[:20])
     with open_store(f"{address}&id=id&filter=extra") as store:
         if kind == "qdrant-collection":
-            store._driver._ask("delete_collection", "mine")  # type: ignore[attr-defined]
+            store._ask("delete_collection", "mine")  # type: ignore[attr-defined]
         elif kind == "lance-table" and column == "id as text":
             texts = pa.table({"id": [*"abc"], "extra": [*range(3)], "e0": listed(VECTORS[:3])})
             lancedb.connect(tmp_path).create_table("mine", texts, mode="overwrite")

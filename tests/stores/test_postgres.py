@@ -26,8 +26,8 @@ from tests.support.store_pairs import constant
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.open_store import open_store
-from evergram.stores.postgres.connection import ConnectionPool, FairSemaphore
-from evergram.stores.postgres.pgvector_store import PgvectorStore
+from evergram.stores.pgvector_store import PgvectorStore
+from evergram.stores.postgres_connection import ConnectionPool, FairSemaphore
 from evergram.stores.store import Rows, Space, Store, StoreView
 
 
@@ -242,7 +242,7 @@ def test_searches_use_the_index_and_filters_by_many_ids_its_order(
     assert store.build_index() == [2]
     with monkeypatch.context() as during:
         # A tenth of the ids, and the opposite of a query.
-        during.setattr("evergram.stores.postgres.pgvector_store.LOOKED_UP", 100)
+        during.setattr("evergram.stores.pgvector_store.LOOKED_UP", 100)
         assert recall(store, 2, vectors, queries, 10, np.arange(0, len(vectors), 10)) >= 0.9
         far = np.argsort(queries[0] @ vectors.T)[:120]
         assert recall(store, 2, vectors, queries[:1], 10, far) == 1.0
@@ -274,7 +274,7 @@ def test_searches_use_the_index_and_filters_by_many_ids_its_order(
 def test_vectors_too_long_for_an_index_are_searched_exactly(
     store: PgvectorStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evergram.stores.postgres.pgvector_store.INDEXED_FROM", 10)
+    monkeypatch.setattr("evergram.stores.pgvector_store.INDEXED_FROM", 10)
     draw = np.random.default_rng(0)
     for version, dim in ((1, 2001), (2, 4001)):
         vectors = draw.normal(size=(20, dim)).astype(np.float32)

@@ -35,7 +35,7 @@ from evergram.stores.rows import (
     row_checks,
     scores_by,
 )
-from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.snapshot_store import SnapshotStore
 from evergram.stores.store import Store
 
 
@@ -359,8 +359,8 @@ def test_other_codes_replace_the_index_and_those_that_find_too_few_do_not(
 @pytest.mark.parametrize(
     ("kind", "codes", "module"),
     [
-        ("snapshot", IndexCodes("binary", 8), "snapshot.faiss_index"),
-        ("lance", IndexCodes("int8", 1), "lance.lance_store"),
+        ("snapshot", IndexCodes("binary", 8), "snapshot_search"),
+        ("lance", IndexCodes("int8", 1), "lance_store"),
     ],
 )
 def test_a_query_that_codes_do_not_answer_is_compared_with_all_rows(

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from tests.support.dying import run_until
 
-from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.snapshot_store import SnapshotStore
 from evergram.stores.store import ID_TYPES, Rows, Space, Store
 
 IDS = 400

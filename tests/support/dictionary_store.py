@@ -82,7 +82,7 @@ class DictionaryStore(Store):
             yield self._block(version, keys[start : start + size])
 
     def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
         among = None if ids is None else set(ids.to_pylist())
         nearest = []

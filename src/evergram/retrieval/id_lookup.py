@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from evergram.data.features import plain
 from evergram.errors import DataError
 from evergram.ids import is_text
-from evergram.stores.snapshot.segment import keys_of
+from evergram.stores.rows import keys_of
 
 
 class IdLookup:

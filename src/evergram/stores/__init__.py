@@ -5,11 +5,11 @@ Read in this order:
 1. `rows`: what stores take and give. `store`: `ReadableStore` and `Store`, the interface.
    `index_codes`: what an index may hold of a vector.
 2. `open_store`: from an address to a store.
-3. The stores: `snapshot/` (immutable files, mapped into memory), `postgres/` (pgvector), `lance/`
-   (LanceDB) and `qdrant/`, which keep one table a version (`table_per_version`), and `sqlite/`
-   (sqlite-vec).
-4. `adopted_store`: a reader of tables of one's own, with a driver in each of `postgres/`, `lance/`
-   and `qdrant/`.
+3. The stores: `snapshot_store` (immutable files, mapped into memory), `pgvector_store`, and
+   `lance_store`, `qdrant_store` and `sqlite_store`, which keep one table a version
+   (`table_per_version`).
+4. `adopted_store`: a reader of tables of one's own, from which `adopted_pgvector`, `adopted_lance`
+   and `adopted_qdrant` derive.
 
 A store knows nothing of transforms. `evergram.retrieval.Reader` reads it at any version.
 """

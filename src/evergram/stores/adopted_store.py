@@ -1,15 +1,16 @@
-"""Tables and collections of one's own, read where they are: one reader, and a driver a database."""
+"""Tables and collections of one's own, read where they are: one reader, which a class for each
+database derives from."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -20,9 +21,7 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.filters import Filter
 from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, best_by
-from evergram.stores.store import ReadableStore, StoreView, was_closed
-
-T = TypeVar("T")
+from evergram.stores.store import ReadableStore, was_closed
 
 # A row of one's own has no checksum.
 NO_CHECKS: Checks = np.zeros(0, dtype=np.uint32)
@@ -39,60 +38,88 @@ class TableFacts:
     Args:
         id_type: int64 or string.
         dims: version to the dim of its vectors; None where nothing says it yet.
+        types: of the columns by their names; in Qdrant, the distances of the vectors.
     """
 
     id_type: pa.DataType
     dims: dict[int, int | None]
+    types: dict[str, Any]
 
 
-class TableDriver(ABC):
-    """How the tables of one database are read.
+class AdoptedStore(ReadableStore):
+    """A table that Evergram only reads. A row belongs to the newest version whose vector it has;
+    one without an id is none.
 
-    A row belongs to the newest version whose vector it has; one without an id is none. `chosen` is
-    what `filter_of` has returned, or None.
+    Its rows have no norms, checksums or fingerprints. `retrieval` sets `check`, which is called
+    with a version before the first of its rows is returned, and raises if they are not that
+    version's. Every search compares all rows.
 
     Args:
-        shown: the address without a password.
+        where: the database, as `_place_of` returned it.
         names: of the columns.
     """
 
+    # How an address is written, and the keys after its # beside versions.
     form: ClassVar[str]
+    keys: ClassVar[tuple[str, ...]] = ("table", "id", "filter")
 
-    def __init__(self, shown: str, names: AdoptedNames) -> None:
-        self.shown, self.names = shown, names
-        self.closed = False
+    # The last facts that were read; of a view of one moment, they stay.
+    _known: TableFacts
+    _is_moment: bool = False
+    # What `_filter_of` returned; None in a store without a filter.
+    _chosen: Any = None
+    _check: Callable[[int], None] | None = None
+    _closed: bool = False
+
+    def __init__(self, where: Any, names: AdoptedNames) -> None:
+        self._where, self._names = where, names
+        # Shared by all views: the versions that were checked, and the state they were checked in.
+        self._checked: set[int] = set()
+        self._compared: list[object] = []
+        self._connect()
+        try:
+            self._known = self._look()
+            self._id_type: pa.DataType = self._known.id_type
+            self._refuse_twice()
+            self._compared.append(self._state())
+        except BaseException:
+            self.close()
+            raise
+
+    # A class for a database implements these, and `read_consistently`.
 
     @classmethod
     @abstractmethod
-    def parse(cls, address: str) -> tuple[Any, ...]:
-        """Return the arguments of the constructor. Raises: DataError: the address is wrong."""
+    def _place_of(cls, place: str, names: AdoptedNames) -> Any:
+        """Return `where`, given what stands before the #. Raises: DataError: it is wrong."""
 
     @property
     @abstractmethod
-    def arguments(self) -> tuple[Any, ...]:
-        """Those of the constructor, by which another process opens the same."""
-
-    @property
-    def place(self) -> str:
-        """The address independent of the current folder."""
-        return self.shown
+    def _anywhere(self) -> Any:
+        """`where`, independent of the current folder."""
 
     @abstractmethod
-    def facts(self) -> TableFacts:
+    def _connect(self) -> None: ...
+
+    @abstractmethod
+    def _disconnect(self) -> None: ...
+
+    @abstractmethod
+    def _look(self) -> TableFacts:
         """Return what the table is like now. Raises: DataError: it is not there. StoreError: it
         lacks a column, or has one of another type than it may have."""
 
     @abstractmethod
-    def refuse_twice(self) -> None:
+    def _refuse_twice(self) -> None:
         """Raises: StoreError: an id is in the table twice."""
 
     @abstractmethod
-    def filter_of(self, asked: Filter) -> Any:
+    def _filter_of(self, asked: Filter) -> Any:
         """Return a filter in the database's own terms. Raises: DataError: it is wrong."""
 
     @abstractmethod
-    def rows(
-        self, version: int, ids: pa.Array | None, chosen: Any, size: int, *, own: bool = True
+    def _rows(
+        self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
     ) -> Iterator[Rows]:
         """Yield rows of a version, of some ids or of all, in blocks of about `size` at most.
 
@@ -101,32 +128,30 @@ class TableDriver(ABC):
         """
 
     @abstractmethod
-    def count(self, version: int, chosen: Any) -> int: ...
+    def _count(self, version: int) -> int: ...
 
     @abstractmethod
-    def has_rows(self, version: int, chosen: Any) -> bool: ...
+    def _has_rows(self, version: int) -> bool: ...
 
-    @abstractmethod
-    def at_one_moment(self, work: Callable[[Self], T]) -> T:
-        """Return what `work` returns for a driver that sees the table as it is at one moment."""
+    # It may override these.
 
-    @abstractmethod
-    def close(self) -> None: ...
-
-    # A driver may override these.
+    @staticmethod
+    def _shown(where: Any) -> str:
+        """Return `where` as an address has it, without a password."""
+        return str(where)
 
     def computes(self, metric: str, version: int) -> bool:
-        """Return whether `nearest` knows a metric; rows are read and compared if it does not."""
+        """Return whether `nearest_by` knows a metric without reading more than the database can."""
         return True
 
-    def nearest(
-        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None, chosen: Any
+    def _by_database(
+        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[Hits] | None:
         """Return for each query of [Q, D] the k best rows, all compared by the database; None where
         they are to be read and compared here."""
         return None
 
-    def state(self) -> object:
+    def _state(self) -> object:
         """Return what changes with every write to the table, if that can be told at a glance."""
         return None
 
@@ -135,50 +160,33 @@ class TableDriver(ABC):
         published ones; "" if there is nothing to say."""
         return ""
 
-
-class AdoptedStore(ReadableStore):
-    """A table that Evergram only reads, through a driver.
-
-    Its rows have no norms, checksums or fingerprints. `retrieval` sets `check`, which is called
-    with a version before the first of its rows is returned, and raises if they are not that
-    version's. Every search compares all rows.
-    """
-
-    driver: ClassVar[type[TableDriver]]
-
-    def __init__(self, *arguments: Any) -> None:
-        self._driver = self.driver(*arguments)
-        self._chosen: Any = None
-        self._check: Callable[[int], None] | None = None
-        # Shared by all views: the versions that were checked, and the state they were checked in.
-        self._checked: set[int] = set()
-        self._compared: list[object] = []
-        try:
-            self._id_type = self._driver.facts().id_type
-            self._driver.refuse_twice()
-            self._compared.append(self._driver.state())
-        except BaseException:
-            self._driver.close()
-            raise
+    # All inherit these.
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
         """See `open_store`. Raises: StoreError: it shall be created, and so written."""
-        arguments = cls.driver.parse(address)
+        place, hash_sign, rest = address.removeprefix(f"{cls.kind}:").rpartition("#")
+        if not hash_sign:
+            raise wrong_address("there is no # in it, after which the names stand", cls.form)
+        if not place:
+            why = "nothing stands before the #, where the place of the data is"
+            raise wrong_address(why, cls.form)
+        names = read_names(rest, cls.keys, cls.form)
+        where = cls._place_of(place, names)
         if create is not None:
             raise read_only(f"A {cls.kind}")
-        return cls(*arguments)
+        return cls(where, names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._driver.arguments
+        return type(self), (self._anywhere, self._names)
 
     @property
     def address(self) -> str:
-        return self._driver.shown
+        return f"{self.kind}:{self._shown(self._where)}#{self._names.fragment}"
 
     @property
     def place(self) -> str:
-        return self._driver.place
+        return f"{self.kind}:{self._shown(self._anywhere)}#{self._names.fragment}"
 
     @property
     def id_type(self) -> pa.DataType:
@@ -189,42 +197,27 @@ class AdoptedStore(ReadableStore):
         """None: what it holds is proved by comparing rows, and nothing is recorded."""
         return None
 
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
-        def with_driver(driver: TableDriver) -> T:
-            view = copy(self)
-            view._driver = driver
-            return work(view)
-
-        return self._now().at_one_moment(with_driver)
-
     def where(self, conditions: Filter) -> Self:
+        self._facts()
         view = copy(self)
-        view._chosen = self._now().filter_of(conditions)
+        view._chosen = self._filter_of(conditions)
         return view
 
     def spaces(self) -> dict[int, Space]:
-        facts = self._facts()
-        return {version: Space(version, dim, "") for version, dim in facts.dims.items() if dim}
+        dims = self._facts().dims
+        return {version: Space(version, dim, "") for version, dim in dims.items() if dim}
 
     def filled(self) -> dict[int, Space]:
-        spaces = self.spaces()
-        return {v: spaces[v] for v in spaces if self._driver.has_rows(v, self._chosen)}
+        return {v: space for v, space in self.spaces().items() if self._has_rows(v)}
 
     def count(self) -> dict[int, int]:
-        counts = {v: self._driver.count(v, self._chosen) for v in self.spaces()}
+        counts = {version: self._count(version) for version in self.spaces()}
         return {version: rows for version, rows in counts.items() if rows}
 
     def close(self) -> None:
-        self._driver.closed = True
-        self._driver.close()
-
-    def computes(self, metric: str, version: int) -> bool:
-        """Return whether `nearest_by` knows a metric without reading all rows."""
-        return self._now().computes(metric, version)
-
-    def remark(self, version: int) -> str:
-        """Return a sentence on why a version's vectors may differ from the published ones."""
-        return self._now().remark(version)
+        if not self._closed:
+            self._closed = True
+            self._disconnect()
 
     def set_check(self, check: Callable[[int], None]) -> None:
         """Have rows of each version checked before the first is returned."""
@@ -237,9 +230,10 @@ class AdoptedStore(ReadableStore):
 
         Raises: IntegrityError: by the check.
         """
-        state = self._now().state()
+        self._facts()
+        state = self._state()
         if state not in self._compared:
-            self._driver.refuse_twice()
+            self._refuse_twice()
             self._checked.clear()
             self._compared[:] = [state]
         if self._check is not None and version not in self._checked:
@@ -251,7 +245,7 @@ class AdoptedStore(ReadableStore):
         a newer version's vector as well."""
         dim, held = self._facts().dims[version] or 0, 0
         blocks = [Rows(version, pa.array([], self._id_type), np.zeros((0, dim), np.float32))]
-        for rows in self._driver.rows(version, ids, None, size, own=False):
+        for rows in self._rows(version, ids, size, own=False):
             blocks.append(rows)
             held += len(rows)
             if held >= size:
@@ -266,26 +260,25 @@ class AdoptedStore(ReadableStore):
         """Return for each query of [Q, D] the k rows of a version that are best by "ip", by
         "cosine" or by "l2", −‖q − z‖², by a comparison with all rows."""
         self.require(version)
-        self._facts()
         hits = None
-        if self._driver.computes(metric, version):
-            hits = self._driver.nearest(metric, version, queries, k, ids, self._chosen)
+        if self.computes(metric, version):
+            hits = self._by_database(metric, version, queries, k, ids)
         if hits is None:
-            blocks = self._finite(self._driver.rows(version, ids, self._chosen, BLOCK))
+            blocks = self._finite(self._rows(version, ids, BLOCK))
             hits = best_by(metric, queries, k, blocks, version, self._id_type)
         for one in hits:
             self.refuse_twice_in(one.ids)
         return hits
 
     def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
         return [(h.ids, h.scores) for h in self.nearest_by("ip", version, queries, k, ids)]
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         blocks: list[tuple[Rows, Checks]] = []
         for version in self.spaces():
-            mine = [r for r in self._driver.rows(version, ids, self._chosen, BLOCK) if len(r)]
+            mine = [rows for rows in self._rows(version, ids, BLOCK) if len(rows)]
             if mine:
                 self.require(version)
                 self.refuse_twice_in(pa.concat_arrays([rows.ids for rows in mine]))
@@ -294,8 +287,7 @@ class AdoptedStore(ReadableStore):
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         self.require(version)
-        self._facts()
-        for rows in self._driver.rows(version, None, self._chosen, size):
+        for rows in self._rows(version, None, size):
             self.refuse_twice_in(rows.ids)
             yield rows, NO_CHECKS
 
@@ -304,22 +296,26 @@ class AdoptedStore(ReadableStore):
         if len(pc.unique(keys)) < len(keys):
             raise IntegrityError(f"{self.address} has an id twice; each row needs its own.")
 
-    def _now(self) -> TableDriver:
-        if self._driver.closed:
-            raise was_closed(self.address)
-        return self._driver
-
     def _facts(self) -> TableFacts:
         """Return the table's facts. Raises: StoreError: its owner has given the ids another type
         since it was opened."""
-        facts = self._now().facts()
-        if facts.id_type != self._id_type:
+        if self._closed:
+            raise was_closed(self.address)
+        if not self._is_moment:
+            self._known = self._look()
+        if self._known.id_type != self._id_type:
             words = {pa.int64(): "whole numbers", pa.string(): "texts"}
             raise StoreError(
-                f"The ids of {self.address} are {words[facts.id_type]} now, and were "
+                f"The ids of {self.address} are {words[self._known.id_type]} now, and were "
                 f"{words[self._id_type]} when it was opened; open it again."
             )
-        return facts
+        return self._known
+
+    def _at_this_moment(self) -> Self:
+        """Return a view, to which a class for a database gives what it reads from."""
+        view = copy(self)
+        view._is_moment = True
+        return view
 
     def _finite(self, blocks: Iterator[Rows]) -> Iterator[Rows]:
         for rows in blocks:
@@ -340,15 +336,19 @@ def id_twice(shown: str, key: object) -> StoreError:
     )
 
 
-def no_column(shown: str, column: str, use: str, columns: list[str]) -> StoreError:
-    return StoreError(
-        f"{shown} names the column {column!r} {use}, which the table does not have; it has "
-        f"{', '.join(sorted(columns))}."
-    )
-
-
-def wrong_column(shown: str, column: str, kind: object, allowed: str) -> StoreError:
-    return StoreError(f"The column {column!r} of {shown} is of type {kind}; it must be {allowed}.")
+def check_column(
+    shown: str, name: str, types: dict[str, Any], fits: Callable[[Any], bool], allowed: str
+) -> None:
+    """Raises: StoreError: a table does not have a column, or it is of a type that does not fit."""
+    if name not in types:
+        raise StoreError(
+            f"{shown} names the column {name!r}, which the table does not have; it has "
+            f"{', '.join(sorted(types))}."
+        )
+    if not fits(types[name]):
+        raise StoreError(
+            f"The column {name!r} of {shown} is of type {types[name]}; it must be {allowed}."
+        )
 
 
 def read_only(shown: str) -> StoreError:
@@ -366,31 +366,19 @@ class AdoptedNames:
     """The names after the # of an address.
 
     Args:
-        others: those of one kind of store alone, such as "table".
+        table: or collection.
         id: where the ids are; None if the address does not say.
         vectors: version to the column, or the named vector, that holds its vectors.
         filters: columns or fields that filters may name.
         fragment: all of it again, as an address writes it.
     """
 
-    others: dict[str, str]
+    table: str
+    schema: str | None
     id: str | None
     vectors: dict[int, str]
     filters: tuple[str, ...]
     fragment: str
-
-
-def split_address(address: str, form: str) -> tuple[str, str]:
-    """Return what stands before the # of an address without its scheme, and what stands after it.
-
-    Raises: DataError: one of them is missing.
-    """
-    place, hash_sign, rest = address.rpartition("#")
-    if not hash_sign:
-        raise wrong_address("there is no # in it, after which the names stand", form)
-    if not place:
-        raise wrong_address("nothing stands before the #, where the place of the data is", form)
-    return place, rest
 
 
 def wrong_address(why: str, form: str) -> DataError:
@@ -403,21 +391,14 @@ def wrong_address(why: str, form: str) -> DataError:
     return DataError(f"The address of a store is wrong: {why}. A table of your own is {form}.")
 
 
-def read_names(
-    rest: str, required: str, form: str, optional: Sequence[str] = (), *, unnamed: bool = False
-) -> AdoptedNames:
-    """Parse `table=TABLE&id=COLUMN&v0=COLUMN&filter=COLUMN,COLUMN`.
+def read_names(rest: str, known: Sequence[str], form: str) -> AdoptedNames:
+    """Parse `table=TABLE&id=COLUMN&v0=COLUMN&filter=COLUMN,COLUMN`, what stands after the #.
 
     Args:
-        rest: what stands after the #.
-        required: the key that must be there, such as "table".
-        form: of the whole address, for the error.
-        optional: further keys.
-        unnamed: whether a version may be in a vector without a name, `v0=`.
+        known: keys beside versions; the first must be there.
     Raises: DataError: it is wrong; no name in it is repeated, as a password may be among them.
     """
     names: dict[str, str] = {}
-    known = (required, "id", *optional, "filter")
     for number, part in enumerate(rest.split("&"), start=1):
         key, equals, name = part.partition("=")
         is_version, why = _VERSION.fullmatch(key) is not None, ""
@@ -425,7 +406,8 @@ def read_names(
             keys = f"{', '.join(known)} or v and a version's number, such as v0"
             why = f"part {number} after the # is not KEY=NAME, where a KEY is {keys}"
             why += did_you_mean(key, known)
-        elif not name and not (unnamed and is_version):
+        # In Qdrant a vector may have no name.
+        elif not name and not (is_version and known[0] == "collection"):
             why = f"no name stands after {key}="
         elif key in names:
             why = f"{key}= is in it twice"
@@ -435,8 +417,8 @@ def read_names(
             raise wrong_address(why, form)
         names[key] = name if key == "filter" else unquote(name)
     vectors = {int(key[1:]): name for key, name in names.items() if _VERSION.fullmatch(key)}
-    if required not in names or not vectors:
-        missing = f"{required}=" if required not in names else "v0=, or of another version,"
+    if known[0] not in names or not vectors:
+        missing = f"{known[0]}=" if known[0] not in names else "v0=, or of another version,"
         raise wrong_address(f"{missing} is missing after the #", form)
     if len(set(vectors.values())) < len(vectors):
         raise DataError("Two versions are said to be in one column; each has a column of its own.")
@@ -445,7 +427,8 @@ def read_names(
         f"{key}={quote(name, safe=',%' if key == 'filter' else '')}" for key, name in names.items()
     )
     return AdoptedNames(
-        others={key: name for key, name in names.items() if key in (required, *optional)},
+        table=names[known[0]],
+        schema=names.get("schema"),
         id=names.get("id"),
         vectors=dict(sorted(vectors.items())),
         filters=tuple(unquote(one) for one in names.get("filter", "").split(",") if one),

@@ -29,7 +29,7 @@ class QdrantFilter(Protocol):
 Filter: TypeAlias = Mapping[str, Any] | str | tuple[str, Sequence[Any]] | QdrantFilter
 Value: TypeAlias = bool | int | float | str
 
-RANGE = ("gt", "gte", "lt", "lte")
+SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 MOST_FIELDS, MOST_VALUES = 32, 1_000
 FORM = (
     'a filter is {"field": value}, {"field": [value, value]} or {"field": {"gte": value, '
@@ -69,7 +69,7 @@ def _of_field(field: object, asked: object) -> list[Condition]:
     if not isinstance(field, str) or not _is_text(field):
         raise DataError(f"A field of a filter is {str(field)[:40]!r}, which is not a name; {FORM}.")
     if isinstance(asked, Mapping):
-        if not asked or not asked.keys() <= set(RANGE):
+        if not asked or not asked.keys() <= SIGNS.keys():
             raise DataError(f"The bounds of field {field[:80]!r} are wrong; {FORM}.")
         return [Condition(field, name, (_value(field, bound),)) for name, bound in asked.items()]
     values = list(asked) if isinstance(asked, (list, tuple)) else [asked]

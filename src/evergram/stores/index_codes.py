@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +83,20 @@ def tell_apart(scores: Floats, estimates: Floats, k: int) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         limit = estimates.min() + (scores - estimates).max(initial=0.0)
     return bool(np.partition(scores, -k)[-k] >= limit)
+
+
+def share_found(pairs: Iterable[tuple[Floats, Floats]]) -> float:
+    """Return which share of the best a search by codes finds; nothing measured is nothing found.
+
+    Args:
+        pairs: of each query, the scores of the best rows, and of those that the codes find.
+    """
+    matched, wanted = 0, 0
+    for best, found in pairs:
+        wanted += len(best)
+        # Rows with the same vector are as good as one another.
+        matched += int((found[: len(best)] >= best.min(initial=np.inf)).sum())
+    return matched / wanted if wanted else 0.0
 
 
 def too_few_found(codes: IndexCodes, share: float, needed: float, version: int | None) -> DataError:

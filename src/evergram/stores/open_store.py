@@ -35,36 +35,34 @@ class StoreKind:
 
 # By the scheme of its addresses. A new kind of store is one line here: docs/extend/store.md.
 KINDS = {
-    "snapshot": StoreKind(
-        "snapshot:DIR", "evergram.stores.snapshot.snapshot_store", "SnapshotStore"
-    ),
+    "snapshot": StoreKind("snapshot:DIR", "evergram.stores.snapshot_store", "SnapshotStore"),
     "postgresql": StoreKind(
         "postgresql://USER@HOST/DATABASE#TABLE",
-        "evergram.stores.postgres.pgvector_store",
+        "evergram.stores.pgvector_store",
         "PgvectorStore",
     ),
     "pgvector-table": StoreKind(
         "pgvector-table:postgresql://USER@HOST/DATABASE#table=TABLE&id=COLUMN&v0=COLUMN",
-        "evergram.stores.postgres.adopted_table",
+        "evergram.stores.adopted_pgvector",
         "AdoptedTable",
     ),
-    "lance": StoreKind("lance:DIR#TABLE", "evergram.stores.lance.lance_store", "LanceStore"),
+    "lance": StoreKind("lance:DIR#TABLE", "evergram.stores.lance_store", "LanceStore"),
     "lance-table": StoreKind(
         "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN",
-        "evergram.stores.lance.adopted_lance",
+        "evergram.stores.adopted_lance",
         "AdoptedLanceTable",
     ),
     "qdrant": StoreKind(
         "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",
-        "evergram.stores.qdrant.qdrant_store",
+        "evergram.stores.qdrant_store",
         "QdrantStore",
     ),
     "qdrant-collection": StoreKind(
         "qdrant-collection:URL-OR-DIR#collection=NAME&v0=VECTOR",
-        "evergram.stores.qdrant.adopted_collection",
+        "evergram.stores.adopted_qdrant",
         "AdoptedCollection",
     ),
-    "sqlite": StoreKind("sqlite:FILE#NAME", "evergram.stores.sqlite.sqlite_store", "SqliteStore"),
+    "sqlite": StoreKind("sqlite:FILE#NAME", "evergram.stores.sqlite_store", "SqliteStore"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
@@ -17,6 +18,7 @@ from evergram.errors import DataError, ShapeError
 
 Floats = npt.NDArray[np.float32]
 Checks = npt.NDArray[np.uint32]
+Keys = npt.NDArray[Any]
 
 # Hits of a query that a search may return.
 MOST_HITS = 2**31 - 1
@@ -140,6 +142,19 @@ def places_among(
     """Return which of the ids are among others, bool [n], and where there these are, in order."""
     places = pc.index_in(ids, value_set=others)
     return places.is_valid().to_numpy(zero_copy_only=False), places.drop_null().to_numpy()
+
+
+def keys_of(ids: pa.Array) -> Keys:
+    """Return numbers [n] by which ids are sorted and found: an integer's own, and a hash of a text,
+    the same in every process. Two texts may have one key, so compare the ids as well."""
+    if pa.types.is_integer(ids.type):
+        return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int64)
+    hashes = (text_key(key) for key in ids.to_pylist())
+    return np.fromiter(hashes, dtype=np.uint64, count=len(ids))
+
+
+def text_key(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def joined_ids(parts: Sequence[pa.Array], id_type: pa.DataType) -> pa.Array:

@@ -99,10 +99,14 @@ class StoreView(ABC):
 
     @abstractmethod
     def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
         """Return for each query of [Q, D] the ids [≤k] of a space with the largest inner products,
-        best first, and the products [≤k]; among `ids` alone unless they are None."""
+        best first, and the products [≤k]; among `ids` alone unless they are None.
+
+        Args:
+            exact: whether to compare all rows where the index is a graph.
+        """
 
     # All kinds inherit these.
 
@@ -165,7 +169,6 @@ class StoreView(ABC):
                 inner products is by queries that rows are not like.
         """
         check_k(k)
-        nearest = self._nearest_without_graph if exact else self._nearest
         spaces = self.spaces()
         sizes = {len(q) for q in queries.values()}
         for version, block in queries.items():
@@ -186,16 +189,10 @@ class StoreView(ABC):
         for version, block in sorted(queries.items()):
             added = None if offsets is None else offsets.get(version)
             block = np.ascontiguousarray(block, dtype=np.float32)
-            for i, (keys, scores) in enumerate(nearest(version, block, k, among)):
+            for i, (keys, scores) in enumerate(self._nearest(version, block, k, among, exact)):
                 shifted = scores if added is None else scores + added[i]
                 hits[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
         return [merge_hits(parts, k) for parts in hits]
-
-    def _nearest_without_graph(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
-        """As `_nearest`; a kind whose index is a graph compares all rows instead."""
-        return self._nearest(version, queries, k, ids)
 
     def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:
         """Return ids as this store's type. Raises: DataError: one is null, or of another type."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import FormatError, StoreError
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
-from evergram.stores.store import Store
+from evergram.errors import DataError, FormatError, StoreError
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, joined_ids
+from evergram.stores.store import Store, checked_name, no_store, other_id_type
 
 FORMAT = 1
 # A search that found rows of which later versions are held looks at so many times as many.
@@ -35,8 +37,8 @@ class StoreRecord:
     side: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        spaces = [vars(space) for _, space in sorted(self.spaces.items())]
-        return {**vars(self), "format_version": FORMAT, "spaces": spaces}
+        head = {"format_version": FORMAT, "id_type": self.id_type, "side": self.side}
+        return head | {f"v{version}": asdict(space) for version, space in self.spaces.items()}
 
 
 def parse_record(read: Callable[[], Mapping[str, Any]], shown: str) -> StoreRecord:
@@ -53,10 +55,11 @@ def parse_record(read: Callable[[], Mapping[str, Any]], shown: str) -> StoreReco
                 f"{shown} has format {raw['format_version']}; this Evergram reads {FORMAT}: use a "
                 "later Evergram."
             )
-        spaces = {one["version"]: Space(**one) for one in raw["spaces"]}
+        spaces = [Space(**raw[key]) for key in raw if re.fullmatch(r"v\d+", key)]
         if raw["id_type"] not in ID_TYPES:
             raise ValueError(f"id_type is {raw['id_type']!r}")
-        return StoreRecord(raw["id_type"], dict(sorted(spaces.items())), raw.get("side"))
+        by_version = {space.version: space for space in spaces}
+        return StoreRecord(raw["id_type"], dict(sorted(by_version.items())), raw.get("side"))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, FormatError):
             raise
@@ -68,33 +71,75 @@ def parse_record(read: Callable[[], Mapping[str, Any]], shown: str) -> StoreReco
 
 
 class TablePerVersionStore(Store):
-    """A store without a transaction over its tables, which keeps an id in one space by the order of
-    its steps: a row is written first and removed from the other spaces after, and readers look a
-    second time for ids that they did not find. Killed in between, it has the id in two spaces and
-    loses none; searches and `scan` leave out the row of the earlier version, which the next write
-    of the id removes, or `remove_superseded`."""
+    """A store that keeps an id in one space: by a transaction, or, where there is none over several
+    tables (`two_steps`), by the order of its steps: a row is written first and removed from the
+    other spaces after, and readers look a second time for ids that they did not find. Killed in
+    between, it has the id in two spaces and loses none; searches and `scan` leave out the row of
+    the earlier version, which the next write of the id removes, or `remove_superseded`."""
+
+    two_steps: ClassVar[bool] = True
+    # How an address is written.
+    form: ClassVar[str]
 
     _id_type: pa.DataType
 
+    def __init__(self, place: str, name: str, create: str | None) -> None:
+        self._place, self._name = place, name
+        self._connect(create)
+        try:
+            self._begin(create)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, address: str, create: str | None = None) -> Self:
+        """See `open_store`."""
+        place, _, name = address.removeprefix(f"{cls.kind}:").rpartition("#")
+        if not place:
+            raise DataError(f"{address!r} is not an address of a store; give {cls.form}.")
+        cls._check_place(place)
+        return cls(place, checked_name(name), create)
+
+    @property
+    def address(self) -> str:
+        return f"{self.kind}:{self._place}#{self._name}"
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind}:{Path(self._place).resolve()}#{self._name}"
+
+    # A kind of store implements these.
+
+    @classmethod
+    def _check_place(cls, place: str) -> None:
+        """Raises: DataError: what stands before the # is wrong."""
+
     @abstractmethod
-    def _record(self) -> StoreRecord:
+    def _connect(self, create: str | None) -> None:
+        """Open the database. Raises: DataError: it is not there, unless it is to be created."""
+
+    @abstractmethod
+    def _found(self) -> StoreRecord | None:
         """Return the record as it is now, or, of a view of one moment, as it was then."""
 
-    @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
-
-    @property
-    def side(self) -> str | None:
-        return self._record().side
-
-    def spaces(self) -> dict[int, Space]:
-        return self._record().spaces
+    @abstractmethod
+    def _save(self, record: StoreRecord) -> None:
+        """Write the record, durably."""
 
     @abstractmethod
-    def _writing(self) -> AbstractContextManager[object]:
-        """Hold the write lock. Without it two writers that move an id to different spaces could
-        each remove the row that the other has written."""
+    def _refuse_others(self) -> None:
+        """Raises: StoreError: a new store would have tables that are there already."""
+
+    @abstractmethod
+    def _make_table(self, space: Space) -> None:
+        """Make the table of a space, in place of an empty one that a killed writer left. Raises:
+        StoreError: it is somebody's own."""
+
+    @abstractmethod
+    def _writing(self) -> AbstractContextManager[Self]:
+        """Hold the write lock, without which two writers that move an id to different spaces could
+        each remove the row that the other has written, and return the store to write to."""
 
     @abstractmethod
     def _put(self, rows: Rows, checks: Checks) -> None:
@@ -109,18 +154,53 @@ class TablePerVersionStore(Store):
         """Yield the rows of the ids that are in a space, in parts that are not empty."""
 
     @abstractmethod
-    def _held(self, version: int, ids: pa.Array) -> pa.Array:
-        """Return those of the ids that are in a space, in any order."""
+    def _count(self, version: int) -> int:
+        """Return the number of rows in a space."""
 
     @abstractmethod
     def _best(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        """As `_nearest`, in one table, whatever the others hold.
+        """As `_nearest`, in one table, whatever the others hold."""
 
-        Args:
-            exact: whether to compare all rows where the index is a graph.
-        """
+    # All kinds inherit these.
+
+    def _begin(self, create: str | None) -> None:
+        """Find the store, or make it for ids of a type. Raises: as `open_store`."""
+        record = self._found()
+        if record is None:
+            if create is None:
+                raise no_store(self.address)
+            self._refuse_others()
+            with self._writing() as store:
+                if store._found() is None:
+                    store._refuse_others()
+                    store._save(StoreRecord(create, {}))
+            record = self._record()
+        if create not in (None, record.id_type):
+            raise other_id_type(self.address, record.id_type, str(create))
+        self._id_type = ID_TYPES[record.id_type]
+
+    def _record(self) -> StoreRecord:
+        record = self._found()
+        if record is None:
+            raise no_store(self.address)
+        return record
+
+    @property
+    def id_type(self) -> pa.DataType:
+        return self._id_type
+
+    @property
+    def side(self) -> str | None:
+        return self._record().side
+
+    def spaces(self) -> dict[int, Space]:
+        return self._record().spaces
+
+    def count(self) -> dict[int, int]:
+        counts = {version: self._count(version) for version in self.spaces()}
+        return {version: count for version, count in counts.items() if count}
 
     def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
         for rows in super().scan(version, size):
@@ -136,44 +216,32 @@ class TablePerVersionStore(Store):
     def remove_superseded(self) -> int:
         removed = 0
         # The last space has no later one.
-        for version in list(self.spaces())[:-1]:
+        for version in list(self.spaces())[:-1] if self.two_steps else []:
             for rows, _ in self._scan(version, 65_536):
                 superseded = self._superseded(version, rows.ids)
                 if not len(superseded):
                     continue
-                with self._writing():
+                with self._writing() as store:
                     # Another writer may have moved some of them since.
-                    superseded = self._superseded(version, superseded)
-                    self._remove(version, superseded)
+                    superseded = store._superseded(version, superseded)
+                    store._remove(version, superseded)
                 removed += len(superseded)
         return removed
 
     def _superseded(self, version: int, ids: pa.Array) -> pa.Array:
         """Return those of the ids of a space that a later one has too: a writer put them there
         and has not yet removed them here, or was killed before."""
-        later = [number for number in self.spaces() if number > version]
-        if not len(ids) or not later:
-            return ids.slice(0, 0)
-        there = pa.concat_arrays([self._held(number, ids) for number in later])
-        return there.unique()
+        later = [number for number in self.spaces() if number > version] if self.two_steps else []
+        parts = [rows.ids for number in later if len(ids) for rows, _ in self._get(number, ids)]
+        return joined_ids(parts, self.id_type).unique()
 
     def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
-        return self._living_best(version, queries, k, ids, exact=False)
-
-    def _nearest_without_graph(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
-        return self._living_best(version, queries, k, ids, exact=True)
-
-    def _living_best(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
         width = k
         while True:
-            best = self._best(version, queries, width, ids, exact=exact)
-            hits = pa.concat_arrays([pa.array([], self.id_type), *(keys for keys, _ in best)])
+            best = self._best(version, queries, width, ids, exact)
+            hits = joined_ids([keys for keys, _ in best], self.id_type)
             superseded = self._superseded(version, hits.unique())
             if not len(superseded):
                 return [(keys.slice(0, k), scores[:k]) for keys, scores in best]
@@ -186,18 +254,32 @@ class TablePerVersionStore(Store):
                 return [(keys.slice(0, k), scores[:k]) for keys, scores in living]
             width *= WIDER
 
+    def _add_space(self, space: Space) -> None:
+        with self._writing() as store:
+            record = store._record()
+            if space.version not in record.spaces:
+                store._make_table(space)
+                spaces = sorted({**record.spaces, space.version: space}.items())
+                store._save(replace(record, spaces=dict(spaces)))
+
+    def _set_side(self, side: str) -> None:
+        with self._writing() as store:
+            record = store._record()
+            if record.side is None:
+                store._save(replace(record, side=side))
+
     def _write(self, rows: Rows, checks: Checks) -> None:
-        with self._writing():
-            self._put(rows, checks)
-            for version in self.spaces():
+        with self._writing() as store:
+            store._put(rows, checks)
+            for version in store.spaces():
                 if version != rows.version:
-                    self._remove(version, rows.ids)
+                    store._remove(version, rows.ids)
 
     def _delete(self, ids: pa.Array) -> None:
-        with self._writing():
+        with self._writing() as store:
             # Ascending: if it is killed in between, an earlier row of an id is not left alone.
-            for version in self.spaces():
-                self._remove(version, ids)
+            for version in store.spaces():
+                store._remove(version, ids)
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         spaces = list(self.spaces())
@@ -205,12 +287,11 @@ class TablePerVersionStore(Store):
         missing = ids
         # A row that moves to a later version while we look is met in either; one that moves back
         # may slip from a space not yet read into one that was, and is met the second time.
-        for _ in range(2 if len(spaces) > 1 else 1):
+        for _ in range(2 if len(spaces) > 1 and self.two_steps else 1):
             fresh = [part for version in spaces for part in self._get(version, missing)]
             parts += fresh
-            if fresh:
-                there = pa.concat_arrays([rows.ids for rows, _ in fresh])
-                missing = missing.filter(pc.invert(pc.is_in(missing, value_set=there)))
+            there = joined_ids([rows.ids for rows, _ in fresh], self.id_type)
+            missing = missing.filter(pc.invert(pc.is_in(missing, value_set=there)))
             if not len(missing):
                 break
         return parts

@@ -6,23 +6,31 @@ checksum are in the payload.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 from uuid import UUID, uuid4, uuid5
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.index_codes import FLOAT32, IndexCodes, too_few_found
-from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, blocks_of, is_url
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
-from evergram.stores.store import StoreView, checked_name, no_store, not_ours, other_id_type
+from evergram.stores.index_codes import FLOAT32, IndexCodes, share_found, too_few_found
+from evergram.stores.rows import Checks, Floats, Rows, Space
+from evergram.stores.store import (
+    StoreView,
+    errors_as_store_errors,
+    no_store,
+    not_ours,
+    was_closed,
+)
 from evergram.stores.table_per_version import (
     FORMAT,
     StoreRecord,
@@ -32,15 +40,14 @@ from evergram.stores.table_per_version import (
 
 T = TypeVar("T")
 
+KEY = "QDRANT_API_KEY"
+TIMEOUT = 10  # seconds a request
 # A request has so many points, and so many floats, at most: 32 MB is what a server takes.
 POINTS, FLOATS = 1_000, 500_000
 # A search among so few ids is exact.
 LOOKED_UP = 10_000
-
 # So often something is read again because rows moved meanwhile.
 LOOKS = 10
-
-
 # Every point's id is made with it, so it never changes.
 NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
 # Qdrant's float16 is a type of the vectors that are stored, so there is none of an index.
@@ -54,57 +61,29 @@ LOOKED_AT = 128
 SAMPLE, NEAREST, RECALL = 100, 10, 0.95
 
 
-@dataclass(frozen=True)
-class QdrantRecord(StoreRecord):
-    """The record of a store, its small collection.
-
-    Args:
-        moved: a token that changes whenever rows are about to leave a space.
-        oversample: of the codes of each space that has codes, by version.
-    """
-
-    moved: str | None = None
-    oversample: dict[int, int] = field(default_factory=dict)
-
-
 class QdrantStore(TablePerVersionStore):
     kind: ClassVar[str] = "qdrant"
+    form: ClassVar[str] = "qdrant:http://HOST:6333#NAME or qdrant:DIR#NAME"
 
-    # The record that a view of one moment has; None where each call asks.
-    _moment: QdrantRecord | None = None
-
-    def __init__(self, place: str, name: str, create: str | None) -> None:
-        self._place = place
-        self._name = name
-        self._remote = is_url(place)
-        self._connection = QdrantConnection(place, self.address, create is not None)
-        self._ask = self._connection.ask
-        try:
-            self._id_type = self._begin(create)
-        except BaseException:
-            self.close()
-            raise
+    # The payload of the record that a view of one moment has; None where each call asks.
+    _moment: dict[str, Any] | None = None
 
     @classmethod
-    def open(cls, address: str, create: str | None = None) -> Self:
-        """See `open_store`. The key of a server is in the environment, as QDRANT_API_KEY."""
-        place, _, name = address.removeprefix("qdrant:").rpartition("#")
-        foreign = "://" in place and not is_url(place)
-        if not place or foreign or (is_url(place) and set("@?") & set(place)):
+    def _check_place(cls, place: str) -> None:
+        if ("://" in place and not is_url(place)) or (is_url(place) and set("@?") & set(place)):
             raise DataError(
-                "A store in Qdrant is at qdrant:http://HOST:6333#NAME or qdrant:DIR#NAME; a key "
-                f"is not part of the address but of the environment, as {KEY}."
+                f"A store in Qdrant is at {cls.form}; a key is not part of the address but of the "
+                f"environment, as {KEY}."
             )
-        return cls(place, checked_name(name), create)
-
-    @property
-    def address(self) -> str:
-        return f"qdrant:{self._place}#{self._name}"
 
     @property
     def place(self) -> str:
-        where = self._place if self._remote else Path(self._place).resolve()
-        return f"qdrant:{where}#{self._name}"
+        return self.address if self._remote else super().place
+
+    def _connect(self, create: str | None) -> None:
+        self._remote = is_url(self._place)
+        self._connection = QdrantConnection(self._place, self.address, create is not None)
+        self._ask = self._connection.ask
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         for look in range(LOOKS):
@@ -113,11 +92,11 @@ class QdrantStore(TablePerVersionStore):
             locked = not self._remote or look > LOOKS // 2
             with self._writing() if locked else nullcontext():
                 view = copy(self)
-                view._moment = before = self._record()
+                view._moment = before = self._payload() or {}
                 result = work(view)
                 # A row leaves a space only after it is in the other one and the token has changed;
                 # so where the token is the same, no row was in neither.
-                if self._record().moved == before.moved:
+                if (self._payload() or {}).get("moved") == before.get("moved"):
                     return result
         raise StoreError(
             f"Rows of {self.address} were moved to other versions by another process each of the "
@@ -129,9 +108,8 @@ class QdrantStore(TablePerVersionStore):
         spaces = self.spaces()
         return {v: spaces[v] for v in spaces if self._ask("count", self._at(v), exact=False).count}
 
-    def count(self) -> dict[int, int]:
-        counts = {v: self._ask("count", self._at(v), exact=True).count for v in self.spaces()}
-        return {version: count for version, count in counts.items() if count}
+    def _count(self, version: int) -> int:
+        return int(self._ask("count", self._at(version), exact=True).count)
 
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Wait until a server has indexed, by itself, whole vectors or codes of them; the local
@@ -210,22 +188,18 @@ class QdrantStore(TablePerVersionStore):
         codes, with stored rows as queries."""
         from qdrant_client import models
 
-        at, matched, wanted = self._at(version), 0, 0
+        at, pairs = self._at(version), []
         # Ids of points are hashes of the rows' ids, so the first of them are drawn by chance.
         points, _ = self._ask("scroll", at, limit=SAMPLE, with_payload=False, with_vectors=True)
         for point in points:
             requests = [
-                models.QueryRequest(
-                    query=point.vector, limit=NEAREST, params=search_params(NEAREST, chosen)
-                )
-                for chosen in (None, oversample)
+                models.QueryRequest(query=point.vector, limit=NEAREST, params=params)
+                for params in (search_params(NEAREST, None), search_params(NEAREST, oversample))
             ]
             answers = self._ask("query_batch_points", at, requests)
-            whole, codes = ([hit.score for hit in answer.points] for answer in answers)
-            wanted += len(whole)
-            # Rows with the same vector are as good as one another.
-            matched += sum(score >= min(whole, default=score) for score in codes[: len(whole)])
-        return matched / wanted if wanted else 0.0  # nothing measured is nothing found
+            whole, codes = (np.array([hit.score for hit in one.points]) for one in answers)
+            pairs.append((whole, codes))
+        return share_found(pairs)
 
     def _collection(self, version: int) -> Any:
         return self._ask("get_collection", self._at(version))
@@ -233,57 +207,52 @@ class QdrantStore(TablePerVersionStore):
     def close(self) -> None:
         self._connection.close()
 
-    def _writing(self) -> AbstractContextManager[object]:
-        return self._connection.writing
+    @contextmanager
+    def _writing(self) -> Iterator[Self]:
+        with self._connection.writing:
+            yield self
 
-    def _begin(self, create: str | None) -> pa.DataType:
-        """Make the folder or collections that are missing, and return the type of ids."""
-        from qdrant_client import models
-
-        if create is not None:
-            self._make(self._name, 1)
-            if not self._ask("retrieve", self._name, [0]):
-                self._refuse_filled(self._name)
-                payload = {"format_version": FORMAT, "id_type": create}
-                point = models.PointStruct(id=0, vector=[0.0], payload=payload)
-                self._ask("upsert", self._name, [point], wait=True)
-        if not self._ask("collection_exists", self._name):
-            raise no_store(self.address)
-        kind = self._record().id_type
-        if create is not None and kind != create:
-            raise other_id_type(self.address, kind, create)
-        return ID_TYPES[kind]
-
-    def _record(self) -> QdrantRecord:
+    def _payload(self) -> dict[str, Any] | None:
+        """Return the record: each space under a key of its own, `moved`, a token that changes
+        whenever rows are about to leave a space, and `oversample`, of each space that has codes."""
         if self._moment is not None:
             return self._moment
-        points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
-        payloads = {point.id: point.payload for point in points}
-        spaces = [space for key, space in payloads.items() if key != 0]
-        record = parse_record(lambda: {**payloads[0], "spaces": spaces}, self.address)
-        head = payloads[0]
-        with self._connection.errors_as_store_errors():
-            oversample = {int(v): int(n) for v, n in (head.get("oversample") or {}).items()}
-        return QdrantRecord(**vars(record), moved=head.get("moved"), oversample=oversample)
+        if not self._ask("collection_exists", self._name):
+            return None
+        points = self._ask("retrieve", self._name, [0], with_payload=True)
+        return (points[0].payload or {}) if points else None
 
-    def _set_fields(self, **facts: Any) -> None:
+    def _found(self) -> StoreRecord | None:
+        payload = self._payload()
+        return None if payload is None else parse_record(lambda: payload, self.address)
+
+    def _save(self, record: StoreRecord) -> None:
+        from qdrant_client import models
+
+        if self._payload() is None:
+            self._make(self._name, 1)
+            point = models.PointStruct(id=0, vector=[0.0], payload=record.as_json())
+            self._ask("upsert", self._name, [point], wait=True)
+            return
+        facts = record.as_json()
+        # Another process may set the side meanwhile.
+        self._set_fields({key: facts[key] for key in facts if facts[key] is not None})
+
+    def _set_fields(self, fields: dict[str, Any]) -> None:
         """Set some fields of the record; the others stay."""
-        payload = {"format_version": FORMAT, **facts}
-        self._ask("set_payload", self._name, payload, [0], wait=True)
+        self._ask("set_payload", self._name, {"format_version": FORMAT, **fields}, [0], wait=True)
 
-    def _set_side(self, side: str) -> None:
-        with self._writing():
-            if self.side is None:
-                self._set_fields(side=side)
+    def _oversamples(self) -> dict[str, int]:
+        return dict((self._payload() or {}).get("oversample") or {})
 
     def _record_codes(self, version: int, codes: IndexCodes) -> None:
         with self._writing():
-            before = self._record().oversample
-            after = {**before, version: codes.oversample}
+            before = self._oversamples()
+            after = {**before, str(version): codes.oversample}
             if codes.whole:
-                del after[version]
+                del after[str(version)]
             if after != before:
-                self._set_fields(oversample={str(v): n for v, n in after.items()})
+                self._set_fields({"oversample": after})
 
     def _make(self, collection: str, dim: int) -> None:
         from qdrant_client import models
@@ -298,23 +267,22 @@ class QdrantStore(TablePerVersionStore):
             if not self._ask("collection_exists", collection):
                 raise
 
-    def _refuse_filled(self, collection: str) -> None:
-        """Refuse a collection with points that this store did not write. Raises: StoreError."""
-        if self._ask("count", collection, exact=True).count:
+    def _refuse_others(self) -> None:
+        self._refuse_filled(self._name)
+
+    def _refuse_filled(self, collection: str) -> bool:
+        """Return whether there is a collection. Raises: StoreError: it has points that this store
+        did not write."""
+        there = bool(self._ask("collection_exists", collection))
+        if there and self._ask("count", collection, exact=True).count:
             raise not_ours(f"collection {collection}", self.address)
+        return there
 
-    def _add_space(self, space: Space) -> None:
-        from qdrant_client import models
-
-        point = models.PointStruct(id=space.version + 1, vector=[0.0], payload=vars(space))
-        with self._writing():
-            if space.version not in self.spaces():
-                # A collection that the record does not name was left, empty, by a killed writer.
-                if self._ask("collection_exists", self._at(space.version)):
-                    self._refuse_filled(self._at(space.version))
-                    self._ask("delete_collection", self._at(space.version))
-                self._make(self._at(space.version), space.dim)
-                self._ask("upsert", self._name, [point], wait=True)
+    def _make_table(self, space: Space) -> None:
+        at = self._at(space.version)
+        if self._refuse_filled(at):
+            self._ask("delete_collection", at)
+        self._make(at, space.dim)
 
     def _put(self, rows: Rows, checks: Checks) -> None:
         from qdrant_client import models
@@ -341,7 +309,7 @@ class QdrantStore(TablePerVersionStore):
             if held:
                 if not announced:
                     # Readers compare it: see `read_consistently`.
-                    self._set_fields(moved=uuid4().hex)
+                    self._set_fields({"moved": uuid4().hex})
                     announced = True
                 chosen = models.PointIdsList(points=[point.id for point in held])
                 self._ask("delete", at, chosen, wait=True)
@@ -366,18 +334,8 @@ class QdrantStore(TablePerVersionStore):
             if offset is None:
                 return
 
-    def _held(self, version: int, ids: pa.Array) -> pa.Array:
-        at = self._at(version)
-        keys = ids.to_pylist()
-        by_point = dict(zip(points_of(keys), keys, strict=True))
-        held = []
-        for some in blocks_of(list(by_point), POINTS):
-            points = self._ask("retrieve", at, some, with_payload=False, with_vectors=False)
-            held += [by_point[point.id] for point in points]
-        return pa.array(held, self._id_type)
-
     def _best(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
         from qdrant_client import models
 
@@ -389,7 +347,7 @@ class QdrantStore(TablePerVersionStore):
         # The local mode compares all in any case, and warns of parameters.
         params = None
         if self._remote:
-            params = search_params(k, self._record().oversample.get(version), exact=exact)
+            params = search_params(k, self._oversamples().get(str(version)), exact=exact)
         requests = [
             models.QueryRequest(
                 query=query, limit=k, filter=among, params=params, with_payload=["id"]
@@ -439,3 +397,145 @@ def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any
             ignore=False, rescore=True, oversampling=float(oversample)
         )
     return models.SearchParams(hnsw_ef=max(LOOKED_AT, k), exact=exact, quantization=codes)
+
+
+# The client, which collections of one's own have as well.
+
+
+def is_url(place: str) -> bool:
+    """Say whether a place is the URL of a server; otherwise it is a folder."""
+    return place.startswith(("http://", "https://"))
+
+
+def is_local_mode(address: str) -> bool:
+    """Return whether an address of a store is a folder of Qdrant's local mode."""
+    scheme, _, place = address.partition(":")
+    return scheme in ("qdrant", "qdrant-collection") and not is_url(place)
+
+
+def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+class QdrantConnection:
+    """The requests of one store to a server, or to a folder in the local mode.
+
+    Args:
+        place: URL of a server, or a folder.
+        shown: how errors name the store.
+        create: make the folder where it is not there.
+    Raises: DataError: there is no such folder; the client is not installed. StoreError: it cannot
+        be opened, say because another process has it open.
+    """
+
+    # Qdrant lets one client a process open a folder, so stores in a folder share one.
+    _living: ClassVar[WeakValueDictionary[Path, LocalClient]] = WeakValueDictionary()
+    _opening: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, place: str, shown: str, create: bool) -> None:
+        try:
+            from qdrant_client import QdrantClient
+        except ImportError:
+            raise DataError(
+                "A store in Qdrant needs qdrant-client: pip install 'evergram[qdrant]'."
+            ) from None
+        self._shown = shown
+        self._closed = False
+        # A writer holds it: one at a time of this store, or of all stores in the folder.
+        self.writing: threading.RLock = threading.RLock()
+        self._folder = None if is_url(place) else Path(place).resolve()
+        if self._folder is None:
+            with self.errors_as_store_errors():
+                # It asks for the server's version and only warns where nobody answers.
+                self._client = QdrantClient(
+                    url=place,
+                    api_key=os.environ.get(KEY) or None,
+                    timeout=TIMEOUT,
+                    check_compatibility=False,
+                )
+            return
+        if not create and not (self._folder / "meta.json").exists():
+            raise no_store(shown)
+        with self._opening, self.errors_as_store_errors():
+            local = self._living.get(self._folder)
+            if local is None or not local.users:
+                local = self._living[self._folder] = LocalClient(self._folder)
+            local.users += 1
+        self._local, self._client, self.writing = local, local.client, local.turn
+
+    def ask(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return the answer of a method of the client.
+
+        It is called a second time if a server that was restarted has cut the connection, so calling
+        it twice must be safe.
+
+        Raises: StoreError: there is no answer, or an error.
+        """
+        from qdrant_client.http.exceptions import ResponseHandlingException
+
+        if self._closed:
+            raise was_closed(self._shown)
+        call = getattr(self._client, method)
+        with self.errors_as_store_errors():
+            if self._folder is not None:
+                # Filters of warnings cost a tenth of a small search, and only writing gives advice.
+                with self.writing, _without_advice() if method == "upsert" else nullcontext():
+                    return call(*args, **options)
+            try:
+                return call(*args, **options)
+            except ResponseHandlingException as error:
+                if "timed out" in str(error):
+                    raise
+                return call(*args, **options)
+
+    @contextmanager
+    def errors_as_store_errors(self) -> Iterator[None]:
+        """Raise every error of the client as a StoreError."""
+        todo = (
+            "see that the server runs at this address and is a Qdrant"
+            if self._folder is None
+            else "see that no other process has this folder open, or give another"
+        )
+        with errors_as_store_errors(self._shown, todo):
+            yield
+
+    def close(self) -> None:
+        """Let go of the client, and close it after its last store; closing twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._folder is None:
+            self._client.close()
+            return
+        with self._opening:
+            self._local.users -= 1
+            if not self._local.users:
+                self._client.close()
+
+
+class LocalClient:
+    """A client of a folder, and how many stores use it.
+
+    Args:
+        folder: resolved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from qdrant_client import QdrantClient
+
+        # The local mode knows nothing of threads: one at a time has the turn.
+        self.turn: threading.RLock = threading.RLock()
+        self.users = 0
+        with _without_advice():
+            # Its SQLite may change threads, as only one at a time has the turn.
+            self.client = QdrantClient(path=str(folder), force_disable_check_same_thread=True)
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """From 20,000 points on the client warns that a server would be faster; so do our documents."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Local mode is not recommended")
+        yield

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -22,17 +20,14 @@ from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.adopted_store import (
     AdoptedNames,
     AdoptedStore,
-    TableDriver,
     TableFacts,
     canonical_uuids,
+    check_column,
     id_twice,
-    no_column,
-    read_names,
-    split_address,
     wrong_address,
-    wrong_column,
 )
 from evergram.stores.filters import (
+    SIGNS,
     Condition,
     Filter,
     check_allowed,
@@ -41,7 +36,7 @@ from evergram.stores.filters import (
     read_conditions,
     type_of,
 )
-from evergram.stores.postgres.connection import (
+from evergram.stores.postgres_connection import (
     Connection,
     ConnectionPool,
     OneConnection,
@@ -54,13 +49,13 @@ from evergram.stores.postgres.connection import (
     vector,
 )
 from evergram.stores.rows import Floats, Hits, Rows
+from evergram.stores.store import StoreView
 
 # After the import above, which says so where psycopg is missing.
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort: skip
 
 T = TypeVar("T")
 
-SCHEME = "pgvector-table:"
 # Types of ids, with the type that a store holds and the one that ids are sent as.
 ID_TYPES = {
     **dict.fromkeys(("int2", "int4", "int8"), (pa.int64(), "bigint")),
@@ -77,8 +72,6 @@ DISTANCES = {
 WHOLE = ("int2", "int4", "int8")
 NUMBERS = (*WHOLE, "numeric", "float4", "float8")
 TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
-# Columns that conditions can be on.
-COMPARABLE = ("bool", *NUMBERS, *TEXTS)
 # Strings and quoted names.
 _STRINGS = r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|\$(\w*)\$.*?\$\1\$"""
 # How texts are written that are compared with such columns.
@@ -88,118 +81,116 @@ _EXAMPLES = {
     "timestamptz": "2026-01-31 12:00:00+01:00",
     "uuid": "0f8fad5b-d9cb-469f-a165-70867728950e",
 }
-SIGNS = {"gt": SQL(" > "), "gte": SQL(" >= "), "lt": SQL(" < "), "lte": SQL(" <= ")}
 
 
-@dataclass(frozen=True)
-class PgvectorFacts(TableFacts):
-    """Besides: the SQL type that ids are compared as, the type of every column, and whether a
-    constraint or an index keeps ids unique."""
-
-    sent: str
-    types: dict[str, str]
-    unique: bool
-
-
-class PgvectorTable(TableDriver):
-    form = (
+class AdoptedTable(AdoptedStore):
+    kind: ClassVar[str] = "pgvector-table"
+    form: ClassVar[str] = (
         "pgvector-table:postgresql://USER@HOST/DATABASE#table=TABLE&id=COLUMN&v0=COLUMN, with "
         "v1=COLUMN … for later versions, and if need be schema=SCHEMA and filter=COLUMN,COLUMN; "
         "write & in a name as %26, # as %23, a comma as %2C and % as %25"
     )
-
-    def __init__(self, params: dict[str, str], names: AdoptedNames) -> None:
-        super().__init__(SCHEME + show_address(params, names.fragment), names)
-        self._params, self._id = params, names.id or "id"
-        self._connections: ConnectionPool | OneConnection
-        self._connections = ConnectionPool(params, self.shown, _prepare)
-        schema = names.others.get("schema")
-        self._relation = Identifier(*([] if schema is None else [schema]), names.others["table"])
-        # Of a driver of one moment; None where each call asks. And the last that were read.
-        self._moment: PgvectorFacts | None = None
-        self._last: PgvectorFacts
-        # Of columns that do not say it, the dim of all their vectors.
-        self._dims: dict[int, int] = {}
+    keys: ClassVar[tuple[str, ...]] = ("table", "id", "schema", "filter")
 
     @classmethod
-    def parse(cls, address: str) -> tuple[Any, ...]:
-        url, rest = split_address(address.removeprefix(SCHEME), cls.form)
-        names = read_names(rest, "table", cls.form, ["schema"])
-        params = read_url(url)
+    def _place_of(cls, place: str, names: AdoptedNames) -> dict[str, str]:
+        params = read_url(place)
         if params is None:
             raise wrong_address("what stands before the # is not a PostgreSQL address", cls.form)
-        return params, names
+        return params
+
+    @staticmethod
+    def _shown(where: Any) -> str:
+        return show_address(where, "").removesuffix("#")
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        return self._params, self.names
+    def _anywhere(self) -> Any:
+        return self._where
 
-    def facts(self) -> PgvectorFacts:
-        if self._moment is not None:
-            return self._moment
-        self._last = self._connections.run(self._read_facts)
-        return self._last
+    def _connect(self) -> None:
+        self._id = self._names.id or "id"
+        schema = [] if self._names.schema is None else [self._names.schema]
+        self._relation = Identifier(*schema, self._names.table)
+        # Of columns that do not say it, the dim of all their vectors.
+        self._dims: dict[int, int] = {}
+        self._connections: ConnectionPool | OneConnection
+        self._connections = ConnectionPool(self._where, self.address, _prepare)
 
-    def refuse_twice(self) -> None:
-        if not self.facts().unique:
-            query = (
-                "select {shown_id} from {table} where {id} is not null group by {id}"
-                " having count(*) > 1 limit 1"
-            )
-            for (key,) in self._ask(query):
-                raise id_twice(self.shown, key)
+    def _disconnect(self) -> None:
+        self._connections.close()
 
-    def filter_of(self, asked: Filter) -> tuple[Composable, list[Any]]:
-        return sql_of(asked, self.facts().types, self.names.filters)
+    def _look(self) -> TableFacts:
+        return self._connections.run(self._read_facts)
 
-    def at_one_moment(self, work: Callable[[Self], T]) -> T:
+    def _refuse_twice(self) -> None:
+        # A primary key or a unique index says it at once.
+        unique = (
+            "select 1 from pg_index join pg_attribute on attrelid = indrelid and attnum = indkey[0]"
+            " where indrelid = to_regclass({relation}) and attname = {name} and indisunique"
+            " and indisvalid and indpred is null and indexprs is null and indnkeyatts = 1"
+        )
+        relation = Literal(self._relation.as_string(None).replace("%", "%%"))
+        name = Literal(self._id.replace("%", "%%"))
+        if self._ask(unique, relation=relation, name=name):
+            return
+        query = (
+            "select {shown_id} from {table} where {id} is not null group by {id}"
+            " having count(*) > 1 limit 1"
+        )
+        for (key,) in self._ask(query):
+            raise id_twice(self.address, key)
+
+    def _filter_of(self, asked: Filter) -> tuple[Composable, list[Any]]:
+        return sql_of(asked, self._known.types, self._names.filters)
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         def begin(connection: Connection) -> T:
-            moment = copy(self)
-            moment._connections = OneConnection(connection)
+            view = self._at_this_moment()
+            view._connections = OneConnection(connection)
             try:
                 connection.execute(SQL("begin isolation level repeatable read, read only"))
-                moment._moment = moment.facts()
-                return work(moment)
+                view._known = view._look()
+                return work(view)
             finally:
                 if not connection.closed:
                     connection.rollback()
 
         return self._connections.run(begin)
 
-    def rows(
-        self, version: int, ids: pa.Array | None, chosen: Any, size: int, *, own: bool = True
+    def _rows(
+        self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
     ) -> Iterator[Rows]:
         query = "select {shown_id}, vector_send({column}::vector) from {table} where {rows}"
         if ids is not None:
             query += " and {id} = any(%s::{sent}[])"
-            yield self._block(version, self._ask(query, version, chosen, [self._ids(ids)], own=own))
+            yield self._block(version, self._ask(query, version, [self._ids(ids)], own=own))
             return
         # Page by page in the order of ids: no transaction stays open.
         last: list[Any] = []
         while True:
             after = " and {id} > %s::{sent}" if last else ""
             page = f"{query}{after} order by {{id}} limit {size:d}"
-            cells = self._ask(page, version, chosen, last, own=own)
+            cells = self._ask(page, version, last, own=own)
             if cells:
                 yield self._block(version, cells)
             if len(cells) < size:
                 return
             last = [cells[-1][0]]
 
-    def count(self, version: int, chosen: Any) -> int:
-        ((rows,),) = self._ask("select count(*) from {table} where {rows}", version, chosen)
+    def _count(self, version: int) -> int:
+        ((rows,),) = self._ask("select count(*) from {table} where {rows}", version)
         return int(rows)
 
-    def has_rows(self, version: int, chosen: Any) -> bool:
-        return bool(self._ask("select 1 from {table} where {rows} limit 1", version, chosen))
+    def _has_rows(self, version: int) -> bool:
+        return bool(self._ask("select 1 from {table} where {rows} limit 1", version))
 
-    def nearest(
-        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None, chosen: Any
+    def _by_database(
+        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[Hits]:
         among = "" if ids is None else " and {id} = any(%s::{sent}[])"
         # Half precision is compared as what it is in single precision.
         cast = SQL("vector({dim})").format(dim=Literal(queries.shape[1]))
-        stored = name_of(self.names.vectors[version]) + SQL("::") + cast
+        stored = name_of(self._names.vectors[version]) + SQL("::") + cast
         distance = SQL(DISTANCES[metric]).format(stored=stored, query=SQL("%s::") + cast)
         # With `+ 0` the order is that of no index, and all rows are compared.
         query = (
@@ -209,26 +200,21 @@ class PgvectorTable(TableDriver):
         filtered, results = [] if ids is None else [self._ids(ids)], []
         for one in queries:
             sent = vector(one)
-            after = [*filtered, sent]
-            cells = self._ask(query, version, chosen, after, before=[sent], distance=distance)
-            keys = pa.array([key for key, _ in cells], self._last.id_type)
+            cells = self._ask(query, version, [*filtered, sent], before=[sent], distance=distance)
+            keys = pa.array([key for key, _ in cells], self._id_type)
             distances = np.array([d for _, d in cells], dtype=np.float64)
             scores = {"ip": -distances, "cosine": 1 - distances, "l2": 0.0 - distances**2}[metric]
             versions = np.full(len(keys), version, np.int64)
             results.append(Hits(keys, scores.astype(np.float32), versions))
         return results
 
-    def close(self) -> None:
-        self._connections.close()
-
     def _ask(
         self,
         text: str,
         version: int | None = None,
-        chosen: Any = None,
-        after: list[Any] | None = None,
+        after: Sequence[Any] = (),
         *,
-        before: list[Any] | None = None,
+        before: Sequence[Any] = (),
         own: bool = True,
         **parts: Composable,
     ) -> list[Any]:
@@ -237,105 +223,102 @@ class PgvectorTable(TableDriver):
         Args:
             before, after: parameters that stand before those of the filter, and after them.
         """
-        facts, condition, values = self._last, SQL("true") + SQL(""), list(before or ())
+        condition, values = SQL("true") + SQL(""), list(before)
         if version is not None:
-            parts["column"] = name_of(self.names.vectors[version])
+            parts["column"] = name_of(self._names.vectors[version])
             condition = self._condition(version, own)
-        if chosen is not None:
-            condition += SQL(" and ") + chosen[0]
-            values += chosen[1]
-        shown_id = SQL("::bigint" if pa.types.is_integer(facts.id_type) else "::text")
+            if self._chosen is not None:
+                condition += SQL(" and ") + self._chosen[0]
+                values += self._chosen[1]
+        shown_id = SQL("::bigint" if pa.types.is_integer(self._id_type) else "::text")
         query = SQL(text).format(
             table=SQL(self._relation.as_string(None).replace("%", "%%")),
             id=name_of(self._id),
             shown_id=name_of(self._id) + shown_id,
-            sent=SQL(facts.sent),
+            sent=SQL(self._sent),
             rows=condition,
             **parts,
         )
-        return self._run(query, values + list(after or ()))
-
-    def _condition(self, version: int, own: bool) -> Composed:
-        """Return the condition of the rows of a version, or of all with its vector."""
-        column = name_of(self.names.vectors[version])
-        condition = SQL("{} is not null and {} is not null").format(name_of(self._id), column)
-        for later, other in self.names.vectors.items() if own else ():
-            if later > version:
-                condition += SQL(" and {} is null").format(name_of(other))
-        return condition
-
-    def _run(self, query: Composed, values: list[Any]) -> list[Any]:
+        values += after
         return self._connections.run(
             lambda connection: connection.execute(query, values, binary=True).fetchall()
         )
+
+    @property
+    def _sent(self) -> Any:
+        """The type that ids are sent as."""
+        return ID_TYPES[self._known.types[self._id]][1]
+
+    def _condition(self, version: int, own: bool) -> Composed:
+        """Return the condition of the rows of a version, or of all with its vector."""
+        column = name_of(self._names.vectors[version])
+        condition = SQL("{} is not null and {} is not null").format(name_of(self._id), column)
+        for later, other in self._names.vectors.items() if own else ():
+            if later > version:
+                condition += SQL(" and {} is null").format(name_of(other))
+        return condition
 
     def _ids(self, ids: pa.Array) -> Raw | list[str]:
         """Return ids as a parameter, without texts that the column cannot hold."""
         if pa.types.is_integer(ids.type):
             return integers(ids.to_numpy())
         texts = [text for text in ids.to_pylist() if "\0" not in text]
-        return canonical_uuids(texts) if self._last.sent == "uuid" else texts
+        return canonical_uuids(texts) if self._sent == "uuid" else texts
 
     def _block(self, version: int, cells: list[tuple[Any, ...]]) -> Rows:
         keys, raw = zip(*cells, strict=True) if cells else ((), ())
-        facts = self._last
-        dim = facts.dims[version] or 0
+        dim = self._known.dims[version] or 0
         if any(len(one) != 4 * dim + 4 for one in raw):
             self._dims.pop(version, None)  # looked up again by the next call
             raise IntegrityError(
-                f"Vectors of the column {self.names.vectors[version]!r} of {self.shown} differ in "
-                f"dim; those of before had {dim}."
+                f"Vectors of the column {self._names.vectors[version]!r} of {self.address} differ "
+                f"in dim; those of before had {dim}."
             )
         values = np.frombuffer(b"".join(raw), dtype=layout(dim))["values"].reshape(-1, dim)
-        return Rows(version, pa.array(keys, facts.id_type), values.astype(np.float32))
+        return Rows(version, pa.array(keys, self._id_type), values.astype(np.float32))
 
-    def _read_facts(self, connection: Connection) -> PgvectorFacts:
-        table = self._relation.as_string(connection)
+    def _read_facts(self, connection: Connection) -> TableFacts:
         columns = connection.execute(
             SQL(
-                "select attname::text, typname::text, atttypmod, exists (select from pg_index where"
-                " indrelid = attrelid and indisunique and indisvalid and indpred is null and"
-                " indexprs is null and indnkeyatts = 1 and indkey[0] = attnum) from pg_attribute"
+                "select attname::text, typname::text, atttypmod from pg_attribute"
                 " join pg_type on pg_type.oid = atttypid"
                 " where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped"
             ),
-            [table],
+            [self._relation.as_string(connection)],
         ).fetchall()
         if not columns:
             raise DataError(
-                f"There is no table of that name at {self.shown}; give its schema by schema=NAME "
+                f"There is no table of that name at {self.address}; give its schema by schema=NAME "
                 "if it is not in the search path, and its name in the case in which it was created."
             )
-        types = {name: kind for name, kind, _, _ in columns}
-        uses = [([self._id], "for ids", tuple(ID_TYPES))]
-        uses.append((list(self.names.vectors.values()), "for vectors", ("vector", "halfvec")))
-        uses.append((list(self.names.filters), "for filters", COMPARABLE))
+        types = {name: kind for name, kind, _ in columns}
+        uses: list[tuple[Sequence[str], str, Sequence[str]]] = [
+            ([self._id], "for ids", tuple(ID_TYPES)),
+            (list(self._names.vectors.values()), "for vectors", ("vector", "halfvec")),
+            (self._names.filters, "for filters", ("bool", *NUMBERS, *TEXTS)),
+        ]
         for names, use, allowed in uses:
             for name in names:
-                if name not in types:
-                    raise no_column(self.shown, name, use, list(types))
-                if types[name] not in allowed:
-                    words = f"one of {', '.join(allowed)} {use}"
-                    raise wrong_column(self.shown, name, types[name], words)
-        said = {name: int(size) if size >= 1 else None for name, _, size, _ in columns}
-        unique = {name: unique for name, _, _, unique in columns}
+                words = f"one of {', '.join(allowed)} {use}"
+                check_column(self.address, name, types, allowed.__contains__, words)
+        said = {name: int(size) if size >= 1 else None for name, _, size in columns}
         dims = {
             version: said[column] or self._read_dim(connection, version)
-            for version, column in self.names.vectors.items()
+            for version, column in self._names.vectors.items()
         }
-        return PgvectorFacts(*_id_facts(types[self._id], dims), types, unique[self._id])
+        return TableFacts(ID_TYPES[types[self._id]][0], dims, types)
 
     def _read_dim(self, connection: Connection, version: int) -> int | None:
         """Return the dim of all vectors of a column that does not say it; None without any."""
         if version not in self._dims:
-            column = self.names.vectors[version]
+            column = self._names.vectors[version]
             query = SQL(
                 "select distinct vector_dims({0}) from {1} where {0} is not null limit 2"
             ).format(Identifier(column), self._relation)
             dims = [dim for (dim,) in connection.execute(query).fetchall()]
             if len(dims) > 1:
                 raise StoreError(
-                    f"Vectors of the column {column!r} of {self.shown} have {min(dims)} and "
+                    f"Vectors of the column {column!r} of {self.address} have {min(dims)} and "
                     f"{max(dims)} dims; a column holds vectors of one version, all of one dim."
                 )
             if not dims:
@@ -344,20 +327,10 @@ class PgvectorTable(TableDriver):
         return self._dims[version]
 
 
-def _id_facts(kind: str, dims: dict[int, int | None]) -> tuple[pa.DataType, Any, str]:
-    id_type, sent = ID_TYPES[kind]
-    return id_type, dims, sent
-
-
 def _prepare(connection: Connection) -> None:
     prepare(connection)
     # Whatever a filter calls, nothing is changed.
     connection.execute(SQL("set default_transaction_read_only = on"))
-
-
-class AdoptedTable(AdoptedStore):
-    kind: ClassVar[str] = "pgvector-table"
-    driver = PgvectorTable
 
 
 def name_of(column: str) -> Identifier:
@@ -377,14 +350,22 @@ def sql_of(
     Raises: DataError: the filter is wrong.
     """
     if isinstance(asked, Mapping):
-        conditions = read_conditions(asked)
-        parts = [_condition(condition, columns, allowed) for condition in conditions]
-        together = SQL("({})").format(SQL(" and ").join(parts))
-        return together, [_sent(condition, columns[condition.field]) for condition in conditions]
+        parts, bound = [], []
+        for condition in read_conditions(asked):
+            check_allowed(condition, allowed)
+            kind, values = _compared(condition, columns[condition.field])
+            # One placeholder, of a list of the values.
+            form = "{} = any(%s::{}[])"
+            if condition.operator != "in":
+                form = f"{{}} {SIGNS[condition.operator]} (%s::{{}}[])[1]"
+            parts.append(SQL(form).format(name_of(condition.field), SQL(kind)))
+            bound.append(values)
+        return SQL("({})").format(SQL(" and ").join(parts)), bound
+    given: Sequence[Any] = ()
     match asked:
         case str(text):
-            bound: Sequence[Any] = ()
-        case (str(text), list() | tuple() as bound):
+            pass
+        case (str(text), list() | tuple() as given):
             pass
         case _:
             text = ""
@@ -395,22 +376,8 @@ def sql_of(
         )
     check_closed(text, _STRINGS)
     # Without parameters of its own, a % is a %; a comment must not swallow the parenthesis.
-    text = text if bound else text.replace("%", "%%")
-    return SQL("(\n") + SQL(text) + SQL("\n)"), list(bound)
-
-
-def _condition(
-    condition: Condition, columns: Mapping[str, str], allowed: Sequence[str]
-) -> Composable:
-    """Return one condition with one placeholder, of a list of its values."""
-    check_allowed(condition, allowed)
-    field = condition.field
-    kind = _sent_as(condition, columns[field])
-    column = name_of(field)
-    array = SQL("%s::") + SQL(kind) + SQL("[]")
-    if condition.operator == "in":
-        return column + SQL(" = any(") + array + SQL(")")
-    return column + SIGNS[condition.operator] + SQL("(") + array + SQL(")[1]")
+    text = text if given else text.replace("%", "%%")
+    return SQL("(\n") + SQL(text) + SQL("\n)"), list(given)
 
 
 def _check_text(field: str, column: str, text: str) -> None:
@@ -434,35 +401,24 @@ def _check_text(field: str, column: str, text: str) -> None:
         ) from None
 
 
-def _sent(condition: Condition, column: str) -> list[Any]:
-    """Return a condition's values as they are bound, numbers all of one type: a `real` column is
-    compared in its own precision, and PostgreSQL refuses numbers beyond it where here they are
-    infinite, or 0."""
-    values = list(condition.values)
-    if type_of(condition) != "number":
-        return values
-    if column in ("float4", "float8"):
-        with np.errstate(over="ignore", under="ignore"):
-            narrow = np.float32 if column == "float4" else np.float64
-            return [float(narrow(float(value))) for value in values]
+def _compared(condition: Condition, column: str) -> tuple[Any, list[Any]]:
+    """Return the SQL type that values are compared as with a column of a type, and the values."""
+    values, sort = list(condition.values), type_of(condition)
     whole = all(isinstance(value, int) for value in values)
-    return values if whole else [Decimal(value) for value in values]
-
-
-def _sent_as(condition: Condition, column: str) -> str:
-    """Return the SQL type that values are compared as with a column of a type."""
-    values = condition.values
-    sort = type_of(condition)
-    if column == "bool" and sort == "boolean" and condition.operator == "in":
-        return "boolean"
-    if column in NUMBERS and sort == "number":
-        if column in WHOLE:
-            # A fraction must not be rounded to a whole number that rows have.
-            whole = all(isinstance(value, int) for value in values)
-            return "bigint" if whole else "numeric"
-        return {"float4": "real", "float8": "double precision"}.get(column, "numeric")
-    if column in TEXTS and sort == "text":
+    if sort == "boolean" and column == "bool" and condition.operator == "in":
+        return "boolean", values
+    if sort == "number" and column in ("float4", "float8"):
+        # In the column's own precision. PostgreSQL refuses numbers beyond it, which here are
+        # infinite, or 0.
+        narrow, kind = (np.float32, "real") if column == "float4" else (float, "double precision")
+        with np.errstate(over="ignore", under="ignore"):
+            return kind, [float(narrow(float(value))) for value in values]
+    if sort == "number" and column in NUMBERS:
+        # A fraction must not be rounded to a whole number that rows have.
+        kind = "bigint" if whole and column in WHOLE else "numeric"
+        return kind, values if whole else [Decimal(value) for value in values]
+    if sort == "text" and column in TEXTS:
         for value in values:
             _check_text(condition.field, column, str(value))
-        return {"varchar": "text", "name": "text", "bpchar": "bpchar"}.get(column, column)
+        return {"varchar": "text", "name": "text"}.get(column, column), values
     raise of_other_type(condition, column)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.postgres.connection import (
+from evergram.stores.postgres_connection import (
     Connection,
     ConnectionPool,
     OneConnection,
@@ -57,50 +56,34 @@ OWN = {
     "_side": {"side"},
 }
 
-# One row at most: which side the store holds.
-SIDE_TABLE = SQL(
+CREATE = (
+    "create table if not exists {table} (id {id} primary key, version bigint not null,"
+    " vector vector not null, check_ bigint not null)",
+    # For a space that is small beside the others.
+    "create index if not exists {index} on {table} (version)",
+    "create table if not exists {meta} (version bigint primary key, dim integer not null,"
+    " fingerprint text not null)",
+    # One row at most: which side the store holds.
     "create table if not exists {side} (one boolean primary key default true check (one),"
-    " side text not null)"
+    " side text not null)",
 )
 
 # pgvector's iterative scans, without which a filter or a large k loses rows.
 OLDEST = (0, 8)
 
 
-@dataclass(frozen=True)
-class HnswForm:
-    """An index of one kind of codes.
-
-    Args:
-        suffix: of its name.
-        type: that vectors are cast to.
-        largest_dim: the most dims that pgvector indexes of this type.
-    """
-
-    suffix: str
-    type: str
-    largest_dim: int
-
-    def cast(self, dim: int) -> Composed:
-        """Return the casts of a vector."""
-        half = SQL("") if self.type == "vector" else SQL("::halfvec({0})").format(Literal(dim))
-        return SQL("vector({0}){1}").format(Literal(dim), half)
-
-    def key(self, dim: int) -> Composed:
-        """Return the expression that is indexed."""
-        return SQL("(vector::{0})").format(self.cast(dim))
-
-
+# Of an index by its codes: the end of its name, the type that vectors are cast to, and the most
+# dims that pgvector indexes of this type.
 FORMS = {
-    FLOAT32.kind: HnswForm("_hnsw", "vector", 2_000),
-    "float16": HnswForm("_hnsw_float16", "halfvec", 4_000),
+    FLOAT32.kind: ("_hnsw", "vector", 2_000),
+    "float16": ("_hnsw_float16", "halfvec", 4_000),
 }
 
 # How many rows of each space an index of halves is to choose for each result, in the comment of the
 # index, which is written when it is whole; null where there is none.
 OVERSAMPLE = (
     "obj_description(to_regclass(quote_ident({name} || '_v' || version"
-    f" || '{FORMS['float16'].suffix}')), 'pg_class')::int"
+    f" || '{FORMS['float16'][0]}')), 'pg_class')::int"
 )
 
 # The rows that an index chooses, by the vectors themselves.
@@ -130,7 +113,7 @@ class PgvectorStore(Store):
         self._id_type = id_type
         self._oid = oid
         # Rows of FACTS, for a view of one moment; None where each call asks.
-        self._facts: list[Any] | None = None
+        self._moment: list[Any] | None = None
         self._table = Identifier(f"{name}_vectors")
         self._meta = Identifier(f"{name}_spaces")
         number = pa.types.is_integer(id_type)
@@ -182,7 +165,7 @@ class PgvectorStore(Store):
             try:
                 answer = connection.execute(begin)
                 answer.nextset()
-                view._facts = answer.fetchall()
+                view._moment = answer.fetchall()
                 return work(view)
             finally:
                 if not connection.closed:
@@ -191,15 +174,14 @@ class PgvectorStore(Store):
         return self._connections.run(at_one_moment)
 
     def spaces(self) -> dict[int, Space]:
-        facts = self._facts
-        if facts is None:
-            facts = self._ask("select version, dim, fingerprint from {meta} order by version")
-        return {version: Space(version, dim, mark) for version, dim, mark, *_ in facts}
+        return {version: Space(version, dim, mark) for version, dim, mark, *_ in self._facts()}
 
     def filled(self) -> dict[int, Space]:
         # To count is to look at every row.
-        facts = self._ask(FACTS) if self._facts is None else self._facts
-        return {version: Space(version, dim, mark) for version, dim, mark, any_, _ in facts if any_}
+        return {v: Space(v, dim, mark) for v, dim, mark, any_row, _ in self._facts() if any_row}
+
+    def _facts(self) -> list[Any]:
+        return self._ask(FACTS) if self._moment is None else self._moment
 
     def count(self) -> dict[int, int]:
         return dict(
@@ -210,7 +192,7 @@ class PgvectorStore(Store):
         """Build HNSW for every space of at least INDEXED_FROM rows that are not too long for it;
         longer vectors stay without an index. Writers go on meanwhile."""
         codes.check(list(FORMS), self.address)
-        counts, longest = self.count(), FORMS[codes.kind].largest_dim
+        counts, (*_, longest) = self.count(), FORMS[codes.kind]
         large = [
             space
             for version, space in self.spaces().items()
@@ -300,24 +282,14 @@ class PgvectorStore(Store):
             last = cells[-1][0]
 
     def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        exactly = ids is not None and len(ids) <= LOOKED_UP
-        return self._best(version, queries, k, ids, exactly=exactly)
-
-    def _nearest_without_graph(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
-        return self._best(version, queries, k, ids, exactly=True)
-
-    def _best(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exactly: bool
-    ) -> list[tuple[pa.Array, Floats]]:
+        exactly = exact or (ids is not None and len(ids) <= LOOKED_UP)
         among = "" if ids is None else " and id = any(%s::{ids})"
         filtered = [] if ids is None else [self._ids(ids)]
         oversample, dim = self._oversample(version), queries.shape[1]
         inline = {"dim": dim, "version": version, "k": k}
-        indexed, exact = (
+        by_index, by_all = (
             self._sql(NEAREST_ROWS.replace("{among}", among), limit=rows, order=order, **inline)
             for order, rows in zip(orders(dim, oversample), (k * (oversample or 1), k), strict=True)
         )
@@ -326,10 +298,10 @@ class PgvectorStore(Store):
             query = vector(one)
             # float16 holds 65504 at most; of a shorter query the order is the same.
             shorter = query if oversample is None else vector(one / max(1, np.abs(one).max()))
-            best = [] if exactly else self._run(indexed, [query, *filtered, shorter])
+            best = [] if exactly else self._run(by_index, [query, *filtered, shorter])
             if len(best) < k:
                 # The index gave up too early, or there are no more; one look at all rows tells.
-                best = self._run(exact, [query, *filtered, query])
+                best = self._run(by_all, [query, *filtered, query])
             scores = np.array([-distance for _, distance in best], dtype=np.float32)
             # The index's own order is only nearly right.
             order = np.argsort(-scores, kind="stable")
@@ -339,8 +311,7 @@ class PgvectorStore(Store):
 
     def _oversample(self, version: int) -> int | None:
         """Return the oversampling of a space's index of halves; None if there is none."""
-        facts = self._ask(FACTS) if self._facts is None else self._facts
-        return next((oversample for v, *_, oversample in facts if v == version), None)
+        return next((oversample for v, *_, oversample in self._facts() if v == version), None)
 
     def _block(self, version: int, cells: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
         keys, _, raw, checks = zip(*cells, strict=True)
@@ -396,22 +367,13 @@ def create_tables(connection: Connection, name: str, id_type: str) -> None:
                 f"({error.diag.message_primary}); install pgvector on the server and let an "
                 "administrator run: create extension vector."
             ) from None
-        for query in (
-            SQL(
-                "create table if not exists {table} (id {id} primary key, version bigint not null,"
-                " vector vector not null, check_ bigint not null)"
-            ),
-            # For a space that is small beside the others.
-            SQL("create index if not exists {index} on {table} (version)"),
-            SQL(
-                "create table if not exists {meta} (version bigint primary key,"
-                " dim integer not null, fingerprint text not null)"
-            ),
-            SIDE_TABLE,
-        ):
-            index, side = Identifier(f"{name}_version"), Identifier(f"{name}_side")
-            names = {"table": table, "meta": meta, "side": side, "index": index}
-            connection.execute(query.format(**names, id=COLUMNS[id_type]))
+        index, side = Identifier(f"{name}_version"), Identifier(f"{name}_side")
+        for query in CREATE:
+            connection.execute(
+                SQL(query).format(
+                    table=table, meta=meta, side=side, index=index, id=COLUMNS[id_type]
+                )
+            )
 
 
 def _refuse_others(connection: Connection, name: str) -> None:
@@ -466,64 +428,63 @@ def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]
     return kinds[column[0]], oid[0]
 
 
+def index_key(dim: int, kind: str) -> tuple[Composed, Composed]:
+    """Return the expression that is indexed, and the type that a query is cast to."""
+    half = SQL("::halfvec({0})" if FORMS[kind][1] == "halfvec" else "").format(Literal(dim))
+    cast = SQL("vector({0})").format(Literal(dim)) + half
+    return SQL("(vector::{0})").format(cast), cast
+
+
 def orders(dim: int, oversample: int | None) -> tuple[Composed, Composed]:
     """Return the order by which an index chooses rows, and one that compares all rows.
 
     Args:
         oversample: of the index of halves; None where there is none.
     """
-    whole, form = FORMS[FLOAT32.kind], FORMS[FLOAT32.kind if oversample is None else "float16"]
-    product = SQL("{key} <#> %s::{type}")
-    chosen = product.format(key=form.key(dim), type=form.cast(dim))
+    product = SQL("{0} <#> %s::{1}")
+    chosen = product.format(*index_key(dim, FLOAT32.kind if oversample is None else "float16"))
     # With `+ 0` it is no longer the order of the index.
-    all_rows = product.format(key=whole.key(dim), type=whole.cast(dim))
-    return chosen, SQL("({product}) + 0").format(product=all_rows)
+    return chosen, SQL("({0}) + 0").format(product.format(*index_key(dim, FLOAT32.kind)))
 
 
 def build_hnsw(connection: Connection, name: str, space: Space, codes: IndexCodes) -> None:
-    """Build the index of a space unless it is there or another process builds it, and drop the one
-    of other codes.
+    """Build the index of a space of a store, by inner product, unless it is there or another
+    process builds it, and drop the one of other codes."""
+    suffix, kind, _ = FORMS[codes.kind]
+    stem = f"{name}_v{space.version}"
+    index = Identifier(f"{stem}{suffix}")
 
-    Args:
-        name: of the store.
-        space: whose vectors are indexed by inner product.
-    """
-    form = FORMS[codes.kind]
-    index = Identifier(f"{name}_v{space.version}{form.suffix}")
-    key = [f"{name}_v{space.version}"]
-    locked = connection.execute(SQL("select pg_try_advisory_lock(hashtext(%s))"), key).fetchone()
-    if locked == (False,):
+    def run(text: str, values: list[Any] | None = None, **parts: Composable) -> Any:
+        query = SQL(text).format(
+            name=index,
+            table=Identifier(f"{name}_vectors"),
+            key=index_key(space.dim, codes.kind)[0],
+            operators=SQL(f"{kind}_ip_ops"),
+            version=Literal(space.version),
+            oversample=Literal(str(codes.oversample)),
+            **parts,
+        )
+        return connection.execute(query, values)
+
+    if run("select pg_try_advisory_lock(hashtext(%s))", [stem]).fetchone() == (False,):
         return  # another process builds it
     try:
-        connection.execute(SQL("set statement_timeout = 0"))
+        run("set statement_timeout = 0")
         # An index whose building was broken off is never used, and stands in the way of a new one.
-        broken = SQL("select 1 from pg_index where indexrelid = to_regclass(%s) and not indisvalid")
-        if connection.execute(broken, [index.as_string(connection)]).fetchone():
-            connection.execute(SQL("drop index {name}").format(name=index))
-        create = SQL(
+        broken = "select 1 from pg_index where indexrelid = to_regclass(%s) and not indisvalid"
+        if run(broken, [index.as_string(connection)]).fetchone():
+            run("drop index {name}")
+        run(
             "create index concurrently if not exists {name} on {table} using hnsw"
             " ({key} {operators}) where version = {version}"
         )
-        connection.execute(
-            create.format(
-                name=index,
-                table=Identifier(f"{name}_vectors"),
-                key=form.key(space.dim),
-                operators=SQL(f"{form.type}_ip_ops"),
-                version=Literal(space.version),
-            )
-        )
         if not codes.whole:
-            comment = SQL("comment on index {name} is {oversample}")
-            connection.execute(
-                comment.format(name=index, oversample=Literal(str(codes.oversample)))
-            )
-        for kind, other in FORMS.items():
-            if kind != codes.kind:
-                old = Identifier(f"{name}_v{space.version}{other.suffix}")
-                connection.execute(SQL("drop index concurrently if exists {name}").format(name=old))
+            run("comment on index {name} is {oversample}")
+        for other, (end, *_) in FORMS.items():
+            if other != codes.kind:
+                run("drop index concurrently if exists {old}", old=Identifier(f"{stem}{end}"))
     finally:
         if not connection.closed:
-            connection.execute(SQL("select pg_advisory_unlock(hashtext(%s))"), key)
-            connection.execute(SQL("reset statement_timeout"))
+            run("select pg_advisory_unlock(hashtext(%s))", [stem])
+            run("reset statement_timeout")
             prepare(connection)

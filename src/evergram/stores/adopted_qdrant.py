@@ -9,34 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.adopted_store import (
+    NO_CHECKS,
     AdoptedNames,
     AdoptedStore,
-    TableDriver,
     TableFacts,
     canonical_uuids,
     id_twice,
-    read_names,
-    split_address,
     wrong_address,
 )
 from evergram.stores.filters import Condition, Filter, check_allowed, read_conditions, type_of
-from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, blocks_of, is_url
+from evergram.stores.qdrant_store import KEY, QdrantConnection, blocks_of, is_url
 from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, best_by, merge_hits
+from evergram.stores.store import StoreView
 
 T = TypeVar("T")
 
-SCHEME = "qdrant-collection:"
 # The id that an address names where the points' own ids are meant.
 POINT = "point"
 # Qdrant reads other fields as paths into the payload.
@@ -53,42 +49,28 @@ LOOKS = 10
 EXACT = 2**53
 
 
-@dataclass(frozen=True)
-class CollectionFacts(TableFacts):
-    """Besides: the distance of each version's vectors, "Dot", "Cosine" or "Euclid"."""
-
-    distances: dict[int, str]
-
-
-class QdrantCollection(TableDriver):
-    form = (
+class AdoptedCollection(AdoptedStore):
+    kind: ClassVar[str] = "qdrant-collection"
+    form: ClassVar[str] = (
         "qdrant-collection:http://HOST:6333#collection=NAME&v0=VECTOR, or with a folder of the "
         "local mode in place of the URL, with v1=VECTOR … for later versions, v0= for a vector "
         "without a name, and if need be id=FIELD and filter=FIELD,FIELD; write & in a name as %26, "
         "# as %23, a comma as %2C and % as %25. A key is not part of it but of the environment, as "
         f"{KEY}"
     )
+    keys: ClassVar[tuple[str, ...]] = ("collection", "id", "filter")
 
-    def __init__(self, where: str, names: AdoptedNames) -> None:
-        super().__init__(f"{SCHEME}{where}#{names.fragment}", names)
-        self._where, self._name = where, names.others["collection"]
-        self._field = None if names.id in (None, POINT) else names.id
-        self._id_type: pa.DataType | None = None
-        # Of a driver of one moment; None where each call asks.
-        self._moment: CollectionFacts | None = None
-        self._connection = QdrantConnection(where, self.shown, create=False)
-        self._ask = self._connection.ask
+    # None until the first id was seen.
+    _kind_of_id: pa.DataType | None = None
 
     @classmethod
-    def parse(cls, address: str) -> tuple[Any, ...]:
-        place, rest = split_address(address.removeprefix(SCHEME), cls.form)
+    def _place_of(cls, place: str, names: AdoptedNames) -> str:
         if "://" in place and not is_url(place):
             why = "before the # there is a URL that is neither http nor https"
             raise wrong_address(why, cls.form)
         if is_url(place) and set("@?") & set(place):
             why = "the URL before the # has a user, a password or a key in it"
             raise wrong_address(why, cls.form)
-        names = read_names(rest, "collection", cls.form, unnamed=True)
         if not _PLAIN.fullmatch(names.id or POINT):
             raise DataError(
                 f"Ids cannot be read from the field {names.id!r}; name a field of the payload "
@@ -101,23 +83,22 @@ class QdrantCollection(TableDriver):
                 f"There is no folder {place} of Qdrant's local mode; give the folder of your "
                 "collections, or the URL of a server."
             )
-        return place, names
+        return place
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        return (self._where if self._remote else str(Path(self._where).resolve())), self.names
+    def _anywhere(self) -> str:
+        return self._where if self._remote else str(Path(self._where).resolve())
 
-    @property
-    def place(self) -> str:
-        return f"{SCHEME}{self.arguments[0]}#{self.names.fragment}"
+    def _connect(self) -> None:
+        self._name, self._remote = self._names.table, is_url(self._where)
+        self._field = None if self._names.id in (None, POINT) else self._names.id
+        self._connection = QdrantConnection(self._where, self.address, create=False)
+        self._ask = self._connection.ask
 
-    @property
-    def _remote(self) -> bool:
-        return is_url(self._where)
+    def _disconnect(self) -> None:
+        self._connection.close()
 
-    def facts(self) -> CollectionFacts:
-        if self._moment is not None:
-            return self._moment
+    def _look(self) -> TableFacts:
         try:
             params = self._ask("get_collection", self._name).config.params
         except StoreError:
@@ -130,40 +111,42 @@ class QdrantCollection(TableDriver):
             ) from None
         vectors = params.vectors or {}
         by_name = vectors if isinstance(vectors, dict) else {"": vectors}
-        sparse = set(params.sparse_vectors or {})
-        found = {v: self._vector(name, by_name, sparse) for v, name in self.names.vectors.items()}
-        if self._id_type is None:
-            self._id_type = self._read_id_type()
-        dims: dict[int, int | None] = {v: int(one.size) for v, one in found.items()}
-        distances = {v: getattr(p.distance, "value", p.distance) for v, p in found.items()}
-        return CollectionFacts(self._id_type, dims, distances)
+        dims: dict[int, int | None] = {}
+        distances = {}
+        for version, name in self._names.vectors.items():
+            if name not in by_name:
+                raise self._no_vector(name, by_name, params.sparse_vectors or {})
+            dims[version] = int(by_name[name].size)
+            distances[name] = self._distance(name, by_name[name])
+        if self._kind_of_id is None:
+            self._kind_of_id = self._read_id_type()
+        return TableFacts(self._kind_of_id, dims, distances)
 
-    def _vector(self, name: str, by_name: dict[str, Any], sparse: set[str]) -> Any:
-        """Return what Qdrant says of a vector. Raises: StoreError: it is not there, or is not of
-        one dim with one of three distances."""
-        if name not in by_name:
-            what = f"the vector {name!r}" if name else "a vector without a name, v0="
-            has = ", ".join(sorted(by_name)) or "none"
-            if "" in by_name:
-                has = "one without a name, which an address writes v0="
-            if name in sparse:
-                has += f", and {name!r} is sparse"
-            raise StoreError(
-                f"{self.shown} names {what}, which the collection does not have; it has {has}."
-            )
-        params = by_name[name]
+    def _no_vector(self, name: str, by_name: dict[str, Any], sparse: dict[str, Any]) -> StoreError:
+        what = f"the vector {name!r}" if name else "a vector without a name, v0="
+        has = ", ".join(sorted(by_name)) or "none"
+        if "" in by_name:
+            has = "one without a name, which an address writes v0="
+        if name in sparse:
+            has += f", and {name!r} is sparse"
+        return StoreError(
+            f"{self.address} names {what}, which the collection does not have; it has {has}."
+        )
+
+    def _distance(self, name: str, params: Any) -> str:
+        """Return the distance of a vector. Raises: StoreError: its rows cannot be read."""
         if params.multivector_config is not None:
             raise StoreError(
-                f"The vector {name!r} of {self.shown} is several vectors a point (a multivector); "
-                "name one that is one vector a point."
+                f"The vector {name!r} of {self.address} is several vectors a point (a "
+                "multivector); name one that is one vector a point."
             )
-        distance = getattr(params.distance, "value", params.distance)
+        distance = str(getattr(params.distance, "value", params.distance))
         if distance not in COMPUTED:
             raise StoreError(
-                f"The vector {name!r} of {self.shown} has the distance {distance}; it must be Dot, "
-                "Cosine or Euclid."
+                f"The vector {name!r} of {self.address} has the distance {distance}; it must be "
+                "Dot, Cosine or Euclid."
             )
-        return params
+        return distance
 
     def _read_id_type(self) -> pa.DataType:
         """Return the type of the ids, after a look at the fields that the address names.
@@ -173,40 +156,43 @@ class QdrantCollection(TableDriver):
         first = next(self._pages(None, [], 1), None)
         if first is None:
             raise StoreError(
-                f"{self.shown} has no point yet, so that nothing says whether its ids are numbers "
-                "or texts; write its points first."
+                f"{self.address} has no point yet, so that nothing says whether its ids are "
+                "numbers or texts; write its points first."
             )
-        for field in [*([] if self._field is None else [self._field]), *self.names.filters]:
+        for field in [*([] if self._field is None else [self._field]), *self._names.filters]:
             has = next(self._pages(self._with_field(field), [], 1), None)
             first = has if field == self._field else first
             if has is None:
                 points, _ = self._ask("scroll", self._name, limit=100, with_payload=True)
                 fields = sorted({name for point in points for name in point.payload or {}})
                 raise StoreError(
-                    f"{self.shown} names the field {field!r}, which no point has; there are "
+                    f"{self.address} names the field {field!r}, which no point has; there are "
                     f"{', '.join(fields) or 'none'}."
                 )
         assert first is not None
         return ID_TYPES["int64" if isinstance(self._id_of(first[0]), int) else "string"]
 
-    def refuse_twice(self) -> None:
+    def _refuse_twice(self) -> None:
         # Ids of points are unique; nothing keeps those in a field so.
         seen: set[int | str] = set()
         for page in self._pages(self._having(None), [], IDS) if self._field is not None else ():
             for point in page:
                 key = self._id_of(point)
                 if key in seen:
-                    raise id_twice(self.shown, key)
+                    raise id_twice(self.address, key)
                 seen.add(key)
 
-    def filter_of(self, asked: Filter) -> Any:
-        return filter_of(asked, self.names.filters)
+    def _filter_of(self, asked: Filter) -> Any:
+        return filter_of(asked, self._names.filters)
+
+    def _distance_of(self, version: int) -> str:
+        return str(self._known.types[self._names.vectors[version]])
 
     def computes(self, metric: str, version: int) -> bool:
-        return metric in COMPUTED[self.facts().distances[version]]
+        return metric in COMPUTED[self._distance_of(version)]
 
     def remark(self, version: int) -> str:
-        if self.facts().distances[version] != "Cosine":
+        if self._distance_of(version) != "Cosine":
             return ""
         return (
             " Qdrant brings vectors of the distance Cosine to length 1 when they are written: if "
@@ -214,7 +200,7 @@ class QdrantCollection(TableDriver):
             "collection. Publish vectors of length 1, or keep them under Dot or Euclid."
         )
 
-    def at_one_moment(self, work: Callable[[Self], T]) -> T:
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         """Return what `work` returns, once no version got its first row meanwhile.
 
         Qdrant has no view of one moment. Versions are read from the oldest to the newest, so a row
@@ -223,37 +209,37 @@ class QdrantCollection(TableDriver):
         for _ in range(LOOKS):
             # In the local mode, the other threads of the process are kept from writing.
             with nullcontext() if self._remote else self._connection.writing:
-                moment = copy(self)
-                moment._moment = self.facts()
-                before = moment._filled()
-                result = work(moment)
-                if moment._filled() <= before:
+                self._facts()
+                view = self._at_this_moment()
+                before = view._all_filled()
+                result = work(view)
+                if view._all_filled() <= before:
                     return result
         raise StoreError(
-            f"Versions of {self.shown} got their first rows each of the {LOOKS} times that it was "
-            "read; try again."
+            f"Versions of {self.address} got their first rows each of the {LOOKS} times that it "
+            "was read; try again."
         )
 
-    def _filled(self) -> set[int]:
-        return {version for version in self.names.vectors if self.has_rows(version, None)}
+    def _all_filled(self) -> set[int]:
+        return {version for version in self._names.vectors if self._has_rows(version)}
 
-    def rows(
-        self, version: int, ids: pa.Array | None, chosen: Any, size: int, *, own: bool = True
+    def _rows(
+        self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
     ) -> Iterator[Rows]:
-        name, facts = self.names.vectors[version], self.facts()
+        name = self._names.vectors[version]
         for among in self._among(ids):
-            for page in self._pages(self._of(version, among, chosen, own), [name], size):
-                yield self._rows(version, page, facts)
+            for page in self._pages(self._of(version, among, own), [name], size):
+                yield self._block(version, page)
 
-    def count(self, version: int, chosen: Any) -> int:
-        condition = self._of(version, None, chosen)
+    def _count(self, version: int) -> int:
+        condition = self._of(version, None)
         return int(self._ask("count", self._name, count_filter=condition, exact=True).count)
 
-    def has_rows(self, version: int, chosen: Any) -> bool:
-        return next(self._pages(self._of(version, None, chosen), [], 1), None) is not None
+    def _has_rows(self, version: int) -> bool:
+        return next(self._pages(self._of(version, None), [], 1), None) is not None
 
-    def nearest(
-        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None, chosen: Any
+    def _by_database(
+        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[Hits]:
         from qdrant_client import models
 
@@ -261,13 +247,13 @@ class QdrantCollection(TableDriver):
         # case, and warns of parameters.
         whole = models.QuantizationSearchParams(ignore=True)
         params = models.SearchParams(exact=True, quantization=whole) if self._remote else None
-        name, facts = self.names.vectors[version], self.facts()
-        nothing = Hits(pa.array([], facts.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
+        name, id_type = self._names.vectors[version], self._id_type
+        nothing = Hits(pa.array([], id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
         best = [nothing] * len(queries)
         for among in self._among(ids):
             request = {
                 "using": name or None,
-                "filter": self._of(version, among, chosen),
+                "filter": self._of(version, among),
                 "params": params,
                 "limit": k,
                 "with_payload": self._payload,
@@ -279,17 +265,12 @@ class QdrantCollection(TableDriver):
             for some in blocks_of(asked, 10 if self._remote else max(len(asked), 1)):
                 answers += self._ask("query_batch_points", self._name, some)
             for i, answer in enumerate(answers):
-                rows = self._rows(version, answer.points, facts)
-                if not np.isfinite(rows.vectors).all():
-                    raise IntegrityError(f"A vector {name!r} of {self.shown} is not finite.")
+                rows = self._block(version, answer.points)
+                self._verify(rows, NO_CHECKS)
                 # Scores are of the vectors themselves, to the last digit.
-                query = queries[i : i + 1]
-                (hits,) = best_by(metric, query, k, [rows], version, facts.id_type)
+                (hits,) = best_by(metric, queries[i : i + 1], k, [rows], version, id_type)
                 best[i] = merge_hits([best[i], hits], k)
         return best
-
-    def close(self) -> None:
-        self._connection.close()
 
     def _pages(self, condition: Any, vectors: Sequence[str], size: int) -> Iterator[list[Any]]:
         """Yield the points of a filter with some of their vectors, at most `size` at once."""
@@ -310,18 +291,18 @@ class QdrantCollection(TableDriver):
             if offset is None:
                 return
 
-    def _rows(self, version: int, points: Sequence[Any], facts: CollectionFacts) -> Rows:
-        name, dim = self.names.vectors[version], facts.dims[version] or 0
-        keys = pa.array([self._id_of(point) for point in points], facts.id_type)
+    def _block(self, version: int, points: Sequence[Any]) -> Rows:
+        name, dim = self._names.vectors[version], self._known.dims[version] or 0
+        keys = pa.array([self._id_of(point) for point in points], self._id_type)
         vectors = [_vector_of(point, name) for point in points]
         if any(vector is None or len(vector) != dim for vector in vectors):
             raise IntegrityError(
-                f"A vector {name!r} of {self.shown} does not have {dim} dims, as the collection "
+                f"A vector {name!r} of {self.address} does not have {dim} dims, as the collection "
                 "says; write it again."
             )
         with np.errstate(over="ignore"):
             block = np.array(vectors, dtype=np.float32).reshape(len(vectors), dim)
-        if facts.distances[version] == "Cosine":
+        if self._distance_of(version) == "Cosine":
             # A server has brought them to length 1; the local mode returns them as they were
             # written until they are first searched.
             lengths = np.linalg.norm(block.astype(np.float64), axis=1, keepdims=True)
@@ -333,15 +314,15 @@ class QdrantCollection(TableDriver):
         key = point.id if self._field is None else (point.payload or {}).get(self._field)
         if not isinstance(key, (int, str)) or isinstance(key, bool):
             raise IntegrityError(
-                f"The field {self._field!r} of the point {point.id} of {self.shown} is "
+                f"The field {self._field!r} of the point {point.id} of {self.address} is "
                 f"{str(key)[:40]!r}; an id is a whole number or a text."
             )
         if isinstance(key, int) and not -LARGEST - 1 <= key <= LARGEST:
-            raise IntegrityError(f"The id {key} of {self.shown} has more than 63 bits.")
+            raise IntegrityError(f"The id {key} of {self.address} has more than 63 bits.")
         kind = ID_TYPES["int64" if isinstance(key, int) else "string"]
-        if self._id_type not in (None, kind):
+        if self._kind_of_id not in (None, kind):
             raise IntegrityError(
-                f"{self.shown} has ids that are numbers and ids that are texts, such as {key!r}; "
+                f"{self.address} has ids that are numbers and ids that are texts, such as {key!r}; "
                 "Evergram reads those of one type: keep ids of one type in a field, and name it by "
                 "id=FIELD."
             )
@@ -364,25 +345,19 @@ class QdrantCollection(TableDriver):
             else:
                 yield models.FieldCondition(key=self._field, match=models.MatchAny(any=some))
 
-    def _of(self, version: int, among: Any, chosen: Any, own: bool = True) -> Any:
+    def _of(self, version: int, among: Any, own: bool = True) -> Any:
         """Return the filter for the rows of a version, or for all with its vector."""
-        later = [name for one, name in self.names.vectors.items() if own and one > version]
-        return self._having(self.names.vectors[version], among, chosen, later)
+        later = [name for one, name in self._names.vectors.items() if own and one > version]
+        return self._having(self._names.vectors[version], [among, self._chosen], later)
 
     def _having(
-        self, vector: str | None, among: Any = None, chosen: Any = None, without: Sequence[str] = ()
+        self, vector: str | None, more: Sequence[Any] = (), without: Sequence[str] = ()
     ) -> Any:
-        """Return the filter for points with an id.
-
-        Args:
-            vector: that they have; None for any or none.
-            among, chosen: further conditions.
-            without: vectors that they do not have.
-        """
+        """Return the filter for points with an id, a vector and not others, and more conditions."""
         from qdrant_client import models
 
         must: list[Any] = [] if vector is None else [models.HasVectorCondition(has_vector=vector)]
-        must += [one for one in (among, chosen) if one is not None]
+        must += [one for one in more if one is not None]
         must_not: list[Any] = [models.HasVectorCondition(has_vector=name) for name in without]
         if self._field is not None:
             must.append(self._with_field(self._field))
@@ -412,11 +387,6 @@ def _vector_of(point: Any, name: str) -> list[float] | None:
 def _asked(vectors: Sequence[str]) -> bool | list[str]:
     """Return what Qdrant is asked for: names of vectors, the one without a name, or none."""
     return True if "" in vectors else list(vectors) or False
-
-
-class AdoptedCollection(AdoptedStore):
-    kind: ClassVar[str] = "qdrant-collection"
-    driver = QdrantCollection
 
 
 def filter_of(asked: Filter, allowed: Sequence[str]) -> Any:

@@ -1,0 +1,444 @@
+"""A store in one SQLite file, whose rows the extension sqlite-vec compares.
+
+Its tables are `NAME_record`, and `NAME_v3` for version 3.
+
+All rows are compared in each search, so it is exact; SQLite's transactions keep an id in one space.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores.rows import Checks, Floats, Rows, Space
+from evergram.stores.store import (
+    StoreView,
+    errors_as_store_errors,
+    no_store,
+    not_ours,
+    was_closed,
+)
+from evergram.stores.table_per_version import StoreRecord, TablePerVersionStore, parse_record
+
+if TYPE_CHECKING:
+    from apsw import Connection
+
+T = TypeVar("T")
+
+WAIT = 60.0  # seconds, for another process that writes
+# Connections that wait for the next call; each reader at the same moment needs one.
+IDLE = 8
+
+
+class SqliteFile:
+    """The connections of one store.
+
+    They come from apsw, which brings an SQLite of its own: Python's may be built without loadable
+    extensions, and is then of no use here.
+
+    Args:
+        shown: how errors name the store.
+        create: make the file where it is not there.
+    Raises: DataError: there is no such file; apsw or sqlite-vec is not installed. StoreError: it
+        cannot be opened.
+    """
+
+    def __init__(self, path: Path, shown: str, create: bool) -> None:
+        self._apsw, self._extension = _clients()
+        self._path = path.absolute()
+        self._shown = shown
+        self._closed = False
+        self._idle: list[Connection] = []
+        self._guard = threading.Lock()
+        if create:
+            with self.errors():
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+        elif not self._path.exists():
+            raise no_store(shown)
+        flags = self._apsw.SQLITE_OPEN_READWRITE
+        self._flags = flags | (self._apsw.SQLITE_OPEN_CREATE if create else 0)
+
+    @contextmanager
+    def moment(self, begin: str = "begin") -> Iterator[Connection]:
+        """Lend a connection with a transaction: one that sees the file as it is now, and only that,
+        or, with "begin immediate", the one that writes; it is whole, and on the disk, when the
+        block ends, or undone where it raises.
+
+        Errors of the block are its own: ask in `errors`.
+        """
+        with self._lent() as connection:
+            try:
+                with self.errors():
+                    connection.execute(begin)
+                    # The first question fixes the moment.
+                    connection.execute("select 1 from sqlite_master limit 1").fetchall()
+                yield connection
+                with self.errors():
+                    connection.execute("commit")
+            finally:
+                # SQLite has itself ended a transaction that a full disk broke, say.
+                if connection.in_transaction:
+                    with self.errors():
+                        connection.execute("rollback")
+
+    def log_ahead(self) -> None:
+        """Have the file write into a log (WAL), for good, so that readers do not wait for writers.
+
+        It changes the file, so call it once it is known to hold a store, or may.
+        """
+        until = time.monotonic() + WAIT
+        with self._lent() as connection, self.errors():
+            while connection.pragma("journal_mode") != "wal":
+                # SQLite does not wait by itself here, where two change it at once.
+                try:
+                    connection.pragma("journal_mode", "wal")
+                except self._apsw.BusyError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.05)
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            self._drop(connection)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise every error of SQLite as a StoreError."""
+        todo = (
+            "see that it is an SQLite file that may be read and written, with its folder, and that "
+            "the disk has room; or restore it from a copy"
+        )
+        with errors_as_store_errors(self._shown, todo):
+            try:
+                yield
+            except self._apsw.BusyError:
+                raise StoreError(
+                    f"Another process has been writing {self._shown} for {WAIT:.0f} s; try again "
+                    "later."
+                ) from None
+
+    @contextmanager
+    def _lent(self) -> Iterator[Connection]:
+        with self._guard:
+            if self._closed:
+                raise was_closed(self._shown)
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            with self.errors():
+                connection = self._connected()
+        try:
+            yield connection
+        finally:
+            with self._guard:
+                kept = not self._closed and len(self._idle) < IDLE
+                if kept:
+                    self._idle.append(connection)
+            if not kept:
+                self._drop(connection)
+
+    def _connected(self) -> Connection:
+        try:
+            connection: Connection = self._apsw.Connection(str(self._path), flags=self._flags)
+        except self._apsw.CantOpenError:
+            # SQLite does not say why; the system does.
+            with self._path.open("r+b" if self._path.exists() else "xb"):
+                raise
+        try:
+            connection.enable_load_extension(True)
+            connection.load_extension(self._extension)
+            connection.enable_load_extension(False)
+            connection.set_busy_timeout(round(WAIT * 1000))
+            # A commit is on the disk when it returns, whatever this SQLite was built to do.
+            connection.execute("pragma synchronous = full")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _drop(self, connection: Connection) -> None:
+        # What was written is on the disk already; the last one to leave only tidies up the log.
+        with suppress(self._apsw.Error):
+            connection.close()
+
+
+def _clients() -> tuple[Any, str]:
+    """Return the module apsw, and the path of sqlite-vec's extension."""
+    try:
+        import apsw
+        import sqlite_vec
+    except ImportError:
+        raise DataError(
+            "A store in SQLite needs apsw and sqlite-vec: pip install 'evergram[sqlite]'."
+        ) from None
+    if not hasattr(apsw.Connection, "load_extension"):
+        raise DataError(
+            "The apsw that is installed was built without loadable extensions, so that it cannot "
+            "load sqlite-vec: install a wheel of it, pip install --force-reinstall apsw."
+        )
+    return apsw, str(sqlite_vec.loadable_path())
+
+
+# Of a row whose length is in here, the distances of sqlite-vec neither overflow nor vanish.
+SHORTEST, LONGEST = 1e-15, 1e15
+
+# How many a float32 of sqlite-vec may be off, in units of its last place, for each coordinate.
+UNIT = 2.0**-23
+MORE = 8
+
+# The best rows by an upper bound of their score with a query of length 1, and with them all rows
+# of extreme lengths, which have none. sqlite-vec has no inner product: ⟨q, z⟩ is ‖z‖ cos(q, z).
+NEAREST = """
+select rows.id, rows.vector, rows.checksum, best.bound from (
+  select * from (
+    select {key} as key, norm * (coalesce(1 - vec_distance_cosine(vector, ?), 0) + ?) as bound
+    from {table} where norm is not null order by bound desc limit ?
+  )
+  union all select {key}, null from {table} where norm is null
+) as best join {table} as rows on rows.{key} = best.key
+"""
+
+# So many rows are looked at beyond the k that are asked for, and four times as many each time
+# that rounding may hide a better one.
+SPARE = 16
+LARGEST_LIMIT = 2**62
+
+
+class SqliteStore(TablePerVersionStore):
+    kind: ClassVar[str] = "sqlite"
+    form: ClassVar[str] = "sqlite:FILE#NAME"
+    two_steps: ClassVar[bool] = False
+
+    # The connection that a view of one moment has; None where each call borrows one.
+    _moment: Connection | None = None
+
+    @classmethod
+    def open(cls, address: str, create: str | None = None) -> Self:
+        if address.rpartition("#")[2].lower().startswith("sqlite_"):
+            raise DataError("SQLite keeps names that begin with sqlite_ for itself; give another.")
+        return super().open(address, create)
+
+    @property
+    def place(self) -> str:
+        # SQLite takes a and A for the same letter in names of tables.
+        place, _, name = super().place.rpartition("#")
+        return f"{place}#{name.lower()}"
+
+    def _connect(self, create: str | None) -> None:
+        self._file = SqliteFile(Path(self._place), self.address, create is not None)
+
+    @property
+    def _key(self) -> str:
+        """What pages of rows go by: for integers the id itself."""
+        return "id" if pa.types.is_integer(self._id_type) else "place"
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        return self._at_one_moment(work)
+
+    def _at_one_moment(self, work: Callable[[Self], T], begin: str = "begin") -> T:
+        if self._moment is not None:
+            return work(self)
+        with self._file.moment(begin) as connection:
+            view = copy(self)
+            view._moment = connection
+            return work(view)
+
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
+        """Build nothing: every search compares all rows. Raises: DataError: it is asked for
+        codes."""
+        if not codes.whole:
+            raise DataError(
+                f"{self.address} cannot build an index of {codes.kind}: every search compares all "
+                "rows, with their whole vectors; leave the codes out, or take another store."
+            )
+        return []
+
+    def close(self) -> None:
+        self._file.close()
+
+    def filled(self) -> dict[int, Space]:
+        # To count is to look at every page.
+        def look(view: Self) -> dict[int, Space]:
+            spaces = view.spaces()
+            query = "select 1 from {} limit 1"
+            return {v: spaces[v] for v in spaces if view._ask(query.format(view._table(v)))}
+
+        return self._at_one_moment(look)
+
+    def _count(self, version: int) -> int:
+        ((count,),) = self._ask(f"select count(*) from {self._table(version)}")
+        return int(count)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Self]:
+        with self._file.moment("begin immediate") as connection:
+            view = copy(self)
+            view._moment = connection
+            yield view
+
+    def _found(self) -> StoreRecord | None:
+        table = f"{self._name}_record"
+        if not self._has_table(table):
+            return None
+        if self._ask("select name from pragma_table_info(?)", table) != [("record",)]:
+            raise not_ours(f"table {table}", self.address)
+        rows = self._ask(f'select record from "{table}"')
+        return parse_record(lambda: dict(json.loads(rows[0][0])), self.address)
+
+    def _save(self, record: StoreRecord) -> None:
+        table = f'"{self._name}_record"'
+        self._ask(f"create table if not exists {table} (record text)")
+        self._ask(f"delete from {table}")
+        self._ask(f"insert into {table} values (?)", json.dumps(record.as_json()))
+
+    def _refuse_others(self) -> None:
+        query = "select name from sqlite_master where lower(name) glob lower(?) || '_v[0-9]*'"
+        for (theirs,) in self._ask(query, self._name):
+            raise not_ours(f"table {theirs}", self.address)
+        if self._moment is None:
+            self._file.log_ahead()
+
+    def _make_table(self, space: Space) -> None:
+        table = f"{self._name}_v{space.version}"
+        if self._has_table(table):
+            raise not_ours(f"table {table}", self.address)
+        # A text is beside a number that no VACUUM changes, so that pages of rows can go by it.
+        number = pa.types.is_integer(self._id_type)
+        keys = "id integer primary key" if number else "place integer primary key, id text unique"
+        self._ask(f'create table "{table}" ({keys}, vector blob, norm real, checksum integer)')
+        self._ask(f'create index "{table}_extreme" on "{table}" (norm) where norm is null')
+
+    def _has_table(self, table: str) -> bool:
+        query = "select 1 from sqlite_master where lower(name) = lower(?)"
+        return bool(self._ask(query, table))
+
+    def _put(self, rows: Rows, checks: Checks) -> None:
+        raw = [vector.tobytes() for vector in rows.vectors.astype("<f4", copy=False)]
+        lengths = np.linalg.norm(rows.vectors.astype(np.float64), axis=1)
+        usual = (lengths == 0) | ((lengths >= SHORTEST) & (lengths <= LONGEST))
+        norms = [float(n) if ok else None for n, ok in zip(lengths, usual, strict=True)]
+        self._ask_each(
+            f"insert into {self._table(rows.version)} (id, vector, norm, checksum)"
+            " values (?, ?, ?, ?) on conflict (id) do update set vector = excluded.vector,"
+            " norm = excluded.norm, checksum = excluded.checksum",
+            zip(rows.ids.to_pylist(), raw, norms, checks.tolist(), strict=True),
+        )
+
+    def _remove(self, version: int, ids: pa.Array) -> None:
+        query = f"delete from {self._table(version)} where id = ?"
+        self._ask_each(query, zip(ids.to_pylist(), strict=True))
+
+    def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
+        query = f"select id, vector, checksum from {self._table(version)} where id = ?"
+        cells = self._ask_each(query, zip(ids.to_pylist(), strict=True))
+        if cells:
+            yield self._block(version, cells)
+
+    def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
+        return self._at_one_moment(lambda view: super()._read(ids))
+
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
+        # Page by page: no transaction stays open, in which the log of writes would only grow.
+        last: int | None = None
+        query = f"select id, vector, checksum, {self._key} from {self._table(version)}"
+        while True:
+            after = "" if last is None else f" where {self._key} > ?"
+            values = (size,) if last is None else (last, size)
+            cells = self._ask(f"{query}{after} order by {self._key} limit ?", *values)
+            if cells:
+                yield self._block(version, cells)
+            if len(cells) < size:
+                return
+            if last is not None and cells[-1][3] <= last:
+                raise StoreError(
+                    f"{self.address} has rows out of their order: its file is damaged; restore "
+                    "it from a copy."
+                )
+            last = cells[-1][3]
+
+    def _best(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
+    ) -> list[tuple[pa.Array, Floats]]:
+        if ids is None:
+            return [self._nearest_of_all(version, query, k) for query in queries]
+        found = list(self._get(version, ids))
+        return [self._ranked(found, query, k) for query in queries]
+
+    def _nearest_of_all(self, version: int, query: Floats, k: int) -> tuple[pa.Array, Floats]:
+        """Return the best rows of one query, by their own scores.
+
+        sqlite-vec's float32 puts rows in order of a bound that no score exceeds; they are looked
+        at until the last bound is not above the k-th score.
+        """
+        length = float(np.linalg.norm(query.astype(np.float64)))
+        unit = (query / length if length else query).astype("<f4")
+        slack = (len(query) + MORE) * UNIT
+        statement = NEAREST.format(table=self._table(version), key=self._key)
+        wanted = k + SPARE
+        while True:
+            limit = min(wanted, LARGEST_LIMIT)
+            cells = self._ask(statement, unit.tobytes(), slack, limit)
+            found = [self._block(version, cells)] if cells else []
+            keys, scores = self._ranked(found, query, k)
+            bounds = [bound for *_, bound in cells if isinstance(bound, float)]
+            if len(bounds) < limit or scores[-1] >= min(bounds) * length:
+                return keys, scores
+            wanted *= 4
+
+    def _ranked(
+        self, found: list[tuple[Rows, Checks]], query: Floats, k: int
+    ) -> tuple[pa.Array, Floats]:
+        """Return the ids [≤k] of the rows with the largest inner products, and the products."""
+        if not found:
+            return pa.array([], self._id_type), np.zeros(0, dtype=np.float32)
+        ((rows, checks),) = found
+        self._verify(rows, checks)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = rows.vectors @ query
+        order = np.argsort(-scores, kind="stable")[:k]
+        return rows.ids.take(pa.array(order)), scores[order]
+
+    def _block(self, version: int, cells: list[Any]) -> tuple[Rows, Checks]:
+        with self._file.errors():
+            keys, raw, checks, *_ = zip(*cells, strict=True)
+            if len({len(one) for one in raw}) > 1:
+                raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
+            vectors = np.frombuffer(b"".join(raw), dtype="<f4").reshape(len(raw), -1)
+            rows = Rows(version, pa.array(keys, self._id_type), vectors.astype(np.float32))
+            return rows, np.array(checks, dtype=np.int64).astype(np.uint32)
+
+    def _table(self, version: int) -> str:
+        return f'"{self._name}_v{version}"'
+
+    def _ask(self, query: str, *values: Any) -> list[Any]:
+        """Return the rows of a query. Raises: StoreError."""
+
+        def ask(view: Self) -> list[Any]:
+            assert view._moment is not None
+            with view._file.errors():
+                return list(view._moment.execute(query, values))
+
+        return self._at_one_moment(ask)
+
+    def _ask_each(self, query: str, several: Iterator[tuple[Any, ...]]) -> list[Any]:
+        """Return the rows of a query that is asked with each of several values."""
+
+        def ask(view: Self) -> list[Any]:
+            assert view._moment is not None
+            with view._file.errors():
+                return list(view._moment.executemany(query, several))
+
+        return self._at_one_moment(ask)
