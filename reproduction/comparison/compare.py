@@ -17,10 +17,9 @@ from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
-from evergram.lineage.artefact import Artefact
+from evergram.lineage.artefact import Artefact, plain_numbers
 from evergram.lineage.diagnosis import LEAST_QUERIES
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_files import plain_numbers
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import pick_device
 from evergram.training.checkpoint import load_encoder

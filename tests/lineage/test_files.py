@@ -32,7 +32,16 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import FormatError, IntegrityError, LineageError
-from evergram.lineage.artefact import Artefact
+from evergram.lineage.artefact import (
+    FORM_TENSORS,
+    Artefact,
+    load_tensors,
+    read_query_form,
+    read_trained_pairs,
+    save_tensors,
+    write_query_form,
+    write_trained_pairs,
+)
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import (
@@ -50,15 +59,6 @@ from evergram.lineage.record import (
     Manifest,
     parse_record,
     sha256,
-)
-from evergram.lineage.version_files import (
-    FORM_TENSORS,
-    load_tensors,
-    read_query_form,
-    read_trained_pairs,
-    save_tensors,
-    write_query_form,
-    write_trained_pairs,
 )
 from evergram.retrieval.side_stores import local_stores
 from evergram.vector_files.writers import write_embeddings

@@ -38,7 +38,7 @@ def show(facts: dict[str, Any], *parts: str | Grid) -> None:
 
 def dump(value: dict[str, Any]) -> None:
     """Print a value as JSON; NaN and infinity as null."""
-    from evergram.lineage.version_files import plain_numbers
+    from evergram.lineage.artefact import plain_numbers
 
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 

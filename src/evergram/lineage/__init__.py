@@ -4,8 +4,7 @@ Read in this order:
 
 1. `record`: `lineage.json` with every change of it as a pure function, and a version's manifest
    (`docs/lineage.md`). `paths`: names, links and permissions.
-2. `artefact`: the contents of a version before it is published. `version_files`: its files, written
-   and read.
+2. `artefact`: the contents of a version, as they are given and as files.
 3. `lineage`: `Lineage`, everything that is read and changed. `view`: embeddings read as a past
    version. `fold_in`: new queries.
 4. `publication`: the gate, and the writing of a version.

@@ -1,30 +1,53 @@
-"""The contents of one version before it is published."""
+"""The contents of one version: as they are given to be published, and as files."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from evergram.atomic_files import write_text
 from evergram.compatibility.certificate import StepError
+from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
-from evergram.errors import DataError, ShapeError
-from evergram.gramian.new_queries.query_form import QueryForm
+from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
+from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule
 from evergram.ids import first_missing, missing_sentence
+from evergram.lineage.record import EncoderRecord, Manifest, TransformRecord, check_files, sha256
 from evergram.texts.record import TextEncoderRecord
+from evergram.vector_files.writers import to_block, vectors_to_arrow
 
 Block = tuple[pa.Array, Tensor]
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 # Ids and vectors as they may be given, see `Artefact`.
 AnyBlock = tuple[Any, Any]
+# The number of vectors, their mean [D] and E[z zᵀ] [D, D], float64.
+Moments = tuple[int, Tensor, Tensor]
+# The weight [D_k, D_{k-1}] and the offset [D_k] of an affine map, float64.
+Affine = tuple[Tensor, Tensor]
+PAIRS = "trained_pairs.parquet"
+FORM, FORM_TENSORS = "fold_in.json", "fold_in.safetensors"
+_NAMES = ("strengths", "powers", "matrices", "centres")
+# Errors of readers of a file that has the right hash and other contents than it should.
+_UNREADABLE = AttributeError, LookupError, TypeError, ValueError, RuntimeError, pa.ArrowException
 
 
 def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
@@ -205,3 +228,371 @@ def are_metrics(value: Any) -> bool:
     numbers = all(x is None or isinstance(x, int | float) for x in model.values())
     named = all(isinstance(p, Mapping) and isinstance(p.get("consumer"), str) for p in probes)
     return numbers and named
+
+
+# The files of a version.
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name. Raises: IntegrityError: it cannot be read."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}.") from error
+    return tensors
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors, from whichever device, to a file."""
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
+
+
+def plain_numbers(value: Any) -> Any:
+    """Return the same value with None for every NaN and infinity, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {k: plain_numbers(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_numbers(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_trained_pairs(pairs: TrainedPairs, path: Path) -> None:
+    """Write the hashes of pairs, at about 14 bits a pair for a million pairs and 7 for a hundred
+    million: ascending numbers are stored by their differences."""
+    table = pa.table({"pair": pa.array(pairs.marks)})
+    packed = {"pair": "DELTA_BINARY_PACKED"}
+    pq.write_table(table, path, use_dictionary=False, column_encoding=packed, compression="zstd")
+
+
+def read_trained_pairs(path: Path) -> TrainedPairs:
+    """Return the hashes that `write_trained_pairs` wrote. Raises: IntegrityError: damaged."""
+    try:
+        marks = pq.read_table(path)["pair"].to_numpy()
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}.") from error
+    if marks.dtype != np.uint32 or (len(marks) > 1 and not (marks[1:] > marks[:-1]).all()):
+        raise IntegrityError(f"{path} does not hold ascending 32-bit numbers; restore it.")
+    return TrainedPairs(marks)
+
+
+class _FormRecord(BaseModel):
+    """The contents of `fold_in.json`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
+
+    rule: Rule
+    squares: float
+    pull: float
+    length: Length
+    values: bool
+
+
+def write_query_form(form: QueryForm, folder: Path) -> None:
+    """Write both files of a form into a version's folder."""
+    record = {name: getattr(form, name) for name in _FormRecord.model_fields}
+    write_text(folder / FORM, json.dumps(_FormRecord(**record).model_dump(), indent=2))
+    save_tensors({name: getattr(form, name) for name in _NAMES}, folder / FORM_TENSORS)
+
+
+def read_query_form(folder: Path, dim: int) -> QueryForm:
+    """Return the form in a version's folder, of vectors of `dim` dims.
+
+    Raises: ValueError, IntegrityError: its files do not fit together.
+    """
+    record = _FormRecord.model_validate_json((folder / FORM).read_bytes())
+    tensors = load_tensors(folder / FORM_TENSORS)
+    try:
+        matrices: dict[str, Any] = {name: tensors[name] for name in _NAMES}
+        form = QueryForm(**record.model_dump(), **matrices)
+    except (DataError, KeyError, ShapeError) as error:
+        raise IntegrityError(f"{folder / FORM_TENSORS}: {error}") from error
+    if form.dim != dim:
+        raise IntegrityError(f"{folder / FORM_TENSORS} has dim {form.dim}, its version {dim}.")
+    return form
+
+
+@dataclass(frozen=True)
+class PublicationFacts:
+    """The facts of a version that are computed when it is published.
+
+    Args:
+        embeddings: SHA-256 of the file of each side.
+        moments: of the vectors of each side.
+        forward: the affine map from the version before; None if there is none.
+        canary_error: of its transform, see `Manifest`.
+        new_pairs: its training pairs that no earlier version was trained on; None if not known.
+    """
+
+    embeddings: Mapping[str, str] = field(default_factory=dict)
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+    forward: Affine | None = None
+    new_pairs: TrainedPairs | None = None
+    canary_error: float | None = None
+
+
+def write_version(
+    folder: Path, lineage: str, number: int, artefact: Artefact, facts: PublicationFacts
+) -> Manifest:
+    """Write all files of a version but its embeddings, the manifest last.
+
+    Args:
+        folder: empty.
+        lineage: the lineage's name; version 3 of "shop" is named "shop@v3".
+    """
+    encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
+    tensors: dict[str, Mapping[str, Tensor]] = {
+        "moments": {
+            f"{side}.{name}": value
+            for side, (count, mean, second) in facts.moments.items()
+            for name, value in (
+                ("count", torch.tensor(count)),
+                ("mean", mean),
+                ("second", second),
+            )
+        }
+    }
+    if encoder is not None:
+        tensors["encoder"] = encoder.state
+        pq.write_table(_vocabulary_table(encoder), folder / "vocabularies.parquet")
+    if transform is not None:
+        tensors["transform"] = transform.state_dict()
+    if error is not None:
+        numbers = {"objects": error.objects, "power": error.power}
+        of_error = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+        tensors["error"] = {"sigma": error.sigma, **of_error}
+    if facts.forward is not None:
+        tensors["forward"] = dict(zip(("weight", "offset"), facts.forward, strict=True))
+    for name, of_file in tensors.items():
+        save_tensors(of_file, folder / f"{name}.safetensors")
+    if facts.new_pairs is not None:
+        write_trained_pairs(facts.new_pairs, folder / PAIRS)
+    if artefact.query_form is not None:
+        write_query_form(artefact.query_form, folder)
+    pq.write_table(_canary_table(artefact), folder / "canary.parquet")
+    write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))
+    manifest = Manifest(
+        version=number,
+        name=f"{lineage}@v{number}",
+        dim=artefact.dim,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        evergram=package_version("evergram"),
+        encoder=None if encoder is None else _encoder_record(encoder),
+        transform=None
+        if transform is None
+        else TransformRecord(kind=transform.kind, options=dict(transform.options)),
+        recipe=dict(artefact.recipe),
+        files={path.name: sha256(path) for path in sorted(folder.iterdir())},
+        embeddings=dict(facts.embeddings),
+        text_encoder=artefact.text_encoder,
+        canary_error=facts.canary_error,
+    )
+    write_text(folder / "manifest.json", manifest.to_json())
+    return manifest
+
+
+def _encoder_record(encoder: EncoderParts) -> EncoderRecord:
+    key_types = {name: str(v.keys.type) for name, v in encoder.vocabularies.items()}
+    fields = {name: getattr(encoder, name) for name in ("kind", "options", "inputs")}
+    return EncoderRecord.model_validate({**fields, "vocabularies": key_types})
+
+
+def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
+    names = [pa.repeat(name, len(vocabulary)) for name, vocabulary in encoder.vocabularies.items()]
+    keys = [vocabulary.keys.cast(pa.string()) for vocabulary in encoder.vocabularies.values()]
+    return pa.table(
+        {"vocabulary": pa.concat_arrays(names).dictionary_encode(), "key": pa.concat_arrays(keys)}
+    )
+
+
+def _canary_table(artefact: Artefact) -> pa.Table:
+    tables = []
+    for side, block in artefact.canaries.items():
+        ids, vectors = checked_block(*block, side, artefact.dim)
+        columns = {"id": ids.cast(pa.string()), "vector": vectors_to_arrow(vectors)}
+        if len(ids):
+            tables.append(pa.table({"side": pa.repeat(side, len(ids)), **columns}))
+    return pa.concat_tables(tables) if tables else pa.table({"side": [], "id": [], "vector": []})
+
+
+class VersionReader:
+    """Reads the files of one published version.
+
+    Args:
+        folder: `versions/<n>`.
+        manifest: of the version.
+        check_files: compares files with their hashes; that of a remote lineage downloads them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        check_files: Callable[[Path, Mapping[str, str]], None] = check_files,
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._check_files = check_files
+
+    def check(self) -> None:
+        """Compare all files with their hashes. Raises: IntegrityError: one differs, or is gone."""
+        self._check_files(self.folder, self.manifest.files)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what was measured at publication."""
+        path = self._checked("metrics.json")
+        with _understood(path):
+            metrics = json.loads(path.read_text())
+            if not are_metrics(metrics):
+                raise TypeError("its metrics or its probes are of another form")
+        return dict(metrics)
+
+    def transform(self, old_dim: int) -> Transform:
+        """Return B_k, frozen, which leads into a space of `old_dim` dims.
+
+        Raises: LineageError: this process does not know its kind. IntegrityError: its file is
+            damaged, or leads elsewhere.
+        """
+        record, dim = self.manifest.transform, self.manifest.dim
+        assert record is not None
+        if record.kind not in TRANSFORMS:
+            raise LineageError(
+                f"The transform of version {self.manifest.version} is of kind {record.kind!r}, and "
+                f"there are {', '.join(TRANSFORMS)}. If it is a kind of your own, put its settings "
+                "into evergram.compatibility.kinds.TRANSFORMS and read the lineage from Python; "
+                "otherwise install an Evergram that has it."
+            )
+        path = self._checked("transform.safetensors")
+        try:
+            transform = build_transform(record.kind, old_dim, dim, record.options)
+            transform.load_state_dict(load_tensors(path))
+        except (ShapeError, RuntimeError) as error:
+            raise IntegrityError(
+                f"{path} does not lead from version {self.manifest.version} (dim {dim}) to the "
+                f"version before (dim {old_dim}): {error}"
+            ) from error
+        for name, value in transform.state_dict().items():
+            if not bool(value.isfinite().all()):
+                raise IntegrityError(f"{path}: tensor {name!r} has a NaN or an infinity.")
+        return transform.requires_grad_(False).eval()
+
+    def error(self, old_dim: int) -> StepError | None:
+        """Return the error of B_k in a space of `old_dim` dims; None if none was published."""
+        if "error.safetensors" not in self.manifest.files:
+            return None
+        shapes = {"sigma": (old_dim, old_dim), "objects": (), "power": ()}
+        tensors = self._tensors("error.safetensors", shapes)
+        with _understood(self.folder / "error.safetensors"):
+            return StepError(tensors["sigma"], int(tensors["objects"]), float(tensors["power"]))
+
+    def forward(self, old_dim: int) -> Affine | None:
+        """Return F_k: a matrix [D_k, D_{k-1}] and an offset [D_k], float64; None if unpublished."""
+        if "forward.safetensors" not in self.manifest.files:
+            return None
+        dim = self.manifest.dim
+        shapes = {"weight": (dim, old_dim), "offset": (dim,)}
+        tensors = self._tensors("forward.safetensors", shapes)
+        return tensors["weight"], tensors["offset"]
+
+    def trained_pairs(self) -> TrainedPairs | None:
+        """Return the training pairs that no earlier version had; None if they are not recorded."""
+        if PAIRS not in self.manifest.files:
+            return None
+        path = self._checked(PAIRS)
+        with _understood(path):
+            return read_trained_pairs(path)
+
+    def moments(self) -> dict[str, Moments]:
+        """Return, by side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64."""
+        dim = self.manifest.dim
+        shapes: dict[str, tuple[int, ...]] = {}
+        for side in self.manifest.embeddings:
+            shapes |= {f"{side}.count": (), f"{side}.mean": (dim,), f"{side}.second": (dim, dim)}
+        tensors = self._tensors("moments.safetensors", shapes)
+        moments = {}
+        with _understood(self.folder / "moments.safetensors"):
+            for side in sorted(self.manifest.embeddings):
+                count, mean, second = (tensors[f"{side}.{x}"] for x in ("count", "mean", "second"))
+                moments[side] = int(count), mean, second
+        return moments
+
+    def query_form(self) -> QueryForm | None:
+        """Return how the version folds in new queries; None if that was not published."""
+        if FORM not in self.manifest.files:
+            return None
+        self._checked(FORM_TENSORS)
+        with _understood(self._checked(FORM)):
+            return read_query_form(self.folder, self.manifest.dim)
+
+    def canaries(self) -> dict[str, Block]:
+        """Return, by side, the ids (as strings) and vectors [n, D] that were kept for ever."""
+        path = self._checked("canary.parquet")
+        with _understood(path):
+            table = pq.read_table(path)
+            sides = table["side"].combine_chunks()
+            canaries = {}
+            for side in pc.unique(sides).to_pylist():
+                ids, vectors = to_block(table.filter(pc.equal(sides, side)), path)
+                canaries[str(side)] = ids.cast(pa.string()), vectors
+                if vectors.shape != (len(ids), self.manifest.dim):
+                    raise ValueError(f"its vectors are {list(vectors.shape)}")
+        return canaries
+
+    def encoder(self) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
+        """Return how to build the encoder, its tensors, and its vocabularies."""
+        record = self.manifest.encoder
+        assert record is not None
+        state = load_tensors(self._checked("encoder.safetensors"))
+        path = self._checked("vocabularies.parquet")
+        with _understood(path):
+            table = pq.read_table(path)
+            names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()
+            vocabularies = {}
+            for name, kind in record.vocabularies.items():
+                mine = keys.filter(pc.equal(names, name))
+                vocabularies[name] = Vocabulary(mine.cast(pa.type_for_alias(kind)))
+        return record, state, vocabularies
+
+    def _tensors(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return the tensors of a file as float64.
+
+        Args:
+            shapes: of the tensors that it must have.
+        Raises: IntegrityError: one is missing, or is of another shape.
+        """
+        path = self._checked(name)
+        tensors = {key: tensor.double() for key, tensor in load_tensors(path).items()}
+        for key, shape in shapes.items():
+            if key not in tensors or tuple(tensors[key].shape) != shape:
+                has = list(tensors[key].shape) if key in tensors else "none"
+                raise IntegrityError(
+                    f"{path} needs a tensor {key!r} of shape {list(shape)} and has {has}; restore "
+                    "it from a copy of the lineage."
+                )
+        return tensors
+
+    def _checked(self, name: str) -> Path:
+        files = self.manifest.files
+        if name not in files:
+            raise IntegrityError(
+                f"The manifest of version {self.manifest.version} does not list {name}."
+            )
+        self._check_files(self.folder, {name: files[name]})
+        return self.folder / name
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Turn a failure to read a file into an IntegrityError: the file has the right hash and other
+    contents than it should."""
+    try:
+        yield
+    except EvergramError:
+        raise
+    except _UNREADABLE as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise IntegrityError(
+            f"{path} has the right hash and cannot be read as a file of a version ({why}); restore "
+            "it from a copy of the lineage."
+        ) from error

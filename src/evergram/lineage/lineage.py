@@ -26,7 +26,7 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.ids import Lists
-from evergram.lineage.artefact import Artefact, Block
+from evergram.lineage.artefact import PAIRS, Affine, Artefact, Block, Moments, VersionReader
 from evergram.lineage.consumers import ConsumerRegistry, pinned_to
 from evergram.lineage.fold_in import Missing
 from evergram.lineage.locks import (
@@ -67,7 +67,6 @@ from evergram.lineage.record import (
     read_record,
 )
 from evergram.lineage.remote import RECORD, Remote, local_folder
-from evergram.lineage.version_files import PAIRS, Affine, Moments, VersionReader
 from evergram.lineage.view import View
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import read_embeddings

@@ -38,20 +38,23 @@ from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.ids import INTEGER, refuse_other_form
-from evergram.lineage.artefact import Artefact, Block, EncoderParts, are_metrics
+from evergram.lineage.artefact import (
+    Affine,
+    Artefact,
+    Block,
+    EncoderParts,
+    Moments,
+    PublicationFacts,
+    VersionReader,
+    are_metrics,
+    plain_numbers,
+    write_version,
+)
 from evergram.lineage.canary_check import CanaryCheck, is_belied, measure_canaries
 from evergram.lineage.consumers import Consumer, ConsumerRegistry, Resolve
 from evergram.lineage.paths import check_name, check_tree, file_mode
 from evergram.lineage.record import Manifest, read_manifest, sha256
 from evergram.lineage.remote import RECORD
-from evergram.lineage.version_files import (
-    Affine,
-    Moments,
-    PublicationFacts,
-    VersionReader,
-    plain_numbers,
-    write_version,
-)
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
 from evergram.vector_files.open_embeddings import BLOCK, first_not_finite, open_embeddings
