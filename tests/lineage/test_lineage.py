@@ -38,8 +38,8 @@ from evergram.errors import (
 )
 from evergram.ids import as_lists
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.fold_in import stored_lookup
 from evergram.lineage.lineage import Lineage, PairHistory
+from evergram.lineage.view import stored_lookup
 from evergram.vector_files.open_embeddings import open_embeddings, provenance_of
 from evergram.vector_files.shards import Shards
 from evergram.vector_files.writers import read_embeddings

@@ -33,8 +33,8 @@ from evergram.compatibility.transforms import AffineTransform, LinearTransform
 from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.errors import DataError, EvergramError, LineageError, ShapeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.fold_in import fold_in
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.view import fold_in
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.version_maps import VersionMaps

@@ -6,7 +6,7 @@ Read in this order:
    (`docs/lineage.md`). `paths`: names, links and permissions.
 2. `artefact`: the contents of a version, as they are given and as files.
 3. `lineage`: `Lineage`, everything that is read and changed. `view`: embeddings read as a past
-   version. `fold_in`: new queries.
+   version, and vectors of new queries.
 4. `publication`: the gate, and the writing of a version.
 5. `canary_check`: objects that every version keeps. `diagnosis`: how well each version is read, and
    what its readers should know.

@@ -28,7 +28,6 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.ids import Lists
 from evergram.lineage.artefact import PAIRS, Affine, Artefact, Block, Moments, VersionReader
 from evergram.lineage.consumers import ConsumerRegistry, pinned_to
-from evergram.lineage.fold_in import Missing
 from evergram.lineage.locks import (
     clear_left,
     clear_work,
@@ -67,7 +66,7 @@ from evergram.lineage.record import (
     read_record,
 )
 from evergram.lineage.remote import RECORD, Remote, local_folder
-from evergram.lineage.view import View
+from evergram.lineage.view import Missing, View
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import read_embeddings
 

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chain import Chain
-from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError, EvergramError, LineageError
 from evergram.evaluation.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 from evergram.ids import INTEGER, refuse_other_form
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.consumers import Baseline, Consumer, ConsumerRegistry, Probe
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.lineage import Lineage, side_of
 from evergram.lineage.record import sha256
 from evergram.vector_files.open_embeddings import open_embeddings
 
@@ -87,22 +86,11 @@ class _Source:
     lineage: Lineage
     artefact: Artefact | None
 
-    @property
-    def sides(self) -> list[str]:
-        if self.artefact is not None:
-            return list(self.artefact.embeddings)
-        return list(self.lineage.manifest(self.version).embeddings)
-
     def blocks(self, side: str) -> Iterable[Block]:
-        """Raises: DataError: there is no such side."""
-        if side not in self.sides:
-            raise DataError(
-                f"There is no side {side!r}; there is {' and '.join(self.sides)}"
-                f"{did_you_mean(side, self.sides)}."
-            )
+        """Raises: LineageError: there is no such side."""
         if self.artefact is None:
             return open_embeddings(self.lineage.stored(side, self.version)).blocks()
-        return self.artefact.blocks(side)
+        return self.artefact.blocks(side_of(self.artefact.embeddings, "the new version", side))
 
 
 def run_probes(

@@ -20,9 +20,9 @@ from evergram.data.pair_hash import PairHash
 from evergram.errors import DataError, LineageError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.ids import Lists, as_lists
-from evergram.lineage.fold_in import Missing, fold_in
 from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.lineage.score_maps import QueryVectors
+from evergram.lineage.view import Missing, fold_in
 from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress

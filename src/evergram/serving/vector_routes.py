@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError, ShapeError, UnknownVersionError
 from evergram.ids import INTEGER
-from evergram.lineage.fold_in import unknown_candidates
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.view import unknown_candidates
 from evergram.migration.cascade import EncodingLimitError, KeptVectors, Reranked, reranked_search
 from evergram.retrieval.embedded import Embedded
 from evergram.serving.answers import (
