@@ -35,10 +35,10 @@ from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, FormatError, IntegrityError, LineageError, reason_and_remedy
 from evergram.kinds import kinds_where
+from evergram.lineage.artefact import load_tensors, plain_numbers, save_tensors
 from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import EncoderRecord, check_files, sha256
-from evergram.lineage.version_files import load_tensors, plain_numbers, save_tensors
 from evergram.validation import sentence_of
 
 SIDE = "candidate"
