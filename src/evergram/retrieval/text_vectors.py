@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from evergram.errors import DataError, EvergramError
 from evergram.lineage.lineage import Lineage
@@ -18,27 +18,6 @@ from evergram.texts.record import (
 )
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
-
-
-def texts_at(
-    version: int,
-    texts: Sequence[str],
-    role: Role,
-    production: int,
-    encode: Callable[[int, Sequence[str], Role], Floats],
-    transform: Callable[[Floats, int, int], Floats],
-) -> Floats:
-    """Return texts as vectors [n, D_j] of version j, by production's encoder or a later version's
-    own.
-
-    Args:
-        encode: returns vectors of texts by the encoder of a version.
-        transform: reads vectors of one version as another.
-    """
-    source = max(version, production)
-    with span("encoder", version=source, rows=len(texts)):
-        vectors = encode(source, texts, role)
-    return transform(vectors, source, version)
 
 
 class TextVectors:
@@ -70,8 +49,11 @@ class TextVectors:
             elsewhere and cannot be reached.
         """
         _check(texts, role)
-        production, ways = self._lineage.production, (self._own_vectors, self._transform)
-        return texts_at(version, texts, role, production, *ways)
+        source = max(version, self._lineage.production)
+        with span("encoder", version=source, rows=len(texts)):
+            vectors = self._own_vectors(source, texts, role)
+        dim = self._lineage.manifest(source).dim
+        return self._maps.rows(checked_vectors(vectors, dim, source), source, version)
 
     def close(self) -> None:
         """Release the encoders."""
@@ -95,10 +77,6 @@ class TextVectors:
                 f"{encoder.encoder.address} is no longer the encoder that version {version} "
                 f"records: {error}."
             ) from error
-
-    def _transform(self, vectors: Floats, source: int, target: int) -> Floats:
-        dim = self._lineage.manifest(source).dim
-        return self._maps.rows(checked_vectors(vectors, dim, source), source, target)
 
     def _opened(self, version: int) -> RecordedEncoder:
         """Return the encoder of a version. Raises: DataError: it cannot be opened."""
