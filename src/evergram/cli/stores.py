@@ -55,7 +55,7 @@ def fill(lineage: str, *, store: list[str], index: bool = False, as_: str | None
     number, chosen = opened.resolve(as_), stores_by_side(store)
     filled = fill_stores(opened, chosen, version=number, index=index, progress=_print_side)
     show(
-        {"version": number, "stores": [facts.as_json() for facts in filled]},
+        {"version": number, "stores": [asdict(facts) for facts in filled]},
         *(f"{one.rows} rows of side {one.side}, version {number}: {one.store}" for one in filled),
     )
 
@@ -169,7 +169,7 @@ def check(
     wrong = [_sentence(one, rows, least) for one in checks if not one.reaches(least)]
     passes = bool(checks) and not wrong
     facts = {"store": shown, "side": side, "k": k, "least": least, "passes": passes, "rows": rows}
-    facts |= {"not_read_from_it": unread, "searches": [one.as_json() for one in checks]}
+    facts |= {"not_read_from_it": unread, "searches": [asdict(one) for one in checks]}
     header = ["version", "metric", "queries", f"recall@{k}", "95 %", "lowest of a query"]
     held = ", ".join(f"{count} of version {v}" for v, count in rows.items())
     parts = [f"Rows: {held}."]
@@ -270,7 +270,7 @@ def _show(status: BackfillStatus) -> None:
         else ""
     )
     show(
-        status.as_json(),
+        asdict(status),
         f"{status.store} ({status.side}): {status.state}. {status.refreshed} of {status.rows} rows "
         f"refreshed to version {status.target}; {status.remaining:.1%} of the predicted error "
         f"remains. {status.without} older rows have no embedding of it and stay. "

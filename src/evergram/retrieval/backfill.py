@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -77,9 +77,6 @@ class BackfillStatus:
     absent: int
     remaining: float
     held: dict[int, int]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class BackfillRecord(BaseModel):

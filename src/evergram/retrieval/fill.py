@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -118,9 +117,6 @@ class FilledStore:
     side: str
     rows: int
     held: dict[int, int]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def fill_stores(

@@ -7,8 +7,8 @@ rows. Rows older than the version are not compared exactly by distance and cosin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -63,9 +63,6 @@ class SearchCheck:
         """Return whether the lower end of the interval is that much; not where it was not
         measured."""
         return self.low is not None and self.low >= least - ROUNDING
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def checked_versions(lineage: Lineage, store: ReadableStore) -> list[int]:
