@@ -588,7 +588,7 @@ OPTIONS = [
     # Sizes that no memory holds: counted beforehand, or told where an allocation fails.
     Case(f"{NEW} --set model.dim=10_000_000", "model.dim = 10000000 needs at least 1,600,"),
     Case(f"{NEW} {WIDE}", "bytes"),
-    Case(f"{NEW} --set gramian.sampler=linear --set gramian.batch_size={10**14}", ",000 bytes"),
+    Case(f"{NEW} --set gramian.sampler=linear --set gramian.batch_size={10**14}", "000 bytes"),
 ]
 LITTLE = "user,film\n1,2\n"
 FILES = [
@@ -600,7 +600,7 @@ FILES = [
     init("numbers in two notations", MIXED, "row 2: komma is '1.5'", "--column value=komma"),
     init("months that are days", MIXED, "'13/01/2025'", "--column time=monat"),
     Case("init clicks.parquet other.parquet", "other.parquet"),
-    Case("prepare clicks.parquet o --column query=a --column query=b", "query twice"),
+    Case("prepare clicks.parquet o --column query=a --column query=b", "'query'"),
     Case("prepare clicks.parquet o --memory lots", "lots"),
 ]
 VECTORS = [

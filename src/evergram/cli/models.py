@@ -392,19 +392,22 @@ def reproduction(module: str) -> ModuleType:
     "reproduce",
     "gramian/table2 --preset tiny",
     name="[NAME|all|stale|report] | What to run, such as gramian/table2 (default: list all).",
-    preset="Size of the experiment: small, gowalla, paper or tiny.",
+    preset=described(
+        "Size of the experiment: small, gowalla, paper or tiny.", show_default="small"
+    ),
     data="PATH | Folder of data sets ($EVERGRAM_DATA).",
     out="DIR | Folder of results (default: reproduction/results).",
-    seeds=described("Train with seeds 0 to N - 1.", min=1),
+    seeds=described("Train with seeds 0 to N - 1.", min=1, show_default="1"),
+    device=described("Where to compute: auto, cpu or cuda.", show_default="cpu"),
 )
 def reproduce(
     name: str | None = None,
     *,
-    preset: str = "small",
+    preset: str | None = None,
     data: Path | None = None,
     out: Path | None = None,
-    seeds: int = 1,
-    device: str = "cpu",
+    seeds: int | None = None,
+    device: str | None = None,
 ) -> None:
     """Reproduce a table or figure of the papers; without NAME, list all with their state.
 
@@ -412,6 +415,12 @@ def reproduce(
     experiment, `stale` runs again what the code would give other results for today, and `report`
     makes the pages and figures of all results.
     """
+    given = {"preset": preset, "seeds": seeds, "data": data, "device": device}
+    unread = {None: tuple(given), "report": tuple(given), "stale": ("preset", "seeds")}
+    for option in unread.get(name, ()):
+        if given[option] is not None:
+            what = "stale" if name == "stale" else "a list or a report"
+            raise DataError(f"--{option} is not read for {what} of results; leave it out.")
     commands = reproduction("commands")
     if name is None:
         lines = commands.list_all(out)
@@ -420,9 +429,7 @@ def reproduce(
     if name == "report":
         paths = commands.make_report(out)
         return show({"report": [str(path) for path in paths]}, f"Report: {paths[0]}")
-    run = commands.Run(name, preset, seeds, data, out, device)
-    if name == "stale" and (preset, seeds) != ("small", 1):
-        raise DataError("--preset and --seeds are those of the results; leave them out of stale.")
+    run = commands.Run(name, preset or "small", seeds or 1, data, out, device or "cpu")
     several = {"stale": commands.reproduce_stale, "all": commands.reproduce_all}
     if name in several:
         outcomes = several[name](run, new_progress())
