@@ -94,14 +94,12 @@ def vectors_answer(
     vectors: Floats,
     sources: Sources,
     *,
-    counts: Mapping[int, int] | None = None,
     ids: pa.Array | None = None,
     encoding: str | None = None,
 ) -> Answer:
     """Return the answer of vectors [n, D], computed from the versions `sources` [n].
 
     Args:
-        counts: rows of each of `sources`, where they are known.
         encoding: "float" or "base64" (of little-endian float32) of embeddings in OpenAI's form;
             None of plain vectors.
     Raises: DataError: a value is not finite.
@@ -125,8 +123,7 @@ def vectors_answer(
         data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
         answer = {"data": data, "usage": {"prompt_tokens": 0, "total_tokens": 0}}
     answer["computed_from"] = pa.array(sources) if call.arrow_out else sources
-    counts = Counter(sources.tolist()) if counts is None else counts
-    return _answer(call, version, {"side": side}, answer, counts)
+    return _answer(call, version, {"side": side}, answer, Counter(sources.tolist()))
 
 
 def hits_answer(

@@ -73,23 +73,21 @@ def embeddings(call: Call) -> Answer:
     side = call.state.reader.default_side if options.side is None else options.side
     objects = isinstance(inputs, list) and isinstance(inputs[0], Features)
     role = _text_role(call, options, inputs, texts=isinstance(inputs, list) and not objects)
-    ids = counts = None
+    ids = None
     if objects or role is not None:
         vectors, sources = encoded(call, version, side, inputs, role)
     else:
         ids = as_ids(call.state.reader.store(side), inputs)
         embedded = looked_up(lambda: _embedded(call, ids, version, side))
-        vectors, sources, counts = embedded.vectors, embedded.sources, embedded.counts
-        if options.missing == "error" and -1 in counts:
+        vectors, sources = embedded.vectors, embedded.sources
+        if options.missing == "error" and (sources < 0).any():
             missing = [inputs[row] for row in np.flatnonzero(sources < 0).tolist()]
             raise missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
         call.drift.note(side, ids, sources)
     # After the backward transform: the coordinates that are kept are the version's own first ones.
     vectors = cut(vectors, dims)
     encoding = options.encoding_format
-    return vectors_answer(
-        call, version, side, vectors, sources, counts=counts, ids=ids, encoding=encoding
-    )
+    return vectors_answer(call, version, side, vectors, sources, ids=ids, encoding=encoding)
 
 
 def search(call: Call) -> Answer:
