@@ -16,6 +16,7 @@ from statistics import mean, stdev
 
 import torch
 from reproduction.bc.methods import RECIPES
+from reproduction.recipe import PaperRecipe
 
 from benchmarks.defaults import STUDENT
 from benchmarks.tiny import recipes
@@ -80,7 +81,7 @@ def distances(path: Path, seeds: Sequence[int], settings: Sequence[str] = ()) ->
 def _recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Return the recipe of a comparison's file, with a method among the overrides."""
     values = {k: v for k, v in values_of_file(path).items() if k != "compare"}
-    return Recipe.of(values, overrides, folder=path.parent)
+    return PaperRecipe.of(values, overrides, folder=path.parent)
 
 
 def table(results: Distances) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from reproduction.recipe import PaperRecipe
 
 from benchmarks import gowalla
 from benchmarks.tiny import recipes
@@ -72,14 +73,14 @@ def tiny() -> CandidateResults:
 def candidates(path: Path, settings: Sequence[str], seed: int = 0) -> CandidateResults:
     torch.manual_seed(0)
     base = [f"seed={seed}", "upgrade.alone=false", *settings]
-    plain = Recipe.load(path, base)
+    plain = PaperRecipe.load(path, base)
     corpus = load_corpus(plain)
     results = CandidateResults({}, [], {}, (0.0, 0.0))
     sides = (0.0, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         first = train(plain, corpus)
         for number, (name, settings) in enumerate(CANDIDATES.items()):
-            recipe = Recipe.load(path, [*base, *settings])
+            recipe = PaperRecipe.load(path, [*base, *settings])
             lineage = Lineage.create(f"{folder}/{number}")
             lineage.publish(first)
             results.recall[name], results.error[name] = [], []

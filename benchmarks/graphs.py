@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from reproduction.recipe import PaperRecipe
 
 from benchmarks import gowalla
 from benchmarks.tiny import recipes
@@ -36,12 +37,14 @@ SQUARED = [
 
 
 def steps_section() -> str:
-    return steps_table(Recipe.load(RECIPE), (0, 4))
+    return steps_table(PaperRecipe.load(RECIPE), (0, 4))
 
 
 def tiny_steps() -> str:
     with recipes() as folder:
-        return steps_table(Recipe.load(folder / "growing.toml", [*TINY, *BPR]), (0, 1), (8,), (32,))
+        return steps_table(
+            PaperRecipe.load(folder / "growing.toml", [*TINY, *BPR]), (0, 1), (8,), (32,)
+        )
 
 
 def steps_table(
@@ -73,7 +76,7 @@ def steps_table(
 
 
 def _step(recipe: Recipe, training: Corpus, overrides: list[str]) -> float:
-    changed = Recipe.of(recipe.model_dump(), overrides)
+    changed = PaperRecipe.of(recipe.model_dump(), overrides)
     step, sampler, draws = prepare(FitSettings.of(changed, training, 0), training, CPU)
     times: list[float] = []
     with while_training():
@@ -99,7 +102,7 @@ def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> 
     """Return a table of every graph encoder with each way of training, for the same number of
     epochs, and of the factorization of the other documents."""
     common = ["split.selection=paper", 'metrics=["recall@20", "recall@50"]', *settings]
-    base = Recipe.load(path, common)
+    base = PaperRecipe.load(path, common)
     models = {
         "GraphSAGE, 2 layers": graph,
         "LightGCN, 3 layers": [*graph, "model.kind=lightgcn", "model.layers=3"],
@@ -126,7 +129,7 @@ def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> 
     torch.set_num_threads(1)
     for (model, way), overrides in runs.items():
         clock = Clock()
-        recipe = Recipe.of(base.model_dump(), overrides)
+        recipe = PaperRecipe.of(base.model_dump(), overrides)
         trained = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[clock]))
         metrics, seconds = trained.metrics["model"], clock.seconds_by_epoch[trained.best_epoch]
         lines.append(f"| {model} | {way} | {_recalls(metrics)} | {seconds:.0f} |")

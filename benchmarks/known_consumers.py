@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
+from reproduction.recipe import PaperRecipe
 
 from benchmarks import gowalla
 from benchmarks.consumer_teams import GROUPS, Teams, TeamSettings, Vectors
@@ -102,7 +103,7 @@ class Results:
 
 def measure() -> Results:
     path = gowalla.ROOT / "recipes" / "movielens.toml"
-    corpus = load_corpus(Recipe.load(path))
+    corpus = load_corpus(PaperRecipe.load(path))
     return results(Setting(corpus, path, SETTINGS, TeamSettings("genres"), REGIMES), SEEDS, KEPT)
 
 
@@ -126,7 +127,7 @@ def results(setting: Setting, seeds: Sequence[int], kept: Path) -> Results:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     kept.mkdir(parents=True, exist_ok=True)
-    collected = Results(Recipe.load(setting.recipe, setting.settings).training.metric)
+    collected = Results(PaperRecipe.load(setting.recipe, setting.settings).training.metric)
     arms = [(name, mu) for name, regime in setting.regimes.items() for mu in regime.mus]
     for seed in seeds:
         path = kept / f"{seed}.json"
@@ -159,7 +160,7 @@ class Trial:
     def recipe(self, overrides: Sequence[str] = ()) -> Recipe:
         # Another name is another salt: each seed holds out other pairs.
         own = [f'name="known-{self.seed}"', f"seed={self.seed}"]
-        return Recipe.load(self.setting.recipe, [*self.setting.settings, *own, *overrides])
+        return PaperRecipe.load(self.setting.recipe, [*self.setting.settings, *own, *overrides])
 
     def upgraded(self, regime: Regime, mu: float) -> dict[str, float]:
         """Return what an upgrade that gives known consumers the weight μ leaves of version 0."""

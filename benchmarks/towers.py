@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reproduction.recipe import PaperRecipe
 from torch import Tensor, nn
 
 from benchmarks import gowalla
@@ -23,7 +24,6 @@ from evergram.evaluation.ranking import rank_metrics, test_relevance
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
-from evergram.training.recipe import Recipe
 
 CPU = torch.device("cpu")
 RECIPES = gowalla.ROOT / "recipes"
@@ -63,7 +63,7 @@ def rows(
     """
     for seed in seeds:
         recipes = {
-            name: Recipe.load(recipe, [f"seed={seed}", *overrides])
+            name: PaperRecipe.load(recipe, [f"seed={seed}", *overrides])
             for name, overrides in variants.items()
         }
         first = next(iter(recipes.values()))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evergram import Recipe
 from evergram.training import Progress
 from reproduction.claims import Claim
 from reproduction.readings.reading import Reading
+from reproduction.recipe import PaperRecipe
 from reproduction.results import Result
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ class Training:
     readings: tuple[Reading, ...] = ()
     planted: Mapping[str, int] | None = None
     program: Program | None = None
-    reads: Callable[..., Any] = Recipe.of
+    reads: Callable[..., Any] = PaperRecipe.of
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from evergram.kinds import Positive, Settings, Weight
 from evergram.training.corpora import with_selecting_metric
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.methods import METHODS
 from evergram.training.recipe.recipe import values_of_file
-from evergram.training.recipe.upgrade import UPGRADES, JointUpgrade, Ratio
+from evergram.training.recipe.upgrade import METHODS, JointUpgrade, Ratio
 from evergram.training.recipe.values import overridden, override_keys
 from evergram.validation import sentence_of
+from reproduction.recipe import PAPER_UPGRADES, PaperRecipe
 
 # All methods are measured against it.
 REFERENCE = "keep-all"
@@ -160,11 +160,11 @@ class Comparison:
         swept = settings.lambda_methods if settings.lambdas else []
         for method in dict.fromkeys([REFERENCE, *settings.methods, *swept]):
             upgrade = upgrade_of(method, written)
-            recipes[method] = Recipe.of(
+            recipes[method] = PaperRecipe.of(
                 {**plain, "upgrade": upgrade}, others, folder=folder, source=source
             )
             used |= upgrade.keys()
-        known = {key for each in UPGRADES.every() for key in each.model_fields}
+        known = {key for each in PAPER_UPGRADES.every() for key in each.model_fields}
         for key in sorted(written.keys() - used):
             hint = "" if key in known else did_you_mean(key, known)
             raise RecipeError(
@@ -235,13 +235,13 @@ class Comparison:
         training["epochs"] = epochs_of(run.method, training["epochs"])
         if run.weight is not None:
             values["upgrade"]["weight"] = run.weight
-        return Recipe.stored(values)
+        return PaperRecipe.stored(values)
 
 
 def upgrade_of(method: str, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table [upgrade] of a method: its settings, and of the written keys those that it
     uses. [BC] Table 1."""
-    keys = UPGRADES[method].model_fields.keys() - SET_BY_METHODS - UNUSED
+    keys = PAPER_UPGRADES[method].model_fields.keys() - SET_BY_METHODS - UNUSED
     used = {key: value for key, value in written.items() if key in keys}
     if METHODS[method].fit == "posthoc" and used.get("objects", "all") == "all":
         used.pop("select_after", None)  # passes over all objects select no epoch

@@ -9,7 +9,7 @@ from typing import Any
 
 from evergram.lineage.lineage import Lineage
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.upgrade import METHODS
 from reproduction.comparison.settings import REFERENCE, Run, epochs_of
 
 # Of all epochs, the last share that a plateau is looked for in, and the gain below which it is one.
@@ -126,7 +126,7 @@ def trained_models(run: Run, lineage: Lineage, recipe: Recipe) -> dict[int, dict
         report = lineage.metrics(manifest.version)
         training = report["training"]
         length = training_length(
-            Budget(training["epochs"], training["batch_size"], recipe.training.short_batch),
+            Budget(training["epochs"], training["batch_size"], not recipe.training.fills_batches),
             reference,
             report["data"]["interactions"],
             training["history"],

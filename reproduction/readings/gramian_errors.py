@@ -12,6 +12,7 @@ from evergram import Recipe
 from evergram.data import Split
 from evergram.training import Point, Tracking, Trained
 from reproduction.readings.reading import Reading, Watch
+from reproduction.recipe import PaperRecipe
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class _ErrorsWatch(Watch):
     def __init__(self, reading: GramianErrors, recipe: Recipe, split: Split) -> None:
         values = recipe.model_dump()
         rivals = {
-            name: Recipe.stored({**values, "gramian": {"sampler": "linear", **table}}).gramian
+            name: PaperRecipe.stored({**values, "gramian": {"sampler": "linear", **table}}).gramian
             for name, table in reading.estimators.items()
         }
         corpus = split.training

@@ -22,7 +22,7 @@ class Trait(Enum):
     # Of [data] and [split].
     TEST_FILE = "a file of test pairs (data.test)"
     GIVEN_SPLIT = "test pairs of a file (split.kind = 'given')"
-    SEPARATE_SELECTION = "pairs that select and do not test (split.selection = 'strict')"
+    SEPARATE_SELECTION = "pairs that select and do not test"
     # Of [model].
     SIZED = "an encoder that the recipe makes (model.kind other than 'module')"
     FREE_VECTORS = "a free vector for each entity (model.kind = 'factorization')"
@@ -45,8 +45,8 @@ class Trait(Enum):
     # Of [task].
     PENALTY = "a penalty (a task.penalty above 0, or task.sparse)"
     GRAMIANS = (
-        "a term with Gramians (a task.penalty or task.orthogonal above 0, or task.kind = "
-        "'second_order' or 'spherical')"
+        "a term with Gramians (a task.penalty above 0, or task.kind = 'second_order' or "
+        "'spherical')"
     )
     MEASURES = "a term with measures (one with Gramians, or task.l2_measure = 'penalty')"
     NORMS = "a weight of norms (task.l2 above 0)"

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from reproduction.recipe import PaperRecipe
 from tests.support.encoders import CANDIDATES, QUERIES, SEEN, lineage_with_encoder
 from tests.support.prepared import write_prepared
 from tests.support.tiny_training import small_recipe, tiny_lineage, tiny_recipe
@@ -154,7 +155,7 @@ def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path:
         values = small.model_dump(exclude_unset=True)
         values["upgrade"] = {"alone": False, "select_after": select_after}
         settings = ["training.epochs=6", "training.table_rate=1e-30", *overrides]
-        recipe = Recipe.stored(values, settings)
+        recipe = PaperRecipe.stored(values, settings)
         epoch: int = upgrade(recipe, lineage, corpus).metrics["training"]["best_epoch"]
         return epoch
 

@@ -24,13 +24,22 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tests.replay.recipes import NAMES, toml_of
 
+# The command, with the keys of the papers' experiments.
+EVERGRAM = """
+from evergram.training import recipe
+from reproduction.recipe import PaperRecipe
+recipe.Recipe = PaperRecipe
+from evergram.cli import main
+main()
+"""
+
 
 def publish(name: str, folder: Path) -> None:
     """Train and upgrade a recipe; its lineage is `folder`/`name`."""
     recipe = folder / f"{name}.toml"
     recipe.write_text(toml_of(name))
     for command in ("train", "upgrade"):
-        words = [sys.executable, "-m", "evergram", command, str(recipe)]
+        words = [sys.executable, "-c", EVERGRAM, command, str(recipe)]
         words += ["--lineage", str(folder / name)]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:

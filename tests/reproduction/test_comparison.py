@@ -41,6 +41,7 @@ from reproduction.comparison.training_budget import (
     trained_models,
     training_length,
 )
+from reproduction.recipe import PaperRecipe
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 
 from evergram.data.corpus import Corpus
@@ -55,7 +56,7 @@ from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
-from evergram.training.recipe.methods import METHODS as ALL_METHODS
+from evergram.training.recipe.upgrade import METHODS as ALL_METHODS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "compare.md"
 METHODS = ["keep-all", "fix-m0", "non-bc", "post-lin-sloss", "bc-aligner"]
@@ -92,6 +93,33 @@ VALUES = tomllib.loads(TEXT)
 
 def comparison(*overrides: str, **upgrade: Any) -> Comparison:
     return Comparison.of({**VALUES, "upgrade": upgrade}, overrides)
+
+
+# The recipe of the papers' experiments.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ("upgrade.select_after=100", "no epoch would be left"),
+        ("upgrade.method=post-lin-mloss|upgrade.select_after=4", "passes over all objects"),
+        ("task.orthogonal=0.1", "model.normalize"),
+        ("training.feature_rate=0.3", "tables of features"),
+        ("task.kind=softmax_all|training.short_batch=true", "batches of single pairs"),
+        ("split.selection=paper|training.refit=true", "pairs that select and do not test"),
+        ("gramian.gradient=sampled", "entities of its own"),
+        ("model.kind=two_tower|model.repeats=true", "graphsage"),
+    ],
+)
+def test_a_key_of_the_papers_that_cannot_be_used_is_named(overrides: str, named: str) -> None:
+    with pytest.raises(RecipeError, match=named):
+        PaperRecipe.of({"data": {"kind": "synthetic"}}, overrides.split("|"))
+
+
+def test_the_recipe_of_the_papers_has_the_values_of_every_recipe_and_more() -> None:
+    values: dict[str, Any] = {"data": {"kind": "synthetic"}}
+    plain, papers = (flat(r.of(values).model_dump(mode="json")) for r in (Recipe, PaperRecipe))
+    assert plain.items() <= papers.items()
 
 
 # What is compared.
@@ -184,7 +212,7 @@ def test_the_documented_settings_are_those_of_the_recipes() -> None:
         (value,) = value if isinstance(value, list) and len(value) == 1 else (value,)
         return "" if value is None else f"`{json.dumps(value)}`"
 
-    defaults = flat(Recipe.of({"data": {"kind": "synthetic"}}).model_dump(mode="json"))
+    defaults = flat(PaperRecipe.of({"data": {"kind": "synthetic"}}).model_dump(mode="json"))
     rows = ["| key | default | [BC]'s code |", "|---|---|---|"]
     for key, value in flat(tomllib.loads((RECIPES / "table3-paper.toml").read_text())).items():
         if key not in ("name", "data.kind", "data.path"):

@@ -15,9 +15,10 @@ from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.readings.map_over_time import MapOverTime
 from reproduction.readings.reading import Reading
 from reproduction.readings.score_distributions import ScoreDistributions
+from reproduction.recipe import PaperRecipe
 from torch import Tensor
 
-from evergram import Corpus, Recipe, load_corpus, split_for
+from evergram import Corpus, load_corpus, split_for
 from evergram.data import Split
 from evergram.training import RunContext, Trained, fit_encoder
 
@@ -67,7 +68,7 @@ CPU = torch.device("cpu")
 def trained_with(reading: Reading, **training: Any) -> tuple[dict[str, Any], Trained, Split]:
     """Train the tiny recipe with one reading; return what was read."""
     settings = [f"training.{key}={value}" for key, value in training.items()]
-    recipe = Recipe.load(methods.TINY, settings)
+    recipe = PaperRecipe.load(methods.TINY, settings)
     split = split_for(recipe, load_corpus(recipe), 0)
     watch = reading.watch(recipe, split)
     trained = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[watch], warns=False))
@@ -132,7 +133,7 @@ def test_errors_are_measured_for_each_estimator_and_fall_with_the_batch() -> Non
 def test_fresh_map_is_the_mean_over_interactions_drawn_afresh() -> None:
     world = Planted(60, 200)
     settings = ["model.kind=factorization", "model.dim=4", "training.epochs=1", "data.kind=python"]
-    recipe = Recipe.load(growth.RECIPE, [*settings, "split.share=0.01"])
+    recipe = PaperRecipe.load(growth.RECIPE, [*settings, "split.share=0.01"])
     corpus = world.corpus(3000)
     split = split_for(recipe, corpus, 0)
     watch = FreshMap(60, 200, every=23, judged=10).watch(recipe, split)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from reproduction.recipe import PaperRecipe
+from tests.support.tiny_training import recipe_class
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
@@ -30,7 +32,8 @@ T = TypeVar("T")
 
 
 def changed(recipe: Recipe, *overrides: str) -> Recipe:
-    return Recipe.of(recipe.model_dump(), overrides)
+    kind = type(recipe) if isinstance(recipe, PaperRecipe) else recipe_class(overrides)
+    return kind.stored(recipe.model_dump(), overrides)
 
 
 def split_of(recipe: Recipe, version: int = 0) -> Split:

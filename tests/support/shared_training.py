@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from reproduction.recipe import PaperRecipe
 from torch import Tensor, nn
 
 from evergram.collectives import ALONE, Collectives
@@ -20,7 +21,6 @@ from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.training.build import Companions, prepare
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.loop import gather, run_epoch
-from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.sharding import ShardedFactorization
 from evergram.training.step import Step
@@ -166,7 +166,7 @@ def prepared(
     own_encoder = "model.kind=module" in overrides
     if not own_encoder:
         overrides.append("model.dim=[4]")
-    settings = FitSettings.of(Recipe.of(values, overrides), corpus, 0)
+    settings = FitSettings.of(PaperRecipe.of(values, overrides), corpus, 0)
     own = own_modules(corpus) if own_encoder else None
     beside = Companions(joint_of(case, corpus), own=own)
     step, sampler, draws = prepare(settings, corpus, CPU, beside, None, collectives)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+
+from reproduction.recipe import PaperRecipe
 
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.values import override_keys
+
+PAPER_KEYS = PaperRecipe.key_types().keys() - Recipe.key_types().keys()
+
+
+def recipe_class(overrides: Sequence[str]) -> type[Recipe]:
+    """Return the class of recipes that has the keys of some overrides."""
+    return PaperRecipe if PAPER_KEYS & override_keys(overrides) else Recipe
 
 
 def small_recipe() -> Recipe:
@@ -31,7 +42,7 @@ def small_recipe() -> Recipe:
 
 def tiny_recipe(*overrides: str) -> Recipe:
     """900 interactions, versions of 4, 5 and 3 dims, one epoch."""
-    return Recipe.of(
+    return recipe_class(overrides).of(
         {
             "name": "tiny",
             "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900},

@@ -323,7 +323,7 @@ SETTINGS = [
     "task.penalty=[4,1] task.query_measure=[0,1] task.candidate_measure=[0,0.5]",
     "task.sparse=exclude",
     "prior.kind=constant prior.value=-0.05",
-    "prior.kind=svd prior.rank=4",
+    "prior.kind=svd",
     "task.loss=logistic task.penalty=1",
     "task.loss=absolute task.penalty=1",
     "task.loss=huber",

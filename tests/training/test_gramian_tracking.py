@@ -13,6 +13,7 @@ import torch
 from tests.support.fits import Copies, changed, fitted, parts_of, split_of, trainer_of
 from tests.support.gramian_population import DIM, FACTORS, SHARE
 from tests.support.shared_training import shared_corpus
+from tests.support.tiny_training import recipe_class
 from torch import Tensor
 
 from evergram.data.sampling import Batch
@@ -258,7 +259,7 @@ SGD = ["training.optimizer=sgd", "training.table_rate=0.2", "task.penalty=2.0"]
 
 CASES = {
     "no prior": [],
-    "a prior": ["prior.kind=svd", "prior.rank=2"],
+    "a prior": ["prior.kind=svd"],
     "two measures": [
         *("task.penalty=[2, 1]", "task.query_measure=[0, 1]", "task.candidate_measure=[0, 0.5]")
     ],
@@ -269,7 +270,7 @@ CASES = {
 
 
 def trainer(settings: list[str], *callbacks: Callback) -> Trainer:
-    recipe = Recipe.of(
+    recipe = recipe_class(settings).of(
         {
             "data": {"kind": "synthetic"},
             "model": {"dim": 3},

@@ -13,13 +13,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from reproduction.recipe import PaperRecipe
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.corpora import load_corpus
-from evergram.training.recipe import Recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "training-1.safetensors"
 BASE: dict[str, Any] = {
@@ -49,7 +49,7 @@ CASES = {
 
 def numbers(name: str) -> dict[str, Tensor]:
     """Train version 0 and two upgrades. Return the first rows of embeddings and transforms."""
-    recipe = Recipe.of(BASE, CASES[name])
+    recipe = PaperRecipe.of(BASE, CASES[name])
     corpus = load_corpus(recipe)
     tensors: dict[str, Tensor] = {}
     # Pilots would take longer than all the rest.

@@ -32,12 +32,12 @@ from evergram.training.pilots import (
     run_pilots,
 )
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.automatic import rate_of
+from evergram.training.recipe.fit_settings import rate_of
+from evergram.training.recipe.values import toml_of
 from evergram.training.resuming import CheckpointSettings
 from evergram.training.tuning import KeyRange, SearchSpace, trials
-from evergram.training.tuning.best_recipe import toml_of, write_best
 from evergram.training.tuning.search_space import default_space
-from evergram.training.tuning.trials import LOCK, NAME, Trial, Tuned, claimed, tune
+from evergram.training.tuning.trials import LOCK, NAME, Trial, Tuned, claimed, tune, write_best
 
 CONTEXT = RunContext(CPU)
 

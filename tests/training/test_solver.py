@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reproduction.recipe import PaperRecipe
 from tests.support.fits import assert_same, killed_and_resumed, parts_of
 from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
@@ -196,7 +197,7 @@ def prepared(task: dict[str, Any], optimizer: str, **more: Any) -> Any:
     columns = {"query": pairs[:, 0], "candidate": pairs[:, 1], "weight": weight, "value": value}
     corpus = Corpus.from_tables(pa.table({k: v.numpy() for k, v in columns.items()}))
     values = {"model": {"dim": 3, "scale": 1.0}, "task": task, "training": {"optimizer": optimizer}}
-    recipe = Recipe.of({"data": {"kind": "synthetic"}, **values, **more})
+    recipe = PaperRecipe.of({"data": {"kind": "synthetic"}, **values, **more})
     return parts_of(recipe, corpus)[:2]
 
 
@@ -204,7 +205,7 @@ TASKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"penalty": 0.4, "l2": 0.02, "target": "value"}, {}),
     ({"penalty": 0.4, "l2": 0.02, "l2_measure": "penalty", "query_measure": 0.5}, {}),
     ({"penalty": 0.1, "sparse": "exclude", "l2": 1e-3}, {}),
-    ({"penalty": 0.4, "sparse": "weight"}, {"prior": {"kind": "svd", "rank": 2}}),
+    ({"penalty": 0.4, "sparse": "weight"}, {"prior": {"kind": "svd"}}),
     ({"penalty": 0.4}, {"prior": {"kind": "constant", "value": 0.3}}),
     ({"penalty": [0.3, 0.2], "query_measure": [0.0, 1.0], "candidate_measure": [0.5, 1.0]}, {}),
     ({"penalty": 0.0, "l2": 0.02}, {}),

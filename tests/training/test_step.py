@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from reproduction.recipe import PaperRecipe
 from tests.support.fits import CPU, changed, parts_of, split_of
 from tests.support.tensor_bytes import TensorBytes
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ MET = Corpus.from_tables(pa.table({"query": [*"aaabc"], "candidate": [*"xxyyx"]}
 
 def recipe_of(*overrides: str, **tables: dict[str, Any]) -> Recipe:
     values: dict[str, Any] = {"data": {"kind": "synthetic"}, "model": {"dim": 3}, **tables}
-    return Recipe.of(
+    return PaperRecipe.of(
         {**values, "training": {"batch_size": 2, **values.get("training", {})}}, overrides
     )
 
@@ -245,7 +246,7 @@ def tower_run(**training: Any) -> tuple[Recipe, Step, ExampleSampler]:
         pa.table({"query": ["a", "b", "a"], "candidate": ["x", "y", "y"]}),
         candidate_features=pa.table({"id": ["x", "y"], "tags": [["s"], ["s", "t"]]}),
     )
-    recipe = Recipe.of(
+    recipe = PaperRecipe.of(
         {
             "data": {"kind": "synthetic"},
             "model": {"kind": "two_tower", "dim": 3, "hidden": [5], "residual": False},

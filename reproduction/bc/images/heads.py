@@ -125,4 +125,4 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
     """Return a recipe with another upgrade.method and the other keys of [upgrade] at defaults,
     but for `alone`: nothing is trained beside."""
     values = recipe.model_dump(mode="json", exclude={"upgrade"})
-    return Recipe.of({**values, "upgrade": {"method": method, "alone": False}})
+    return type(recipe).of({**values, "upgrade": {"method": method, "alone": False}})

@@ -277,8 +277,8 @@ def tune(
 ) -> None:
     """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
     from evergram.evaluation.run_reports import write_tuning
-    from evergram.training.tuning.best_recipe import write_best
     from evergram.training.tuning.trials import tune as tune_recipe
+    from evergram.training.tuning.trials import write_best
 
     chosen = load_recipe(recipe, set_, unread=("upgrade",))
     progress = new_progress()
@@ -344,11 +344,10 @@ def evaluate(
     """
     from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
-    from evergram.training.recipe.recipe import without_unknown_kinds
 
     opened = open_lineage(lineage)
     refuse_unread(set_, NOT_EVALUATED)
-    recipe = Recipe.stored(without_unknown_kinds(opened.recipe(opened.newest)), set_ or [])
+    recipe = Recipe.of_data(opened.recipe(opened.newest), set_ or [])
     view = opened.view(as_, from_)
     measured = evaluate_version(
         recipe, opened, view.version, source=view.source, device=device, queries=queries

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evergram.errors import ShapeError
-from evergram.kinds import Kinds, KindSettings, Positive, Weight, imported
+from evergram.kinds import Kinds, KindSettings, Positive, imported
 
 if TYPE_CHECKING:
     import torch
@@ -84,14 +84,13 @@ class LowRankSettings(TransformSettings):
 
 
 class LambdaOrthogonalSettings(TransformSettings):
-    """W z, with `orthogonality` · ‖W Wᵀ − I‖² in training."""
+    """W z, with 0.1 ‖W Wᵀ − I‖² in training."""
 
     kind: Literal["lambda_orthogonal"] = "lambda_orthogonal"
     built = "evergram.compatibility.transforms.LambdaOrthogonalTransform"
-    orthogonality: Weight = 0.1
 
     def options(self) -> dict[str, Any]:
-        return {"strength": self.orthogonality}
+        return {"strength": 0.1}
 
 
 class ResidualMLPSettings(TransformSettings):

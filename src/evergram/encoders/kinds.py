@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from evergram.kinds import Kinds, KindSettings, PerVersion, Positive, Rate, imported, traits_where
+from evergram.kinds import Kinds, KindSettings, PerVersion, Positive, imported, traits_where
 from evergram.requirements import Needs, Trait
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class EncoderSettings(KindSettings):
 
     # D; a list has one entry for each version, and the last holds for all later ones.
     dim: Annotated[PerVersion, Needs(Trait.SIZED)] = Field(default=[64])
-    scale: Annotated[Rate, Needs(Trait.SIZED)] = 0.1
     # Rows of unit norm.
     normalize: bool = False
     # γ: published candidates are multiplied by max(training pairs, 1)^γ; "auto" is chosen by the
@@ -70,6 +69,11 @@ class EncoderSettings(KindSettings):
         Needs(Trait.UNIT_ROWS, free=(0,)),
     ] = 0.0
 
+    @property
+    def start_scale(self) -> float:
+        """The standard deviation of what tables start from."""
+        return 0.1
+
     @classmethod
     def encoder_class(cls) -> type[Encoder]:
         """Return the class, which is built by (schema, **options, generator=…)."""
@@ -79,7 +83,7 @@ class EncoderSettings(KindSettings):
     def options(self, version: int) -> dict[str, Any]:
         """Return the keywords of `encoder_class()` for a version, as JSON for artefacts.
 
-        `dim`, `scale` and `normalize` are not among them.
+        `dim`, `scale` and `normalize` need not be among them.
         """
         own = type(self).model_fields.keys() - EncoderSettings.model_fields.keys()
         return {name: self._at(name, version) for name in type(self).model_fields if name in own}
@@ -191,8 +195,7 @@ class TwoTowerSettings(IdTableSettings):
     """Ids and features through layers.
 
     `input_dim` is the width of each input embedding, by default `dim`; `hidden` are the widths of
-    the hidden layers. `residual` adds the sum of the input embeddings to the layers' output;
-    without it the layers read them concatenated, as in [G1] §4.
+    the hidden layers.
     """
 
     kind: Literal["two_tower"] = "two_tower"
@@ -201,14 +204,9 @@ class TwoTowerSettings(IdTableSettings):
     size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "hidden")
     input_dim: Positive | None = None
     hidden: list[Positive] = Field(default=[64])
-    residual: bool = True
-
-    def options(self, version: int) -> dict[str, Any]:
-        return {**super().options(version), "concatenate": not self.residual}
 
     def layer_numbers(self, dim: int, version: int) -> int:
-        layers = self.hidden or not self.residual
-        sizes = [self.input_dim or dim, *self.hidden, dim] if layers else []
+        sizes = [self.input_dim or dim, *self.hidden, dim] if self.hidden else []
         return 2 * sum(a * b for a, b in pairwise(sizes))
 
 
@@ -216,8 +214,7 @@ class GraphSageSettings(EncoderSettings):
     """A node combined with the mean of its neighbours, `layers` times.
 
     `input_dim` is the width of the first vectors and between layers, by default `dim`; `ids` adds
-    rows of their ids to candidates that have features; `repeats` makes an edge of each interaction,
-    not of each pair.
+    rows of their ids to candidates that have features.
     """
 
     kind: Literal["graphsage"] = "graphsage"
@@ -229,7 +226,6 @@ class GraphSageSettings(EncoderSettings):
     size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "layers")
     input_dim: Positive | None = None
     ids: bool = False
-    repeats: bool = False
     layers: PerVersion = Field(default=[2])
 
     def options(self, version: int) -> dict[str, Any]:
@@ -237,7 +233,6 @@ class GraphSageSettings(EncoderSettings):
             "layers": at_version(self.layers, version),
             "width": self.input_dim,
             "ids": self.ids,
-            "repeats": self.repeats,
         }
 
     def layer_numbers(self, dim: int, version: int) -> int:

@@ -41,7 +41,8 @@ class EstimatorSettings(KindSettings):
 
     @property
     def samples_gradient(self) -> bool:
-        """Whether the penalty's gradient is over the entities that were drawn apart."""
+        """Whether the penalty's gradient is over the entities that were drawn apart, as in the
+        sampling baselines of [G2] §4, and not over those of the step's pairs."""
         return False
 
     @property
@@ -67,15 +68,13 @@ class BatchEstimatorSettings(EstimatorSettings):
     with a `sampler`, from entities drawn independently of it.
 
     `sampler` draws with r ∝ 1, √count or count; or, "adaptive", from a pool (r ∝ count) by what
-    each entity contributes to the penalty. With `gradient` "sampled" the penalty's gradient is over
-    the sampler's entities: the sampling baselines of [G2] §4.
+    each entity contributes to the penalty.
     """
 
     # True of an estimator that always samples independently, by "linear" unless set.
     draws_apart: ClassVar[bool] = False
     sampler: Literal["uniform", "sqrt", "linear", "adaptive"] | None = None
     batch_size: Annotated[Positive | None, Needs(Trait.DRAWN_APART)] = None
-    gradient: Annotated[Literal["examples", "sampled"], Needs(Trait.DRAWN_APART)] = "examples"
 
     @model_validator(mode="after")
     def _draws_when_it_can(self) -> Self:
@@ -90,10 +89,6 @@ class BatchEstimatorSettings(EstimatorSettings):
     @property
     def is_independent(self) -> bool:
         return self.sampler is not None or self.draws_apart
-
-    @property
-    def samples_gradient(self) -> bool:
-        return self.gradient == "sampled"
 
 
 class ExactSettings(EstimatorSettings):
@@ -148,17 +143,16 @@ class AverageSettings(BatchEstimatorSettings):
 
 
 class SOGramSettings(AverageSettings):
-    """A moving average of batches. `correct_start`: whether its zero start is divided out."""
+    """A moving average of batches."""
 
     kind: Literal["sogram"] = "sogram"
-    correct_start: bool = True
 
     def build(
         self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
     ) -> GramianEstimator:
         from evergram.gramian.sogram import SOGram
 
-        return SOGram(dim, factors.shape[1], self.rate, correct_start=self.correct_start)
+        return SOGram(dim, factors.shape[1], self.rate)
 
 
 class StormSettings(AverageSettings):

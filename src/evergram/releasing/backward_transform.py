@@ -87,10 +87,9 @@ class PairFit:
         """Return how a recipe fits the transform of a version on its training corpus."""
         settings = FitSettings.of(recipe, corpus, version)
         sampler = build_sampler(settings, corpus)
-        upgrade = recipe.upgrade
-        assert isinstance(upgrade, PosthocUpgrade)
-        every = settings.training.evaluate_every
-        return cls(sampler, upgrade.fit_epochs, every, upgrade.select_after)
+        assert isinstance(recipe.upgrade, PosthocUpgrade)
+        chosen = recipe.upgrade.transform_training
+        return cls(sampler, chosen.epochs, settings.training.evaluate_every, chosen.select_after)
 
 
 def fit_over_pairs(
@@ -218,7 +217,10 @@ class BackwardTransformFit:
         self.transform: Transform = build_transform(
             chosen.kind, before.dim, new_dim, chosen.options(), generator
         )
-        if isinstance(settings, GradientUpgrade) and settings.objects == "paper-code":
+        if (
+            isinstance(settings, GradientUpgrade)
+            and settings.transform_training.objects == "paper-code"
+        ):
             for weight in self.transform.parameters():
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 
@@ -258,13 +260,8 @@ class BackwardTransformFit:
         """
         settings = self.settings
         assert isinstance(settings, GradientUpgrade)
-        chosen = JointAlignmentSettings(
-            strength=strength,
-            rate=settings.transform_rate,
-            objects=settings.objects,
-            rows=settings.rows,
-            seed=self.seed,
-        )
+        adam = settings.transform_training
+        chosen = JointAlignmentSettings(strength, adam.rate, adam.objects, adam.rows, self.seed)
         weight = {side: self.used[side].float() for side in SIDES}
         return JointAlignment(
             self.transform, self.loss, self.past, weight, chosen, self.candidate_loss, factors
@@ -276,7 +273,7 @@ class BackwardTransformFit:
         settings = self.settings
         return (
             isinstance(settings, PosthocUpgrade)
-            and settings.objects != "all"
+            and settings.transform_training.objects != "all"
             and settings.transform.is_learned
         )
 
@@ -301,13 +298,12 @@ class BackwardTransformFit:
             assert pairs is not None
             fit_over_pairs(self._alignment(1.0), new, pairs)
         elif isinstance(settings, PosthocUpgrade):
+            adam = settings.transform_training
             fit_by_gradient(
                 self.transform,
                 *self._fitted_to(new),
                 loss=self.loss,
-                settings=GradientFit(
-                    rate=settings.transform_rate, epochs=settings.fit_epochs, seed=self.seed
-                ),
+                settings=GradientFit(rate=adam.rate, epochs=adam.epochs, seed=self.seed),
             )
         self.transform.requires_grad_(False).eval()
 

@@ -218,7 +218,7 @@ def refuse_other_model(recipe: Recipe, kept: Mapping[str, Any], version: int) ->
     """
     theirs, ours = (
         flat({table: values.get(table, {}) for table in DESCRIBED})
-        for values in (each.model_dump(mode="json") for each in (Recipe.stored(kept), recipe))
+        for values in (each.model_dump(mode="json") for each in (type(recipe).stored(kept), recipe))
     )
     changed = sorted(k for k in theirs | ours if theirs.get(k) != ours.get(k))
     if not changed:

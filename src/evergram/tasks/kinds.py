@@ -62,7 +62,7 @@ class TaskSettings(KindSettings):
     # True if only the penalty lowers unobserved scores, so that `penalty = "auto"` is above 0.
     needs_penalty: ClassVar[bool] = False
 
-    # λ, one a measure; "auto" scales with the data, see `evergram.training.recipe.automatic`.
+    # λ, one a measure; "auto" scales with the data, see `evergram.training.recipe.fit_settings`.
     penalty: Annotated[
         Annotated[list[Weight], Field(min_length=1), BeforeValidator(as_list)] | Literal["auto"],
         WrapValidator(_penalty),
@@ -78,8 +78,6 @@ class TaskSettings(KindSettings):
     candidate_measure: Annotated[Measures, Needs(Trait.MEASURES)] = Field(default=[0.0])
     # The sparse part of the penalty's weights: observed pairs taken out, or a column `weight`.
     sparse: Literal["none", "exclude", "weight"] = "none"
-    # Global orthogonal regularisation of both sides.
-    orthogonal: Annotated[Weight, Needs(Trait.UNIT_ROWS, free=(0,))] = 0.0
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:
@@ -112,7 +110,7 @@ class TaskSettings(KindSettings):
         penalises = self.needs_penalty if self.penalty == "auto" else any(self.penalty)
         shortens = self.needs_penalty if self.l2 == "auto" else self.l2 > 0
         under = self.l2_measure or ("penalty" if self.l2 == "auto" else "examples")
-        gramians = penalises or self.orthogonal > 0 or self.wants_means
+        gramians = penalises or self.orthogonal_weight > 0 or self.wants_means
         return traits_where(
             {
                 Trait.PENALTY: penalises or self.sparse != "none",
@@ -130,6 +128,11 @@ class TaskSettings(KindSettings):
     def pair_target(self) -> Literal["one", "value"]:
         """The target of an observed pair: "one" for 1, or "value" for its value."""
         return "one"
+
+    @property
+    def orthogonal_weight(self) -> float:
+        """The weight of global orthogonal regularisation of both sides. [G2] App. D."""
+        return 0.0
 
     @property
     def has_parameters(self) -> bool:
@@ -258,6 +261,11 @@ class SoftmaxAllSettings(TaskSettings):
     push: Rate = 1.0
     largest_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     neighbour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def orthogonal_weight(self) -> float:
+        """The weight of global orthogonal regularisation of both sides. [G2] App. D."""
+        return 0.0
 
     @property
     def has_parameters(self) -> bool:

@@ -64,7 +64,7 @@ class Companions:
 
 def encoder_options(model: EncoderSettings, version: int) -> dict[str, Any]:
     """Return the keywords that `build_encoder` takes for a version, as JSON."""
-    options: dict[str, Any] = {"dim": model.dim_of(version), "scale": model.scale}
+    options: dict[str, Any] = {"dim": model.dim_of(version), "scale": model.start_scale}
     if model.normalize:
         options["normalize"] = True
     return options | model.options(version)
@@ -81,7 +81,7 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
         task.pair_target,
         task.drawn,
         task.wants_negatives,
-        settings.training.short_batch,
+        short_batch=not settings.training.fills_batches,
     )
     whole = task.drawn == "whole_queries"
     if isinstance(corpus, MappedCorpus):
@@ -290,7 +290,7 @@ def _objective(
         task.build(corpus),
         strengths.penalty,
         strengths.l2,
-        dict.fromkeys(SIDES, task.orthogonal),
+        dict.fromkeys(SIDES, task.orthogonal_weight),
         prior_constant(prior, measures, strengths.penalty),
         strengths.l2_measure,
     )

@@ -20,7 +20,7 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.data_source import Source, source_at
 from evergram.training.pilots import expected_time, in_words
 from evergram.training.recipe import Recipe
-from evergram.training.tuning.best_recipe import toml_value
+from evergram.training.recipe.values import toml_value
 
 # The share of the latest interactions that is held out of this many, and of fewer.
 LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"

@@ -169,7 +169,9 @@ def fit_encoder(
     job = _Job.of(recipe, split, version, context, companions)
     # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
     upgrade = recipe.upgrade if companions.joint is not None else None
-    select_after = upgrade.select_after if isinstance(upgrade, GradientUpgrade) else 0
+    select_after = (
+        upgrade.transform_training.select_after if isinstance(upgrade, GradientUpgrade) else 0
+    )
     stopping = EarlyStopping(settings.metric, settings.patience, select_after)
     if refit is not None:  # it takes about as long again
         job = replace(job, context=replace(context, ends=context.share_of_time(0.5)))

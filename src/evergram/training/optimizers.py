@@ -55,7 +55,7 @@ def build_optimizers(
     of_tables = TABLE_OPTIMIZERS[rates.optimizer]
     optimizers = [
         of_tables(each, rate)
-        for each, rate in ((tables, table_rate), (features, rates.feature_rate))
+        for each, rate in ((tables, table_rate), (features, rates.feature_table_rate))
         if each
     ]
     groups = [(layers, rates.layer_rate)]

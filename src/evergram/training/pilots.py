@@ -17,13 +17,11 @@ import torch
 from evergram.collectives import ALONE, Collectives
 from evergram.data.split import RowPairs, Split, among
 from evergram.errors import TrainingError
-from evergram.gramian.kinds import SOGramSettings
 from evergram.requirements import OF_A_RUN, Trait
 from evergram.training.build import Companions
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.automatic import batch_size_of, rate_of, strengths_of
-from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.recipe.fit_settings import FitSettings, batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.training import StepSettings, Training
 from evergram.training.resuming import Journal, difference, run_identity
 from evergram.training.selection import FREE, SELECTING, distinct
@@ -88,7 +86,8 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     rate = rate_of(search.recipe)
     start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
     starts = _starts(start, search.recipe)[: search.most]
-    best = _climb(starts, measure, _moves(search.recipe) if search.climbs else [])
+    is_open = _open_settings(search.recipe) if search.climbs else set()
+    best = _climb(starts, measure, [move for move in MOVES if move[0] in is_open])
     chosen = best.within(recipe)
     return Pilots(_by_the_solver(chosen) if search.solves else chosen, measure.tried)
 
@@ -224,7 +223,7 @@ class _Search:
         if settings.unmet(run) or recipe.training.tables in ("mapped", "sharded"):
             return cls(recipe)
         # Upgrades may learn a transform beside the model, which the solver cannot.
-        by_default = recipe.gramian == SOGramSettings()
+        by_default = recipe.gramian == type(recipe).model_fields["gramian"].default
         return cls(swept, solves=version == 0 and recipe.training.may_sweep and by_default)
 
 
@@ -236,6 +235,12 @@ class _Settings:
     l2: float
     l2_measure: str
     table_rate: float
+
+    def moved(self, name: str, factor: float) -> Self:
+        """Return the settings with one multiplied, or with the other measure of l2."""
+        value = getattr(self, name)
+        moved: Any = {name: _OTHER[value] if name == "l2_measure" else factor * value}
+        return replace(self, **moved)
 
     def within(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these numbers."""
@@ -249,66 +254,53 @@ class _Settings:
         return recipe.model_copy(update={"task": task, "training": training})
 
 
+def _open_settings(recipe: Recipe) -> set[str]:
+    """Return the settings that the recipe leaves to "auto"."""
+    task, training = recipe.task, recipe.training
+    conditions = {
+        "penalty": task.penalty == "auto",
+        "l2": task.l2 == "auto",
+        "l2_measure": task.l2 == "auto" and task.l2_measure is None,
+        "table_rate": isinstance(training, StepSettings) and training.table_rate == "auto",
+    }
+    return {name for name, is_open in conditions.items() if is_open}
+
+
 def _starts(formula: _Settings, recipe: Recipe) -> list[_Settings]:
     """Return the formula's settings, then others spread evenly around them, as single steps do not
     lead from what suits one measure of l2 or one rate to what suits another.
 
     λ is between an eighth and four times the formula's, l2 between a quarter and eight times.
     """
-    task, is_open = recipe.task, {"l2": recipe.task.l2 == "auto"}
-    is_open["l2_measure"] = is_open["l2"] and task.l2_measure is None
-    is_open["penalty"] = task.penalty == "auto"
-    is_open["table_rate"] = _has_open_rate(recipe)
-    starts = [formula]
-    engine = torch.quasirandom.SobolEngine(len(is_open))  # type: ignore[no-untyped-call]
+    chosen, starts = _open_settings(recipe), [formula]
+    engine = torch.quasirandom.SobolEngine(4)  # type: ignore[no-untyped-call]
     points = engine.draw(SPREAD)[1:]  # the first is a corner
     for l2, measure, penalty, rate in points.tolist():
-        values: dict[str, float | str] = {
+        values: dict[str, Any] = {
             "l2": formula.l2 * 2 ** (5 * l2 - 2),
             "l2_measure": formula.l2_measure if measure < 0.5 else _OTHER[formula.l2_measure],
             "penalty": formula.penalty * 2 ** (5 * penalty - 3),
             "table_rate": formula.table_rate * (0.5, 1.0, 2.0)[int(3 * rate)],
         }
-        chosen: Any = {name: value for name, value in values.items() if is_open[name]}
-        if (start := replace(formula, **chosen)) not in starts:
+        start = replace(formula, **{k: v for k, v in values.items() if k in chosen})
+        if start not in starts:
             starts.append(start)
     return starts
 
 
-_Move = Callable[[_Settings], _Settings]
-
-
-def _moves(recipe: Recipe) -> list[_Move]:
-    """Return the steps from settings to their neighbours, of what the recipe leaves to "auto"."""
-    moves: list[_Move] = []
-    if recipe.task.l2 == "auto":
-        moves += [lambda s: replace(s, l2=2 * s.l2), lambda s: replace(s, l2=s.l2 / 2)]
-        if recipe.task.l2_measure is None:
-            # The same for an entity of average count; less for rare ones, more for frequent ones.
-            moves.append(lambda s: replace(s, l2_measure=_OTHER[s.l2_measure]))
-    if recipe.task.penalty == "auto":
-        moves += [
-            lambda s: replace(s, penalty=s.penalty / 2),
-            lambda s: replace(s, penalty=2 * s.penalty),
-        ]
-    if _has_open_rate(recipe):
-        moves += [
-            lambda s: replace(s, table_rate=2 * s.table_rate),
-            lambda s: replace(s, table_rate=s.table_rate / 2),
-        ]
-    return moves
-
-
-def _has_open_rate(recipe: Recipe) -> bool:
-    training = recipe.training
-    return isinstance(training, StepSettings) and training.table_rate == "auto"
-
-
 _OTHER = {"penalty": "examples", "examples": "penalty"}
+# The steps from settings to their neighbours. The other measure of l2 is the same for an entity of
+# average count; less for rare ones, more for frequent ones.
+MOVES = (
+    *(("l2", 2.0), ("l2", 0.5), ("l2_measure", 1.0)),
+    *(("penalty", 0.5), ("penalty", 2.0), ("table_rate", 2.0), ("table_rate", 0.5)),
+)
 
 
 def _climb(
-    starts: Sequence[_Settings], measure: Callable[[_Settings], float], moves: Sequence[_Move]
+    starts: Sequence[_Settings],
+    measure: Callable[[_Settings], float],
+    moves: Sequence[tuple[str, float]],
 ) -> _Settings:
     """Return the best settings that moves lead to from the best start, each followed while it
     gains."""
@@ -325,7 +317,7 @@ def _climb(
     while gained:
         gained = False
         for move in moves:
-            while (candidate := move(best)) not in values and len(values) < MOST_PILOTS:
+            while (candidate := best.moved(*move)) not in values and len(values) < MOST_PILOTS:
                 if not gains(candidate):
                     break
                 best, gained = candidate, True

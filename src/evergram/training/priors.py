@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from evergram.errors import DataError, RecipeError
-from evergram.kinds import Finite, Kinds, KindSettings, Positive
+from evergram.kinds import Finite, Kinds, KindSettings
 from evergram.requirements import Trait
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class FilesSettings(PriorSettings):
 
 
 class SVDSettings(PriorSettings):
-    """The truncated decomposition of the observed matrix, of rank `rank`."""
+    """The truncated decomposition of the observed matrix, of rank `rank` at most."""
 
     kind: Literal["svd"] = "svd"
-    rank: Positive = 32
+    rank: ClassVar[int] = 32
 
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
@@ -106,16 +106,11 @@ class SVDSettings(PriorSettings):
 
         from evergram.training.factors import svd_factors
 
-        shape = (len(corpus.queries), len(corpus.candidates))
-        if self.rank >= min(shape):
-            raise RecipeError(
-                f"prior.rank is {self.rank}, and the observed matrix is {shape[0]} × {shape[1]}; "
-                "the rank must be smaller than both."
-            )
+        sizes = len(corpus.queries), len(corpus.candidates)
         pairs = torch.stack([corpus.column("query"), corpus.column("candidate")])
         pairs = torch.unique(pairs, dim=1)
-        observed = torch.sparse_coo_tensor(pairs, torch.ones(pairs.shape[1]), shape).coalesce()
-        return svd_factors(observed, self.rank, seed)
+        observed = torch.sparse_coo_tensor(pairs, torch.ones(pairs.shape[1]), sizes).coalesce()
+        return svd_factors(observed, max(1, min(self.rank, min(sizes) - 1)), seed)
 
 
 class VersionSettings(PriorSettings):

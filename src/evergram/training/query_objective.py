@@ -148,7 +148,7 @@ def _is_quadratic(recipe: Recipe) -> bool:
     """Return whether all terms beside the pairs' loss are in the form."""
     return (
         recipe.task.sparse == "none"
-        and not recipe.task.orthogonal
+        and not recipe.task.orthogonal_weight
         and isinstance(recipe.prior, ZeroSettings | ConstantSettings)
         and not any(isinstance(power, str) for power in recipe.task.query_measure)
     )

@@ -21,8 +21,7 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import FactorizationSettings
 from evergram.errors import RecipeError
 from evergram.training.factors import svd_factors
-from evergram.training.recipe.automatic import Strengths, pointwise_strengths
-from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.recipe.fit_settings import FitSettings, Strengths, pointwise_strengths
 
 # Of a float32 row, what is left of it may be this share of it and rounding alone.
 ROUNDING = 1e-5
@@ -99,7 +98,7 @@ def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> Non
         vectors = als_start(corpus, settings.strengths, encoder.dim, seed)
     else:
         vectors = STARTS[model.start](NormalisedMatrix.of(corpus), encoder.dim, seed)
-    scale = model.scale * encoder.dim**0.5
+    scale = model.start_scale * encoder.dim**0.5
     scene = encoder.read(corpus)
     for side, table in (("query", encoder.query), ("candidate", encoder.candidate)):
         rows = vectors[side]

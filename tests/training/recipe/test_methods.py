@@ -17,7 +17,7 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.upgrade import METHODS
 
 
 @pytest.fixture

@@ -9,21 +9,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from tests.support.fits import changed
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError
 from evergram.training.recipe import Recipe, flat
-from evergram.training.recipe.automatic import TABLE_RATE, batch_size_of, rate_of, strengths_of
-from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.recipe.methods import METHODS
-from evergram.training.recipe.recipe import (
-    refuse_unknown_kinds,
-    unknown_kinds,
-    without_unknown_kinds,
+from evergram.training.recipe.fit_settings import (
+    TABLE_RATE,
+    FitSettings,
+    batch_size_of,
+    rate_of,
+    strengths_of,
 )
+from evergram.training.recipe.recipe import refuse_unknown_kinds
 from evergram.training.recipe.split import TimeSplit
-from evergram.training.recipe.upgrade import UPGRADES
+from evergram.training.recipe.upgrade import METHODS, UPGRADES
 from evergram.training.recipe.values import overridden
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +75,6 @@ WRONG = [
     ("upgrade.consumer_weight=0.5|upgrade.transform=orthogonal", "linear"),
     ("upgrade.method=non-bc|upgrade.transform=affine", "fits nothing"),
     ("upgrade.method=post-closed|upgrade.transform=residual_mlp", "closed form"),
-    ("upgrade.select_after=100", "no epoch would be left"),
     ("model.hash_rows=9|model.start=svd", "hash_rows"),
     # What needs something of another table: the key, and what it needs.
     ("split.kind=given", "split.kind is 'given', which needs a file of test pairs"),
@@ -84,7 +84,6 @@ WRONG = [
     ("model.normalize=true|task.l2=0.1", "model.normalize = false"),
     ("model.normalize=true|task.l2_measure=penalty", "task.l2 above 0"),
     ("task.l2=0|task.l2_measure=penalty", "task.l2_measure is 'penalty', which needs a weight of"),
-    ("task.orthogonal=0.1", "model.normalize"),
     ("task.kind=softmax_all|task.temperature=learned", "model.normalize"),
     ("task.kind=softmax_all|gramian.rate=0.1", "gramian.rate is 0.1, which needs a term with Gr"),
     ("task.kind=bpr|gramian.kind=storm", "gramian.kind is 'storm', which needs"),
@@ -95,18 +94,15 @@ WRONG = [
     ("training.optimizer=als|model.normalize=true", "model.normalize = false"),
     ("training.optimizer=als|task.loss=huber", "task.loss = 'squared'"),
     ("training.optimizer=als|model.kind=two_tower", "model.kind = 'factorization'"),
-    ("training.feature_rate=0.3", "tables of features"),
     ("training.layer_rate=0.3", "layers"),
     ("model.kind=lightgcn|training.table_rate=0.3", "tables of ids"),
     ("training.precision=bfloat16", "products of a batch"),
     ("model.kind=mean_of_candidates|training.tables=mapped", "a step reads a part"),
     ("training.optimizer=adam|training.tables=mapped", "moves some rows"),
     ("training.optimizer=adam|training.rescale_rows=true", "model.normalize = true"),
-    ("task.kind=softmax_all|training.short_batch=true", "batches of single pairs"),
     ("training.epochs=0", "model.start"),
     ("training.epochs=0|model.start=svd", "post-closed"),
     ("training.epochs=0|model.start=svd|upgrade.start=previous", "upgrade.start other than"),
-    ("split.selection=paper|training.refit=true", "split.selection = 'strict'"),
 ]
 
 
@@ -227,11 +223,11 @@ def test_each_version_is_tested_on_the_interval_after_it() -> None:
 
 
 def test_a_model_as_of_a_version_is_that_one_at_every_version() -> None:
-    model = ENCODERS.of({"kind": "graphsage", "dim": [4, 8], "scale": 0.3, "layers": [1, 2]})
+    model = ENCODERS.of({"kind": "graphsage", "dim": [4, 8], "ids": True, "layers": [1, 2]})
     first = model.as_of(0)
     assert [first.dim_of(version) for version in (0, 5)] == [4, 4]
     assert first.options(5)["layers"] == model.options(0)["layers"] == 1
-    assert (first.kind, first.scale) == ("graphsage", 0.3)
+    assert (first.kind, first.options(5)["ids"]) == ("graphsage", True)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -258,22 +254,24 @@ def test_joint_training_solves_for_its_transform_where_there_is_a_closed_form() 
         assert Recipe.of(recipe.model_dump()) == recipe
 
 
-def test_unknown_kinds_are_left_out_for_an_evaluation_and_nothing_else(small: Recipe) -> None:
-    stored = small.model_dump(mode="json")
-    assert unknown_kinds(stored) == {}
-    assert without_unknown_kinds(stored) == stored
-    theirs = {**stored, "gramian": {**stored["gramian"], "kind": "window", "batches": 3}}
-    theirs["upgrade"] = {**stored["upgrade"], "transform": {"kind": "diagonal"}}
-    theirs["task"] = {**stored["task"], "loss": "quartic"}
-    assert unknown_kinds(theirs) == {
-        "gramian.kind": "window",
-        "upgrade.transform": "diagonal",
-        "task.loss": "quartic",
-    }
-    read = Recipe.stored(without_unknown_kinds(theirs))
-    assert (read.split, read.training, read.model) == (small.split, small.training, small.model)
-    with pytest.raises(RecipeError, match=r"version 4 of films.*call evergram\.diagnose"):
-        refuse_unknown_kinds(theirs, "version 4 of films")
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("gramian", "kind", "window"),
+        ("upgrade", "transform", {"kind": "diagonal"}),
+        ("task", "loss", "quartic"),
+    ],
+)
+def test_kinds_of_another_process_are_refused_but_for_an_evaluation(
+    small: Recipe, table: str, key: str, value: Any
+) -> None:
+    stored = changed(small, "training.refit=true").model_dump(mode="json")
+    refuse_unknown_kinds(stored, "version 4 of films")
+    stored[table][key] = value
+    read = Recipe.of_data(stored)
+    assert (read.data, read.split, read.refits) == (small.data, small.split, True)
+    with pytest.raises(RecipeError, match=rf"version 4 of films has {table}\.{key}.*diagnose"):
+        refuse_unknown_kinds(stored, "version 4 of films")
 
 
 def corpus(queries: int, candidates: int, each: int, **columns: float) -> Corpus:

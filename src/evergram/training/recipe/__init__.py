@@ -3,9 +3,8 @@
 `recipe` has the file. Its tables are classes of settings, one for each kind: those of [data],
 [model], [task], [prior] and [gramian] are in the `kinds.py` of their rooms, and `split`, `training`
 and `upgrade` have the others. `evergram.requirements` compares what keys need, `values` sets
-overrides and whole paths, `methods` has the methods of [BC] as settings, `automatic` turns "auto"
-into numbers, and `fit_settings` has the settings of one training. Checking a recipe does not import
-torch, but for `split.last`.
+overrides and whole paths, and `fit_settings` has the settings of one training, with numbers in the
+place of "auto". Checking a recipe does not import torch, but for `split.last`.
 """
 
 from evergram.training.recipe.recipe import Recipe

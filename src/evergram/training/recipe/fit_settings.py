@@ -1,20 +1,140 @@
-"""The settings of one training: a recipe's tables, with numbers in the place of "auto"."""
+"""The settings of one training: a recipe's tables, with numbers in the place of "auto".
+
+λ, l2 and the batch size scale with the data. With n distinct pairs of |A| queries and |B|
+candidates, and squared error,
+
+    λ = 66 (n / |A||B|)^¼,    l2 = ½ √(|A||B|) / n  under the uniform measure:
+
+a denser matrix is pushed down more, and entities met rarely are held closer to zero. In the
+words of implicit ALS, Σ_observed (1 − s)² + α₀ Σ_all s² + ρ_u Σ‖u‖² + ρ_v Σ‖v‖², these are
+α₀ = 2 λ n / |A||B| and √(ρ_u ρ_v) = 1, whatever the data. Both are wide valleys: half of either
+or twice as much costs a percent or two of Recall@20. They were found on the head of MovieLens 25M,
+Gowalla and Amazon Beauty, on all pairs and on small parts of them; docs/training.md has what they
+come to there and elsewhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import pow, sqrt
 from typing import Self
+
+import torch
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.kinds import EncoderSettings
+from evergram.errors import DataError
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.requirements import Trait, unmet
 from evergram.tasks.kinds import TaskSettings
 from evergram.training.priors import PriorSettings
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.automatic import Strengths, batch_size_of, rate_of, strengths_of
-from evergram.training.recipe.training import StepSettings, Training
+from evergram.training.recipe.training import AdamTraining, StepSettings, Training
+
+PENALTY, PENALTY_POWER = 66.0, 0.25
+L2 = 0.5
+TABLE_RATE, ADAM_RATE = 0.1, 0.01
+# Fewer steps an epoch would make early stopping evaluate too often.
+STEPS, LEAST_BATCH, LARGEST_BATCH = 32, 256, 4096
+# Queries of a step that has all of their pairs, at most.
+WHOLE_QUERIES = 256
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """λ of each measure, the weight of squared norms, and under which measure they are."""
+
+    penalty: list[float]
+    l2: float
+    l2_measure: str
+
+
+def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
+    """Return a recipe's `task.penalty` and `task.l2` on this corpus, as numbers.
+
+    Tasks with negatives of their own, or with a partition function, get no penalty and no l2 from
+    "auto": their loss keeps scores apart by itself.
+    """
+    task = recipe.task
+    penalty = _penalty(task, corpus) if task.penalty == "auto" else list(task.penalty)
+    if task.l2 != "auto":
+        return Strengths(penalty, task.l2, task.l2_measure or "examples")
+    # Rows of unit norm have no length to weigh.
+    l2 = 0.0 if recipe.model.normalize else _l2(task, corpus)
+    return Strengths(penalty, l2, task.l2_measure or "penalty")
+
+
+def rate_of(recipe: Recipe) -> float:
+    """Return the learning rate of tables of ids: the recipe's number, or `TABLE_RATE`; of Adam
+    `ADAM_RATE`. A sweep has none: 0."""
+    training = recipe.training
+    if not isinstance(training, StepSettings):
+        return 0.0
+    if training.table_rate != "auto":
+        return training.table_rate
+    return ADAM_RATE if isinstance(training, AdamTraining) else TABLE_RATE
+
+
+def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
+    """Return how many pairs a step has: the recipe's number; for "auto" a power of two from 256 to
+    4,096 that makes 32 steps an epoch or a few more.
+
+    A graph encoder passes over the graph in every step, so its batch is 4,096 whatever the data.
+    Where queries are drawn with all of their pairs, a step has 256 queries, or as many as make 32
+    steps an epoch, if these are fewer. A sweep has all pairs.
+    """
+    if not isinstance(recipe.training, StepSettings):
+        return len(corpus)
+    size = recipe.training.batch_size
+    if size != "auto":
+        return size
+    if recipe.task.drawn == "whole_queries":
+        met = int((corpus.counts("query") > 0).sum())
+        queries = min(WHOLE_QUERIES, max(1, met // STEPS))
+        return max(1, round(queries * len(corpus) / met))
+    if recipe.model.passes_over_graph:
+        return LARGEST_BATCH
+    wanted = max(1, len(corpus) // STEPS)
+    return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
+
+
+def pointwise_strengths(pairs: int, queries: int, candidates: int) -> Strengths:
+    """Return λ and l2 of the squared loss for so many distinct pairs, queries and candidates."""
+    penalty = PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)
+    return Strengths([penalty], L2 * sqrt(queries * candidates) / pairs, "penalty")
+
+
+def _penalty(task: TaskSettings, corpus: Corpus) -> list[float]:
+    if not task.needs_penalty:
+        return [0.0]
+    return pointwise_strengths(*_sizes(corpus)).penalty
+
+
+def _l2(task: TaskSettings, corpus: Corpus) -> float:
+    if not task.needs_penalty:
+        return 0.0
+    value = pointwise_strengths(*_sizes(corpus)).l2
+    if task.pair_target == "value":
+        # Scores are as large as the values, and squared norms grow with scores, not their squares.
+        value *= _root_mean_square(corpus)
+    return value
+
+
+def _root_mean_square(corpus: Corpus) -> float:
+    """Return √ of the mean squared value, summed in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for block in corpus.blocks():
+        if block.value is None:
+            raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
+        total += block.value.double().square().mean() * (len(block) / len(corpus))
+    return float(total.sqrt())
+
+
+def _sizes(corpus: Corpus) -> tuple[int, int, int]:
+    """Return the number of distinct pairs, and of entities of each side that have one."""
+    met = [int((corpus.counts(side) > 0).sum()) for side in ("query", "candidate")]
+    return len(corpus) - corpus.repeats, met[0], met[1]
 
 
 @dataclass(frozen=True)
@@ -84,7 +204,7 @@ class FitSettings:
             return {}
         rates = {
             "table_rate": self.table_rate,
-            "feature_rate": training.feature_rate,
+            "feature_rate": training.feature_table_rate,
             "layer_rate": training.layer_rate,
         }
         return {name: rate for name, rate in rates.items() if name in self.model.rates}

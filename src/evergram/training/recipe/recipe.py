@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS, DataSettings
@@ -80,22 +80,6 @@ class Recipe(Settings):
     def __repr__(self) -> str:
         return f"Recipe({self.name!r}, {self.model.kind}, data {self.data.kind})"
 
-    @model_validator(mode="after")
-    def _fits(self) -> Recipe:
-        if self.gramian.samples_gradient and self.task.orthogonal:
-            raise ValueError(
-                "gramian.gradient = 'sampled' takes a side's gradient over the entities that its "
-                "own Gramian was just estimated from, which the orthogonal terms would multiply "
-                "with it; set gramian.gradient = 'examples'"
-            )
-        after = getattr(self.upgrade, "select_after", 0)
-        if after and after >= self.training.epochs:
-            raise ValueError(
-                f"upgrade.select_after is {after} and training.epochs {self.training.epochs}; no "
-                "epoch would be left to select"
-            )
-        return self
-
     @classmethod
     def key_types(cls) -> dict[str, Any]:
         """Return the type of each key that a recipe may have, by its path."""
@@ -165,7 +149,7 @@ class Recipe(Settings):
         tables = copied(values)
         if folder is not None:
             resolve_paths(tables, folder)
-        return cls._checked(tables, overrides, _written(tables), source)
+        return cls._checked(tables, overrides, cls._written(tables), source)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
@@ -183,6 +167,18 @@ class Recipe(Settings):
                 own = kinds.completed(table).items()
                 tables[name] = {k: v for k, v in own if k in settings.model_fields}
         return cls._checked(tables, overrides, set(), "The recipe")
+
+    @classmethod
+    def of_data(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+        """Return what a lineage's recipe says of its data, for what reads stored embeddings only:
+        the rest is at its defaults, as this process may not know the kinds that it has.
+
+        Raises: RecipeError: as `load`.
+        """
+        kept = {k: values[k] for k in ("name", "seed", "metrics", "data", "split") if k in values}
+        # A refit trained on the pairs that selected.
+        kept["training"] = {"refit": values["training"].get("refit", "auto")}
+        return cls.stored(kept, overrides)
 
     @classmethod
     def _checked(
@@ -219,6 +215,20 @@ class Recipe(Settings):
                 ", ".join(sorted(displaced & written)),
             )
         return recipe
+
+    @classmethod
+    def _written(cls, values: Mapping[str, Any]) -> set[str]:
+        """Return the keys that a person wrote, "table.key": all of them, but for tables of
+        `model_dump`, which have every key."""
+        is_dump = cls.model_fields.keys() <= values.keys()
+        written = set()
+        for name, table in values.items():
+            if name in cls.kinds and isinstance(table, dict):
+                settings = _class_of(cls.kinds[name], table)
+                fields = set() if settings is None else settings.model_fields.keys()
+                if not (is_dump and fields <= table.keys()):
+                    written |= {f"{name}.{key}" for key in table}
+        return written
 
     @classmethod
     def _displaced(cls, values: dict[str, Any], added: Collection[str]) -> set[str]:
@@ -266,20 +276,6 @@ def values_of_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _written(values: Mapping[str, Any]) -> set[str]:
-    """Return the keys that a person wrote, "table.key": all of them, but for tables of
-    `model_dump`, which have every key."""
-    is_dump = Recipe.model_fields.keys() <= values.keys()
-    written = set()
-    for name, table in values.items():
-        if name in Recipe.kinds and isinstance(table, dict):
-            settings = _class_of(Recipe.kinds[name], table)
-            fields = set() if settings is None else settings.model_fields.keys()
-            if not (is_dump and fields <= table.keys()):
-                written |= {f"{name}.{key}" for key in table}
-    return written
-
-
 def _class_of(kinds: Kinds[Any], table: Mapping[str, Any]) -> type[Settings] | None:
     """Return the class that a table's values choose; None where they are wrong."""
     try:
@@ -288,41 +284,22 @@ def _class_of(kinds: Kinds[Any], table: Mapping[str, Any]) -> type[Settings] | N
         return None
 
 
-def unknown_kinds(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return {key: name} of what a stored recipe chooses and this process does not know, as it was
-    registered in another, such as {"gramian.kind": "window"}."""
-    tables = {name: values.get(name) or {} for name in Recipe.kinds}
-    chosen = {f"{n}.{k.chooser}": (k, tables[n].get(k.chooser)) for n, k in Recipe.kinds.items()}
-    transform = tables["upgrade"].get("transform")
-    kind = transform.get("kind") if isinstance(transform, dict) else transform
-    chosen["upgrade.transform"] = (TRANSFORMS, kind)
-    unknown = {k: str(name) for k, (kinds, name) in chosen.items() if name and name not in kinds}
-    loss = tables["task"].get("loss", "squared")
-    return unknown if loss in LOSSES else {**unknown, "task.loss": str(loss)}
-
-
-def without_unknown_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored recipe for what reads stored embeddings only: where it chooses something that
-    this process does not know, the keys of every kind stay, and the others are the default's."""
-    kept = copied(values)
-    for key in unknown_kinds(values):
-        name, _, own = key.partition(".")
-        if own == Recipe.kinds[name].chooser:
-            base = Recipe.model_fields[name].annotation
-            common = base.model_fields.keys() - {own} if isinstance(base, type) else set()
-            kept[name] = {k: v for k, v in kept[name].items() if k in common}
-        else:
-            kept[name].pop(own)
-    return kept
-
-
 def refuse_unknown_kinds(values: Mapping[str, Any], owner: str) -> None:
-    """Raises: RecipeError: a stored recipe chooses what this process does not know.
+    """Raises: RecipeError: a stored recipe chooses what this process does not know, as it was
+    registered in another.
 
     Args:
         owner: whose recipe it is, such as "version 1 of films".
     """
-    for key, name in unknown_kinds(values).items():
+    tables = {name: values.get(name) or {} for name in Recipe.kinds}
+    chosen: dict[str, tuple[Collection[str], Any]] = {
+        f"{n}.{k.chooser}": (k, tables[n].get(k.chooser)) for n, k in Recipe.kinds.items()
+    }
+    transform = tables["upgrade"].get("transform")
+    kind = transform.get("kind") if isinstance(transform, dict) else transform
+    chosen["upgrade.transform"] = (TRANSFORMS, kind)
+    chosen["task.loss"] = (LOSSES, tables["task"].get("loss"))
+    for key, name in ((k, n) for k, (known, n) in chosen.items() if n and n not in known):
         raise RecipeError(
             f"The recipe of {owner} has {key} = {name!r}, which this process does not know; call "
             "evergram.diagnose from Python where it is registered, or add it to the package "

@@ -30,17 +30,7 @@ class SplitSettings(KindSettings):
         )
 
 
-class SelectingSplit(SplitSettings):
-    """A split whose held-out queries are divided into those that select and those that test."""
-
-    selection: Literal["strict", "paper"] = "strict"
-
-    @property
-    def selects_by(self) -> Literal["strict", "paper"]:
-        return self.selection
-
-
-class RandomSplit(SelectingSplit):
+class RandomSplit(SplitSettings):
     """`share` of the pairs are held out."""
 
     kind: Literal["random"] = "random"
@@ -54,7 +44,7 @@ class GivenSplit(SplitSettings):
     share: Share = 0.1
 
 
-class TimeSplit(SelectingSplit):
+class TimeSplit(SplitSettings):
     """Version n has seen versions[n] of all interactions, in order of time; or, with `last`, all
     but the last "5 %", or "7 days"."""
 

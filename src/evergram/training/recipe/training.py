@@ -24,6 +24,7 @@ Metric = Annotated[str, AfterValidator(_is_metric)]
 Tables = Literal["auto", "memory", "mapped", "sharded"]
 
 
+FEATURE_RATE = 0.005
 # What tables in files need.
 MAPPED = Needs(
     *(Trait.MAPPABLE, Trait.SOME_CANDIDATES, Trait.SOME_ROWS, Trait.CPU, Trait.ONE_PROCESS),
@@ -74,6 +75,12 @@ class TrainingSettings(Settings):
             }
         )
 
+    @property
+    def fills_batches(self) -> bool:
+        """Whether an epoch leaves out the pairs that do not fill a batch, so that all batches weigh
+        the same."""
+        return True
+
     def swept(self, **changes: Any) -> SweepTraining:
         """Return the settings by which the solver trains instead."""
         keys = TrainingSettings.model_fields.keys() - {"optimizer", "tables"}
@@ -83,18 +90,14 @@ class TrainingSettings(Settings):
 class StepSettings(TrainingSettings):
     """The loop that takes steps over batches of pairs.
 
-    `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
-    many entities share; `layer_rate` is Adam's on the rest. With "sgd" they are the rates of plain
-    SGD, [G2]'s Algorithms 1 and 2.
+    `table_rate` is Adagrad's on tables of ids, `layer_rate` Adam's on what is not a table. With
+    "sgd" they are the rates of plain SGD, [G2]'s Algorithms 1 and 2.
     """
 
     # Pairs a step; "auto" makes about 32 steps an epoch of small data.
     batch_size: Positive | Literal["auto"] = "auto"
-    # Also train on the pairs of an epoch that do not fill a batch, in a last, smaller one.
-    short_batch: Annotated[bool, Needs(Trait.SINGLE_PAIRS)] = False
     # "auto" is 0.1 (0.01 of Adam), or what pilots choose.
     table_rate: Annotated[Rate | Literal["auto"], Needs(Trait.ID_TABLES)] = "auto"
-    feature_rate: Annotated[Rate, Needs(Trait.FEATURE_TABLES)] = 0.005
     layer_rate: Annotated[Rate, Needs(Trait.LAYERS)] = 2e-4
     # Each epoch's rates are so many times those of the epoch before.
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -116,6 +119,11 @@ class StepSettings(TrainingSettings):
         Needs(Trait.MAPPABLE),
     ] = "auto"
 
+    @property
+    def feature_table_rate(self) -> float:
+        """Adagrad's rate on tables of features, whose rows many entities share."""
+        return FEATURE_RATE
+
 
 class AdaptiveTraining(StepSettings):
     """Row-wise Adagrad for tables and Adam for layers; or plain SGD for both.
@@ -130,7 +138,7 @@ class AdaptiveTraining(StepSettings):
     def may_sweep(self) -> bool:
         """Whether nothing here says that training takes steps."""
         fields = type(self).model_fields
-        of_steps = ("batch_size", "short_batch", "table_rate", "decay", "precondition")
+        of_steps = ("batch_size", "table_rate", "decay", "precondition")
         return self.optimizer == "auto" and all(
             getattr(self, name) == fields[name].default for name in of_steps
         )
@@ -175,7 +183,6 @@ class SweepTraining(TrainingSettings):
     tables: Literal["auto", "memory"] = "auto"
     sweeps = True
     # What a step would have.
-    short_batch: ClassVar[bool] = False
     decay: ClassVar[float] = 1.0
     precondition: ClassVar[float] = 0.0
     precision: ClassVar[Literal["float32"]] = "float32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,9 +14,51 @@ from evergram.compatibility.kinds import (
     TransformSettings,
     TruncateSettings,
 )
-from evergram.kinds import Kinds, Positive, Rate, Settings, Share, Weight, traits_where
+from evergram.kinds import Kinds, Settings, Share, Weight, traits_where
 from evergram.requirements import Trait
-from evergram.training.recipe.methods import METHODS, Fit, Start
+
+Fit = Literal["joint", "posthoc", "none"]
+Start = Literal["fresh", "previous", "frozen"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """[BC] §4, Table 1.
+
+    Args:
+        fit: the transform is trained together with the model, afterwards, or not at all.
+        start, transform: the defaults of these keys of [upgrade].
+        steps: the alignment loss counts errors at all past versions or at the one before.
+        solver: the transform is trained by Adam, or solved for in closed form; of joint methods
+            afterwards, where the closed form has the smaller error.
+    """
+
+    fit: Fit
+    start: Start = "fresh"
+    transform: Literal["linear", "truncate"] = "linear"
+    steps: Literal["multi", "single"] = "multi"
+    solver: Literal["gradient", "closed"] = "gradient"
+
+
+_ALONE = Method("none", transform="truncate")
+
+METHODS: dict[str, Method] = {
+    # Consumers of a past version keep reading that model; it is trained like Non-BC.
+    "keep-all": _ALONE,
+    "fix-m0": Method("none", "frozen", "truncate"),
+    "finetune-m0": Method("none", "previous", "truncate"),
+    "non-bc": _ALONE,
+    "post-lin-sloss": Method("posthoc", steps="single"),
+    "post-lin-mloss": Method("posthoc"),
+    "joint-notrans": Method("joint", transform="truncate", steps="single"),
+    "joint-lin-sloss": Method("joint", steps="single"),
+    "bc-aligner": Method("joint"),
+    # Ours: a post-hoc transform in closed form, and BC-Aligner with a closed form at the end, which
+    # is the default.
+    "post-closed": Method("posthoc", solver="closed"),
+    "evergram": Method("joint", solver="closed"),
+}
+
 
 # Which objects the mean of the joint alignment loss is over.
 AlignedObjects = Literal["all", "paper-code", "batch"]
@@ -82,17 +125,36 @@ class UnfittedUpgrade(UpgradeSettings):
         return self
 
 
+@dataclass(frozen=True)
+class TransformTraining:
+    """How Adam trains a transform. The experiments of [BC] change it, see `reproduction/recipe.py`.
+
+    Args:
+        rate: Adam's learning rate.
+        objects: what the loss is a mean over: "all" objects, as [BC] has it; "paper-code": a
+            batch's, with negatives, as in its authors' code, where W also starts as PyTorch's
+            layers do, uniform in ±1/√D_k; "batch": a batch's pairs.
+        rows: of each side, at most so many that "all" draws for a step, or that "batch" takes.
+        epochs: passes over the objects, or over the pairs, of a transform that is trained after the
+            model.
+        select_after: the best epoch (posthoc: the transform with the smallest error) is looked for
+            after so many.
+    """
+
+    rate: float = 3e-3
+    objects: AlignedObjects = "all"
+    rows: int = 512
+    epochs: int = 100
+    select_after: int = 0
+
+
 class GradientUpgrade(UpgradeSettings):
     """The keys of transforms that are trained by Adam."""
 
-    transform_rate: Rate = 3e-3
-    # The loss is over all objects, as [BC] has it; over a batch's, with negatives, as its authors'
-    # code, where W also starts as PyTorch's layers do, uniform in ±1/√D_k; or over a batch's pairs.
-    objects: AlignedObjects = "all"
-    # Of each side, at most so many that "all" draws for a step, or that "batch" takes.
-    rows: Positive = 512
-    # The best epoch (posthoc: the transform with the smallest error) is looked for after this many.
-    select_after: Annotated[int, Field(ge=0)] = 0
+    @property
+    def transform_training(self) -> TransformTraining:
+        """How Adam trains the transform."""
+        return TransformTraining()
 
 
 class WeighingUpgrade(UpgradeSettings):
@@ -122,20 +184,9 @@ class JointUpgrade(GradientUpgrade, WeighingUpgrade):
 
 
 class PosthocUpgrade(GradientUpgrade):
-    """The transform is trained after the model, by `fit_epochs` passes over the objects; over the
-    pairs, unless `objects` is "all"."""
+    """The transform is trained after the model, by passes over the objects."""
 
     method: Literal["post-lin-mloss", "post-lin-sloss"] = "post-lin-mloss"
-    fit_epochs: Positive = 100
-
-    @model_validator(mode="after")
-    def _selects_an_epoch(self) -> Self:
-        if self.select_after and self.objects == "all":
-            raise ValueError(
-                f"upgrade.select_after is {self.select_after}, and passes over all objects select "
-                "none; leave it out, or set upgrade.objects = 'batch' or 'paper-code'"
-            )
-        return self
 
 
 class SolvedUpgrade(WeighingUpgrade):
@@ -154,7 +205,7 @@ class SolvedUpgrade(WeighingUpgrade):
         return self
 
 
-class _Upgrades(Kinds[UpgradeSettings]):
+class Upgrades(Kinds[UpgradeSettings]):
     """The methods; `transform` and `start` are the method's where they are not written."""
 
     def completed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,7 +244,7 @@ class _Upgrades(Kinds[UpgradeSettings]):
         return super().unknown(key, settings, name)
 
 
-UPGRADES: _Upgrades = _Upgrades(
+UPGRADES: Upgrades = Upgrades(
     "upgrade",
     (JointUpgrade, SolvedUpgrade, PosthocUpgrade, UnfittedUpgrade),
     chooser="method",

@@ -1,7 +1,8 @@
-"""The values of a recipe before they are checked: overrides and whole paths."""
+"""The values of a recipe before they are checked: overrides, whole paths, and TOML of them."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -94,3 +95,36 @@ def value_of(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
+
+
+def toml_of(tables: Mapping[str, Any]) -> str:
+    """Return tables, with keys before them, as TOML."""
+    plain = {k: v for k, v in tables.items() if not isinstance(v, dict)}
+    lines = [f"{_key(k)} = {toml_value(v)}" for k, v in plain.items()]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += [
+                "",
+                f"[{_key(name)}]",
+                *(f"{_key(k)} = {toml_value(v)}" for k, v in table.items()),
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("-", "_").isidentifier()
+    return name if bare else toml_value(name)
+
+
+def toml_value(value: Any) -> str:
+    """Return a value of a key as TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, str):
+        # DEL is the one character that JSON leaves as it is and TOML does not allow.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, (int, float)) else str(value)

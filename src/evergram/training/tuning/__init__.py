@@ -1,4 +1,4 @@
-"""Search the values of a recipe's keys: `search_space`, `trials` (`tune`), `best_recipe`."""
+"""Search the values of a recipe's keys: `search_space`, and `trials` (`tune`)."""
 
 from evergram.training.tuning.search_space import KeyRange, SearchSpace
 

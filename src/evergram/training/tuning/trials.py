@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import Timeout
 
-from evergram.atomic_files import file_lock, make_folder
+from evergram.atomic_files import file_lock, make_folder, write_text
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.errors import DataError, RecipeError, TrainingError
@@ -23,7 +24,7 @@ from evergram.training.corpora import corpus_for, split_for, with_selecting_metr
 from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.values import value_of
+from evergram.training.recipe.values import copied, overridden, resolve_paths, toml_of, value_of
 from evergram.training.resuming import Journal, difference, run_identity
 from evergram.training.tuning.search_space import KeyRange, SearchSpace, default_space
 
@@ -186,7 +187,7 @@ def overrides_of(values: Mapping[str, Value]) -> list[str]:
 
 def with_values(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
     """Return the recipe with a trial's values. Raises: RecipeError: they do not go together."""
-    return Recipe.of(recipe.model_dump(), overrides_of(values), source="The trial")
+    return type(recipe).of(recipe.model_dump(), overrides_of(values), source="The trial")
 
 
 def refuse_fixed(space: SearchSpace) -> None:
@@ -438,3 +439,21 @@ def _frozen(trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
         distributions=ranges,
         intermediate_values=dict(trial.history),
     )
+
+
+FIRST_LINE = "# Written by evergram tune: the comments of {} are not kept, its paths are absolute."
+
+
+def write_best(path: Path, source: Path, overrides: Sequence[str]) -> None:
+    """Write the recipe in `source` with overrides set in it; comments are lost, paths absolute.
+
+    Raises: RecipeError: the file that was written would not be the same recipe; it is not kept.
+    """
+    values = copied(tomllib.loads(source.read_text()))
+    resolve_paths(values, source.parent)
+    wanted = Recipe.load(source, overrides)
+    values = wanted.written_of(overridden(values, overrides))
+    text = f"{FIRST_LINE.format(source.name)}\n{toml_of(values)}"
+    if Recipe.of(tomllib.loads(text), source=str(path)) != wanted:
+        raise RecipeError(f"The best values cannot be written to {path} as a recipe.")
+    write_text(path, text.rstrip("\n"))
