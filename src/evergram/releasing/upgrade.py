@@ -49,8 +49,6 @@ from evergram.releasing.past_versions import (
 from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import (
-    BackwardStep,
-    Provenance,
     make_artefact,
     options_of,
     restore_any,
@@ -647,19 +645,18 @@ def package_upgrade(
         form = plan.options.query_form
         if form is None:
             form = query_form(plan.recipe, plan.final.training, trained)
-    artefact = make_artefact(
-        trained,
-        plan.published,
-        report,
-        Provenance(plan.recorded.model_dump(mode="json"), options, trained_on, form),
-        BackwardStep(
-            plan.backward.transform,
-            fitted.error,
-            plan.lineage.canaries(plan.past_version),
-            plan.lineage.manifest(plan.past_version).fingerprint,
-        ),
+    past = plan.lineage.canaries(plan.past_version)
+    return replace(
+        make_artefact(trained, plan.published, options, past),
+        transform=plan.backward.transform,
+        metrics=report,
+        recipe=plan.recorded.model_dump(mode="json"),
+        error=fitted.error,
+        trained=trained_on,
+        follows=plan.lineage.manifest(plan.past_version).fingerprint,
+        query_form=form,
+        unknown=plan.unknown if plan.options.keep_unknown else {},
     )
-    return replace(artefact, unknown=plan.unknown) if plan.options.keep_unknown else artefact
 
 
 def train(
@@ -726,14 +723,13 @@ def train(
     else:
         fitted = judge(model, final, recipe, together=context.collectives)
     fitted.warnings = [*said, *fitted.warnings]
-    provenance = Provenance(
-        recipe.model_dump(mode="json"),
-        options_of(fitted.encoder, recipe.model, 0),
-        trained_pairs(final.training, salt_of(recipe.name)),
-        query_form(recipe, final.training, fitted),
+    return replace(
+        make_artefact(fitted, final, options_of(fitted.encoder, recipe.model, 0)),
+        metrics=version_report(0, final, fitted),
+        recipe=recipe.model_dump(mode="json"),
+        trained=trained_pairs(final.training, salt_of(recipe.name)),
+        query_form=query_form(recipe, final.training, fitted),
     )
-    report = version_report(0, final, fitted)
-    return make_artefact(fitted, final, report, provenance)
 
 
 def _path(folder: str | Path | None) -> Path | None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, overload
 
 import pyarrow as pa
 from torch import Tensor
 
-from evergram.compatibility.certificate import StepError
-from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.data.split import Split
@@ -27,7 +24,6 @@ from evergram.encoders.module_encoder import (
     restore_module_encoder,
 )
 from evergram.errors import LineageError
-from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.canary_check import canary_rows, id_hash
 from evergram.lineage.lineage import Lineage
@@ -102,69 +98,42 @@ def restore_any(
     return restore_module_encoder(module, record.options, schema, state, version)
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """The recipe, as JSON, the `options_of` the encoder, the `trained_pairs` of a version, and how
-    it folds in new queries."""
-
-    recipe: Mapping[str, Any]
-    options: Mapping[str, Any]
-    trained_on: tuple[str, TrainedPairs]
-    query_form: QueryForm | None = None
-
-
-@dataclass(frozen=True)
-class BackwardStep:
-    """A version's backward transform B_k with its error, and the canaries and the fingerprint of
-    the version before."""
-
-    transform: Transform | None = None
-    error: StepError | None = None
-    canaries: Mapping[str, Block] = field(default_factory=dict)
-    follows: str | None = None
-
-
 def make_artefact(
     trained: Trained,
     split: Split,
-    metrics: Mapping[str, Any],
-    provenance: Provenance,
-    backward: BackwardStep | None = None,
+    options: Mapping[str, Any],
+    past: Mapping[str, Block] | None = None,
 ) -> Artefact:
-    """Return an artefact for `Lineage.publish`.
+    """Return an artefact for `Lineage.publish`: vectors, encoder and canaries.
 
     Args:
         split: the one whose training corpus `trained` embeds.
-        backward: None for version 0.
+        options: the `options_of` the encoder.
+        past: the canaries of the version before.
     """
-    backward = BackwardStep() if backward is None else backward
     sides = dict(zip(SIDES, (split.training.queries, split.training.candidates), strict=True))
     vectors = {"query": trained.query, "candidate": trained.candidate}
     canaries: dict[str, tuple[pa.Array, Tensor]] = {}
     for side, entities in sides.items():
         ids = entities.vocabulary.keys
-        past = backward.canaries.get(side, (None,))[0]
-        rows = canary_rows(ids, id_hash(entities.vocabulary), past)
+        before = (past or {}).get(side, (None,))[0]
+        rows = canary_rows(ids, id_hash(entities.vocabulary), before)
         canaries[side] = ids.take(pa.array(rows.numpy())), vectors[side][rows]
     encoder = trained.encoder
     return Artefact(
         dim=encoder.dim,
         embeddings={s: _published(e.vocabulary.keys, vectors[s]) for s, e in sides.items()},
-        transform=backward.transform,
-        metrics=metrics,
-        recipe=provenance.recipe,
+        transform=None,
+        metrics={},
+        recipe={},
         encoder=EncoderParts(
             kind=encoder.kind,
-            options=provenance.options,
+            options=options,
             state=encoder.tensors() if isinstance(encoder, ModuleEncoder) else encoder.state_dict(),
             inputs=encoder.schema.inputs,
             vocabularies=encoder.schema.vocabularies,
         ),
         canaries=canaries,
-        error=backward.error,
-        trained=provenance.trained_on,
-        follows=backward.follows,
-        query_form=provenance.query_form,
     )
 
 
