@@ -328,10 +328,11 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, id_type: st
     with made(tmp_path / "store", id_type) as store:
         truth = answers(store)
     paths = [p for p in (tmp_path / "store").rglob("*") if p.is_file() and p.name != ".lock"]
-    draw, noticed = random.Random(0), 0
+    draw, noticed, tried = random.Random(0), 0, 0
     for path in paths:
         content = path.read_bytes()
-        for place in draw.sample(range(len(content)), 60):
+        for place in draw.sample(range(len(content)), min(60, len(content))):
+            tried += 1
             flipped = bytearray(content)
             flipped[place] ^= 1 << draw.randrange(8)
             path.write_bytes(flipped)
@@ -342,7 +343,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, id_type: st
                 noticed += 1
         path.write_bytes(content)
     # Blanks in store.json alone are of no matter.
-    assert noticed >= 60 * (len(paths) - 1)
+    assert noticed >= tried - 60
     with SnapshotStore.open(str(tmp_path / "store")) as store:
         assert answers(store) == truth
 

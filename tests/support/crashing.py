@@ -23,8 +23,8 @@ from evergram.stores.store import ID_TYPES, Rows, Space, Store
 
 IDS = 400
 DIMS = {0: 4, 1: 6}
-# Operations on files before a writer is killed, at most: some of its own, of about ten each.
-MOST = 100
+# Operations on files before a writer is killed, at most: some of its own, of about fifty each.
+MOST = 400
 # Id to version and the operation that wrote it.
 Model: TypeAlias = dict[int, tuple[int, int]]
 Open: TypeAlias = Callable[[], Store]
