@@ -352,20 +352,17 @@ def make(
     )
     made.save(out)
     rows = open_embeddings(opened.stored(made.side, made.version)).rows
+    lost, none = rows - len(made), "have no old vector, and are read by the way back"
     share = made.sidecar.size / (4 * len(made.sidecar.weight))
     figures = ("version", "target", "side", "error", "way_back_error", "worse")
     facts = {
         "file": str(out),
         **{name: getattr(made, name) for name in figures},
         "objects": len(made),
-        "without_codes": rows - len(made),
+        "without_codes": lost,
         "bytes": made.sidecar.size,
         "share_of_old_bytes": share,
     }
-    more = (
-        f"{rows - len(made):,} more objects of version {made.version} have no old vector, and "
-        "are read by the way back."
-    )
     show(
         facts,
         f"{out}: {len(made):,} objects of side {made.side}, {made.sidecar.size} bytes each "
@@ -373,5 +370,5 @@ def make(
         f"{made.target}, version {made.version} has a relative error of {made.error:.3f}; by "
         f"the way back alone it is {made.way_back_error:.3f}. Codes read {made.worse:.1%} of the "
         "objects worse than that.",
-        *([more] if rows > len(made) else ()),
+        *([f"{lost:,} more objects of version {made.version} {none}."] if lost else ()),
     )
