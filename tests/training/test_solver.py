@@ -253,7 +253,7 @@ def test_a_solved_run_has_no_gradient_by_the_trainers_objective(
 def test_a_step_is_a_sweep_and_returns_the_value_after_it() -> None:
     step, sampler = prepared(*TASKS[0][:1], "als")
     assert isinstance(step, SweepStep)
-    assert step.optimizers == []
+    assert not step.optimizers
     (batch,) = sampler.epoch(0)
     values = [float(step(batch)) for _ in range(5)]
     assert values == sorted(values, reverse=True)
