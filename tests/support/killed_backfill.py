@@ -24,8 +24,8 @@ from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 
 ROWS, BATCH = 300, 10
-# Operations of a process before it is killed, at most; a batch takes about thirty.
-APPLIED, PUT_BACK = 80, 300
+# Operations of a process before it is killed, at most; a batch takes about forty.
+APPLIED, PUT_BACK = 160, 300
 
 
 def check(lineage: Lineage, address: str) -> int:
