@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,7 +101,8 @@ class ProcessCollectives(Collectives):
         """Return the rows [n, …] of the sum of the processes' tensors [P · n, …] that are this
         process's."""
         own = tensor.new_empty(len(tensor) // self.size, *tensor.shape[1:])
-        with self.reaching_others():
+        with self.reaching_others(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of gloo, on how it does it
             torch.distributed.reduce_scatter_tensor(own, tensor)
         self.received[kind] += own.nbytes * (self.size - 1)
         return own
