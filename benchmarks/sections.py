@@ -63,6 +63,7 @@ from benchmarks import (
     training_rate,
     upgraded_scores,
     verdicts,
+    walks,
     which_loss,
     which_loss_tuned,
 )
@@ -103,6 +104,7 @@ def _quality(name: str, kind: str) -> Section:
 
 
 SECTIONS = {
+    "walks": Section(walks.walked, walks.walked, walks.table),
     "timing": Section(
         measure.view_throughput, partial(measure.view_throughput, (8,), 1000), measure.table
     ),

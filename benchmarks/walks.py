@@ -210,7 +210,10 @@ def walked() -> dict[str, tuple[set[str], int]]:
     return found
 
 
-if __name__ == "__main__":
-    for name, (entered, limit) in walked().items():
-        print(f"{name}: {len(entered)} files, at most {limit} wanted")
-        print(*(f"  {file}" for file in sorted(entered)), sep="\n")
+def table(found: dict[str, tuple[set[str], int]]) -> str:
+    """Return a row for each walk: how many files it enters, and which."""
+    rows = ["| walk | files | at most wanted | which |", "|---|---|---|---|"]
+    for name, (entered, limit) in found.items():
+        files_entered = ", ".join(f"`{file}`" for file in sorted(entered))
+        rows.append(f"| {name} | {len(entered)} | {limit} | {files_entered} |")
+    return "\n".join(rows)
