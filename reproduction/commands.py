@@ -81,10 +81,8 @@ def reproduce(run: Run, progress: Progress) -> Outcome:
     folder = results.FOLDER if run.out is None else run.out
     results.refuse_file(folder)
     jobs = jobs_of(experiment, run.preset, range(run.seeds), run.data)
-    if run.preset != "tiny":
-        progress.say(f"{run.name}: comparing the tiny preset with the one of the kept results")
-        evidence.renew(experiment, run.preset, folder)
-    for _ in run_all(jobs, folder, progress, run.device):
+    compared = experiment if run.preset != "tiny" else None
+    for _ in run_all(jobs, folder, progress, run.device, compared):
         pass
     runs = runs_of(experiment, run.preset, folder)
     return Outcome(

@@ -76,14 +76,22 @@ def key_of(folder: Path, experiment: str, preset: str) -> str:
     return "" if evidence is None else evidence.key
 
 
-def renew(experiment: Experiment, preset: str, folder: Path) -> None:
-    """Keep today's figures for a preset, unless those that are there agree with them. Results that
-    were made with other figures count as missing from then on."""
+def valid(experiment: Experiment, preset: str, folder: Path) -> Evidence:
+    """Return the evidence that current results of a preset have: what is kept, where it agrees with
+    today's, or else today's."""
     now, then = measured(experiment), kept(folder, experiment.source, preset)
-    if then is None or not now.agrees(then):
-        facts = {"commit": now.commit, "figures": dict(now.figures)}
+    return then if then is not None and now.agrees(then) else now
+
+
+def renew(experiment: Experiment, preset: str, folder: Path) -> Evidence:
+    """Keep the valid evidence of a preset and return it. Results that were made with other figures
+    count as missing from then on."""
+    evidence = valid(experiment, preset, folder)
+    if evidence != kept(folder, experiment.source, preset):
+        facts = {"commit": evidence.commit, "figures": dict(evidence.figures)}
         path = path_of(folder, experiment.source, preset)
         results.write_text(path, json.dumps(facts, ensure_ascii=False))
+    return evidence
 
 
 def state(experiment: Experiment, preset: str, folder: Path) -> State:

@@ -100,20 +100,30 @@ def jobs_of(
 
 
 def run_all(
-    jobs: Sequence[Job], folder: Path, progress: Progress, device: str = "cpu"
+    jobs: Sequence[Job],
+    folder: Path,
+    progress: Progress,
+    device: str = "cpu",
+    evidenced: Experiment | None = None,
 ) -> Generator[Result, None, None]:
     """Yield the result of each job; what is in `folder` already is read and not trained again.
 
     Args:
         folder: of results; one JSON is written for each training as soon as it is done.
+        evidenced: the jobs' experiment; results count as missing where its tiny preset gives other
+            figures than those that the preset keeps. None compares nothing.
     Raises: DataError, RecipeError, TrainingError.
     """
     chosen = pick_device(device)
     loaded: dict[str, Split] = {}
+    key = evidence.key_of(folder, jobs[0].experiment, jobs[0].preset) if jobs else ""
+    if evidenced is not None and any(path_of(job, folder).is_file() for job in jobs):
+        progress.say(f"{evidenced.name}: comparing the tiny preset with that of the kept results")
+        key = evidence.valid(evidenced, jobs[0].preset, folder).key
     for number, job in enumerate(jobs, 1):
         title = f"{job.experiment} {job.preset} {number}/{len(jobs)}"
         name = f"{job.training.label}, seed {job.seed}"
-        kept = kept_result(job, folder)
+        kept = kept_result(job, folder, key)
         if kept is not None:
             progress.say(f"{title}: {name}: kept")
             shutil.rmtree(work_folder(job, folder), ignore_errors=True)  # killed just before
@@ -121,28 +131,37 @@ def run_all(
             continue
         work = work_folder(job, folder)
         made = train(job, loaded, progress.of(title), work, chosen)
-        key = evidence.key_of(folder, job.experiment, job.preset)
+        if evidenced is not None:
+            key = evidence.renew(evidenced, job.preset, folder).key
         result = replace(made, evidence=key, commit=evidence.commit())
         results.write(folder, result)
         shutil.rmtree(work, ignore_errors=True)
         yield result
 
 
-def kept_result(job: Job, folder: Path) -> Result | None:
-    """Return a job's result if it is in the folder and was made with the same settings, when the
-    tiny preset gave the figures that the preset keeps."""
-    label = job.training.label
-    path = results.path_of(folder, job.experiment, job.preset, label, job.seed)
+def kept_result(job: Job, folder: Path, key: str | None = None) -> Result | None:
+    """Return a job's result if it is in the folder and was made with the same settings.
+
+    Args:
+        key: of the evidence that it must have; by default that of its preset.
+    """
+    path = path_of(job, folder)
     if not path.is_file():
         return None
+    if key is None:
+        key = evidence.key_of(folder, job.experiment, job.preset)
     result = results.read(path)
-    asked = job.key, evidence.key_of(folder, job.experiment, job.preset)
-    return result if (result.key, result.evidence) == asked else None
+    return result if (result.key, result.evidence) == (job.key, key) else None
+
+
+def path_of(job: Job, folder: Path) -> Path:
+    """Return the place of a job's result."""
+    return results.path_of(folder, job.experiment, job.preset, job.training.label, job.seed)
 
 
 def work_folder(job: Job, folder: Path) -> Path:
     """Return where a job's program keeps what is half-done, hidden beside the job's result."""
-    path = results.path_of(folder, job.experiment, job.preset, job.training.label, job.seed)
+    path = path_of(job, folder)
     return path.with_name(f".{path.stem}.{job.key}")
 
 

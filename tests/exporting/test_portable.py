@@ -25,6 +25,7 @@ from tests.texts.test_endpoint import static_model
 
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.errors import DataError, LineageError, ShapeError
+from evergram.exporting.common_settings import use_common_settings
 from evergram.exporting.formats import (
     LONGEST_NAME,
     ExportedMap,
@@ -325,12 +326,10 @@ def test_each_call_of_the_library_encodes_as_the_version(
         (model.encode_query(TEXTS), queries),
     ):
         np.testing.assert_allclose(read, expected, rtol=1e-5, atol=1e-6)
-    # What is added is named as version 3 of the library reads it; the rest is as it was.
+    # All modules are named as version 3 of the library reads them.
     parts = json.loads((out / "modules.json").read_text())
-    own = json.loads((shop.path.parent / "new" / "modules.json").read_text())
-    kinds = ["Dense", *(["Normalize"] if version == 0 else [])]
-    added = [p["type"] for p in parts[len(own) :]]
-    assert (parts[: len(own)], added) == (own, [f"sentence_transformers.models.{k}" for k in kinds])
+    kinds = ["StaticEmbedding", "Dense", *(["Normalize"] if version == 0 else [])]
+    assert [p["type"] for p in parts] == [f"sentence_transformers.models.{k}" for k in kinds]
     dense = json.loads((out / parts[1]["path"] / "config.json").read_text())
     assert set(dense) == {"in_features", "out_features", "bias", "activation_function"}
 
@@ -357,6 +356,76 @@ def test_a_model_of_a_name_is_saved_by_the_library(shop: Lineage, tmp_path: Path
     _write_own_files(encoder, Path("me/tiny"), tmp_path / "out")
     read = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS, prompt="")
     np.testing.assert_allclose(read, encoder.encode_with(TEXTS[0], TEXTS, "")[:-1], atol=1e-6)
+
+
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "ask", "tell"]
+SENTENCES = ["red green ask", "tell", "green red red tell"]
+# All that text-embeddings-inference knows (backends/src/lib.rs, ModuleType).
+KNOWN = [f"sentence_transformers.models.{k}" for k in ("Transformer", "Pooling", "Normalize")]
+
+
+def saved(folder: Path, pooling: str | tuple[str, ...] = "mean") -> Path:
+    """Return the folder of a tiny BERT model, as the installed library saves it."""
+    need("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    folder.mkdir()
+    (folder / "words.txt").write_text("\n".join(TOKENS))
+    torch.manual_seed(0)
+    sizes: Any = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(TOKENS), hidden_size=8, max_position_embeddings=32, **sizes)
+    BertModel(config).save_pretrained(folder / "bert")
+    BertTokenizer(str(folder / "words.txt")).save_pretrained(folder / "bert")
+    modules = [Transformer(str(folder / "bert"), max_seq_length=5), Pooling(8, pooling)]
+    SentenceTransformer(modules=[*modules, Normalize()], device="cpu").save(str(folder / "model"))
+    return folder / "model"
+
+
+def types_of(folder: Path) -> list[str]:
+    return [module["type"] for module in json.loads((folder / "modules.json").read_text())]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
+def test_settings_of_today_become_those_that_every_release_reads(
+    tmp_path: Path, pooling: str
+) -> None:
+    folder = saved(tmp_path / "m", pooling)
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    vectors = model.encode(SENTENCES)
+    use_common_settings(folder, list(model.children()))
+    assert types_of(folder) == KNOWN
+    settings = folder / "sentence_bert_config.json"
+    assert json.loads(settings.read_text()) == {"max_seq_length": 5, "do_lower_case": False}
+    flags = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert flags.pop("word_embedding_dimension") == 8
+    own = {"mean": "mean_tokens", "lasttoken": "lasttoken"}[pooling]
+    ways = [k for k, v in flags.items() if v and k.startswith("pooling_mode_")]
+    assert ways == [f"pooling_mode_{own}"]
+    again = SentenceTransformer(str(folder), device="cpu")
+    np.testing.assert_array_equal(again.encode(SENTENCES), vectors)
+    # Settings of that form stay as they are.
+    before = {p: p.read_bytes() for p in folder.rglob("*.json")}
+    use_common_settings(folder, list(again.children()))
+    assert {p: p.read_bytes() for p in folder.rglob("*.json")} == before
+    # Early models have none, such as those whose settings are in `sentence_roberta_config.json`.
+    settings.unlink()
+    use_common_settings(folder, list(again.children()))
+    assert types_of(folder) == KNOWN
+    assert not settings.exists()
+    # What no earlier release can be told stays.
+    folder = saved(tmp_path / "both", (pooling, "max"))
+    kept = (folder / "1_Pooling" / "config.json").read_bytes()
+    path = folder / "sentence_bert_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "unpad_inputs": False}))
+    types = types_of(folder)
+    use_common_settings(folder, list(SentenceTransformer(str(folder), device="cpu").children()))
+    assert types_of(folder) == [*types[:2], KNOWN[2]]
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == kept
 
 
 def test_the_card_shows_the_record_of_that_version_and_no_other_number() -> None:

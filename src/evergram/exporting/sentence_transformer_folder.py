@@ -13,6 +13,7 @@ import torch
 
 from evergram.atomic_files import new_folder
 from evergram.errors import DataError, IntegrityError
+from evergram.exporting.common_settings import LISTED, use_common_settings
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import View
 from evergram.texts.addresses import SentenceTransformerEncoder
@@ -20,7 +21,6 @@ from evergram.texts.record import TextEncoderRecord, canary_vectors, prompts_of
 from evergram.texts.text_encoder import Role, Vectors
 
 KIND = "sentence-transformers:"
-LISTED = "modules.json"
 # The settings of a Dense module that every release of the library since 3 reads.
 DENSE = ("in_features", "out_features", "bias", "activation_function")
 # Of the lengths of vectors, how far from 1 they may be to be called normalised.
@@ -80,6 +80,7 @@ def write_sentence_transformer(
             behind.append(Normalize())
     with new_folder(path) as part:
         _write_own_files(encoder, Path(place), part)
+        use_common_settings(part, encoder.modules())
         _append(part, behind)
         _set_prompts(part, newest)
         measured = lineage.metrics(view.source)
