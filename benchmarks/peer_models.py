@@ -46,16 +46,19 @@ def implicit_als(
     """Fit weighted least squares: an observed pair weighs `alpha` and any other 1, in implicit
     0.7. `clock` gives the seconds."""
     from implicit.cpu.als import AlternatingLeastSquares
+    from threadpoolctl import threadpool_limits
 
-    model = AlternatingLeastSquares(
-        factors,
-        regularization=regularization,
-        alpha=alpha,
-        iterations=int(iterations),
-        num_threads=torch.get_num_threads(),
-        random_state=seed,
-    )
-    seconds = _timed(partial(model.fit, _matrix(split), show_progress=False), clock)
+    # Its own threads call BLAS, which would start more of them; implicit warns of that.
+    with threadpool_limits(1, user_api="blas"):
+        model = AlternatingLeastSquares(
+            factors,
+            regularization=regularization,
+            alpha=alpha,
+            iterations=int(iterations),
+            num_threads=torch.get_num_threads(),
+            random_state=seed,
+        )
+        seconds = _timed(partial(model.fit, _matrix(split), show_progress=False), clock)
     return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
 
 

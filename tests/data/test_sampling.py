@@ -262,6 +262,7 @@ def test_an_epoch_has_every_pair_once_and_each_query_in_one_batch(
     assert sum(map(len, met)) == len(set.union(*met))
     assert max(map(len, met)) == sampler.queries
     # Σ over an epoch's batches of share-weighted sums is Σ over pairs, over the expected pairs.
+    assert sampler.expected is not None
     for b in batches:
         assert b.pair_share is not None
         torch.testing.assert_close(

@@ -184,7 +184,7 @@ def means(small: Recipe) -> Recipe:
 
 def gradient(
     task: dict[str, Any], *, normalize: bool = False
-) -> tuple[Step, Tensor, int, list[Batch]]:
+) -> tuple[Step, Tensor, float, list[Batch]]:
     """Return a float64 step of means of candidates, an epoch's gradient of its table, the pairs
     that a batch has on average, and its batches."""
     whole = task.get("kind") == "softmax_all"
@@ -206,7 +206,7 @@ def gradient(
         table.normal_(generator=torch.Generator().manual_seed(2))
     total, batches = epoch_gradients(step, sampler)
     assert len(batches) > 1 if whole else len(batches) == 1
-    pairs = sampler.expected if whole else len(MEAN_PAIRS)  # type: ignore[attr-defined]
+    pairs = sampler.expected or len(MEAN_PAIRS)
     return step, total["candidate.weight"], pairs, batches
 
 
@@ -355,7 +355,7 @@ def test_an_epochs_gradients_are_those_of_the_whole_softmax(
     scores = users @ items.T / 0.5
     observed = scores[SOFTMAX.column("query"), SOFTMAX.column("candidate")]
     normalizers = scores.logsumexp(1)[SOFTMAX.column("query")]
-    ((normalizers - observed).sum() / sampler.expected).backward()  # type: ignore[attr-defined]
+    ((normalizers - observed).sum() / sampler.expected).backward()
     for name, parameter in step.encoder.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(total[name], parameter.grad.to_dense(), rtol=1e-4, atol=1e-5)
