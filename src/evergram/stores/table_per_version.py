@@ -109,7 +109,7 @@ class TablePerVersionStore(Store):
     def place(self) -> str:
         return f"{self.kind}:{Path(self._place).resolve()}#{self._name}"
 
-    # A kind of store implements these.
+    # A kind of store implements these, and `_scan`, `read_consistently`, `build_index` and `close`.
 
     @classmethod
     def _check_place(cls, place: str) -> None:
