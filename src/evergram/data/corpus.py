@@ -22,7 +22,7 @@ from evergram.data.features import (
 )
 from evergram.data.reading.files import MemoryTable
 from evergram.data.reading.interactions import (
-    Interactions,
+    InteractionSources,
     features_of,
     interactions_of,
     names_of_ids,
@@ -198,7 +198,7 @@ class Corpus(Guided):
             None if one is None else features_of(one, side, bad_rows, names_of_ids(columns, side))
             for side, one in given.items()
         ]
-        them = Interactions(
+        them = InteractionSources(
             [source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows), weights=weights or {}
         )
         return cls.from_interactions(them, *features)
@@ -226,7 +226,7 @@ class Corpus(Guided):
         Raises: DataError: a missing column, an empty table, a null id, a value or time that is
             null or not finite, a feature of floats, a repeated id; the row is named.
         """
-        them = Interactions(
+        them = InteractionSources(
             [source_of(MemoryTable(interactions, source), {})], shared_ids=shared_ids
         )
         return cls.from_interactions(them, query_features, candidate_features)
@@ -234,7 +234,7 @@ class Corpus(Guided):
     @classmethod
     def from_interactions(
         cls,
-        them: Interactions,
+        them: InteractionSources,
         query_features: pa.Table | None = None,
         candidate_features: pa.Table | None = None,
     ) -> Corpus:

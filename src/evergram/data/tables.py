@@ -22,7 +22,7 @@ from evergram.data.reading.files import (
 )
 from evergram.data.reading.interactions import (
     AdjacencyList,
-    Interactions,
+    InteractionSources,
     names_of_ids,
     source_of,
     sources_of_files,
@@ -79,7 +79,7 @@ def load_adjacency_list(path: Path, bad_rows: BadRowsChoice = "refuse") -> Corpu
     Raises: DataError: see `AdjacencyList`; or an id is neither an integer nor a text.
     """
     source = source_of(AdjacencyList(path), {})
-    return Corpus.from_interactions(Interactions([source], bad_rows=BadRows(bad_rows)))
+    return Corpus.from_interactions(InteractionSources([source], bad_rows=BadRows(bad_rows)))
 
 
 def load_movielens(path: Path) -> Corpus:
@@ -99,7 +99,7 @@ def load_movielens(path: Path) -> Corpus:
     if ratings is None:
         raise DataError(f"{path} holds neither ratings.csv nor ratings.dat; is it MovieLens?")
     return Corpus.from_interactions(
-        Interactions([source_of(ratings, RATINGS)]),
+        InteractionSources([source_of(ratings, RATINGS)]),
         candidate_features=None if movies is None else _features(movies),
     )
 
@@ -171,10 +171,10 @@ def _interactions(
     bad_rows: BadRowsChoice,
     *,
     shared_ids: bool = False,
-) -> Interactions:
+) -> InteractionSources:
     sources = sources_of_files(source_files(path), columns or {})
     bad = BadRows(bad_rows)
-    return Interactions(sources, shared_ids=shared_ids, bad_rows=bad, weights=weights or {})
+    return InteractionSources(sources, shared_ids=shared_ids, bad_rows=bad, weights=weights or {})
 
 
 def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, Any]:

@@ -124,7 +124,7 @@ def refuse_untried(lineage: Lineage) -> None:
 
 
 @dataclass(frozen=True)
-class Loss:
+class MetricLoss:
     """What a version loses of a metric to a reference, in percent.
 
     Args:
@@ -139,7 +139,7 @@ class Loss:
     queries: int
 
 
-def losses(report: Mapping[str, Any], metric: str) -> dict[str, Loss]:
+def losses(report: Mapping[str, Any], metric: str) -> dict[str, MetricLoss]:
     """Return a version's losses of `metric`, by reference: "alone" is the same model without
     alignment, and "0", "1", … are past versions, on the objects that they knew."""
     metrics, found = report["metrics"], {}
@@ -156,13 +156,13 @@ def losses(report: Mapping[str, Any], metric: str) -> dict[str, Loss]:
 
 def _loss(
     now: Mapping[str, Any], was: Mapping[str, Any], metric: str, error: float, queries: int
-) -> Loss:
+) -> MetricLoss:
     new: Any = now.get(metric)
     old: Any = was.get(metric)
     mean = math.nan
     if _is_number(new) and _is_number(old) and old > 0:
         mean = 100 * (old - new) / old
-    return Loss(mean, mean + NORMAL * error, queries)
+    return MetricLoss(mean, mean + NORMAL * error, queries)
 
 
 def _loss_error(measured: Mapping[str, Any], reference: str, metric: str) -> float:
@@ -221,7 +221,7 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
         )
 
 
-def _unknown(loss: Loss | None, what: str, metric: str) -> str:
+def _unknown(loss: MetricLoss | None, what: str, metric: str) -> str:
     """Return why the loss to a reference is not known; "" if it is."""
     if loss is None and what == "the model trained alone":
         return _NO_ALONE

@@ -31,7 +31,7 @@ from evergram.retrieval.side_stores import SideStores, opened_stores
 from evergram.retrieval.sidecar_files import Paths, SidecarFiles
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
-from evergram.retrieval.version_search import Scores, SearchRequest, VersionSearch
+from evergram.retrieval.version_search import Scores, SearchOptions, VersionSearch
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k, places_among
 from evergram.stores.store import Floats, Hits, ReadableStore, Rows, StoreView
@@ -242,7 +242,7 @@ class Reader(Reopened):
         Source: docs/method.md, "One index for all versions".
         """
         target = self.lineage.resolve(version)
-        asked = SearchRequest(
+        asked = SearchOptions(
             target,
             self.default_side if side is None else side,
             self.default_metric(target, side) if metric is None else metric,
@@ -350,7 +350,7 @@ class Reader(Reopened):
         Source: docs/migrate.md, "Scores".
         """
         target = self.lineage.resolve(version)
-        asked = SearchRequest(
+        asked = SearchOptions(
             target,
             self.default_side if side is None else side,
             self.default_metric(target, side) if metric is None else metric,

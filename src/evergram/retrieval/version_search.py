@@ -147,7 +147,7 @@ UNIT = 1e-3
 
 
 @dataclass(frozen=True)
-class SearchRequest:
+class SearchOptions:
     """Everything about a search except the query vectors and k.
 
     Args:
@@ -200,7 +200,7 @@ class VersionSearch:
         # Whether a version's own vectors of a side have length 1.
         self._unit: dict[tuple[int, str], bool] = {}
 
-    def search(self, queries: Floats, k: int, asked: SearchRequest) -> list[Hits]:
+    def search(self, queries: Floats, k: int, asked: SearchOptions) -> list[Hits]:
         """Return the k best hits of each query [Q, D_j], which are checked vectors of the target.
 
         Raises: as `Reader.search`.
@@ -250,7 +250,7 @@ class VersionSearch:
             self._unit[target, side] = unit
         return "cosine" if self._unit[target, side] else "ip"
 
-    def calibrated(self, hits: Sequence[Hits], asked: SearchRequest) -> list[Hits]:
+    def calibrated(self, hits: Sequence[Hits], asked: SearchOptions) -> list[Hits]:
         """Return hits with scores as the target itself gave them.
 
         Raises: as `Reader.calibrated`.
@@ -267,7 +267,7 @@ class VersionSearch:
     def _calibrated(self, hits: Sequence[Hits], scored: ScoredSearch) -> list[Hits]:
         return [self._score_maps.hits(h, scored) if len(h) else h for h in hits]
 
-    def _scored(self, asked: SearchRequest) -> ScoredSearch:
+    def _scored(self, asked: SearchOptions) -> ScoredSearch:
         """Raises: LineageError: there is no such side. DataError: as `query_version_of`."""
         self._stores.of(asked.side)
         query_side = asked.query_side
@@ -277,7 +277,7 @@ class VersionSearch:
         sides = query_side, asked.side
         return ScoredSearch(asked.target, sides, asked.metric, self._lineage.resolve(made))
 
-    def _check_filter(self, asked: SearchRequest) -> None:
+    def _check_filter(self, asked: SearchOptions) -> None:
         """Raises: DataError: rows with metadata are not those that are searched."""
         own = self._stores.of(asked.side)
         if asked.filter is not None and self._stores.at(asked.side, asked.target) is not own:

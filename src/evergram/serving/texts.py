@@ -117,7 +117,7 @@ class CrowdedError(ServiceError):
 
 
 @dataclass(eq=False)
-class _Job:
+class _EncodingJob:
     """The texts of one request, and its result."""
 
     texts: list[str]
@@ -131,7 +131,7 @@ class Batcher:
 
     def __init__(self, most: int, patience: float = 30.0) -> None:
         self._most, self._patience = most, patience
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_EncodingJob] = deque()
         self._queueing = threading.Lock()
         self._turn = threading.Lock()
 
@@ -139,7 +139,7 @@ class Batcher:
         """Return the vectors [n, D] of texts, in a batch of `encode`. A DataError of a batch is one
         of its texts' own, any other error is of all. Raises: CrowdedError: their turn did not come.
         """
-        job = _Job(texts, role)
+        job = _EncodingJob(texts, role)
         with self._queueing:
             self._waiting.append(job)
         if not self._turn.acquire(timeout=self._patience):
@@ -153,7 +153,7 @@ class Batcher:
             self._turn.release()
         return job.vectors.result()
 
-    def _next(self) -> list[_Job]:
+    def _next(self) -> list[_EncodingJob]:
         """Take the jobs at the front that are of one role and fit into a batch."""
         with self._queueing:
             jobs = [self._waiting.popleft()]
@@ -165,7 +165,7 @@ class Batcher:
                 jobs.append(self._waiting.popleft())
             return jobs
 
-    def _run(self, jobs: list[_Job], encode: Encode) -> None:
+    def _run(self, jobs: list[_EncodingJob], encode: Encode) -> None:
         try:
             vectors = encode([text for job in jobs for text in job.texts], jobs[0].role)
         except Exception as error:

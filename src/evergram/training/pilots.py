@@ -72,7 +72,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     """
     if not wants_pilots(recipe, split):
         return Pilots(recipe)
-    search = _Search.of(recipe, split, version, context.collectives)
+    search = _PilotSearch.of(recipe, split, version, context.collectives)
     strengths = strengths_of(recipe, split.training)
     expected = expected_time(recipe, split, version, context.collectives)
     context.progress.say(
@@ -115,7 +115,7 @@ def _journal(recipe: Recipe, judged: Split, version: int, context: RunContext) -
 class _Measure:
     """Trains pilots, each of them once, whatever processes are killed between two of them."""
 
-    search: _Search
+    search: _PilotSearch
     metric: str
     judged: Split
     version: int
@@ -174,7 +174,7 @@ def expected_time(
     recipe: Recipe, split: Split, version: int = 0, together: Collectives = ALONE
 ) -> ExpectedTime:
     """Return how long a factorization's training takes, pilots included, roughly."""
-    search = _Search.of(recipe, split, version, together)
+    search = _PilotSearch.of(recipe, split, version, together)
     piloted = wants_pilots(recipe, split)
     last = _by_the_solver(recipe) if piloted and search.solves else recipe
     pilot, training = (_seconds(each, split, version) for each in (search.recipe, last))
@@ -195,7 +195,7 @@ def _by_the_solver(recipe: Recipe) -> Recipe:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _PilotSearch:
     """How pilots search.
 
     Args:

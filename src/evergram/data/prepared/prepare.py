@@ -54,7 +54,7 @@ from evergram.data.prepared.files import (
 from evergram.data.reading.files import MemoryTable, Paths, source_files
 from evergram.data.reading.interactions import (
     AdjacencyList,
-    Interactions,
+    InteractionSources,
     InteractionSource,
     check_roles,
     names_of_ids,
@@ -593,12 +593,12 @@ class NewPart:
                 )
         return earlier
 
-    def _load(self, database: Database, sources: Sequence[InteractionSource]) -> Interactions:
+    def _load(self, database: Database, sources: Sequence[InteractionSource]) -> InteractionSources:
         """Fill the table `interactions`, without values below the minimum."""
         self._report(f"reading {len(sources)} source{'s' if len(sources) > 1 else ''}")
         settings, before = self._settings, self._before
         least = settings.minimum_value
-        interactions = Interactions(
+        interactions = InteractionSources(
             sources,
             shared_ids=settings.shared_ids,
             bad_rows=BadRows(settings.bad_rows),
@@ -627,7 +627,7 @@ class NewPart:
         return interactions
 
     def _watched(
-        self, batches: Iterator[pa.RecordBatch], interactions: Interactions
+        self, batches: Iterator[pa.RecordBatch], interactions: InteractionSources
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of at least the minimum value, note whether they are in order of time, and
         report how many there are."""
@@ -713,7 +713,7 @@ class NewPart:
             )
         return dropped
 
-    def _write_columns(self, database: Database, interactions: Interactions) -> PartRecord:
+    def _write_columns(self, database: Database, interactions: InteractionSources) -> PartRecord:
         """Write the interactions by rows as .npy files, in their order."""
         name = f"parts/{0 if self._before is None else len(self._before.parts):05}"
         folder = self._folder / name
@@ -773,7 +773,7 @@ class NewPart:
     def _record_of(
         self,
         part: PartRecord,
-        interactions: Interactions,
+        interactions: InteractionSources,
         names: Mapping[SideName, list[str]],
         digests: dict[str, str],
     ) -> PreparedRecord:
@@ -915,7 +915,7 @@ def _new_column(path: Path, dtype: np.dtype[Any], rows: int) -> Any:
     return column
 
 
-def _dtypes(interactions: Interactions) -> dict[str, np.dtype[Any]]:
+def _dtypes(interactions: InteractionSources) -> dict[str, np.dtype[Any]]:
     """Return the type of each column on disk, in the order of `prepared.json`."""
     kinds = {role: interactions.types[role] for role in ORDER if role in interactions.types}
     kinds |= dict.fromkeys(SIDES, pa.int32())

@@ -1,4 +1,4 @@
-"""`Interactions`: all sources of interactions that are read together, in files or in memory."""
+"""`InteractionSources`: all sources of interactions that are read together."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class InteractionSource:
 
 
 @dataclass
-class Interactions:
+class InteractionSources:
     """The interactions of all sources that are read together, in their order.
 
     Args:

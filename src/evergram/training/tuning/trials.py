@@ -173,7 +173,7 @@ def tune(
     context = RunContext(chosen, shown, warns=False, ends=ends)
     with claimed(folder):
         journal = _journal(folder, identity, space)
-        search = _Search(recipe, split, space, context, journal, trials)
+        search = _TrialSearch(recipe, split, space, context, journal, trials)
         ended = search.run()
     if not any(trial.state == "finished" for trial in search.trials):
         raise TrainingError(_nothing(search.trials, ended))
@@ -274,7 +274,7 @@ def _trials(journal: Journal) -> list[Trial]:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _TrialSearch:
     recipe: Recipe
     split: Split
     space: SearchSpace
