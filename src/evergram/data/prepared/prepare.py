@@ -54,8 +54,8 @@ from evergram.data.prepared.files import (
 from evergram.data.reading.files import MemoryTable, Paths, source_files
 from evergram.data.reading.interactions import (
     AdjacencyList,
-    InteractionSources,
     InteractionSource,
+    InteractionSources,
     check_roles,
     names_of_ids,
     source_of,
