@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 import random
 import re
 import shutil
@@ -154,7 +155,7 @@ def test_a_store_is_of_one_side_for_good(pair: Pair) -> None:
     same_rows(pair.store, pair.oracle)
 
 
-def test_one_of_two_processes_takes_a_store_for_its_side(pair: Pair) -> None:
+def test_one_of_two_openers_takes_a_store_for_its_side(pair: Pair) -> None:
     def take(side: str) -> str | None:
         try:
             with closing(pair.opened_again()) as store:
@@ -166,6 +167,33 @@ def test_one_of_two_processes_takes_a_store_for_its_side(pair: Pair) -> None:
     with ThreadPoolExecutor(4) as pool:
         had = {side for side in pool.map(take, ["query", "candidate"] * 4) if side is not None}
     assert had == {pair.store.side}
+
+
+ELSEWHERE = """
+import pickle, sys
+with pickle.load(sys.stdin.buffer) as store:
+    [rows] = store.fetch([3, 1])
+    print(store.count(), sorted(zip(rows.ids.to_pylist(), rows.vectors.tolist())))
+"""
+# What one process alone may open: the oracle is in memory, and the client's local mode locks its
+# folder, which docs/stores.md says.
+OF_ONE_PROCESS = ("dictionary", "qdrant")
+
+
+@pytest.mark.parametrize("kind", sorted(STORES.keys() - OF_ONE_PROCESS))
+def test_another_process_reads_a_store_that_is_open_and_sees_what_was_written(
+    kind: str, tmp_path: Path
+) -> None:
+    with STORES[kind](tmp_path, "int64") as store:
+        store.add_space(Space(0, 2, "sha256:zero"))
+        vectors = np.arange(8, dtype=np.float32).reshape(4, 2)
+        store.upsert(Rows(0, pa.array(range(4)), vectors))
+        read = subprocess.run(
+            [sys.executable, "-c", ELSEWHERE], input=pickle.dumps(store), capture_output=True
+        )
+        assert read.returncode == 0, read.stderr.decode()
+        expected = [(i, vectors[i].tolist()) for i in (1, 3)]
+        assert read.stdout.decode() == f"{store.count()} {expected}\n"
 
 
 # Which of a view's calls the rows move before or after; and where they all are then.
