@@ -14,7 +14,7 @@ from tests.support.tiny_training import recipe_class
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import Batch, EntitySampler, ExampleSampler, WholeQuerySampler
+from evergram.data.sampling import Batch, EntitySampler, ExampleSampler
 from evergram.data.split import Split
 from evergram.lineage.artefact import Artefact
 from evergram.training.build import Companions, prepare
@@ -137,8 +137,7 @@ def watch_epochs(
 
         return epoch
 
-    for kind in (ExampleSampler, WholeQuerySampler):
-        patch.setattr(kind, "epoch", dying(kind.epoch))
+    patch.setattr(ExampleSampler, "epoch", dying(ExampleSampler.epoch))
     return begun
 
 
