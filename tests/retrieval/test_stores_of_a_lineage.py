@@ -44,6 +44,7 @@ from evergram.retrieval.reader import Reader
 from evergram.retrieval.side_stores import canary_stores, local_stores, open_stores
 from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores import qdrant_store
 from evergram.stores.open_store import open_store
 from evergram.stores.snapshot_store import SnapshotStore
 from evergram.stores.store import Rows, Space, Store
@@ -392,6 +393,21 @@ def test_a_rollback_puts_back_all_rows_but_those_written_since(
     with pytest.raises(LineageError, match="rolled back"):
         work.apply()
     assert work.plan().rows == 299
+
+
+def test_a_rollback_puts_back_all_parts_of_a_batch(
+    lineage: Lineage, older: DictionaryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qdrant answers in several requests, and the store returns the rows of each by themselves."""
+    monkeypatch.setattr(qdrant_store, "POINTS", 100)
+    before = as_dict(older.scan())
+    with open_store(f"qdrant:{tmp_path}/q#emb", create="int64") as store:
+        for version, space in older.spaces().items():
+            store.load(space, older.scan(version))
+        work = planned(lineage, store, 400)
+        assert work.apply().held == {1: 20, 2: 300}
+        assert work.rollback().held == {1: 320}
+        assert as_dict(store.scan()) == before
 
 
 @pytest.mark.parametrize("fails", [1, 2, 5])

@@ -13,6 +13,8 @@ from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
 
 T = TypeVar("T")
+# Rows of a version that are returned together: more come in several parts, as from databases.
+PART = 100
 
 
 class DictionaryStore(Store):
@@ -71,10 +73,11 @@ class DictionaryStore(Store):
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         there = [key for key in ids.to_pylist() if key in self._rows]
-        return [
-            self._block(version, [key for key in there if self._rows[key][0] == version])
-            for version in sorted({self._rows[key][0] for key in there})
-        ]
+        parts = []
+        for version in sorted({self._rows[key][0] for key in there}):
+            keys = [key for key in there if self._rows[key][0] == version]
+            parts += [self._block(version, keys[i : i + PART]) for i in range(0, len(keys), PART)]
+        return parts
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         keys = [key for key, (held, _, _) in self._rows.items() if held == version]

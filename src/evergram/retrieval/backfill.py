@@ -455,16 +455,17 @@ class Backfill:
 
     def _ours(self, source: ReadableStore, target: int, ids: pa.Array) -> npt.NDArray[np.bool_]:
         """Return of which ids [n] the row is the one that `apply` wrote."""
-        ours = np.zeros(len(ids), dtype=bool)
-        written = {rows.version: rows for rows in source.fetch(ids)}.get(target)
-        stored = {rows.version: rows for rows in self.store.fetch(ids)}.get(target)
-        if written is not None and stored is not None:
-            known, places = places_among(stored.ids, written.ids)
-            wrote = written.vectors[places, : stored.vectors.shape[1]]
-            same = (stored.vectors[known] == wrote).all(axis=1)
-            own = stored.ids.filter(pa.array(known)).filter(pa.array(same))
-            ours = places_among(ids, own)[0]
-        return ours
+        own = []
+        # A store may return the rows of one version in several parts.
+        for stored in self.store.fetch(ids):
+            if stored.version != target:
+                continue
+            for written in source.fetch(stored.ids):
+                known, places = places_among(stored.ids, written.ids)
+                wrote = written.vectors[places, : stored.vectors.shape[1]]
+                same = (stored.vectors[known] == wrote).all(axis=1)
+                own.append(stored.ids.filter(pa.array(known)).filter(pa.array(same)))
+        return places_among(ids, joined_ids(own, self.store.id_type))[0]
 
     def _source(self) -> ReadableStore:
         """Return the store of the rows to write, which the plan filled. Raises: IntegrityError."""

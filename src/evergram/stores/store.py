@@ -91,7 +91,8 @@ class StoreView(ABC):
 
     @abstractmethod
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        """Return the rows of the ids that are there, grouped by version, in any order."""
+        """Return the rows of the ids that are there, in parts of one version each, in any order;
+        several parts may be of one version."""
 
     @abstractmethod
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
@@ -129,7 +130,8 @@ class StoreView(ABC):
         )
 
     def fetch(self, ids: pa.Array | Sequence[int | str]) -> list[Rows]:
-        """Return the rows of the ids that are there, grouped by version, in any order."""
+        """Return the rows of the ids that are there, in parts of one version each, in any order;
+        several parts may be of one version."""
         asked = self.as_ids(ids)
         if len(set(asked.to_pylist())) < len(asked):
             asked = pc.unique(asked)
