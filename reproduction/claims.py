@@ -118,6 +118,8 @@ def judge(claim: Claim, runs: Runs | None) -> Judgement:
     found = claim.margins(runs)
     each = found if isinstance(found, Mapping) else {"": found}
     margins = {name: tuple(values) for name, values in each.items()}
+    if not all(margins.values()):
+        return Judgement(claim, "not measured", {}, {})
     bounds = holm(margins, LEVEL)
     verdict, reason = _verdict(bounds), claim.premise(runs)
     if not reason and verdict == "refuted":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.training import Progress
 from reproduction import evidence, results
@@ -96,8 +97,14 @@ def reproduce(run: Run, progress: Progress) -> Outcome:
 
 
 def reproduce_all(run: Run, progress: Progress) -> list[Outcome]:
-    """Run a preset of every experiment that has it."""
+    """Run a preset of every experiment that has it. Raises: DataError: none has it."""
     own = [e for e in EXPERIMENTS.values() if e.name == e.source and run.preset in e.presets]
+    if not own:
+        presets = sorted({name for e in EXPERIMENTS.values() for name in e.presets})
+        raise DataError(
+            f"No experiment has a preset {run.preset!r}; there are {', '.join(presets)}"
+            f"{did_you_mean(run.preset, presets)}."
+        )
     return [reproduce(replace(run, name=experiment.name), progress) for experiment in own]
 
 

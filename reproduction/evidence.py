@@ -27,6 +27,8 @@ from reproduction.experiment import ROOT, Experiment
 TOLERANCE = 1e-3
 # Times are of the machine.
 OF_THE_CLOCK = ("seconds", "cpu_seconds", "per_second", "minutes")
+# What results depend on, and they themselves do not.
+CHANGED = ("status", "--porcelain", "src", "reproduction", ":!reproduction/results")
 State = Literal["current", "stale", "unknown"]
 
 
@@ -148,7 +150,7 @@ def commit() -> str:
             subprocess.run(
                 ["git", *command], cwd=ROOT, capture_output=True, text=True, check=True
             ).stdout.strip()
-            for command in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "src"))
+            for command in (("rev-parse", "--short=12", "HEAD"), CHANGED)
         ]
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -50,9 +50,9 @@ def holm(
 
 def _distance(values: Sequence[float]) -> float:
     """Return how many standard errors a mean is from zero."""
-    spread = stdev(values)
+    error = stdev(values) / math.sqrt(len(values))
     mean = abs(fmean(values))
-    return mean / spread if spread else math.inf if mean else 0.0
+    return mean / error if error else math.inf if mean else 0.0
 
 
 def shown(values: Sequence[float], digits: int = 4) -> str:

@@ -92,7 +92,7 @@ def section_of(experiment: Experiment, folder: Path, preset: str = PRESET) -> Se
 
 def code(state: evidence.State, runs: Runs, name: str, preset: str) -> str:
     """Return a sentence on the code that results were made by."""
-    commits = ", ".join(sorted({result.commit for result in runs.all if result.commit}))
+    commits = ", ".join(sorted({result.commit or "not known" for result in runs.all}))
     if state == "current":
         return f"commit {commits}; the tiny preset gives the same figures today"
     again = f"`evergram reproduce {name} --preset {preset}` runs it again"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
 from tests.support.command import Command
 from tests.support.prepared import assert_same
 
+from evergram.cli.options import weights_of
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.tables import load_table
+from evergram.errors import DataError
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 
@@ -97,6 +100,10 @@ def test_a_german_log_is_read_as_it_is_written(evergram: Command, clicks: Path) 
         corpus.time_span[0]
     )  # fmt: skip
     assert "--weight" in evergram.refused("init", "log.csv", "--force", *weights[:2])
+    assert weights_of(["a=b=3", "c=0.5"]) == {"a=b": 3.0, "c": 0.5}
+    for wrong in (["a=b"], ["=3"], ["a"], ["a=1", "a=2"]):
+        with pytest.raises(DataError, match=re.escape(repr(wrong[-1].removesuffix("=2")))):
+            weights_of(wrong)
     assert "--column weight" in evergram.refused("init", "log.csv", "--force", *weights[2:])
 
 

@@ -90,7 +90,12 @@ def test_commands_that_share_nothing_are_refused(
     evergram: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for name, rest in (("tune", "x --out t"), ("vectors import", "x --lineage l"), ("demo", "")):
+    for name, rest in (
+        ("tune", "x --out t"),
+        ("vectors import", "x --lineage l"),
+        ("demo", ""),
+        ("store backfill plan", "l"),
+    ):
         assert f"evergram {name} runs in one process, and WORLD_SIZE is 2" in evergram.refused(
             f"{name} {rest}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -144,6 +145,18 @@ def test_what_a_program_says_in_place_of_an_answer_is_one_line(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of files")
+def test_a_question_that_does_not_fit_on_the_disk_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(DataError, match="No space left"):
+        ProbeProcess(files, "auc", LIMITS).value(np.ones(ROWS, dtype=bool), VECTORS)
+
+
 def test_an_answer_that_is_longer_than_it_may_be_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,20 @@ def test_an_artefact_that_names_no_predecessor_is_refused(lineage: Lineage) -> N
     assert Lineage.open(lineage.path).newest == 1
 
 
+def test_what_a_gate_returns_changes_metrics_alone(lineage: Lineage) -> None:
+    """The rest was checked before the gate, and is what is written."""
+
+    def gate(fitting: Artefact) -> Artefact:
+        metrics = {**fitting.metrics, "gated": 1}
+        return replace(fitting, metrics=metrics, dim=99, transform=None, follows="another")
+
+    given = exact_version(2, 1)
+    assert publish_next(lineage, given, gate=gate) == 2
+    assert lineage.metrics(2)["gated"] == 1
+    assert lineage.manifest(2).dim == given.dim
+    assert lineage.view(1).dim == lineage.manifest(1).dim
+
+
 def contents(path: Path) -> dict[str, bytes]:
     return {
         str(p.relative_to(path)): p.read_bytes()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from reproduction.catalogue import READY, REPRODUCED, ROWS, find, listing
 from reproduction.claims import Claim, chosen_elsewhere, judge
-from reproduction.commands import Run, reproduce
+from reproduction.commands import Run, reproduce, reproduce_all
 from reproduction.evidence import Evidence
 from reproduction.gramian import table2
 from reproduction.intervals import gain, holm, interval
@@ -351,3 +351,8 @@ def test_the_tiny_preset_gives_the_same_figures_twice(tmp_path: Path) -> None:
     assert first.agrees(evidence.measured(experiment))
     assert not any("seconds" in name for name in first.figures)
     assert any("validation" in name for name in first.figures)
+
+
+def test_a_preset_that_no_experiment_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'papr'.*'paper'"):
+        reproduce_all(Run("all", "papr", out=tmp_path), Progress(quiet=True))

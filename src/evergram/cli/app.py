@@ -36,7 +36,11 @@ class NamedCommands(TyperGroup):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             self._refuse(ctx, args[0])
         name, command, rest = super().resolve_command(ctx, args)
-        words = name if ctx.parent is None else f"{ctx.info_name} {name}"
+        groups = []
+        while ctx.parent is not None:
+            groups.append(ctx.info_name)
+            ctx = ctx.parent
+        words = " ".join([*reversed(groups), str(name)])
         shared = isinstance(command, TyperGroup) or words in SHARING
         if process_count() > 1 and not shared:
             raise RecipeError(

@@ -418,8 +418,8 @@ def reproduce(
     unread = {None: tuple(given), "report": tuple(given), "stale": ("preset", "seeds")}
     for option in unread.get(name, ()):
         if given[option] is not None:
-            what = "stale" if name == "stale" else "a list or a report"
-            raise DataError(f"--{option} is not read for {what} of results; leave it out.")
+            what = "stale results" if name == "stale" else "a list or a report of results"
+            raise DataError(f"--{option} is not read for {what}; leave it out.")
     commands = reproduction("commands")
     if name is None:
         lines = commands.list_all(out)

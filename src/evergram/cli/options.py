@@ -190,12 +190,18 @@ def columns_by_role(given: list[str] | None) -> dict[str, str]:
 def weights_of(given: list[str] | None) -> dict[str, float]:
     """Return the values of `--weight EVENT=NUMBER`. Raises: DataError: one has another form."""
     form = "EVENT=NUMBER, as in cart=3"
-    try:
-        return {name: float(text) for name, text in pairs_of("--weight", given, form).items()}
-    except ValueError as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"--weight must be {form}: {error}.") from None
+    weights: dict[str, float] = {}
+    for text in given or ():
+        event, _, number = text.rpartition("=")  # an event's name may have an equals sign
+        if event in weights:
+            raise DataError(f"--weight is given twice for {event!r}; give each once.")
+        try:
+            weights[event] = float(number)
+        except ValueError:
+            raise DataError(f"--weight must be {form}; it is {text!r}.") from None
+        if not event:
+            raise DataError(f"--weight must be {form}; it is {text!r}.")
+    return weights
 
 
 def stores_by_side(given: Iterable[str]) -> dict[str, str]:

@@ -152,6 +152,15 @@ class ProbeProcess:
 
     def _asked(self, what: str, *arrays: NDArray[Any]) -> Any:
         """Return the entry `what` of the program's answer; None if there is none."""
+        try:
+            return self._answered(what, *arrays)
+        except OSError as error:
+            raise DataError(
+                f"{self.files.model} cannot be run: no process can be started, or its question "
+                f"does not fit into {tempfile.gettempdir()} ({error.strerror})."
+            ) from error
+
+    def _answered(self, what: str, *arrays: NDArray[Any]) -> Any:
         files = self.files
         job = Job(
             asks=what,
@@ -194,10 +203,6 @@ class ProbeProcess:
                     f"it did not answer within {self.limits.seconds:g} seconds ({SECONDS} allows "
                     "more)"
                 ) from None
-            except OSError as error:
-                raise DataError(
-                    f"{files.model} cannot be run: no process can be started ({error.strerror})."
-                ) from error
             finally:
                 self._left = max(0.0, self._left - (time.monotonic() - started))
             answer.seek(0)

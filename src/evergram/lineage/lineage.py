@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -747,7 +747,8 @@ class Lineage:
             error = check_transform_on_canaries(artefact, canaries, past, newest.version)
         elif artefact.transform is not None:
             raise ShapeError("Version 0 has no version before it and takes no transform.")
-        artefact = gate(artefact)
+        # What was checked is what is written.
+        artefact = replace(artefact, metrics=gate(artefact).metrics)
         facts = {"new_pairs": self.pair_history.new(artefact.trained), "canary_error": error}
         made = [] if number else not_there_yet(self.path)
         with self._writing(), removed_on_failure(made):

@@ -57,8 +57,8 @@ from evergram.lineage.record import Manifest, read_manifest, sha256
 from evergram.lineage.remote import RECORD
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
-from evergram.vector_files.open_embeddings import BLOCK, first_not_finite, open_embeddings
-from evergram.vector_files.writers import write_embeddings
+from evergram.vector_files.open_embeddings import BLOCK, first_not_finite
+from evergram.vector_files.writers import vectors_from_arrow, write_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
 LOCK, LOST = ".lock", "lost"
@@ -72,6 +72,8 @@ ROUNDING = 1e-6
 # cost more than writing the vectors does.
 ROWS_PER_DIM = 16
 LEAST_ROWS, MOST_ROWS = 16_384, 100_000
+# The forward map is fitted to at least this many pairs, if there are as many.
+LEAST_PAIRS = 4096
 # Rows that are converted to float64 at once.
 CHUNK = 4096
 # One pair in this many is held out to choose the ridge.
@@ -538,19 +540,36 @@ def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Af
 
 
 def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
-    """Return the places in `ids` [P] of those that a file has, and their vectors there [P, D]."""
-    file = open_embeddings(path)
-    theirs = file.ids()
-    if theirs.type != ids.type:
-        theirs, ids = theirs.cast(pa.string()), ids.cast(pa.string())
-    refuse_other_form(ids, theirs, "the new version", "the version before it")
-    place = pc.fill_null(pc.index_in(theirs, value_set=ids), -1)
-    places = torch.from_numpy(np.array(place)).long()
-    start, vectors = 0, [torch.empty(0, file.dim)]
-    for _, block in file.blocks():
-        vectors.append(block[places[start : start + len(block)] >= 0].float())
-        start += len(block)
-    return places[places >= 0], torch.cat(vectors)
+    """Return the places in `ids` [P] of some that a file has, and their vectors there [P, D].
+
+    Row groups are read evenly over the file, and no more of them than are needed.
+    """
+    with pq.ParquetFile(path) as file:
+        theirs = file.read(columns=["id"])["id"].combine_chunks()
+        if theirs.type != ids.type:
+            theirs, ids = theirs.cast(pa.string()), ids.cast(pa.string())
+        refuse_other_form(ids, theirs, "the new version", "the version before it")
+        place = pc.fill_null(pc.index_in(ids, value_set=theirs), -1).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(place >= 0)
+        rows = rows[np.argsort(place[rows], kind="stable")]  # as they come in the file
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        ends = np.searchsorted(place[rows], np.cumsum(sizes))
+        starts = np.cumsum([0, *sizes])
+        dim = file.schema_arrow.field("vector").type.list_size
+        wanted = max(LEAST_PAIRS, ROWS_PER_DIM * (dim + 1))
+        # Every n-th group, then those after them, and so on.
+        stride = max(1, len(rows) // wanted)
+        vectors, places, count = [torch.empty(0, dim)], [rows[:0]], 0
+        for i in (i for first in range(stride) for i in range(first, len(sizes), stride)):
+            mine = rows[ends[i - 1] if i else 0 : ends[i]]
+            if count >= wanted or not len(mine):
+                continue
+            table = file.read_row_group(i, columns=["vector"])
+            kept = table.take(pa.array(place[mine] - starts[i]))
+            vectors.append(vectors_from_arrow(kept["vector"]))
+            places.append(mine)
+            count += len(mine)
+    return torch.from_numpy(np.concatenate(places)), torch.cat(vectors)
 
 
 def write_folders(

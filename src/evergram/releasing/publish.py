@@ -209,7 +209,7 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
         )
     lost = ", ".join(
         ("" if loss.worst == loss.mean else f"{loss.mean:.2f} %, by its sample of queries up to ")
-        + f"{loss.worst:.2f} % {'to' if name == ALONE else 'as'} {names.get(name, name)}"
+        + f"{loss.worst:.2f} % {'to' if name == ALONE else 'as'} {names[name]}"
         for name, loss in known.items()
         if not loss.worst <= limit and name in names
     )
