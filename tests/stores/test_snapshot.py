@@ -151,6 +151,25 @@ def test_a_row_whose_products_pass_float32_takes_no_place(store: SnapshotStore) 
     assert all_hits.scores[all_hits.ids.to_pylist().index(100)] == 0
 
 
+def test_rows_of_a_version_that_comes_meanwhile_are_counted_or_not(
+    store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.upsert(rows(range(5)))
+    current = SnapshotStore._current
+    with SnapshotStore(tmp_path / "store") as other, monkeypatch.context() as during:
+
+        def look_and_load(self: SnapshotStore) -> Any:
+            held = current(self)
+            if self is store:
+                block = Rows(7, pa.array([70, 71]), np.ones((2, 8), np.float32))
+                other.load(Space(7, 8, "sha256:7"), [block])
+            return held
+
+        during.setattr(SnapshotStore, "_current", look_and_load)
+        assert store.count() == {0: 5}
+    assert store.count() == {0: 5, 7: 2}
+
+
 def test_a_second_writer_is_refused(store: SnapshotStore, tmp_path: Path) -> None:
     with closing(SnapshotStore(tmp_path / "store", wait=0.05)) as impatient:
         with FileLock(tmp_path / "store" / ".lock"):

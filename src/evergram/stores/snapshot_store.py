@@ -104,9 +104,10 @@ class SnapshotStore(Store):
         return {space.version: space for space in self._current().record.spaces}
 
     def count(self) -> dict[int, int]:
-        counts = dict.fromkeys(self.spaces(), 0)
-        for record in self._current().record.segments:
-            counts[record.version] += record.living
+        held = self._current().record
+        counts = {space.version: 0 for space in held.spaces}
+        for segment in held.segments:
+            counts[segment.version] += segment.living
         return {version: count for version, count in counts.items() if count}
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
