@@ -29,6 +29,7 @@ from evergram.stores import lance_store
 from evergram.stores.index_codes import IndexCodes
 from evergram.stores.lance_store import LanceStore
 from evergram.stores.open_store import open_store
+from evergram.stores.sqlite_store import SqliteStore
 from evergram.stores.store import Floats, Rows, Space, Store, errors_as_store_errors
 
 
@@ -164,6 +165,34 @@ def test_a_store_that_many_make_at_once_is_one(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             assert max(count[0] for count in pool.map(make, range(8))) == 8
+
+
+def test_rows_that_move_meanwhile_are_counted_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_space(Space(1, 4, "sha256:one"))
+    store.upsert(constant(range(5)))
+    count = SqliteStore._count
+    with open_store(store.address) as other:
+
+        def count_and_move(self: SqliteStore, version: int) -> int:
+            rows = count(self, version)
+            other.upsert(Rows(1, pa.array(range(5)), np.ones((5, 4), np.float32)))
+            return rows
+
+        monkeypatch.setattr(SqliteStore, "_count", count_and_move)
+        assert store.count() == {0: 5}
+        assert store.count() == {1: 5}
+
+
+def test_a_copy_without_a_log_gets_one_when_it_is_opened(store: Store, tmp_path: Path) -> None:
+    """As by VACUUM INTO: its readers waited for its writers."""
+    copy = tmp_path / "copy.db"
+    with closing(sqlite3.connect(tmp_path / "films.db")) as connection:
+        connection.execute("vacuum into ?", [str(copy)])
+    assert edited(copy, "pragma journal_mode") == [("delete",)]
+    with open_store(f"sqlite:{copy}#emb"):
+        assert edited(copy, "pragma journal_mode") == [("wal",)]
 
 
 def test_one_file_has_several_stores_and_tables_of_others(store: Store, file: Path) -> None:

@@ -95,7 +95,7 @@ class SqliteFile:
     def log_ahead(self) -> None:
         """Have the file write into a log (WAL), for good, so that readers do not wait for writers.
 
-        It changes the file, so call it once it is known to hold a store, or may.
+        It changes the file, so call it once it is known to hold a store.
         """
         until = time.monotonic() + WAIT
         with self._lent() as connection, self.errors():
@@ -240,6 +240,11 @@ class SqliteStore(TablePerVersionStore):
     def _connect(self, create: str | None) -> None:
         self._file = SqliteFile(Path(self._place), self.address, create is not None)
 
+    def _begin(self, create: str | None) -> None:
+        super()._begin(create)
+        # Of a file that is there too: a copy of one may have no log.
+        self._file.log_ahead()
+
     @property
     def _key(self) -> str:
         """What pages of rows go by: for integers the id itself."""
@@ -248,10 +253,10 @@ class SqliteStore(TablePerVersionStore):
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         return self._at_one_moment(work)
 
-    def _at_one_moment(self, work: Callable[[Self], T], begin: str = "begin") -> T:
+    def _at_one_moment(self, work: Callable[[Self], T]) -> T:
         if self._moment is not None:
             return work(self)
-        with self._file.moment(begin) as connection:
+        with self._file.moment() as connection:
             view = copy(self)
             view._moment = connection
             return work(view)
@@ -277,6 +282,9 @@ class SqliteStore(TablePerVersionStore):
             return {v: spaces[v] for v in spaces if view._ask(query.format(view._table(v)))}
 
         return self._at_one_moment(look)
+
+    def count(self) -> dict[int, int]:
+        return self._at_one_moment(lambda view: super().count())
 
     def _count(self, version: int) -> int:
         ((count,),) = self._ask(f"select count(*) from {self._table(version)}")
@@ -308,8 +316,6 @@ class SqliteStore(TablePerVersionStore):
         query = "select name from sqlite_master where lower(name) glob lower(?) || '_v[0-9]*'"
         for (theirs,) in self._ask(query, self._name):
             raise not_ours(f"table {theirs}", self.address)
-        if self._moment is None:
-            self._file.log_ahead()
 
     def _make_table(self, space: Space) -> None:
         table = f"{self._name}_v{space.version}"
@@ -358,15 +364,16 @@ class SqliteStore(TablePerVersionStore):
             after = "" if last is None else f" where {self._key} > ?"
             values = (size,) if last is None else (last, size)
             cells = self._ask(f"{query}{after} order by {self._key} limit ?", *values)
-            if cells:
-                yield self._block(version, cells)
-            if len(cells) < size:
+            if not cells:
                 return
             if last is not None and cells[-1][3] <= last:
                 raise StoreError(
                     f"{self.address} has rows out of their order: its file is damaged; restore "
                     "it from a copy."
                 )
+            yield self._block(version, cells)
+            if len(cells) < size:
+                return
             last = cells[-1][3]
 
     def _best(
