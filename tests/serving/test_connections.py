@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
+import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -186,6 +189,39 @@ def test_a_body_that_nobody_reads_is_not_received_for_ever(tmp_path: Path) -> No
         assert service.ended("unread_body") == 1
 
 
+def test_a_connection_is_kept_whose_refused_body_has_come(tmp_path: Path) -> None:
+    with serving(tmp_path / "line", max_body=1000) as service:
+        for large in (post_bytes(b" " * 200_000), post_bytes(b" " * 200_000, Content_Type="a/b")):
+            one = service.connect(large)
+            assert read_answer(one).startswith(b"HTTP/1.1 41")
+            connections = service.handler.connections
+            until(lambda: [o.waits for o in connections.open] == [Wait.NEXT], PATIENCE)  # noqa: B023
+            one.sendall(post_bytes())
+            assert read_answer(one).startswith(b"HTTP/1.1 200")
+            one.close()
+            until(lambda: not connections.open)  # noqa: B023
+
+
+def test_nothing_is_left_of_a_connection_that_its_client_resets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = weakref.WeakSet[Any]()
+    made = LimitedProtocol.connection_made
+
+    def noted(self: LimitedProtocol, transport: Any) -> None:
+        seen.add(self.inner)
+        made(self, transport)
+
+    monkeypatch.setattr(LimitedProtocol, "connection_made", noted)
+    with serving(tmp_path / "line") as service:
+        one = service.connect(post_bytes())
+        assert read_answer(one).startswith(b"HTTP/1.1 200")
+        assert len(seen) == 1
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.close()
+        until(lambda: gc.collect() >= 0 and not seen, PATIENCE)
+
+
 def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
     with serving(tmp_path / "line", silence=0.3) as service:
         one = service.connect(received=4096)
@@ -282,6 +318,18 @@ def test_a_service_that_is_full_in_any_state_answers(
             assert service.ended("full") >= 1
 
 
+def test_a_part_of_a_request_that_came_during_an_answer_is_not_waited_for(
+    tmp_path: Path, held: threading.Event
+) -> None:
+    with serving(tmp_path / "line", silence=0.3, keep_alive=2) as service:
+        one = service.connect(STATES[Wait.ANSWER][0] + b"POST /v1/embeddings HT")
+        until(lambda: [o.waits for o in service.handler.connections.open] == [Wait.ANSWER])
+        held.set()
+        assert read_answer(one).startswith(b"HTTP/1.1 200")
+        assert read_until_closed(one).startswith(b"HTTP/1.1 408")
+        assert service.ended("headers") == 1
+
+
 def test_a_service_that_stops_answers_what_was_sent_and_says_so(tmp_path: Path) -> None:
     lineage_of(tmp_path / "line")
     with listen(tmp_path / "line", port=0) as stopping, ExitStack() as stack:
@@ -328,6 +376,10 @@ def test_bytes_that_are_not_http_are_refused(tmp_path: Path) -> None:
             body = json.loads(answer.partition(b"\r\n\r\n")[2])
             assert body.get("error", {"code": None})["code"] == code
         assert service.ended("invalid") == 5
+        one = service.connect(post_bytes() + b"nonsense\r\n\r\n")
+        assert read_answer(one).startswith(b"HTTP/1.1 200")
+        error = read_until_closed(one).partition(b"\r\n\r\n")[2]
+        assert json.loads(error)["error"]["code"] == "http"
 
 
 def test_bodies_are_held_within_one_budget(tmp_path: Path) -> None:

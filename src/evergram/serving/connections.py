@@ -4,7 +4,7 @@ uvicorn closes a connection that is silent after an answer (`timeout_keep_alive`
 requests beyond a number of connections (`limit_concurrency`). It waits for ever for the first byte
 of a request, for the rest of its headers, and for a client to take its answer; and it counts idle
 connections like busy ones. So a `LimitedProtocol` stands between the socket and uvicorn's protocol,
-of which it uses nothing but the interfaces of asyncio and of ASGI.
+of which it uses the interfaces of asyncio and of ASGI, and looks at its connection of h11.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         inner: the server's protocol.
     """
 
-    def __init__(self, rules: Connections, inner: asyncio.Protocol) -> None:
+    def __init__(self, rules: Connections, inner: H11Protocol) -> None:
         self.rules, self.inner = rules, inner
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         # The event that it waits for, and since when.
@@ -139,12 +139,10 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         # Tasks that the server starts for its requests know their connection by this.
         self._context = contextvars.copy_context()
         self._context.run(_CONNECTION.set, self)
-        # The request that is worked on; whether there was one, its body has come whole, and its
-        # answer has begun; whether bytes of the next one have come; and whether the client takes no
-        # more of an answer.
+        # The request that is worked on; whether there was one, whether its answer has begun, and
+        # whether the client takes no more of an answer.
         self._request: Any = None
-        self._asked, self._whole, self.begun = False, True, False
-        self._partial = self._write_paused = False
+        self._asked = self.begun = self._write_paused = False
         # Whether the server itself reads no more for now.
         self.read_paused: bool = False
         self._timer: asyncio.TimerHandle | None = None
@@ -176,7 +174,6 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         if self.waits is Wait.END:
             return
-        self._partial = self._partial or self._request is None
         try:
             self._context.run(self.inner.data_received, data)
         except h11.LocalProtocolError:  # nonsense in a body that is no longer read
@@ -208,34 +205,28 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         for timer in (self._timer, self._reader_timer):
             if timer is not None:
                 timer.cancel()
-        self.inner.connection_lost(exc)
+        # Of an error, uvicorn would keep its timer, and with it the connection, until that ends.
+        self.inner.connection_lost(None)
 
     async def answer(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
         """Let the application answer a request that may be answered."""
-        self._request, self._asked, self._whole, self._partial = scope, True, False, False
-        ahead: list[Any] = []
-
-        async def received() -> Any:
-            message = ahead.pop() if ahead else await receive()
-            self._whole = self._whole or not message.get("more_body")
-            self._settle()
-            return message
+        self._request, self._asked = scope, True
+        self._settle()
 
         async def sent(message: Any) -> None:
             if message["type"] == "http.response.start":
                 self.begun = True
                 if self.rules.stopping:
                     message = {**message, "headers": [*message["headers"], _CLOSE]}
+            last = message["type"] == "http.response.body" and not message.get("more_body")
+            if last:
+                # The next request may have come; uvicorn reads it before it returns.
+                self.begun = False
             await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
+            if last:
                 self._end_request(scope)
 
-        if b"expect" not in (names := [name for name, _ in scope["headers"]]):
-            # What has come already: most bodies are whole, which nobody may ask for.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0):
-                    ahead.append(await received())
-        self._settle()
+        names = [name for name, _ in scope["headers"]]
         error = None
         if b"content-length" in names and b"transfer-encoding" in names:
             # RFC 9112, 6.1: a proxy may have believed the other one.
@@ -246,15 +237,15 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             error, why = RefusedError(503, "busy", busy), "refused"
         try:
             if error is None:
-                await app(scope, received, sent)
+                await app(scope, receive, sent)
                 return
             self.rules.ended(why)
             # Closing while a part of the request is on its way could lose the answer.
             with suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE):
-                    while (await received()).get("more_body"):
+                    while (await receive()).get("more_body"):
                         pass
-            await refusal_response(error_response(error), connection="close")(scope, received, sent)
+            await refusal_response(error_response(error), connection="close")(scope, receive, sent)
         finally:
             self._end_request(scope)
 
@@ -286,18 +277,23 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self.transport.close()
         self._settle()
 
+    def _part_has_come(self) -> bool:
+        """Return whether bytes of a request's headers have come, and not all."""
+        return bool(self.inner.conn.trailing_data[0])
+
     def _settle(self) -> None:
         """Find the event that the connection waits for now, and start its clock."""
+        body = self.inner.conn.their_state is h11.SEND_BODY
         if self.transport.is_closing():
             now = Wait.END
         elif self._write_paused:
             now = Wait.READER
         elif self._request is not None:
-            now = Wait.ANSWER if self._whole else Wait.BODY
-        elif not self._whole:
+            now = Wait.BODY if body else Wait.ANSWER
+        elif body:
             now = Wait.LINGER
         else:
-            now = Wait.NEXT if self._asked and not self._partial else Wait.HEADERS
+            now = Wait.NEXT if self._asked and not self._part_has_come() else Wait.HEADERS
         if now is self.waits:
             return
         self.waits, self.since = now, self.loop.time()
@@ -315,7 +311,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             self.end("idle")
         elif self.waits is Wait.LINGER:
             self.end("unread_body")
-        elif self._partial:
+        elif self._part_has_come():
             late = f"The headers were not complete after {self.rules.silence:g} seconds."
             self.end("headers", RefusedError(408, "slow", late))
         else:
