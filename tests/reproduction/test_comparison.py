@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,40 @@ def comparison(*overrides: str, **upgrade: Any) -> Comparison:
 def test_a_key_of_the_papers_that_cannot_be_used_is_named(overrides: str, named: str) -> None:
     with pytest.raises(RecipeError, match=named):
         PaperRecipe.of({"data": {"kind": "synthetic"}}, overrides.split("|"))
+
+
+# A value of each key of the papers, and what the settings then say.
+SAYS: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
+    "split.selection": ("paper", lambda s: s.selects_by, "paper"),
+    "model.scale": (0.5, lambda s: s.start_scale, 0.5),
+    "model.residual": (False, lambda s: s.options(0)["concatenate"], True),
+    "model.repeats": (True, lambda s: s.options(0)["repeats"], True),
+    "task.orthogonal": (0.5, lambda s: s.orthogonal_weight, 0.5),
+    "gramian.gradient": ("sampled", lambda s: s.samples_gradient, True),
+    "gramian.correct_start": (
+        False,
+        lambda s: s.build(2, torch.ones(3), torch.zeros(3, 0)).correct_start,
+        False,
+    ),
+    "training.short_batch": (True, lambda s: s.fills_batches, False),
+    "training.feature_rate": (0.5, lambda s: s.feature_table_rate, 0.5),
+    "upgrade.transform_rate": (0.5, lambda s: s.transform_training.rate, 0.5),
+    "upgrade.objects": ("batch", lambda s: s.transform_training.objects, "batch"),
+    "upgrade.rows": (7, lambda s: s.transform_training.rows, 7),
+    "upgrade.fit_epochs": (7, lambda s: s.transform_training.epochs, 7),
+    "upgrade.select_after": (7, lambda s: s.transform_training.select_after, 7),
+}
+
+
+def test_a_key_of_the_papers_is_what_the_settings_of_every_kind_say() -> None:
+    assert SAYS.keys() == PaperRecipe.key_types().keys() - Recipe.key_types().keys()
+    for path, (value, says, expected) in SAYS.items():
+        table, key = path.split(".")
+        kinds = [each for each in PaperRecipe.kinds[table].every() if key in each.model_fields]
+        assert kinds
+        for settings in kinds:
+            batch = {"objects": "batch"} if key == "select_after" else {}
+            assert says(settings(**batch, **{key: value})) == expected, (settings, key)
 
 
 def test_the_recipe_of_the_papers_has_the_values_of_every_recipe_and_more() -> None:

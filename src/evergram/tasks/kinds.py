@@ -263,11 +263,6 @@ class SoftmaxAllSettings(TaskSettings):
     neighbour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @property
-    def orthogonal_weight(self) -> float:
-        """The weight of global orthogonal regularisation of both sides. [G2] App. D."""
-        return 0.0
-
-    @property
     def has_parameters(self) -> bool:
         return self.temperature == "learned"
 
