@@ -112,6 +112,20 @@ def test_features_follow_the_rows_and_share_a_vocabulary_by_name() -> None:
     assert next(both) is next(both)
 
 
+def test_columns_that_are_declared_without_nulls_are_read_as_others() -> None:
+    required = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), pa.field("tag", pa.string(), nullable=False)]
+    )
+    features = pa.table({"id": [2, 1], "tag": ["b", "a"]}, required)
+    pairs = pa.table(
+        {"query": [1, 2], "candidate": [3, 3]},
+        pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("query", "candidate")]),
+    )
+    for make in (Corpus.of, Corpus.from_tables):
+        data = make(pairs, query_features=features)
+        assert bags_of(data.queries, "tag") == {1: ["a"], 2: ["b"]}
+
+
 def test_bad_features_are_refused() -> None:
     for features, message in [
         ({"id": [1, 1], "a": [1, 2]}, "id 1 comes twice"),

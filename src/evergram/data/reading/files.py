@@ -485,7 +485,9 @@ class MemoryTable:
 
     def __init__(self, table: pa.Table, name: str) -> None:
         refuse_repeated_names(table.column_names, name)
-        self.name, self._table = name, table
+        self.name = name
+        # Files say nothing of which columns have no nulls, and neither does this.
+        self._table = pa.table(table.columns, names=table.column_names)
         self.types: dict[str, pa.DataType] = {field.name: field.type for field in table.schema}
 
     @property
