@@ -14,6 +14,7 @@ import torch
 from tests.support.fits import CPU, changed, fitted, split_of, trainer_of
 from torch import Tensor
 
+from evergram.collectives import Collectives
 from evergram.data.sampling import Batch
 from evergram.errors import TrainingError
 from evergram.log_lines import LogFormat, set_log_format
@@ -26,6 +27,8 @@ from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.selection import EarlyStopping
 from evergram.training.step import Step
+
+RATES = {"table_rate", "feature_rate", "layer_rate"}
 
 
 def half_of_the_tiniest() -> float:
@@ -130,6 +133,34 @@ def test_a_callback_a_budget_or_patience_stops_a_run(small: Recipe) -> None:
     assert (run.steps, run.epoch) == (3, 1)
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_no_hook_exchanges_with_processes_that_do_not_run_it(
+    small: Recipe, everywhere: bool
+) -> None:
+    class First(Collectives):
+        size = 2
+
+    alone = {}
+
+    class Looks(Callback):
+        def on_start(self, run: Trainer) -> None:
+            alone["start"] = run.step.collectives.alone
+
+        def stop(self, run: Trainer) -> str:
+            alone["stop"] = run.step.collectives.alone
+            return "word"
+
+        def on_end(self, at: Point) -> None:
+            alone["end"] = at.training.collectives.alone
+
+    Looks.everywhere = everywhere
+    run = trainer_of(small, Looks())
+    run.step.collectives = First()
+    assert run.fit() == "word"
+    assert alone == {"start": not everywhere, "stop": True, "end": not everywhere}
+    assert not run.step.collectives.alone
+
+
 def test_a_run_ends_its_callbacks_by_an_error_too(small: Recipe) -> None:
     class Fails(Callback):
         def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
@@ -165,9 +196,15 @@ def test_a_budget_ends_training_and_a_loss_that_explodes_is_a_sentence(small: Re
     trained = fitted(changed(small, "training.epochs=500", "training.budget=0.05"))
     assert trained.ended == "budget"
     assert 0 < len(trained.history) < 500
-    bad = changed(small, "training.table_rate=1e30", "task.penalty=1e9")
-    with pytest.raises(TrainingError, match=r"lower training\.table_rate"):
-        fitted(bad)
+    bad = ("training.table_rate=1e30", "task.penalty=1e9")
+    for more, named in (
+        ([], {"table_rate"}),
+        (["model.kind=two_tower"], {"table_rate", "layer_rate"}),
+        (["model.kind=two_tower", "training.feature_rate=0.1"], RATES),
+    ):
+        with pytest.raises(TrainingError, match=r"lower training\.table_rate") as said:
+            fitted(changed(small, *bad, *more))
+        assert {rate for rate in RATES if f"training.{rate}" in str(said.value)} == named
 
 
 def test_nothing_of_a_run_waits_for_the_collector_to_be_freed(small: Recipe) -> None:

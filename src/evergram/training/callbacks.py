@@ -84,7 +84,8 @@ class Callback:
         """Run when training is over, by an error too."""
 
     def stop(self, run: Trainer) -> str:
-        """Return why no epoch should follow, in a word such as "patience"; empty to go on."""
+        """Return why no epoch should follow, in a word such as "patience"; empty to go on. The
+        first process is asked alone, whatever `everywhere` is."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:

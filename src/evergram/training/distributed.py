@@ -127,8 +127,8 @@ class ProcessCollectives(Collectives):
         if self.alone:
             raise TrainingError(
                 "A callback of the first process reads tables that are divided among processes, "
-                "and the others do not take part; set its `everywhere` to True, or "
-                "training.tables to 'memory'."
+                "and the others do not take part; set its `everywhere` to True and read them in "
+                "another hook than `stop`, or set training.tables to 'memory'."
             )
         try:
             yield

@@ -106,21 +106,26 @@ class Trainer:
                     ended = self._ended(epochs, steps)
                     self._tell("on_epoch_end", self, bool(ended))
             finally:
-                for callback in self.callbacks:
-                    callback.on_end(self.point)
+                self._tell("on_end", self.point)
         return ended
 
     def _tell(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback that has it; one that other processes do not run must not
         exchange with them."""
-        together = self.step.collectives
         for callback in self.callbacks:
             if getattr(type(callback), hook) is not getattr(Callback, hook):
-                together.alone = together.size > 1 and not callback.everywhere
-                try:
+                with self._apart(everywhere=callback.everywhere):
                     getattr(callback, hook)(*arguments)
-                finally:
-                    together.alone = False
+
+    @contextmanager
+    def _apart(self, *, everywhere: bool) -> Iterator[None]:
+        """Let a block not exchange with other processes, unless they all run it."""
+        together = self.step.collectives
+        before, together.alone = together.alone, together.size > 1 and not everywhere
+        try:
+            yield
+        finally:
+            together.alone = before
 
     def agreed(self, wanted: bool) -> bool:
         """Return whether the first process wants this run's state, where all have parts of it; else
@@ -218,10 +223,13 @@ class Trainer:
             return "epochs"
         if steps is not None and self.steps >= steps:
             return "steps"
-        ended: str = self.step.collectives.from_first(
-            lambda: next((why for c in self.callbacks if (why := c.stop(self))), "")
-        )
+        ended: str = self.step.collectives.from_first(self._stopped)
         return ended
+
+    def _stopped(self) -> str:
+        """Return a callback's word that ends the run, if any; the first process asks alone."""
+        with self._apart(everywhere=False):
+            return next((why for c in self.callbacks if (why := c.stop(self))), "")
 
     def _next_epoch(self, limit: int | None) -> float:
         """Train for one epoch, or until `limit` steps of the run. Return the mean objective."""

@@ -198,7 +198,8 @@ class FitSettings:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The learning rates that parameters of the encoder have, by key of [training]."""
+        """The learning rates that parameters of the encoder have, by the recipe's key of
+        [training]."""
         training = self.training
         if not isinstance(training, StepSettings):
             return {}
@@ -207,7 +208,8 @@ class FitSettings:
             "feature_rate": training.feature_table_rate,
             "layer_rate": training.layer_rate,
         }
-        return {name: rate for name, rate in rates.items() if name in self.model.rates}
+        keys = type(training).model_fields.keys() & set(self.model.rates)
+        return {name: rate for name, rate in rates.items() if name in keys}
 
     @property
     def version_seed(self) -> int:
