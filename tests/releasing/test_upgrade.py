@@ -325,6 +325,17 @@ def test_other_values_of_a_frozen_model_or_task_are_named(lineage: Lineage) -> N
             upgrade(tiny_recipe(*FROZEN, *overrides), lineage, progress=False)
 
 
+def test_a_frozen_model_of_a_recipe_of_the_papers_is_not_taken_for_that_of_another(
+    tmp_path: Path,
+) -> None:
+    lineage = Lineage.create(tmp_path / "l", "tiny")
+    publish(lineage, train(tiny_recipe("model.scale=0.2"), progress=False))
+    with pytest.raises(RecipeError, match=r"model\.scale = 0\.2"):
+        upgrade(tiny_recipe(*FROZEN), lineage, progress=False)
+    with pytest.raises(RecipeError, match=r"model\.scale is 0\.3 here and 0\.2 there"):
+        upgrade(tiny_recipe(*FROZEN, "model.scale=0.3"), lineage, progress=False)
+
+
 def frozen(small: Recipe, *overrides: str) -> Recipe:
     upgrading = {"method": "fix-m0", "alone": False}
     return Recipe.of({**small.model_dump(exclude={"upgrade"}), "upgrade": upgrading}, overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import signal
 import time
@@ -56,6 +57,7 @@ from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
+from evergram.training.recipe.recipe import DONE
 from evergram.training.recipe.upgrade import METHODS as ALL_METHODS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "compare.md"
@@ -150,10 +152,34 @@ def test_a_key_of_the_papers_is_what_the_settings_of_every_kind_say() -> None:
             assert says(settings(**batch, **{key: value})) == expected, (settings, key)
 
 
+@pytest.mark.parametrize("path", SAYS)
+def test_a_stored_recipe_of_the_papers_is_read_as_a_recipe_only_where_both_do_the_same(
+    path: str,
+) -> None:
+    table, key = path.split(".")
+    kinds = PaperRecipe.kinds[table].every()
+    settings = next(each for each in kinds if key in each.model_fields)
+    values = PaperRecipe.of({"data": {"kind": "synthetic"}}).model_dump(mode="json")
+    values[table] = settings().model_dump(mode="json")
+    assert Recipe.stored(values).data == Recipe.of_data(values).data
+    values[table][key] = SAYS[path][0]
+    reads = [Recipe.stored, *([Recipe.of_data] if table == "split" else [])]
+    for read in reads:
+        with pytest.raises(RecipeError, match=re.escape(f"{path} = {SAYS[path][0]!r}")):
+            read(values)
+
+
 def test_the_recipe_of_the_papers_has_the_values_of_every_recipe_and_more() -> None:
     values: dict[str, Any] = {"data": {"kind": "synthetic"}}
     plain, papers = (flat(r.of(values).model_dump(mode="json")) for r in (Recipe, PaperRecipe))
     assert plain.items() <= papers.items()
+    fields = [
+        (f"{table}.{key}", field.default)
+        for table, kinds in PaperRecipe.kinds.items()
+        for settings in kinds.every()
+        for key, field in settings.model_fields.items()
+    ]
+    assert {path: value for path, value in fields if path in SAYS} == DONE
 
 
 # What is compared.

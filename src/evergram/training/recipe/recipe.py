@@ -38,6 +38,24 @@ from evergram.validation import sentence_of
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
+# What every recipe does in the place of the keys that `reproduction.recipe.PaperRecipe` has too.
+DONE: dict[str, Any] = {
+    "split.selection": "strict",
+    "model.scale": 0.1,
+    "model.residual": True,
+    "model.repeats": False,
+    "task.orthogonal": 0.0,
+    "gramian.gradient": "examples",
+    "gramian.correct_start": True,
+    "training.short_batch": False,
+    "training.feature_rate": 0.005,
+    "upgrade.transform_rate": 3e-3,
+    "upgrade.objects": "all",
+    "upgrade.rows": 512,
+    "upgrade.fit_epochs": 100,
+    "upgrade.select_after": 0,
+}
+
 
 def _named(value: str) -> str:
     """Raises: ValueError: the lineage cannot be called so."""
@@ -157,15 +175,22 @@ class Recipe(Settings):
         the keys of `overrides` must be used by something. Keys that there are no longer are left
         out.
 
-        Raises: RecipeError: as `load`.
+        Raises: RecipeError: as `load`; or what is left out is done in another way here.
         """
         tables = {k: v for k, v in copied(values).items() if k in cls.model_fields}
         for name, kinds in cls.kinds.items():
             table = tables.get(name)
             settings = _class_of(kinds, table) if isinstance(table, dict) else None
             if isinstance(table, dict) and settings is not None:
-                own = kinds.completed(table).items()
-                tables[name] = {k: v for k, v in own if k in settings.model_fields}
+                own = kinds.completed(table)
+                for key in own.keys() - settings.model_fields.keys():
+                    value = own[key]
+                    if value != (done := DONE.get(f"{name}.{key}", value)):
+                        raise RecipeError(
+                            f"The stored recipe has {name}.{key} = {value!r}, and a Recipe always "
+                            f"has {done!r}; read it with reproduction.recipe.PaperRecipe."
+                        )
+                tables[name] = {k: v for k, v in own.items() if k in settings.model_fields}
         return cls._checked(tables, overrides, set(), "The recipe")
 
     @classmethod
