@@ -132,6 +132,25 @@ def test_files_stay_few_and_rows_that_were_written_again_leave_the_disk(
     assert (store.count(), len(files(store))) == ({}, 0)
 
 
+def test_files_that_are_not_listed_leave_before_more_are_written(
+    store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in SPACES:
+        for start in (100 * version, 100 * version + 50):
+            store.upsert(rows(range(start, start + 50), version, start))
+    (tmp_path / "store" / "segments" / f"{'0' * 64}.vectors").write_bytes(b"of a killed load")
+    seen, write = [], snapshot_files.write_segment
+
+    def look_and_write(*args: Any) -> Any:
+        seen.append(len(files(store, ".vectors")))
+        return write(*args)
+
+    monkeypatch.setattr(snapshot_files, "write_segment", look_and_write)
+    with SnapshotStore(tmp_path / "store", index_from=1) as indexed:
+        indexed.build_index()
+    assert seen == [4, 3], "two of each version, and then one of the first"
+
+
 def test_a_row_whose_products_pass_float32_takes_no_place(store: SnapshotStore) -> None:
     """It was among the best, with a score of NaN."""
     query = np.full((1, 8), 3, np.float32)

@@ -428,8 +428,8 @@ class SnapshotFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the write lock, and delete all files that are not listed afterwards: replaced ones,
-        and those of a write that failed or was killed.
+        """Hold the write lock, and delete all files that are not listed, before and after: those of
+        a write that was killed or failed, and replaced ones.
 
         Raises: StoreError: another process holds it, there is no room, or no permission.
         """
@@ -439,6 +439,7 @@ class SnapshotFolder:
                     raise StoreError(
                         f"{self.address} is being loaded; what gives the blocks cannot write to it."
                     )
+                self._clear()
                 try:
                     yield
                 finally:
@@ -482,7 +483,8 @@ class SnapshotFolder:
         return records
 
     def commit(self, **changed: Any) -> None:
-        """Replace `store.json` by one with other fields."""
+        """Replace `store.json` by one with other fields, and delete the files that it does not
+        list."""
         before = self.record
         record = replace(before, generation=before.generation + 1, **changed)
         try:
@@ -497,6 +499,7 @@ class SnapshotFolder:
                 f"{_reason(error)}; write the same again."
             ) from error
         self.current()
+        self._clear()
 
     def _clear(self) -> None:
         """Delete all files that are not listed. A reader that has one mapped keeps it; one that
