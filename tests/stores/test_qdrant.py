@@ -228,6 +228,25 @@ def test_collections_of_somebody_else_are_refused_and_stay(store: QdrantStore) -
         assert store._ask("count", name, exact=True).count == 1
 
 
+def test_one_of_two_that_make_a_store_at_once_takes_the_others_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wrote its own over it, and the other's space was gone."""
+    address, make = f"qdrant:{tmp_path}/q#emb", QdrantStore._make
+
+    def make_and_be_overtaken(self: QdrantStore, collection: str, dim: int) -> None:
+        make(self, collection, dim)
+        monkeypatch.setattr(QdrantStore, "_make", make)
+        with open_store(address, create="string") as other:
+            other.add_space(Space(0, 4, "sha256:zero"))
+
+    monkeypatch.setattr(QdrantStore, "_make", make_and_be_overtaken)
+    with pytest.raises(DataError, match="string"):
+        open_store(address, create="int64")
+    with open_store(address, create="string") as store:
+        assert list(store.spaces()) == [0]
+
+
 def test_two_stores_share_a_folder_and_the_last_one_closes_it(tmp_path: Path) -> None:
     films, people = (open_store(f"qdrant:{tmp_path}/q#{n}", create="int64") for n in "ab")
     films.close()

@@ -229,14 +229,18 @@ class QdrantStore(TablePerVersionStore):
     def _save(self, record: StoreRecord) -> None:
         from qdrant_client import models
 
-        if self._payload() is None:
+        facts, held = record.as_json(), self._payload()
+        if held is None:
             self._make(self._name, 1)
-            point = models.PointStruct(id=0, vector=[0.0], payload=record.as_json())
+            # Another process may have been quicker, and have added a space since.
+            held = self._payload()
+        if held is None:
+            point = models.PointStruct(id=0, vector=[0.0], payload=facts)
             self._ask("upsert", self._name, [point], wait=True)
             return
-        facts = record.as_json()
-        # Another process may set the side meanwhile.
-        self._set_fields({key: facts[key] for key in facts if facts[key] is not None})
+        # What is there stays, and another process may set the side meanwhile.
+        new = [key for key in facts if held.get(key) is None and facts[key] is not None]
+        self._set_fields({key: facts[key] for key in new})
 
     def _set_fields(self, fields: dict[str, Any]) -> None:
         """Set some fields of the record; the others stay."""
