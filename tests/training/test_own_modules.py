@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.fits import assert_same, changed, killed_and_resumed
+from tests.support.fits import assert_same, changed, killed_and_resumed, split_of
 from torch import Tensor, nn
 
 from evergram import PretrainedEncoder, load_encoder
@@ -19,6 +19,7 @@ from evergram.errors import DataError, LineageError, RecipeError, ShapeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
+from evergram.training import memory
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
@@ -68,6 +69,17 @@ def modules(corpus: Corpus, dim: int = 8, seed: int = 0, offset: int = 0) -> Enc
     keys = [side.vocabulary.keys.to_pylist() for side in (corpus.queries, corpus.candidates)]
     towers: Any = [Tower(len(ids), dim, seed + i) for i, ids in enumerate(keys)]
     return EncoderModules(*towers, *map(rows, keys))
+
+
+def test_modules_whose_candidates_are_beyond_memory_are_refused(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = changed(RECIPE, "task={kind='softmax_all'}", "training.epochs=1")
+    # All candidates' vectors of 8 numbers, their gradient, and that of a table.
+    needed = 3 * 4 * 8 * len(split_of(recipe).training.candidates)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: needed - 1)
+    with pytest.raises(RecipeError, match=f"vectors of 8 numbers .* at least {needed:,} bytes"):
+        train(recipe, corpus, encoder=modules(corpus), progress=False)
 
 
 def test_who_looks_at_rows_changes_neither_statistics_nor_draws(corpus: Corpus) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,12 @@ from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings
+from evergram.kinds import KindSettings
 from evergram.tasks.objective import Objective
 from evergram.training.callbacks import tensor_words
 from evergram.training.factors import build_measures, prior_constant, sparse_weights
 from evergram.training.joint import JointAlignment
-from evergram.training.memory import place_tables, run_traits
+from evergram.training.memory import place_tables, refuse_candidates, run_traits
 from evergram.training.optimizers import build_optimizers
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings
@@ -119,6 +121,20 @@ def build_independent(
     }
 
 
+@contextmanager
+def _naming(settings: KindSettings, page: str) -> Iterator[None]:
+    """Let a slip in the `build` of a user's class be a RecipeError that names it."""
+    try:
+        yield
+    except (TypeError, AttributeError, NameError, ImportError) as error:
+        if type(settings).__module__.startswith("evergram."):
+            raise
+        raise RecipeError(
+            f"{type(settings).__name__}.build raises {type(error).__name__}: {error}; correct the "
+            f"class (docs/extend/{page}.md)."
+        ) from error
+
+
 def build_estimator(
     settings: EstimatorSettings,
     dim: int,
@@ -128,10 +144,11 @@ def build_estimator(
 ) -> GramianEstimator:
     """Return `settings.build(…)`, which has the same arguments.
 
-    Raises: RecipeError: it does not return an estimator with a float32 matrix [D, D + K].
+    Raises: RecipeError: it fails, or does not return an estimator with a float32 matrix [D, D + K].
     """
-    made, shape = settings.build(dim, measure, factors, file), (dim, dim + factors.shape[1])
-    matrix = getattr(made, "matrix", None)
+    with _naming(settings, "estimator"):
+        made = settings.build(dim, measure, factors, file)
+    matrix, shape = getattr(made, "matrix", None), (dim, dim + factors.shape[1])
     # float32, unless a test of the mathematics asks torch for float64.
     fits = isinstance(matrix, Tensor) and (matrix.dtype, matrix.shape) == (
         torch.get_default_dtype(),
@@ -246,6 +263,7 @@ def _encoder(
 ) -> Encoder:
     """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
     if companions.own is not None:
+        refuse_candidates(settings, corpus, companions.own.dim)
         return companions.own.copied()
     model = settings.model
     place = place_tables(settings, corpus, device, folder, collectives.size)
@@ -286,8 +304,10 @@ def _objective(
 ) -> Objective:
     """Return the task's loss with its penalties, by priors [N, K] and measures [N, R]."""
     task, strengths = settings.task, settings.strengths
+    with _naming(task, "task"):
+        built = task.build(corpus)
     objective = Objective(
-        task.build(corpus),
+        built,
         strengths.penalty,
         strengths.l2,
         dict.fromkeys(SIDES, task.orthogonal_weight),

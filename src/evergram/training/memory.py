@@ -56,16 +56,16 @@ def place_tables(
     needed += settings.task.candidates_bytes(len(corpus.candidates), dim)
     if choice == "sharded":
         _refuse_empty_shares(corpus, processes)
-        _refuse(settings, corpus, needed // processes)
+        _refuse(settings, corpus, needed // processes, dim)
         return folder
     has = settings.traits | run_traits(settings, device)
     can_map = choice != "memory" and all(trait in has for trait in MAPPED.traits)
     exceeds = needed > memory_bytes()
     if not (choice == "mapped" or (exceeds and can_map)):
-        _refuse(settings, corpus, needed)
+        _refuse(settings, corpus, needed, dim)
         return None
     tables, vectors = _tables_bytes(model, corpus, version), _vectors_bytes(model, corpus, version)
-    _refuse(settings, corpus, needed - tables - vectors)
+    _refuse(settings, corpus, needed - tables - vectors, dim)
     place = Path(tempfile.gettempdir()) if folder is None else folder
     make_folder(place)
     copies = MAPPED_COPIES + (0 if folder is None else CHECKPOINT_COPIES)
@@ -83,18 +83,23 @@ def place_tables(
     return place
 
 
-def _refuse(settings: FitSettings, corpus: Corpus, needed: int) -> None:
+def refuse_candidates(settings: FitSettings, corpus: Corpus, dim: int) -> None:
+    """Raises: RecipeError: steps of a user's modules need more memory for all candidates, with D =
+    `dim`, than there is."""
+    _refuse(settings, corpus, settings.task.candidates_bytes(len(corpus.candidates), dim), dim)
+
+
+def _refuse(settings: FitSettings, corpus: Corpus, needed: int, dim: int) -> None:
     """Raises: RecipeError: a process needs more bytes of memory than there are."""
     there = memory_bytes()
     if needed <= there:
         return
     model, task = settings.model, settings.task
     entities = len(corpus.queries) + len(corpus.candidates)
-    where, whole, ways = (
-        "",
-        "",
-        [f"lower {' or '.join(f'model.{k}' for k in ('dim', *model.size_keys))}"],
-    )
+    where, whole, size = "", "", f"model.dim = {dim}"
+    ways = [f"lower {' or '.join(f'model.{k}' for k in ('dim', *model.size_keys))}"]
+    if not model.made_by_recipe:
+        size, ways = f"vectors of {dim} numbers", ["give modules of shorter vectors"]
     if settings.training.tables == "sharded":
         where, ways = " in each process", [*ways, "start more processes on more machines"]
     if task.wants_all_candidates:
@@ -103,8 +108,8 @@ def _refuse(settings: FitSettings, corpus: Corpus, needed: int) -> None:
             "set task.kind = 'pointwise', whose penalty on all pairs needs a batch's rows only"
         )
     raise RecipeError(
-        f"Training {entities:,} entities with model.dim = {model.dim_of(settings.version)}{whole} "
-        f"needs at least {needed:,} bytes of memory{where}, and this machine has {there:,}; "
+        f"Training {entities:,} entities with {size}{whole} needs at least "
+        f"{needed:,} bytes of memory{where}, and this machine has {there:,}; "
         f"{', or '.join(ways)}."
     )
 
