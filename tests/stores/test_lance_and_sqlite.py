@@ -173,7 +173,7 @@ def test_rows_that_move_meanwhile_are_counted_once(
     store.add_space(Space(1, 4, "sha256:one"))
     store.upsert(constant(range(5)))
     count = SqliteStore._count
-    with open_store(store.address) as other:
+    with open_store(store.address, create="int64") as other:
 
         def count_and_move(self: SqliteStore, version: int) -> int:
             rows = count(self, version)
