@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.testing import assert_allclose, assert_array_equal
+from pydantic import ValidationError
 from tests.support.arrow_requests import ARROW, post_stream, stream, table_of
 from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
 from tests.support.running_service import CountedStore, Running, refused, running, until
@@ -93,7 +94,9 @@ def test_what_cannot_be_answered_is_refused_by_name(served: Running) -> None:
         ("search", {"id": 1, "filter": {"c": ["x"] * 1001}}, 400, "request", "1000 items"),
         ("search", {"id": 1, "filter": {"c": "x" * 1025}}, 400, "request", "1024 characters"),
         ("search", {"id": 1, "filter": {"c": {"gte": "x" * 1025}}}, 400, "request", "filter"),
-        ("search", {"id": 1, "filter": {f"c{i}": 1 for i in range(33)}}, 400, "request", "32"),
+        ("search", {"id": 1, "filter": {f"c{i}": 1 for i in range(33)}}, 400, "request", "not 33"),
+        ("search", {"id": 1, "filter": {"c": dict.fromkeys("abcde")}}, 400, "request", "not 5"),
+        ("embeddings", {"input": [{"features": {}, "a": 1, "b": 1}]}, 400, "request", "'id', and"),
         ("search", {"id": 1, "filter": {"c" * 257: 1}}, 400, "request", "256 characters"),
         ("search", {"id": 1, "filter": {"c": None}}, 400, "request", "filter"),
         ("search", {"id": 1, "filter": {}}, 400, "request", "filter"),
@@ -522,6 +525,33 @@ def test_a_vector_may_be_long_and_objects_have_so_many_features(served: Running)
     ):
         answer = served.http.post("/v1/embeddings", content=objects(**more), headers=JSON)
         refused(answer, status, words)
+
+
+def test_what_a_body_has_outside_its_texts_is_counted() -> None:
+    few = ServiceSettings(max_batch=1)
+    text = '[{"\\",' * 20_000
+    texts = [text, text, "\\"]
+    sent = json.dumps({"input": texts}).encode()
+    assert parse(EmbeddingsRequest, sent, few).input == texts
+    for what, value in (
+        ("texts", {f"{n}\\": None for n in range(70_000)}),
+        ("lists and objects", [[]] * 140_000),
+        ("values", [1] * 140_000),
+    ):
+        with pytest.raises(RefusedError, match=what):
+            parse(EmbeddingsRequest, json.dumps({"input": 1, "user": value}).encode(), few)
+
+
+def test_many_wrong_entries_make_few_errors() -> None:
+    many = {f"c{n}": None for n in range(500)}
+    for conditions in (many, {"c": many}, {"c": [None] * 500}):
+        with pytest.raises(ValidationError) as caught:
+            SearchRequest.model_validate({"id": 1, "filter": conditions})
+        assert caught.value.error_count() < 20
+    for objects in (many, [many]):
+        with pytest.raises(ValidationError) as caught:
+            EmbeddingsRequest.model_validate({"input": objects})
+        assert caught.value.error_count() < 20
 
 
 FAR = list(range(1500))

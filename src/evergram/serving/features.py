@@ -16,6 +16,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     field_validator,
+    model_validator,
 )
 
 from evergram.encoders.encoder_inputs import ID, inputs_of_columns, names_of, refuse_unknown
@@ -55,10 +56,18 @@ class Features(BaseModel):
     ]
     id: Id | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        """Count before anything is validated: the errors of all could take much memory."""
+        if isinstance(value, dict) and len(value) > len(cls.model_fields):
+            raise ValueError("an object has the fields 'features' and 'id', and no other")
+        return value
+
     @field_validator("features", mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        """Count before the features are validated: the errors of all could take much memory."""
+        """Likewise."""
         if isinstance(value, dict) and len(value) > MOST_FEATURES:
             raise ValueError(f"an object has at most {MOST_FEATURES} features")
         return value

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticUseDefault, from_json
+from pydantic_core import PydanticCustomError, PydanticUseDefault, from_json
 
 from evergram.errors import DataError
 from evergram.serving.errors import too_much, wrong
@@ -59,9 +59,9 @@ M = TypeVar("M", bound=BaseModel)
 
 # Fields of a request.
 MEMBERS = 64
-# Lists and objects, quotes, and commas of a JSON body: some in any, and more for each row that it
-# may have. Far more than honest bodies have: an object has 32 features on average, a vector of JSON
-# 1,024 coordinates, and larger requests are Arrow streams.
+# Lists and objects, quotes, and commas of a JSON body, outside its texts: some in any, and more for
+# each row that it may have. Far more than honest bodies have: an object has 32 features on average,
+# a vector of JSON 1,024 coordinates, and larger requests are Arrow streams.
 FREE, OF_A_ROW = 1 << 17, {"lists and objects": 64, "texts": 512, "values": 1024}
 # Columns that an error names, at most.
 _NAMED = 5
@@ -80,12 +80,32 @@ OrDefault = Annotated[T, BeforeValidator(_default_of_null)]
 LONGEST_FIELD = 256
 FieldName = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_FIELD)]
 FilterValue = StrictBool | Int64 | StrictFloat | Text
-FilterValues = Annotated[list[FilterValue], Field(min_length=1, max_length=MOST_VALUES)]
+FilterValues = Annotated[
+    list[FilterValue], Field(min_length=1, max_length=MOST_VALUES, fail_fast=True)
+]
 Bound = Literal["gt", "gte", "lt", "lte"]
-Bounds = Annotated[dict[Bound, Int64 | StrictFloat | Text], Field(min_length=1)]
+
+
+def _few(most: int, what: str) -> BeforeValidator:
+    """Count the entries of an object before they are validated, as `Features` does."""
+
+    def counted(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise PydanticCustomError("too_long", f"{what} at most {most}, not {len(value)}")
+        return value
+
+    return BeforeValidator(counted)
+
+
+Bounds = Annotated[
+    dict[Bound, Int64 | StrictFloat | Text],
+    Field(min_length=1),
+    _few(len(get_args(Bound)), "The bounds of a field are"),
+]
 Conditions = Annotated[
     dict[FieldName, FilterValue | FilterValues | Bounds],
     Field(min_length=1, max_length=MOST_FIELDS),
+    _few(MOST_FIELDS, "The fields of a filter are"),
 ]
 
 
@@ -271,16 +291,12 @@ def parse(kind: type[M], body: bytes, settings: ServiceSettings, rows: Any = Non
     Args:
         rows: stand for the rows of a request that come as a stream.
     """
-    counts = {
-        "lists and objects": body.count(b"[") + body.count(b"{"),
-        "texts": body.count(b'"') - body.count(b'\\"'),
-        "values": body.count(b","),
-    }
-    for what, count in counts.items():
-        if count > FREE + OF_A_ROW[what] * settings.max_batch:
-            raise too_much(
-                f"The body has too many {what}; send fewer rows at a time, or an Arrow stream.",
-            )
+    # Without escapes; a backslash outside a text is no JSON, and nothing behind it is parsed.
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    _refuse_many("texts", bare.count(b'"'), settings)
+    bare = b"".join(bare.split(b'"')[::2])
+    _refuse_many("lists and objects", bare.count(b"[") + bare.count(b"{"), settings)
+    _refuse_many("values", bare.count(b","), settings)
     try:
         sent = from_json(body)
     except ValueError as error:
@@ -295,6 +311,13 @@ def parse(kind: type[M], body: bytes, settings: ServiceSettings, rows: Any = Non
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         message, field = problem_of(errors)
         raise wrong(message, field) from None
+
+
+def _refuse_many(what: str, count: int, settings: ServiceSettings) -> None:
+    if count > FREE + OF_A_ROW[what] * settings.max_batch:
+        raise too_much(
+            f"The body has too many {what}; send fewer rows at a time, or an Arrow stream."
+        )
 
 
 def problem_of(errors: list[Any]) -> tuple[str, str | None]:
