@@ -174,7 +174,8 @@ class Trainer:
         facts: dict[str, Any] = {name: getattr(self, name) for name in COUNTERS}
         facts["callbacks"] = {}
         for name, callback in _by_name(self.callbacks).items():
-            state = callback.state_dict()
+            with self._apart(everywhere=callback.everywhere):
+                state = callback.state_dict()
             facts["callbacks"][name] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
             tensors |= {f"{name}|{k}": v for k, v in state.items() if isinstance(v, Tensor)}
         return TrainingState(tensors, facts)
