@@ -545,8 +545,8 @@ NOT_KNOWN: list[tuple[dict[str, Any], str, str]] = [
     ({"past": {"bound": None}}, "certificate", "has no certificate"),
     ({"past": {"canaries": 0}}, "certificate", "has no canaries"),
     ({"live": {"rows": None}}, "store", "could not be counted"),
-    ({"live": {"drift": None}}, "drift", "nothing was served"),
-    ({"live": {"drift": [], "rows": {"object": {2: 1}}}}, "drift", "nothing was served"),
+    ({"live": {"drift": None}}, "drift", "no stored row"),
+    ({"live": {"drift": [], "rows": {"object": {2: 1}}}}, "drift", "no stored row"),
     ({"live": drift(relative=None)}, "drift", "no moments were published"),
     ({"live": drift(relative=float("nan"))}, "drift", "no moments were published"),
     ({"live": drift(limit=None)}, "drift", "has no limit"),
@@ -693,6 +693,9 @@ def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) ->
     assert rates() == [(7.0, 60.0), (2.0, 0.0), (0.0, 120.0)]
     now = 1000.0 + 10_000
     latest.answered("", 0, 200, 0.001)
+    (traffic,) = latest.live(reader, Metrics(), {}).traffic or ()
+    # The step has just begun: of the last minute 55 seconds are counted.
+    assert traffic.per_minute == pytest.approx(60 / 55)
     # Ten minutes of them, and no more is remembered.
     assert len(rates()) == 120
     assert rates()[-1] == (0.0, 60.0)

@@ -79,11 +79,16 @@ class SharedReader:
         self.reader = reader
         self.encoders: FeatureEncoders = FeatureEncoders(reader.lineage)
         self._users = 1  # the service itself
-        self._lock = threading.Lock()
+        self._lock, self._facts_lock = threading.Lock(), threading.Lock()
 
-    @cached_property
+    @property
     def published_facts(self) -> PublishedFacts:
         """The published facts. Only the first look reads them, from every published file."""
+        with self._facts_lock:  # from Python 3.12 on, `cached_property` has none
+            return self._published_facts
+
+    @cached_property
+    def _published_facts(self) -> PublishedFacts:
         return published_facts(self.reader.lineage)
 
     def enter(self) -> bool:

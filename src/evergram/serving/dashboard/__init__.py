@@ -509,7 +509,7 @@ def _drift(live: Live) -> Iterator[Reason]:
     if not drift and not unmeasured:
         yield _unknown("drift", "Drift is not measured.")
     for side in unmeasured:
-        yield _unknown("drift", f"Drift of side {side} is not measured: nothing was served.")
+        yield _unknown("drift", f"Drift of side {side} is not measured: no stored row was served.")
     for facts in drift:
         version = "" if facts.version is None else f" at version {facts.version}"
         what = f"Drift of side {facts.side}{version}"
@@ -604,6 +604,8 @@ class TrafficLog:
         elapsed, steps = now - self._begun, self._steps
         last = int(elapsed / STEP)
         recent = [step for n, step in steps.items() if n > last - RECENT / STEP]
+        # Of the last step, only a part has passed.
+        seconds = RECENT - STEP + elapsed % STEP if elapsed >= RECENT else RECENT
         rates = sum((step.requests.copy() for step in recent), Counter[tuple[str, int | None]]())
         traffic = [
             Traffic(
@@ -611,16 +613,16 @@ class TrafficLog:
                 version=key[1],
                 requests=requests,
                 errors=self._errors[key],
-                per_minute=rates[key] * 60 / RECENT,
+                per_minute=rates[key] * 60 / seconds,
             )
             # Requests that were refused before their version was known come first.
             for key, requests in sorted(self._requests.copy().items(), key=_order)
         ]
-        seconds = [one for step in recent for one in step.seconds.copy()]
+        times = [one for step in recent for one in step.seconds.copy()]
         latency = {
-            name: float(np.percentile(seconds, share)) * 1000
+            name: float(np.percentile(times, share)) * 1000
             for name, share in (("p50", 50), ("p99", 99))
-            if seconds
+            if times
         }
         drift = [
             DriftFacts(
