@@ -282,8 +282,10 @@ def test_a_request_has_a_span_with_its_work_below_it(
     # The caller's trace goes on, and paths with parts are named by their route.
     trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     headers = {"traceparent": f"00-{trace}-{caller}-01"}
-    assert traced.http.get("/v1/models/line@v0", headers=headers).status_code == 200
+    answer = traced.http.get("/v1/models/line@v0?token=secret", headers=headers)
+    assert answer.status_code == 200
     [request] = spans_of(kept).values()
+    assert "secret" not in str(dict(request.attributes))
     assert request.name == "GET /v1/models/{model}"
     assert (request.context.trace_id, request.parent.span_id) == (int(trace, 16), int(caller, 16))
     for path in ("/healthz", "/readyz", "/metrics"):
@@ -693,9 +695,10 @@ def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) ->
     assert rates() == [(7.0, 60.0), (2.0, 0.0), (0.0, 120.0)]
     now = 1000.0 + 10_000
     latest.answered("", 0, 200, 0.001)
-    (traffic,) = latest.live(reader, Metrics(), {}).traffic or ()
+    traffic = latest.live(reader, Metrics(), {}).traffic
+    assert traffic is not None
     # The step has just begun: of the last minute 55 seconds are counted.
-    assert traffic.per_minute == pytest.approx(60 / 55)
+    assert traffic[0].per_minute == pytest.approx(60 / 55)
     # Ten minutes of them, and no more is remembered.
     assert len(rates()) == 120
     assert rates()[-1] == (0.0, 60.0)

@@ -93,6 +93,13 @@ class HeadAsGet:
         await self._app(scope, receive, send)
 
 
+class _Application(FastAPI):
+    """Drops queries: no page has one, and spans would export what a client wrongly puts there."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__({**scope, "query_string": b""}, receive, send)
+
+
 def create_app(service: Service, settings: ServiceSettings | None = None) -> FastAPI:
     """Return a service as an ASGI application, which closes the service when it is shut down.
 
@@ -115,7 +122,7 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
                 await task
         await asyncio.to_thread(handler.close)
 
-    app = FastAPI(
+    app = _Application(
         title="Evergram",
         summary="Embeddings at the version that each consumer was built on.",
         version=release("evergram"),
