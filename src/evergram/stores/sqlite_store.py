@@ -102,7 +102,11 @@ class SqliteFile:
             while connection.pragma("journal_mode") != "wal":
                 # SQLite does not wait by itself here, where two change it at once.
                 try:
-                    connection.pragma("journal_mode", "wal")
+                    if connection.pragma("journal_mode", "wal") != "wal":
+                        raise StoreError(
+                            f"{self._shown} cannot have a write-ahead log, which SQLite needs shared "
+                            "memory for; move it to a local disk."
+                        )
                 except self._apsw.BusyError:
                     if time.monotonic() > until:
                         raise
