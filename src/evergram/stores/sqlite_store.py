@@ -104,8 +104,8 @@ class SqliteFile:
                 try:
                     if connection.pragma("journal_mode", "wal") != "wal":
                         raise StoreError(
-                            f"{self._shown} cannot have a write-ahead log, which SQLite needs shared "
-                            "memory for; move it to a local disk."
+                            f"{self._shown} cannot have a write-ahead log, for which SQLite needs "
+                            "shared memory; move it to a local disk."
                         )
                 except self._apsw.BusyError:
                     if time.monotonic() > until:
