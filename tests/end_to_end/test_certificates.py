@@ -104,7 +104,7 @@ def test_degradation_that_cannot_be_measured_fails(shop: Command) -> None:
     for options, words in {
         "--set upgrade.alone=false": "upgrade.alone",
         """--set 'metrics=["recall@7"]'""": "recall@20",
-        f"{SMALL} --allow-small-overlap": "version 0: 0 test queries, and 30 are needed",
+        f"{SMALL} --allow-small-overlap": "version 0 knew 0 test queries, and 30 are needed",
     }.items():
         assert words in shop.refused(f"{limit} {options}")
     assert versions() == [0]

@@ -149,11 +149,11 @@ def test_a_loss_that_was_not_measured_is_refused_by_name() -> None:
     cases: list[tuple[dict[str, Any], list[int], str]] = [
         ({}, [0, 1], "version 1 was not measured"),
         ({"compatibility": {}}, [0], "version 0 was not measured"),
-        ({"compatibility": reading(0, math.nan, math.nan)}, [0], "version 0: 0 test"),
+        ({"compatibility": reading(0, math.nan, math.nan)}, [0], "version 0 knew 0 test"),
         ({"compatibility": reading(past=math.nan)}, [0], "version 0 had no recall@20"),
         ({"compatibility": reading(now=math.nan)}, [0], "version 0 had no recall@20"),
         ({"compatibility": reading(past=0.0)}, [0], "version 0 had no recall@20"),
-        ({"data": {"test_queries": 3}}, [0], "trained alone: 3 test queries"),
+        ({"data": {"test_queries": 3}}, [0], "trained alone knew 3 test queries"),
         ({"metrics": {"model": {"recall@20": 0.5}}}, [0], "upgrade.alone"),
         ({"metrics": {"model": {"recall@20": math.nan}}}, [0], "recall@20 was not measured"),
         ({"metrics": {"model": {}}}, [0], "recall@20 was not measured"),

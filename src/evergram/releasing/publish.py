@@ -228,7 +228,7 @@ def _unknown(loss: MetricLoss | None, what: str, metric: str) -> str:
     if loss is None:
         return f"reading it as {what} was not measured"
     if loss.queries < LEAST_QUERIES:
-        return f"{what}: {loss.queries} test queries, and {LEAST_QUERIES} are needed"
+        return f"{what} knew {loss.queries} test queries, and {LEAST_QUERIES} are needed"
     if math.isnan(loss.mean):
         return f"{what} had no {metric} above 0, of which something could be lost"
     if loss.worst == math.inf:
