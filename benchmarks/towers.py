@@ -1,4 +1,4 @@
-"""Two towers against the factorization, variant by variant, for `docs/two-tower.md`."""
+"""Two towers against the factorization, variant by variant, for `docs/measured.md`."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def lines(
 
 
 def section() -> str:
-    """Return the table of `docs/two-tower.md`: two variants on all seeds, the rest on the first."""
+    """Return the table of `docs/measured.md`: two variants on all seeds, the rest on the first."""
     gowalla.convert()
     return "\n".join(lines({name: RECIPES / f"{name}.toml" for name in VARIANTS}))
 

@@ -581,7 +581,7 @@ def asleep(
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path, act: Callable[[], Any]) -> None:
-    """Delete the lock, as docs/remote.md says, and act from another machine."""
+    """Delete the lock, as docs/lineage.md says, and act from another machine."""
     bucket = MemoryFileSystem()
     if bucket.exists("/bucket/shop/publishing.lock"):
         bucket.rm_file("/bucket/shop/publishing.lock")

@@ -236,7 +236,7 @@ def test_a_held_lock_and_a_damaged_file_are_refused(
 def test_a_publisher_that_was_suspended_changes_nothing_that_another_published(
     server: S3Server, folder: Path, named: str
 ) -> None:
-    """Its lock is deleted meanwhile, as docs/remote.md says, and another publishes version 1."""
+    """Its lock is deleted meanwhile, as docs/lineage.md says, and another publishes version 1."""
     place = f"s3://shelf/slept-{len(named)}"
     a, b = folder / f"a-{len(named)}", folder / f"b-{len(named)}"
     first = ("vectors", "import", folder / "old.parquet", "--lineage", place)

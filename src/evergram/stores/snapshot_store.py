@@ -1,6 +1,6 @@
 """The default store: immutable files in a folder, mapped into memory.
 
-docs/snapshot-engine.md says why it has an engine of its own.
+Rows are read by id from mapped memory, which is what a service does most.
 """
 
 from __future__ import annotations

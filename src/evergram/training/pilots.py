@@ -40,7 +40,7 @@ MOST_TIME = 0.3
 HELD_OUT = 0.1
 # A smaller gain is no reason to depart from the formula.
 LEAST_GAIN = 1.005
-# Seconds of one core, on the machine of docs/training.md: for a pair and a dimension in an epoch,
+# Seconds of one core, on the machine of docs/measured.md: for a pair and a dimension in an epoch,
 # for a step over a batch, and for a multiply-add of a ranking.
 PAIR, STEP, RANKED = 4e-8, 3e-3, 3.5e-11
 # Epochs until patience ends most trainings.

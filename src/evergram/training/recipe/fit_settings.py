@@ -9,7 +9,7 @@ a denser matrix is pushed down more, and entities met rarely are held closer to 
 words of implicit ALS, Σ_observed (1 − s)² + α₀ Σ_all s² + ρ_u Σ‖u‖² + ρ_v Σ‖v‖², these are
 α₀ = 2 λ n / |A||B| and √(ρ_u ρ_v) = 1, whatever the data. Both are wide valleys: half of either
 or twice as much costs a percent or two of Recall@20. They were found on the head of MovieLens 25M,
-Gowalla and Amazon Beauty, on all pairs and on small parts of them; docs/training.md has what they
+Gowalla and Amazon Beauty, on all pairs and on small parts of them; docs/measured.md has what they
 come to there and elsewhere.
 """
 
