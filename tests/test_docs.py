@@ -81,7 +81,9 @@ def test_the_page_of_commands_names_no_option_that_does_not_exist() -> None:
     general, options = {"--json", "--help", "--device", "--set"}, commands()
     for name, text in documented_commands().items():
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
-        possible = set().union(*(options[n] for n, part in documented_commands().items() if part == text))
+        possible = set().union(
+            *(options[n] for n, part in documented_commands().items() if part == text)
+        )
         assert named <= possible | general, name
 
 
