@@ -121,7 +121,7 @@ def test_the_python_of_the_readme_runs(
 ) -> None:
     import evergram
 
-    first, arrays, penalty = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    first, thresholds, arrays, penalty = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert all(len([line for line in b.splitlines() if line.strip()]) <= 9 for b in (first, arrays))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
@@ -129,6 +129,10 @@ def test_the_python_of_the_readme_runs(
     exec(compile(first, "README.md", "exec"), names)
     assert evergram.Lineage.open("lineage").newest == 1
     assert names["vectors"].shape == (len(names["ids"]), names["lineage"].manifest(0).dim)
+    exec(compile(thresholds, "README.md", "exec"), names)
+    scores = names["hits"].scores
+    assert len(names["shown"]) == sum(float(score) >= 0.62 for score in scores)
+    assert len(scores) == 10
     draw = np.random.default_rng(0)
     new = draw.normal(size=(300, 6))
     old = new @ draw.normal(size=(6, 4))
