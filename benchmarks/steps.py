@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -42,7 +42,6 @@ VARIANTS = {
 # The penalty alone, and with the preconditioner as recipes have it unless told otherwise.
 PRECONDITIONS = {"alone": 0.0, "preconditioned": AdaptiveTraining().precondition}
 STEPS = 4  # in a row, of one variant in one round
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -106,50 +105,6 @@ def tiny() -> StepRatios:
     return step_ratios(1, ("factorization",), tiny=True)
 
 
-def work_ratios(rounds: int = 25, *, tiny: bool = False) -> dict[str, dict[str, float]]:
-    """Return by encoder the CPU time of one thread over that of a step without a penalty: of the
-    limits' part added to it, and of SOGram.
-
-    It says what the arithmetic alone is worth: no thread waits for another. Other work on the
-    machine still takes caches away, and raises it.
-    """
-    corpus, recipe = base_split(tiny).training, base(tiny)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    ratios = {}
-    try:
-        for encoder in ("factorization",) if tiny else ("factorization", "two_tower"):
-            model, clock = ENCODERS[encoder], time.process_time
-            turns: dict[tuple[str, str], Turns | Products] = {
-                (limit, ""): Products(recipe, whole=limit == LIMITS[1], clock=clock)
-                for limit in LIMITS
-            }
-            for name, own in ((NONE, "task.penalty=0"), (SOGRAM, "training.precondition=0")):
-                turns[name, ""] = Turns(recipe, corpus, [*model, own], clock=clock)
-            with while_training():
-                times = interleaved(turns, rounds)
-            bare = times.pop((NONE, ""))
-            ratios[encoder] = {
-                name: (name in LIMITS) + median(t / b for t, b in zip(own, bare, strict=True))
-                for (name, _), own in times.items()
-            }
-    finally:
-        torch.set_num_threads(threads)
-    return ratios
-
-
-def tiny_work() -> dict[str, dict[str, float]]:
-    return work_ratios(1, tiny=True)
-
-
-def work_table(ratios: Mapping[str, Mapping[str, float]]) -> str:
-    lines = [f"| CPU time of one thread | {' | '.join(ratios)} |", "|---" * (1 + len(ratios)) + "|"]
-    names = {limit: f"the bare matrix {limit}" for limit in LIMITS} | {SOGRAM: SOGRAM}
-    for name, title in names.items():
-        lines.append(f"| {title} | " + " | ".join(f"{r[name]:.2f}" for r in ratios.values()) + " |")
-    return "\n".join(lines)
-
-
 def table(measured: StepRatios) -> str:
     encoders = list(measured.ratios)
     columns = [(e, c) for e in encoders for c in PRECONDITIONS]
@@ -175,18 +130,17 @@ class Products:
     Args:
         whole: True weighs the rows, and has the value ⟨Uᵀ U, G⟩ and the addition to another
             gradient, too.
-        clock: returns seconds.
     """
 
-    def __init__(self, values: dict[str, Any], whole: bool, clock: Clock = time.perf_counter):
+    def __init__(self, values: dict[str, Any], whole: bool) -> None:
         dim, size = Recipe.of(values).model.dim_of(0), values["training"]["batch_size"]
-        self.whole, self.clock = whole, clock
+        self.whole = whole
         self.matrix, self.weights = torch.randn(dim, dim), torch.rand(size, 1)
         self.sides = [(torch.randn(size, dim), torch.zeros(size, dim)) for _ in range(2)]
 
     def take(self) -> float:
         """Return the seconds."""
-        started = self.clock()
+        started = time.perf_counter()
         for rows, gradient in self.sides:
             if not self.whole:
                 rows.T @ rows
@@ -196,7 +150,7 @@ class Products:
             moment = weighted.T @ rows
             (moment * self.matrix).sum()
             gradient.add_(weighted @ self.matrix)
-        return self.clock() - started
+        return time.perf_counter() - started
 
 
 class Turns:
@@ -208,9 +162,7 @@ class Turns:
         corpus: Corpus,
         settings: list[str],
         joint: JointAlignment | None = None,
-        clock: Clock = time.perf_counter,
     ) -> None:
-        self.clock = clock
         self.device = torch.device("cpu")
         self.step, self.sampler, self.draws = prepare(
             FitSettings.of(Recipe.of(recipe, settings), corpus, 0),
@@ -232,11 +184,11 @@ class Turns:
             self.epoch += 1
             next(self.running)
             self.left = len(self.sampler) - 1
-        started = self.clock()
+        started = time.perf_counter()
         for _ in range(STEPS):
             next(self.running)
         self.left -= STEPS
-        return (self.clock() - started) / STEPS
+        return (time.perf_counter() - started) / STEPS
 
 
 def interleaved(

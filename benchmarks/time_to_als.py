@@ -67,7 +67,7 @@ def measure() -> list[Row]:
     rows = []
     for name in DATA:
         recipe, split = peers.load(name)
-        rows += _measure(name, recipe, split, peers.SETTINGS[name]["implicit-als"])
+        rows += _measure(name, recipe, split, peers.SETTINGS[name])
     return rows
 
 

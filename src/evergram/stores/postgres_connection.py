@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 # psycopg converts a parameter and a cell at a time, and knows no vectors: NumPy makes PostgreSQL's
-# binary formats of all rows at once. What that gains is in docs/stores.md.
+# binary formats of all rows at once.
 
 BIGINT = 20  # the oid of bigint, the same in every PostgreSQL
 
