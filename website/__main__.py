@@ -31,7 +31,6 @@ def gather(pages: Path = PAGES) -> None:
     pages.mkdir(parents=True)
     made = {
         **dict(api_pages()),
-        "command-help.md": commands_page(),
         "dependencies.md": dependencies_page(),
         "http.md": http_page(openapi()),
         "recipe.schema.json": json.dumps(Recipe.model_json_schema(), indent=1),
@@ -42,7 +41,8 @@ def gather(pages: Path = PAGES) -> None:
         if source.suffix == ".ipynb":
             made[place] = relinked(page(json.loads(source.read_text())), f"notebooks/{source.name}")
         elif source.suffix == ".md":
-            target.write_text(relinked(source.read_text(), source.relative_to(ROOT).as_posix()))
+            text = relinked(source.read_text(), source.relative_to(ROOT).as_posix())
+            target.write_text(commands_page(text) if place == "commands.md" else text)
         else:
             shutil.copyfile(source, target)
     for name, text in made.items():

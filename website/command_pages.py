@@ -1,7 +1,8 @@
-"""The help of every command, as the command itself has it."""
+"""The reference of commands: what docs/commands.md says of each, with the command's own help."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +11,20 @@ import typer
 from evergram.cli import app
 
 
-def commands_page() -> str:
-    """Return a page of every command that help shows: its use, its arguments and its options."""
-    top: Any = typer.main.get_command(app)
-    parts = [
-        "# Help of every command",
-        "`evergram COMMAND --help` of all commands. [Commands](commands.md) explains them.",
-    ]
-    parts += [_section(name, command) for name, command in listed(top)]
+def commands_page(text: str) -> str:
+    """Return the page with each command's help and options in its section.
+
+    Args:
+        text: docs/commands.md; a heading names one command, or several with bars between them.
+    """
+    help_of = dict(listed(typer.main.get_command(app)))
+    parts = []
+    for section in re.split(r"(?m)^(?=## )", text):
+        parts.append(section.strip())
+        if heading := re.match(r"## `(evergram [^`]+)`", section):
+            *before, last = heading[1].split()
+            names = [" ".join([*before, word]) for word in last.split("|")]
+            parts += [_options(name, help_of[name]) for name in names]
     return "\n\n".join(parts) + "\n"
 
 
@@ -33,7 +40,7 @@ def listed(group: Any, before: str = "evergram") -> Iterator[tuple[str, Any]]:
             yield full, command
 
 
-def _section(name: str, command: Any) -> str:
+def _options(name: str, command: Any) -> str:
     rows = ["| | | |", "|---|---|---|"]
     for parameter in command.params:
         if getattr(parameter, "hidden", False):
@@ -47,4 +54,4 @@ def _section(name: str, command: Any) -> str:
         help_text = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
         rows.append(f"| {names} | {help_text} | {needed} |")
     text = (command.help or "").strip()
-    return f"## `{name}`\n\n{text}\n\n" + ("\n".join(rows) if len(rows) > 2 else "")
+    return f"**`{name}`**: {text}\n\n" + ("\n".join(rows) if len(rows) > 2 else "")

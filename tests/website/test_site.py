@@ -173,11 +173,11 @@ def test_the_navigation_names_a_page_for_each_room() -> None:
 
 
 def test_every_command_and_option_that_help_shows_is_on_the_page() -> None:
-    page = commands_page()
+    page = commands_page((ROOT / "docs" / "commands.md").read_text())
     shown = list(listed(typer.main.get_command(app)))
     assert len(shown) > 20
     for name, command in shown:
-        section = page.split(f"## `{name}`\n")[1].split("\n## ")[0]
+        section = page.split(f"**`{name}`**")[1].split("\n**`")[0].split("\n## ")[0]
         for parameter in command.params:
             if parameter.param_type_name == "option" and not parameter.hidden:
                 assert f"`{parameter.opts[0]}`" in section, (name, parameter.opts)
