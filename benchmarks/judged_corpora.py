@@ -100,7 +100,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; see docs/migrate.md.") from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; see docs/migration-results.md."
+        ) from error
 
 
 # By name, which is also its folder's: files of texts, queries and judgements, and the column.

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import permutations
@@ -26,7 +25,6 @@ from torch import Tensor
 
 from benchmarks import ROOT, e5_encoder, judged_corpora
 from benchmarks.judged_corpora import Texts
-from benchmarks.residual_heads import HeadSettings, Sides, drawn_words, with_head
 from benchmarks.text import sentence_vectors
 from evergram.compatibility import Aligner
 from evergram.compatibility.sidecar.coding import (
@@ -37,39 +35,36 @@ from evergram.compatibility.sidecar.coding import (
     level_places,
     trellis_levels,
 )
-from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError
-from evergram.evaluation.judged import JudgedQueries, Judgements, bootstrap, judged_metrics
+from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.migration.migration_plan import plan_migration
 from evergram.migration.ways import MigrationVectors, WaySettings, unit
 
 KEPT = ROOT / "build" / "migrations"
 WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "pinned", "reindex")
-# The shares of texts that the way back is fitted to.
-PAIRS = (1.0, 0.1)
 # A sidecar is asked for this share of the old version's own nDCG@10.
 KEEPS = 0.99
 FLOAT_BYTES = 4
 
 
 def measure() -> dict[str, Any]:
+    results: dict[str, Any] = {"encoders": installed(), "corpora": {}}
+    for corpus, name, pair, judgements in judged_migrations():
+        results["corpora"].setdefault(corpus, {})[name] = compare(pair, judgements)
+    return results
+
+
+def judged_migrations() -> Iterator[tuple[str, str, MigrationVectors, Judgements]]:
+    """Yield each corpus with each ordered pair of encoders, by their names."""
     encoders = installed()
-    results: dict[str, Any] = {"encoders": encoders, "corpora": {}}
     for corpus, load in judged_corpora.available().items():
         texts, queries, judgements = load()
         vectors = {name: vectors_of(corpus, name, texts, queries) for name in encoders}
-        words, partner = drawn_words(texts)
-        of_words = {name: kept_vectors(corpus, name, "words", words) for name in encoders}
-        rows = {}
         for old, new in permutations(encoders, 2):
             parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
             pair = MigrationVectors(list(texts), list(queries), *parts)
-            rows[f"{old} → {new}"] = compare(
-                pair, judgements, of_words[new], partner, HeadSettings()
-            )
-        results["corpora"][corpus] = rows
-    return results
+            yield corpus, f"{old} → {new}", pair, judgements
 
 
 def installed() -> list[str]:
@@ -84,7 +79,7 @@ def installed() -> list[str]:
 
 def tiny() -> dict[str, Any]:
     pair, judgements = made_up()
-    row = compare(pair, judgements, pair.new[:100], torch.arange(100), HeadSettings(steps=5))
+    row = compare(pair, judgements)
     return {"encoders": ["a", "b"], "corpora": {"made up": {"a → b": row}}}
 
 
@@ -100,54 +95,26 @@ def made_up() -> tuple[MigrationVectors, Judgements]:
     return MigrationVectors(*names, old, new, of_queries[0], of_queries[1]), judgements
 
 
-def compare(
-    pair: MigrationVectors,
-    judgements: Judgements,
-    words: Tensor,
-    partner: Tensor,
-    head: HeadSettings,
-) -> dict[str, Any]:
-    """Return the plans by the share of pairs, and the figures of the bars.
-
-    Args:
-        words: the new model's vectors of words, [P, D_new], for a head.
-        partner: the row of the text that each is of, int64 [P].
-    """
-    plans = {share: plan_migration(pair, judgements, WaySettings(share)) for share in PAIRS}
+def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
+    """Return the plan, and how near a cheap cascade and a sidecar come."""
+    plan = plan_migration(pair, judgements, WaySettings())
     judged = JudgedQueries.of(judgements, pair.queries, pair.texts)
     old_queries, new_queries = pair.old_queries[judged.rows], pair.new_queries[judged.rows]
+    ways = plan["ways"]
 
     def ndcg(ranked: Tensor) -> float:
         return float(judged_metrics(ranked, judged)["ndcg@10"].mean())
 
-    reindex = plans[1.0]["ways"]["reindex"]["ndcg@10"]["mean"]
-    stay = plans[1.0]["ways"]["stay"]["ndcg@10"]["mean"]
-    squares = Aligner("linear").fit(pair.new, pair.old).transform(new_queries)
+    reindex, stay = (ways[way]["ndcg@10"]["mean"] for way in ("reindex", "stay"))
     depth, encoded = _depth_for(0.1, old_queries, pair.old)
     proposed = best_candidates(old_queries, pair.old, depth)
     scores = torch.einsum("qd,qkd->qk", new_queries, pair.new[proposed])
     shallow = proposed.gather(1, scores.argsort(dim=1, descending=True))
-    own_depth, _ = _depth_for(0.1, new_queries, pair.new)
-    own = ndcg(best_candidates(new_queries, pair.new, own_depth))
-    new = Sides(pair.new, pair.new_queries, words)
-    by_head = with_head(pair.old, new, partner, judged, head)
-    size = _size_that_keeps(pair, lambda read: ndcg(best_candidates(old_queries, read, 10)), stay)
     return {
-        "plans": plans,
-        "least_squares": ndcg(best_candidates(squares, pair.old, 10)),
-        "head": {name: asdict(bootstrap(values)) for name, values in by_head.items()},
-        "head_share": float(by_head["own"].mean()) / reindex,
-        "cascade_share": plans[1.0]["ways"]["cascade"]["ndcg@10"]["mean"] / reindex,
-        "shallow": {
-            "depth": depth,
-            "encoded": encoded,
-            "share": ndcg(shallow) / reindex,
-            # What the new model's own hits have, if no more of them than that are looked at.
-            "own_depth": own_depth,
-            "own_share": own / reindex,
-        },
-        "sidecar_share": plans[1.0]["ways"]["sidecar"]["ndcg@10"]["mean"] / stay,
-        "bytes_that_keep": None if size is None else size / (FLOAT_BYTES * pair.old.shape[1]),
+        "plan": plan,
+        "cascade_share": ways["cascade"]["ndcg@10"]["mean"] / reindex,
+        "shallow": {"encoded": encoded, "share": ndcg(shallow) / reindex},
+        "sidecar_share": ways["sidecar"]["ndcg@10"]["mean"] / stay,
         "predicted": predicted_bytes(pair),
     }
 
@@ -158,22 +125,6 @@ def _depth_for(share: float, queries: Tensor, texts: Tensor) -> tuple[int, float
     touched = [len(set(proposed[:, :d].flatten().tolist())) / len(texts) for d in range(1, 101)]
     depth = max([d for d, s in enumerate(touched, 1) if s <= share], default=1)
     return depth, touched[depth - 1]
-
-
-def _size_that_keeps(
-    pair: MigrationVectors, ndcg: Callable[[Tensor], float], stay: float
-) -> int | None:
-    """Return the least multiple of a hundredth of an old vector's bytes with which old readers keep
-    `KEEPS`; None if not even the most that a sidecar can have does."""
-    affine = Aligner("linear").fit(pair.new, pair.old).as_transform().affine()
-    assert affine is not None
-    dim = pair.old.shape[1]
-    for hundredths in range(26):
-        size = round(FLOAT_BYTES * dim * hundredths / 100)
-        sidecar = Sidecar.fit(*affine, pair.new, pair.old, size)
-        if ndcg(unit(sidecar.read(pair.new, sidecar.encode(pair.new, pair.old)))) >= KEEPS * stay:
-            return size
-    return None
 
 
 def predicted_bytes(pair: MigrationVectors) -> dict[str, int]:
@@ -225,73 +176,54 @@ def _left(coordinates: Tensor, variances: Tensor, bits: Tensor) -> float:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return how many pairs meet the bars, then for each corpus, folded, the ways' nDCG@10 and what
-    was measured beside the bars."""
-    lines = [f"Encoders: {', '.join(results['encoders'])}.", "", *_summary(results["corpora"])]
-    for corpus, rows in results["corpora"].items():
-        plan = next(iter(rows.values()))["plans"][1.0]
-        lines += [
-            "",
-            '<details markdown="1">',
-            f"<summary>{corpus}: {plan['texts']:,} texts, {plan['queries']:,} judged queries; "
-            "nDCG@10 with its 95 % interval</summary>",
-            "",
-            f"| old → new | {' | '.join(WAYS)} | pinned, by a head | verdict |",
-            "|---" * (len(WAYS) + 3) + "|",
-        ]
-        for name, row in rows.items():
-            ways = row["plans"][1.0]["ways"]
-            cells = [_cell(ways[way]["ndcg@10"]) for way in WAYS]
-            cells.append(_cell(row["head"]["pinned"]))
-            lines.append(f"| {name} | {' | '.join(cells)} | {row['plans'][1.0]['verdict']} |")
-        lines += [
-            "",
-            "| old → new | bridge, by least squares | bridge, a tenth of the texts as pairs "
-            "| bridge_cascade, a tenth as pairs | a head's own, over reindexing "
-            "| cascade over reindexing | texts that it encoded "
-            "| cascade that encodes at most a tenth: depth, over reindexing "
-            "| the new model's own hits, at most a tenth: depth, over reindexing "
-            "| sidecar of a tenth of the bytes, over stay "
-            "| bytes that keep .99 of stay "
-            "| bytes that leave a quarter of the error: predicted, needed |",
-            "|---" * 12 + "|",
-        ]
-        lines += [_bars(name, row, plan["texts"]) for name, row in rows.items()]
-        lines += ["", "</details>"]
+    """Return how many pairs meet the bars, and the nDCG@10 of the first corpus."""
+    corpus, rows = next(iter(results["corpora"].items()))
+    plan = next(iter(rows.values()))["plan"]
+    lines = [
+        f"Encoders: {', '.join(results['encoders'])}.",
+        "",
+        *_summary(results["corpora"]),
+        "",
+        f"nDCG@10 on {corpus} ({plan['texts']:,} texts, {plan['queries']:,} judged queries):",
+        "",
+        f"| old → new | {' | '.join(WAYS)} | verdict |",
+        "|---" * (len(WAYS) + 2) + "|",
+    ]
+    for name, row in rows.items():
+        cells = " | ".join(f"{_mean(row, way):.3f}" for way in WAYS)
+        lines.append(f"| {name} | {cells} | {row['plan']['verdict']} |")
     return "\n".join(lines)
 
 
 def _summary(corpora: dict[str, Any]) -> list[str]:
-    """Return a table of how many pairs meet each bar, of each corpus and of all."""
-    lines = [
-        "| corpus | pairs whose new model finds more "
-        "| of these: a cascade within 1 % of reindexing "
-        "| of these: within 1 %, and encodes at most a tenth of the texts "
-        "| of these: the new model's own hits, within a tenth of the texts, are within 1 % "
-        "| pairs whose sidecar of a tenth of the bytes keeps .99 of stay "
-        "| bytes predicted within 20 % of the needed "
-        "| pairs whose head keeps .99 of the encoder's own nDCG@10 |",
-        "|---" * 8 + "|",
-    ]
-    by_name = {name: list(rows.values()) for name, rows in corpora.items()}
-    by_name["all"] = [row for rows in by_name.values() for row in rows]
-    for name, rows in by_name.items():
-        gaining = [row for row in rows if _mean(row, "reindex") > _mean(row, "stay")]
-        counts = [
-            (len(gaining), rows),
-            (sum(row["cascade_share"] >= 0.99 for row in gaining), gaining),
-            (sum(_is_shallow(row) for row in gaining), gaining),
-            (sum(row["shallow"]["own_share"] >= 0.99 for row in gaining), gaining),
-            (sum(row["sidecar_share"] >= KEEPS for row in rows), rows),
-            (sum(_is_predicted(**row["predicted"]) for row in rows), rows),
-            (sum(row["head_share"] >= KEEPS for row in rows), rows),
-        ]
-        lines.append(f"| {' | '.join([name, *(f'{n} of {len(of)}' for n, of in counts)])} |")
-    return lines
+    """Return a table of how many pairs meet each bar."""
+    rows = [row for of_corpus in corpora.values() for row in of_corpus.values()]
+    gaining = [row for row in rows if _mean(row, "reindex") > _mean(row, "stay")]
+    counts = {
+        "the new model finds more": (gaining, rows),
+        "of these: a cascade within 1 % of reindexing": (
+            [row for row in gaining if row["cascade_share"] >= KEEPS],
+            gaining,
+        ),
+        "of these: within 1 %, and encodes at most a tenth of the texts": (
+            [row for row in gaining if _is_shallow(row)],
+            gaining,
+        ),
+        "a sidecar of a tenth of the bytes keeps .99 of stay": (
+            [row for row in rows if row["sidecar_share"] >= KEEPS],
+            rows,
+        ),
+        "bytes predicted within 20 % of the needed": (
+            [row for row in rows if _is_predicted(**row["predicted"])],
+            rows,
+        ),
+    }
+    lines = ["| | migrations |", "|---|---|"]
+    return lines + [f"| {name} | {len(n)} of {len(of)} |" for name, (n, of) in counts.items()]
 
 
 def _mean(row: dict[str, Any], way: str) -> float:
-    return float(row["plans"][1.0]["ways"][way]["ndcg@10"]["mean"])
+    return float(row["plan"]["ways"][way]["ndcg@10"]["mean"])
 
 
 def _is_shallow(row: dict[str, Any]) -> bool:
@@ -301,30 +233,6 @@ def _is_shallow(row: dict[str, Any]) -> bool:
 
 def _is_predicted(predicted: int, needed: int) -> bool:
     return abs(predicted - needed) <= 0.2 * needed
-
-
-def _bars(name: str, row: dict[str, Any], texts: int) -> str:
-    few, ways = row["plans"][0.1]["ways"], row["plans"][1.0]["ways"]
-    shallow, predicted = row["shallow"], row["predicted"]
-    cells = [
-        name,
-        f"{row['least_squares']:.3f}",
-        _cell(few["bridge"]["ndcg@10"]),
-        _cell(few["bridge_cascade"]["ndcg@10"]),
-        f"{row['head_share']:.3f}",
-        f"{row['cascade_share']:.3f}",
-        f"{ways['cascade']['encoded'] / texts:.0%}",
-        f"{shallow['depth']}, {shallow['share']:.3f}",
-        f"{shallow['own_depth']}, {shallow['own_share']:.3f}",
-        f"{row['sidecar_share']:.3f}",
-        "none" if row["bytes_that_keep"] is None else f"{row['bytes_that_keep']:.1%}",
-        f"{predicted['predicted']}, {predicted['needed']}",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(interval: dict[str, float]) -> str:
-    return f"{interval['mean']:.3f} ({interval['low']:.3f}–{interval['high']:.3f})"
 
 
 def vectors_of(corpus: str, encoder: str, texts: Texts, queries: Texts) -> tuple[Tensor, Tensor]:

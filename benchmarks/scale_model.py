@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 FLOAT, INTEGER = 4, 8  # bytes
@@ -175,8 +174,3 @@ def plan(size: Size, rates: StepRates, machines: int, cluster: Cluster | None = 
     taken = max(step["processor"], step["memory"]) + step["network"]
     steps = size.pairs / (size.batch * processes)
     return Plan(machines, processes, sent, step, steps * taken / 3600)
-
-
-def shares(values: Mapping[str, float]) -> dict[str, float]:
-    total = sum(values.values())
-    return {name: value / total for name, value in values.items()}

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.instrument.figures import Figure
-from benchmarks.scale_model import FLOAT, Size, StepRates, memory, parts, seconds
-from benchmarks.training_rate import LoopStep, Model, Shape, corpus_of
+from benchmarks.loop_step import LoopStep, Model, Shape, corpus_of
+from benchmarks.scale_model import FLOAT, Size, StepRates, memory, seconds
 from evergram.data.sampling import GATHERED
 from evergram.process_settings import no_denormals
 
@@ -98,7 +98,7 @@ def table(measured: list[Checked]) -> str:
 
 
 def figures(measured: list[Checked]) -> list[Figure]:
-    """Return predictions, measurements and their ratios, each part of a step, and each rate."""
+    """Return predictions, measurements and their ratios, and each rate."""
     rows: list[Figure] = []
     for one in measured:
         name = str(one.size)
@@ -110,11 +110,6 @@ def figures(measured: list[Checked]) -> list[Figure]:
             Figure(name, "resident, measured", "B", [one.resident]),
             Figure(name, "resident, predicted", "B", [sum(memory(one.size).values())]),
             Figure(name, "bytes, predicted over measured", "ratio", [one.bytes_ratio]),
-        ]
-        by_part = [parts(one.size, rates) for rates in one.rates]
-        rows += [
-            Figure(name, f"part: {part}", "ms", [1e3 * p[part] for p in by_part])
-            for part in by_part[0]
         ]
         rows += [
             Figure(name, f"rate: {rate}", "s", [getattr(r, rate) for r in one.rates])

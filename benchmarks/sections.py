@@ -9,37 +9,28 @@ from functools import partial
 from typing import Any
 
 from benchmarks import (
-    alignment,
-    alignment_objects,
     by_command,
-    candidates,
     cluster_bias,
     cluster_growth,
     defaults,
     fold_in,
-    heads,
     known_consumers,
     large_run,
     measure,
     migrations,
     pinned,
-    predictions,
     published_splits,
     query_means,
-    rewriting,
     scale_runs,
     serving,
     sharded_tables,
-    sidecar_rounding,
     sidecar_searches,
-    sql_functions,
     steps,
     table3,
     text,
     text_serving,
     time_to_als,
     towers,
-    training_rate,
     upgraded_scores,
     verdicts,
     walks,
@@ -77,17 +68,9 @@ SECTIONS = {
         measure.view_throughput, partial(measure.view_throughput, (8,), 1000), measure.table
     ),
     "steps": Section(steps.step_ratios, steps.tiny, steps.table),
-    "training-rate": Section(
-        training_rate.measure,
-        training_rate.tiny,
-        training_rate.table,
-        figures=training_rate.figures,
-    ),
     "scale-model": Section(
         scale_runs.measure, scale_runs.tiny, scale_runs.table, figures=scale_runs.figures
     ),
-    "alignment": Section(alignment.measure, alignment.tiny, alignment.table),
-    "candidates": Section(candidates.measure, candidates.tiny, candidates.table, needs_data=True),
     "sharded-tables": Section(sharded_tables.measure, sharded_tables.tiny, sharded_tables.table),
     "cluster-bias": Section(
         cluster_bias.measure, cluster_bias.tiny, cluster_bias.table, drawn=True
@@ -97,22 +80,13 @@ SECTIONS = {
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
     "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),
-    "transform": Section(rewriting.measure, rewriting.tiny, rewriting.table),
     "demo": Section(
         by_command.demo,
         by_command.tiny_demo,
         by_command.demo_table,
         pictures=lambda demo: {"demo.png": demo.picture},
     ),
-    "movielens": Section(
-        by_command.movielens_section, partial(by_command.tiny_movielens, "random"), needs_data=True
-    ),
-    "movielens-growing": Section(
-        partial(by_command.movielens_section, "recipes/movielens-growing.toml"),
-        partial(by_command.tiny_movielens, "growing"),
-        needs_data=True,
-    ),
-    "gowalla": Section(by_command.gowalla_section, by_command.tiny_gowalla, needs_data=True),
+    "movielens": Section(by_command.movielens_section, by_command.tiny_movielens, needs_data=True),
     "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
     "fold-in": Section(fold_in.measure, fold_in.tiny, fold_in.table, needs_data=True),
     "time-to-als": Section(
@@ -124,29 +98,18 @@ SECTIONS = {
         published_splits.table,
         needs_data=True,
     ),
-    "sql-functions": Section(sql_functions.measure, sql_functions.tiny, sql_functions.table),
     "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
     "towers": Section(towers.section, towers.tiny, needs_data=True),
     "query-means": Section(query_means.section, query_means.tiny, needs_data=True),
-    "alignment-objects": Section(
-        alignment_objects.measure, alignment_objects.tiny, alignment_objects.table, needs_data=True
-    ),
     "known-consumers": Section(
         known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
     ),
     "table3": Section(table3.section, table3.tiny, needs_data=True),
-    "sidecar-rounding": Section(
-        sidecar_rounding.measure, sidecar_rounding.tiny, sidecar_rounding.table, needs_data=True
-    ),
     "sidecar-searches": Section(
         sidecar_searches.measure, sidecar_searches.tiny, sidecar_searches.table, needs_data=True
     ),
     "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
     "verdicts": Section(verdicts.measure, verdicts.tiny, verdicts.table, needs_data=True),
-    "heads": Section(heads.measure, heads.tiny, heads.table, needs_data=True),
-    "predictions": Section(
-        predictions.measure, predictions.tiny, predictions.table, needs_data=True
-    ),
     "upgraded-scores": Section(
         upgraded_scores.measure, upgraded_scores.tiny, upgraded_scores.table, needs_data=True
     ),

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 from statistics import fmean, median
 
@@ -20,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from benchmarks import judged_corpora
-from benchmarks.migrations import FLOAT_BYTES, KEEPS, installed, made_up, vectors_of
+from benchmarks.migrations import FLOAT_BYTES, KEEPS, judged_migrations, made_up
 from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics, paired_bootstrap
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.lineage.lineage import Lineage
@@ -45,39 +43,26 @@ class Search:
         stay, way_back: nDCG@10 of old queries, in the old index and by the way back alone.
         sidecar: the same with a sidecar, by depth.
         kept: by depth, the 95 % interval over queries of `sidecar` less `KEEPS` of stay.
-        errors: of texts, relative: by the way back, and with the sidecar.
         slower: by depth, a search's time with the sidecar over that without.
     """
 
-    corpus: str
-    pair: str
     stay: float
     way_back: float
     sidecar: dict[int, float]
     kept: dict[int, tuple[float, float]]
-    errors: tuple[float, float]
     slower: dict[int, float]
 
 
 def measure() -> list[Search]:
-    rows = []
-    encoders = installed()
-    for corpus, load in judged_corpora.available().items():
-        texts, queries, judgements = load()
-        vectors = {name: vectors_of(corpus, name, texts, queries) for name in encoders}
-        for old, new in permutations(encoders, 2):
-            parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
-            pair = MigrationVectors(list(texts), list(queries), *parts)
-            rows.append(searches(corpus, f"{old} → {new}", pair, judgements))
-    return rows
+    return [searches(pair, judgements) for _, _, pair, judgements in judged_migrations()]
 
 
 def tiny() -> list[Search]:
     pair, judgements = made_up()
-    return [searches("made up", "a → b", pair, judgements)]
+    return [searches(pair, judgements)]
 
 
-def searches(corpus: str, name: str, pair: MigrationVectors, judgements: Judgements) -> Search:
+def searches(pair: MigrationVectors, judgements: Judgements) -> Search:
     """Measure one migration. Texts without a vector, of zeros, are left out."""
     judged = JudgedQueries.of(judgements, pair.queries, pair.texts)
     queries = pair.old_queries[judged.rows]
@@ -119,10 +104,9 @@ def searches(corpus: str, name: str, pair: MigrationVectors, judgements: Judgeme
     kept = {depth: paired_bootstrap(values, KEEPS * stay) for depth, values in by_depth.items()}
     slower = {d: median(t[n] / t[0] for t in times) for n, d in enumerate(DEPTHS, 1)}
     return Search(
-        *(corpus, name, float(stay.mean()), float(found[0].mean())),
+        *(float(stay.mean()), float(found[0].mean())),
         {depth: float(values.mean()) for depth, values in by_depth.items()},
         {depth: (interval.low, interval.high) for depth, interval in kept.items()},
-        (made.way_back_error, made.error),
         slower,
     )
 
@@ -139,41 +123,20 @@ def _seconds(readers: Sequence[Reader], query: np.ndarray, first: int) -> list[f
 
 
 def table(rows: Sequence[Search]) -> str:
-    """Return what each corpus's pairs keep of stay by each depth, and then each pair."""
+    """Return what all pairs keep of stay by each depth."""
     lines = [
-        "| corpus | pairs | way back, over stay | hits read by a sidecar | over stay "
+        "| hits read by a sidecar | pairs | way back, over stay | over stay "
         f"| pairs that keep {KEEPS:.2f} | shown to keep it | shown not to "
         "| time of a search, over without |",
-        "|---" * 9 + "|",
+        "|---" * 8 + "|",
     ]
-    by_corpus = {name: [row for row in rows if row.corpus == name] for name in _names(rows)}
-    for corpus, own in {**by_corpus, "all": list(rows)}.items():
-        for depth in DEPTHS:
-            lines.append(
-                f"| {corpus} | {len(own)} | {fmean(r.way_back / r.stay for r in own):.3f} "
-                f"| {depth:,} | {fmean(r.sidecar[depth] / r.stay for r in own):.3f} "
-                f"| {sum(r.sidecar[depth] >= KEEPS * r.stay for r in own)} "
-                f"| {sum(r.kept[depth][0] >= 0 for r in own)} "
-                f"| {sum(r.kept[depth][1] < 0 for r in own)} "
-                f"| {median(r.slower[depth] for r in own):.1f} |"
-            )
-    columns = " | ".join(f"{depth:,} read by a sidecar" for depth in DEPTHS)
-    lines += [
-        "",
-        '<details markdown="1">',
-        "<summary>Each pair: nDCG@10 of old queries, and the relative error of texts</summary>",
-        "",
-        f"| corpus | old → new | stay | way back | {columns} | error: way back, sidecar |",
-        "|---" * (5 + len(DEPTHS)) + "|",
-    ]
-    for r in rows:
-        cells = " | ".join(f"{r.sidecar[depth]:.3f}" for depth in DEPTHS)
+    for depth in DEPTHS:
         lines.append(
-            f"| {r.corpus} | {r.pair} | {r.stay:.3f} | {r.way_back:.3f} | {cells} "
-            f"| {r.errors[0]:.2f}, {r.errors[1]:.2f} |"
+            f"| {depth:,} | {len(rows)} | {fmean(r.way_back / r.stay for r in rows):.3f} "
+            f"| {fmean(r.sidecar[depth] / r.stay for r in rows):.3f} "
+            f"| {sum(r.sidecar[depth] >= KEEPS * r.stay for r in rows)} "
+            f"| {sum(r.kept[depth][0] >= 0 for r in rows)} "
+            f"| {sum(r.kept[depth][1] < 0 for r in rows)} "
+            f"| {median(r.slower[depth] for r in rows):.1f} |"
         )
-    return "\n".join([*lines, "", "</details>"])
-
-
-def _names(rows: Sequence[Search]) -> list[str]:
-    return list(dict.fromkeys(row.corpus for row in rows))
+    return "\n".join(lines)

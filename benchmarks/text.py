@@ -147,21 +147,6 @@ def table(comparison: MapComparison) -> str:
         mean = sum(by.values()) / len(by)
         cells = " | ".join(kept)
         lines.append(f"| {name} | {mean:.4f} | {by[worst]:.4f} ({worst}) | {cells} |")
-    chosen = {
-        "version 0": "version 0 itself",
-        "as it is": f"version 1 as it is, first {dims['old']} dims",
-        "linear": "version 1, linear",
-        "affine": "version 1, affine",
-        "retrained": "retrained on version 1",
-    }
-    lines += [
-        "",
-        "| AUC by category | " + " | ".join(chosen) + " |",
-        "|---" * (len(chosen) + 1) + "|",
-    ]
-    for category in comparison.auc["version 0 itself"]:
-        cells = " | ".join(f"{comparison.auc[name][category]:.4f}" for name in chosen.values())
-        lines.append(f"| {category.replace('_', ' ')} | {cells} |")
     return "\n".join(lines)
 
 

@@ -30,18 +30,6 @@ candidate_features = "features.parquet"
 kind = "random"
 share = 0.2
 """,
-    "growing": """
-name = "tiny-growing"
-[data]
-kind = "table"
-path = "pairs.parquet"
-candidate_features = "features.parquet"
-[split]
-kind = "time"
-versions = [0.6, 0.7, 0.8]
-[upgrade]
-held_out = 0.2
-""",
     "given": """
 name = "tiny-given"
 [data]
@@ -57,8 +45,7 @@ share = 0.2
 
 @contextmanager
 def recipes() -> Iterator[Path]:
-    """Yield a folder with `random.toml`, `growing.toml` and `given.toml`, and the files they
-    name."""
+    """Yield a folder with `random.toml` and `given.toml`, and the files that they name."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         corpus = generate(queries=120, candidates=80, interactions=4000).corpus

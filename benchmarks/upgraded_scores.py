@@ -1,4 +1,4 @@
-"""Thresholds of a consumer at an upgrade: before and after calibration, and a confidence of hits.
+"""Thresholds of a consumer at an upgrade, before and after calibration.
 
 Corpora and encoders are those of `migrations`. A consumer at the old version counts the pairs whose
 cosine is at least a threshold; after the upgrade the new vectors are read back, by a linear map
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from benchmarks import judged_corpora, migrations
+from benchmarks import migrations
 from evergram.compatibility import Aligner
 from evergram.compatibility.score_map import ScoreMap
 from evergram.evaluation.score_blocks import best_candidates
@@ -31,14 +30,13 @@ from evergram.migration.ways import MigrationVectors, unit
 
 Doubles = npt.NDArray[np.float64]
 HELD, CANARIES = 0.1, 1000
-# Pairs that are measured of each kind, and that isotonic regression is fitted to.
+# Pairs that are measured of each kind.
 PAIRS = 200_000
-# The consumer's thresholds: this share of the pairs lies above.
-SHARES = (0.01, 0.001)
+# The consumer's threshold: this share of the pairs lies above.
+SHARE = 0.01
 METHODS = (
     "raw, inner product",
     "raw, cosine",
-    "isotonic regression",
     "matched quantiles",
     "matched quantiles, own pairs",
 )
@@ -51,30 +49,18 @@ class Cell:
     """One corpus and pair of encoders.
 
     Args:
-        thresholds: by kind of pairs, share and method: pairs above the threshold over those then,
+        thresholds: by kind of pairs and method: pairs above the threshold over those then,
             precision and recall.
-        confidence: by name, what the distance from the fitted texts says.
-        lengths: the mean length of texts that are read back.
         kept: by ranking, the share of a query's first ten hits that are among those then, for
             queries that are read back and for those that were kept.
     """
 
-    thresholds: Mapping[tuple[str, float, str], tuple[float, float, float]]
-    confidence: Mapping[str, float]
-    lengths: float
+    thresholds: Mapping[tuple[str, str], tuple[float, float, float]]
     kept: Mapping[str, tuple[float, float]]
 
 
 def measure() -> list[Cell]:
-    cells = []
-    encoders = migrations.installed()
-    for name, read in judged_corpora.available().items():
-        texts, queries, _ = read()
-        vectors = {e: migrations.vectors_of(name, e, texts, queries) for e in encoders}
-        for old, new in permutations(encoders, 2):
-            parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
-            cells.append(of_pair(MigrationVectors(list(texts), list(queries), *parts)))
-    return cells
+    return [of_pair(pair) for _, _, pair, _ in migrations.judged_migrations()]
 
 
 def tiny() -> list[Cell]:
@@ -118,18 +104,14 @@ def of_pair(pair: MigrationVectors) -> Cell:
         own = ScoreMap.fit(now[:half], then[:half])
         methods: dict[str, Callable[[Doubles], Doubles]] = {
             "raw, cosine": lambda scores: scores,
-            "isotonic regression": _isotonic(one, other, draw),
             "matched quantiles": calibrated.apply,
             "matched quantiles, own pairs": own.apply,
         }
         for method in METHODS:
             mapped = methods[method](now[half:]) if method in methods else products[half:]
-            for share in SHARES:
-                thresholds[kind, share, method] = above(mapped, then[half:], share)
+            thresholds[kind, method] = above(mapped, then[half:], SHARE)
     return Cell(
         thresholds,
-        _confidence(pair, read, asked, (held, fitted), calibrated),
-        float(plain.norm(dim=1).mean()),
         {
             ranking: (
                 _kept(pair, asked, texts),
@@ -148,17 +130,6 @@ def _kept(pair: MigrationVectors, queries: Tensor, texts: Tensor) -> float:
     return float((now[:, :, None] == then[:, None, :]).any(2).double().mean())
 
 
-def _isotonic(
-    now: Doubles, then: Doubles, draw: np.random.Generator
-) -> Callable[[Doubles], Doubles]:
-    rows = draw.permutation(len(now))[:PAIRS]
-    from sklearn.isotonic import IsotonicRegression
-
-    fitted: Any = IsotonicRegression(out_of_bounds="clip").fit(now[rows], then[rows])
-    predict: Callable[[Doubles], Doubles] = fitted.predict
-    return predict
-
-
 def above(mapped: Doubles, then: Doubles, share: float) -> tuple[float, float, float]:
     """Return the pairs above the threshold over those then, precision and recall.
 
@@ -171,76 +142,19 @@ def above(mapped: Doubles, then: Doubles, share: float) -> tuple[float, float, f
     return float(is_now.sum() / was.sum()), float(precision), float(both / was.sum())
 
 
-def _confidence(
-    pair: MigrationVectors,
-    read: Tensor,
-    asked: Tensor,
-    rows: tuple[Tensor, Tensor],
-    calibrated: ScoreMap,
-) -> dict[str, float]:
-    """Return what the Mahalanobis distance from the fitted texts says of texts and of hits.
-
-    Hits are the first ten of each query among held-out texts.
-    """
-    held, fitted = rows
-    seen = pair.new[fitted].double()
-    covariance = torch.cov(seen.T) + 1e-6 * torch.eye(seen.shape[1], dtype=torch.float64)
-    shifted = pair.new[held].double() - seen.mean(0)
-    distance = torch.linalg.solve(covariance, shifted.T).T.mul(shifted).sum(1).sqrt()
-    error = (read[held] - pair.old[held]).norm(dim=1)
-    now = (asked @ read[held].T).double()
-    then = (pair.old_queries @ pair.old[held].T).double()
-    top = now.argsort(dim=1, descending=True, stable=True)[:, :HITS]
-    was_hit = torch.zeros_like(now).scatter(1, then.argsort(1, descending=True)[:, :HITS], 1.0)
-    missed = torch.from_numpy(calibrated.apply(now.numpy())).sub(then).abs().gather(1, top)
-    kept = was_hit.gather(1, top).flatten().numpy()
-    of_hits = distance[top].flatten().numpy()
-    # Nearer should mean that the hit was one before, too.
-    from sklearn.metrics import roc_auc_score
-
-    auc = float(roc_auc_score(kept, -of_hits)) if 0 < kept.sum() < len(kept) else 0.5
-    return {
-        "text": _rank_correlation(distance.numpy(), error.numpy()),
-        "hit": _rank_correlation(of_hits, missed.flatten().numpy()),
-        "auc": auc,
-    }
-
-
-def _rank_correlation(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
-    ranks = [np.argsort(np.argsort(part, kind="stable"), kind="stable") for part in (one, other)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
 def table(cells: Sequence[Cell]) -> str:
     """Return medians over the cells, with the range of their middle 80 %."""
     lines = [
         f"{len(cells)} migrations; medians, and 10 % to 90 % of them.",
         "",
-        "| pairs | share above the threshold then | scores | pairs above, over those then "
-        "| precision | recall |",
-        "|---" * 6 + "|",
+        "| pairs | scores | pairs above, over those then | precision | recall |",
+        "|---" * 5 + "|",
     ]
-    for kind, share, method in cells[0].thresholds:
-        values = np.array([cell.thresholds[kind, share, method] for cell in cells])
+    for kind, method in cells[0].thresholds:
+        values = np.array([cell.thresholds[kind, method] for cell in cells])
         shown = " | ".join(_middle(values[:, i]) for i in range(3))
-        lines.append(f"| {kind} | {share:.1%} | {method} | {shown} |")
+        lines.append(f"| {kind} | {method} | {shown} |")
     lines += [
-        "",
-        "| distance from the fitted texts | |",
-        "|---|---|",
-    ]
-    names = {
-        "text": "rank correlation with the error of the text's vector",
-        "hit": "rank correlation with the error of the hit's calibrated score",
-        "auc": "AUC for whether the hit was among the first ten before",
-    }
-    for key, name in names.items():
-        values = np.array([cell.confidence[key] for cell in cells])
-        lines.append(f"| {name} | {_middle(values)} |")
-    lengths = np.array([cell.lengths for cell in cells])
-    lines += [
-        "",
-        f"Mean length of texts that are read back: {_middle(lengths)}; of their own, 1.",
         "",
         f"| first {HITS} hits that were among those then | queries read back | own queries |",
         "|---|---|---|",

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from benchmarks import judged_corpora, migrations
+from benchmarks import migrations
 from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics, paired_bootstrap
 from evergram.migration.migration_plan import LEAST_QUERIES, Situation, decide
 from evergram.migration.ways import MigrationVectors, WaySettings, measure_ways
@@ -54,16 +53,8 @@ class Trial:
 
 
 def measure() -> list[Trial]:
-    trials: list[Trial] = []
-    encoders = migrations.installed()
-    for name, read in judged_corpora.available().items():
-        texts, queries, judgements = read()
-        vectors = {e: migrations.vectors_of(name, e, texts, queries) for e in encoders}
-        for old, new in permutations(encoders, 2):
-            parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
-            pair = MigrationVectors(list(texts), list(queries), *parts)
-            trials += of_pair(name, pair, judgements)
-    return trials
+    judged = migrations.judged_migrations()
+    return [trial for corpus, _, pair, of in judged for trial in of_pair(corpus, pair, of)]
 
 
 def tiny() -> list[Trial]:
@@ -113,38 +104,22 @@ def _trial(
 
 
 def table(trials: Sequence[Trial]) -> str:
-    """Return each corpus's verdicts, by intervals and by means, beside those who always reindex and
-    who never do."""
+    """Return what each rule loses and encodes, next to always and never reindexing."""
+    made = [(t, t.chosen, t.expected) for t in trials if t.chosen and t.expected]
+    rules = {
+        "shown": [(t, shown) for t, shown, _ in made],
+        f"expected, `--worth {WORTH:g}`": [(t, expected) for t, _, expected in made],
+        "always reindex": [(t, "reindex") for t, _, _ in made],
+        "never": [(t, "stay") for t, _, _ in made],
+    }
     lines = [
-        "| corpus | verdicts | intervals that cover | reindex, stay, between: shown "
-        f"| expected, worth {WORTH:g} | regret: shown, expected, always reindex, never "
-        "| texts encoded: shown, expected, always reindex |",
-        "|---" * 7 + "|",
+        f"{len(made)} of {len(trials)} trials have a verdict; the interval covers in "
+        f"{sum(t.covers for t in trials)} of {len(trials)}.",
+        "",
+        "| rule | regret | texts encoded |",
+        "|---|---|---|",
     ]
-    for name in [*dict.fromkeys(t.corpus for t in trials), "all"]:
-        own = [t for t in trials if name in (t.corpus, "all")]
-        made = [(t, t.chosen, t.expected) for t in own if t.chosen and t.expected]
-        covered = sum(t.covers for t in own)
-        cells = [name, f"{len(made)} of {len(own)}", f"{covered} of {len(own)}"]
-        if made:
-            ways = {
-                "shown": [(t, way) for t, way, _ in made],
-                "expected": [(t, way) for t, _, way in made],
-                "always": [(t, "reindex") for t, _, _ in made],
-                "never": [(t, "stay") for t, _, _ in made],
-            }
-            cells += [_counts([way for _, way in ways[kind]]) for kind in ("shown", "expected")]
-            cells.append(
-                ", ".join(f"{fmean(t.regret(w) for t, w in p):.3f}" for p in ways.values())
-            )
-            first = list(ways.values())[:3]
-            cells.append(", ".join(f"{fmean(t.encoded[w] for t, w in p):.0%}" for p in first))
-        else:
-            cells += ["–"] * 4
-        lines.append(f"| {' | '.join(cells)} |")
+    for rule, ways in rules.items():
+        regret = fmean(trial.regret(way) for trial, way in ways)
+        lines.append(f"| {rule} | {regret:.3f} | {fmean(t.encoded[w] for t, w in ways):.0%} |")
     return "\n".join(lines)
-
-
-def _counts(ways: Sequence[str]) -> str:
-    reindex, stay = (ways.count(kind) for kind in ("reindex", "stay"))
-    return f"{reindex}, {stay}, {len(ways) - reindex - stay}"

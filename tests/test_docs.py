@@ -168,7 +168,7 @@ def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert space["forward"](old).shape == new.shape
 
 
-def test_the_python_of_the_migrate_page_runs(
+def test_the_python_of_the_migrate_pages_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it: a sample, a cascade, a half-migrated search and a sidecar, over two made-up
@@ -196,8 +196,8 @@ def test_the_python_of_the_migrate_page_runs(
         "scores_now": (new[:60] @ new[:60].T).flatten().numpy(),
         "scores_then": (old[:60] @ old[:60].T).flatten().numpy(),
     }
-    page = (ROOT / "docs" / "migrate.md").read_text()
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+    pages = [(ROOT / "docs" / name).read_text() for name in ("migrate.md", "old-readers.md")]
+    for block in re.findall(r"```python\n(.*?)```", "".join(pages), re.DOTALL):
         exec(compile(block, "migrate.md", "exec"), space)
     assert (tmp_path / "sample.csv").read_text().splitlines()[:2] == ["id,text", "7,a text"]
     assert [len(hits) for hits in space["hits"]] == [10] * len(vectors.queries)

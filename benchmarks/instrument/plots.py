@@ -1,4 +1,4 @@
-"""The page's pictures, as SVG: ratios with their spread, and predictions beside measurements."""
+"""The page's picture, as SVG: predictions next to measurements."""
 
 from __future__ import annotations
 
@@ -18,36 +18,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#777777"
-
-
-def ratios(figures: Sequence[Figure], line: float | None) -> str:
-    """Return the picture of ratios: a row a name, a colour a column, bars from lowest to highest.
-
-    Args:
-        line: drawn across, such as a goal; None for none.
-    """
-    rows = list(dict.fromkeys(f.row for f in figures))
-    columns = list(dict.fromkeys(f.column for f in figures))
-
-    def draw(axes: Axes) -> None:
-        for figure in figures:
-            place = columns.index(figure.column)
-            height = rows.index(figure.row) + 0.12 * (place - (len(columns) - 1) / 2)
-            low, high = figure.middle - min(figure.values), max(figure.values) - figure.middle
-            first = figure.row == next(f.row for f in figures if f.column == figure.column)
-            axes.errorbar(
-                [figure.middle], [height], xerr=[[low], [high]], fmt=MARKS[place % len(MARKS)],
-                color=COLOURS[place % len(COLOURS)], capsize=2, markersize=4,
-                label=figure.column if first else None,
-            )  # fmt: skip
-        if line is not None:
-            axes.axvline(line, color=GREY, linestyle="--", linewidth=1, label=f"{line:g}")
-        axes.set_yticks(range(len(rows)), rows)
-        axes.invert_yaxis()
-        axes.set_xlabel("ratio of rates or of times (no unit)")
-        axes.set_ylabel("measured")
-
-    return _svg(draw, (8.0, 1.2 + 0.45 * len(rows) + 0.2 * len(columns)))
 
 
 def predictions(pairs: Sequence[tuple[Figure, Figure]], unit: str, margin: float) -> str:

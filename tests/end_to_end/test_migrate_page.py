@@ -1,4 +1,4 @@
-"""The walk of docs/migrate.md, its commands run by a shell: for files, pgvector and Qdrant."""
+"""The walk of docs/migrate.md and old-readers.md: for files, pgvector and Qdrant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from evergram.stores.open_store import open_store
 from evergram.vector_files.open_embeddings import open_embeddings
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "migrate.md").read_text()
+PAGES = ("migrate.md", "old-readers.md")
+PAGE = "".join((ROOT / "docs" / name).read_text() for name in PAGES)
 BLOCKS = dict(re.findall(r"<!-- run: ([\w-]+) -->\n```bash\n(.*?)```", PAGE, re.DOTALL))
 SAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
 TEXTS, QUERIES = 2600, 30

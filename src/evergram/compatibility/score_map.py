@@ -24,9 +24,9 @@ class ScoreMap:
 
     It matches quantiles: the score that a share p of the pairs exceeds now is taken to the one that
     the same share exceeded then. Isotonic regression, which gives the mean of the old scores at
-    each new one, draws scores to the middle, so that far fewer pass a high threshold than before
-    (measured in docs/migrate.md). Ranks stay. Beyond the scores that it was fitted to, it goes on
-    along the line of equal means and deviations.
+    each new one, draws scores to the middle, so that far fewer pass a high threshold than before.
+    Ranks stay. Beyond the scores that it was fitted to, it goes on along the line of equal means
+    and deviations.
 
     >>> import numpy as np
     >>> from evergram.compatibility.score_map import ScoreMap

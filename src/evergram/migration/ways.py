@@ -232,7 +232,7 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     The maps are those that `align` publishes of the same vectors, whatever lengths they have, but
     for which tenth of the texts is held out: the bridge's by `--transform orthogonal`, those of the
     sidecar and of pinned clients by its default, least squares, which has the smaller error on
-    texts; but queries are not texts (docs/migrate.md, "On real text").
+    texts; but queries are not texts (docs/migrate-verdict.md, "The ways").
 
     Raises: DataError: there are too few texts to fit a backward transform; or as for `Aligner`.
     """

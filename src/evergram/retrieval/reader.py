@@ -116,7 +116,7 @@ class Reader(Reopened):
                 `search_texts`, in place of those that versions record. None opens the recorded one,
                 but none of "python:" and "openai:", which would run code or send texts elsewhere.
             sidecars: files of `evergram vectors sidecar`, or folders of them, by which objects are
-                read as the version before: docs/migrate.md, "A sidecar for old readers".
+                read as the version before: docs/old-readers.md, "A sidecar for old readers".
         Raises: LineageError, IntegrityError, StoreError. DataError: a sidecar cannot be read.
         """
         opened = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
@@ -347,7 +347,7 @@ class Reader(Reopened):
         Raises: LineageError: the versions keep too few canaries in common. DataError: whose the
             queries are is not said; or the reader has a sidecar that hits of these versions may be
             ranked by.
-        Source: docs/migrate.md, "Scores".
+        Source: docs/old-readers.md, "Scores".
         """
         target = self.lineage.resolve(version)
         asked = SearchOptions(

@@ -56,7 +56,7 @@ class Sidecar:
         missing: the mean square of what is not read back, over the objects of `fit`.
         power: E‖z_{k-1}‖².
         memory: as for `trellis.TAPS`; 0 rounds each coordinate alone.
-    Source: docs/migrate.md, "In Python".
+    Source: docs/old-readers.md, "A sidecar for old readers".
 
     >>> import torch
     >>> from evergram.compatibility.sidecar.sidecar import Sidecar
