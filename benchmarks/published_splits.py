@@ -1,11 +1,11 @@
 """Gowalla's and Yelp2018's public splits: the softmax over all candidates beside the squared loss,
-two tuned peers and published figures, by dims and over seeds.
+two tuned peers and published figures, with 64 dims and over seeds.
 
 Each model of ours is a training of a recipe in recipes/: the softmax keeps its last epoch, that of
 the squared loss is chosen by training pairs that were held out. The test part is ranked once, at
 its end. Results are kept in
 benchmarks/kept/published-splits, so that an interrupted run resumes, on another machine, too.
-`python -m benchmarks.published_splits --data gowalla --dims 64 --seeds 1` makes a part; with --kept
+`python -m benchmarks.published_splits --data gowalla --seeds 1` makes a part; with --kept
 it only shows what is there, and with --write the document gets it beside the rows that it has.
 """
 
@@ -34,7 +34,7 @@ from evergram.training.recipe import Recipe
 PAGE = gowalla.ROOT / "docs" / "measured.md"
 KEPT = gowalla.ROOT / "benchmarks" / "kept" / "published-splits"
 NAMES = ("gowalla", "yelp2018")
-DIMS = (64,)
+DIM = 64
 SEEDS = 3
 SOURCES = ("ours", "peers")
 # Of the training pairs one percent chooses the epoch; the softmax, which chooses none, holds out a
@@ -42,14 +42,6 @@ SOURCES = ("ours", "peers")
 SQUARED = ["split.share=0.01", "training.refit=false", "training.budget=300"]
 # The softmax whose pairs pull their own candidates alone, and whose rows grow.
 ALONE = ["task.neighbour_share=0", "training.rescale_rows=false", "training.table_rate=0.04"]
-# With more dims a step takes longer; so many epochs fit ten minutes of two cores, and rates fall as
-# far in them.
-FEWER = {
-    256: ["training.epochs=24", "training.decay=0.88"],
-    512: ["training.epochs=18", "training.decay=0.845"],
-}
-# All test queries are ranked whatever that takes; with 64 dims they are without being told.
-WHOLE = 'training.evaluate_share="full"'
 # Recall@20 and NDCG@20 by their authors, on exactly these splits with 64 dims: docs/data-sets.md.
 # BSL's logs are github.com/junkangwu/BSL, logs/{gowalla,yelp2018}/*_mf_frame_t1_0.08_t2_1.22_* and
 # *_mf_frame_t1_0.11_t2_1.10_*; they judge each epoch by the test part ("valid"), and the lines of
@@ -115,7 +107,6 @@ class Kept:
 
 def published_splits(
     names: Sequence[str] = NAMES,
-    dims: Sequence[int] = DIMS,
     seeds: int = SEEDS,
     *,
     trains: bool = True,
@@ -132,14 +123,13 @@ def published_splits(
     for name in names:
         if gowalla.available(name):
             gowalla.convert(name=name)
-            for dim in dims:
-                if "ours" in sources:
-                    rows += _trained(name, dim, _methods(name, dim), range(seeds), kept)
-                if "peers" in sources:
-                    rows += _peers(name, dim, range(seeds), kept)
+            if "ours" in sources:
+                rows += _trained(name, DIM, _methods(name), range(seeds), kept)
+            if "peers" in sources:
+                rows += _peers(name, range(seeds), kept)
             for method, values in PUBLISHED[name].items():
                 figures = {m: [v] for m, v in zip(METRICS, values, strict=True)}
-                rows.append(Row(name, method, 64, figures, []))
+                rows.append(Row(name, method, DIM, figures, []))
     return rows
 
 
@@ -153,27 +143,18 @@ def tiny() -> list[Row]:
         return list(_trained("tiny", base.model.dim[0], methods, range(2), Kept(folder)))
 
 
-def _methods(name: str, dim: int) -> dict[str, Recipe]:
-    neighbours, whole = softmax_recipe(name, dim), _ranked(dim)
+def _methods(name: str) -> dict[str, Recipe]:
+    path = gowalla.ROOT / "recipes" / f"{name}-softmax.toml"
+    neighbours = Recipe.load(path, [f"model.dim={DIM}"])
     softmax = Recipe.of(neighbours.model_dump(), ALONE)
     data = [f"data.{key}={getattr(neighbours.data, key)}" for key in ("path", "test")]
-    settings = [*SQUARED, *whole, *data, f"model.dim={dim}"]
+    settings = [*SQUARED, *data, f"model.dim={DIM}"]
     squared = Recipe.load(gowalla.ROOT / "recipes" / "gowalla.toml", settings)
     return {
         "Evergram, softmax over all, neighbours pulled": neighbours,
         "Evergram, softmax over all candidates": softmax,
         "Evergram, squared loss, SOGram": squared,
     }
-
-
-def softmax_recipe(name: str, dim: int) -> Recipe:
-    """Return the recipe of the softmax on a data set, with as many epochs as ten minutes have."""
-    settings = [f"model.dim={dim}", *FEWER.get(dim, []), *_ranked(dim)]
-    return Recipe.load(gowalla.ROOT / "recipes" / f"{name}-softmax.toml", settings)
-
-
-def _ranked(dim: int) -> list[str]:
-    return [WHOLE] if dim > DIMS[0] else []
 
 
 def _trained(
@@ -185,7 +166,7 @@ def _trained(
         if done := [run for run in runs if run is not None]:
             popular = done[0]["popularity"]
             yield _row(name, method, dim, done)
-    if popular and dim == DIMS[0]:
+    if popular:
         yield Row(name, "popularity", None, {m: [popular[m]] for m in METRICS}, [])
 
 
@@ -207,23 +188,23 @@ def _once(recipe: Recipe, kept: Kept) -> dict[str, Any] | None:
     return kept.get(settings.replace(str(gowalla.ROOT), ""), train)
 
 
-def _peers(name: str, dim: int, seeds: range, kept: Kept) -> Iterator[Row]:
+def _peers(name: str, seeds: range, kept: Kept) -> Iterator[Row]:
     """Yield a row of each peer: tuned on a tenth of the training pairs, then fitted to all."""
     if peers.wanting():
         return
-    squared = _methods(name, dim)["Evergram, squared loss, SOGram"]
+    squared = _methods(name)["Evergram, squared loss, SOGram"]
     tuning = Recipe.of(squared.model_dump(), ["split.share=0.1"])
 
     def split() -> Any:
         return split_for(tuning, load_corpus(tuning), 0)
 
     for title, peer in published_peers.PEERS.items():
-        about = f"{name} {dim} {title} {peer.ranges} {published_peers.TRIALS}"
+        about = f"{name} {DIM} {title} {peer.ranges} {published_peers.TRIALS}"
 
         def search(peer: Any = peer, about: str = about) -> dict[str, float]:
             trials = Kept(kept.folder.parent / "peer-trials")
             return published_peers.tune(
-                peer, split(), dim, lambda trial, fit: trials.get(f"{about} {trial}", fit)
+                peer, split(), DIM, lambda trial, fit: trials.get(f"{about} {trial}", fit)
             )
 
         settings = kept.get(about, search)
@@ -232,11 +213,11 @@ def _peers(name: str, dim: int, seeds: range, kept: Kept) -> Iterator[Row]:
 
         def fit(seed: int, peer: Any = peer, settings: Any = settings) -> dict[str, Any]:
             whole = final_split(split(), refits=True)
-            return published_peers.final(peer, whole, dim, settings, seed)
+            return published_peers.final(peer, whole, DIM, settings, seed)
 
         runs = [kept.get(f"{about} {seed}", lambda s=seed, f=fit: f(s)) for seed in seeds]  # type: ignore[misc]
         if done := [run for run in runs if run is not None]:
-            yield _row(name, title, dim, done)
+            yield _row(name, title, DIM, done)
 
 
 def _row(name: str, method: str, dim: int, runs: Sequence[Mapping[str, Any]]) -> Row:
@@ -283,16 +264,13 @@ def _key(line: str) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published_splits")
     parser.add_argument("--data", choices=NAMES, nargs="+", default=NAMES)
-    parser.add_argument("--dims", type=int, nargs="+", default=DIMS)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--only", choices=SOURCES, help="our methods, or the peers")
     parser.add_argument("--kept", action="store_true", help="train nothing")
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     chosen = parser.parse_args()
     sources = [chosen.only] if chosen.only else SOURCES
-    measured = published_splits(
-        chosen.data, chosen.dims, chosen.seeds, trains=not chosen.kept, sources=sources
-    )
+    measured = published_splits(chosen.data, chosen.seeds, trains=not chosen.kept, sources=sources)
     print(table(measured))
     if chosen.write:
         from benchmarks.__main__ import put
