@@ -21,8 +21,8 @@ from benchmarks.peer_models import Result, implicit_als
 from benchmarks.tiny import recipes
 from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
+from evergram.kinds import Trait
 from evergram.process_settings import while_training
-from evergram.requirements import Trait
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import run_epoch

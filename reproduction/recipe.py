@@ -29,8 +29,7 @@ from evergram.gramian.kinds import (
     SOGramSettings,
     StormSettings,
 )
-from evergram.kinds import Kinds, Positive, Rate, Settings, Weight
-from evergram.requirements import Needs, Trait
+from evergram.kinds import Kinds, Needs, Positive, Rate, Settings, Trait, Weight
 from evergram.tasks.kinds import TASKS, TaskSettings
 from evergram.training.recipe.split import SPLITS, RandomSplit, SplitSettings, TimeSplit
 from evergram.training.recipe.training import (

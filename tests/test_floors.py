@@ -14,7 +14,6 @@ SOURCE = Path(__file__).parents[1] / "src" / "evergram"
 FLOORS = {
     "did_you_mean": -2,
     "validation": -1,
-    "requirements": 0,
     # Below the other single files, which may raise them, and put their files in place by it.
     "errors": 0,
     "atomic_files": 0,

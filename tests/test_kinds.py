@@ -18,8 +18,7 @@ from evergram.encoders.kinds import ENCODERS, EncoderSettings
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, SOGramSettings
-from evergram.kinds import Kinds, KindSettings, Settings, kind_of
-from evergram.requirements import Needs, Trait
+from evergram.kinds import Kinds, KindSettings, Needs, Settings, Trait, kind_of
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.training import AdaptiveTraining
 

@@ -25,7 +25,6 @@ from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.gramian.sagram import SAGram
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
-from evergram.training.build import build_estimator
 from evergram.training.callbacks import Callback, Point
 from evergram.training.diagnose import WITHOUT_GRAMIAN, diagnose, effective_rank, rivals, spectrum
 from evergram.training.loop import Trainer
@@ -183,10 +182,10 @@ def test_what_is_no_estimator_is_one_sentence_that_names_the_class(
             return make(*args)
 
     if not named:
-        assert isinstance(build_estimator(MineSettings(), DIM, SHARE, FACTORS), Last)
+        assert isinstance(MineSettings().built(DIM, SHARE, FACTORS), Last)
         return
     with pytest.raises(RecipeError, match=rf"MineSettings\.build.*{named}"):
-        build_estimator(MineSettings(), DIM, SHARE, FACTORS)
+        MineSettings().built(DIM, SHARE, FACTORS)
 
 
 @pytest.mark.parametrize(

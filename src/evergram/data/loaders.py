@@ -14,8 +14,7 @@ from pydantic import Field
 
 from evergram.data.data_sets import existing
 from evergram.errors import DataError
-from evergram.kinds import Finite, Kinds, KindSettings, Positive, Weight, traits_where
-from evergram.requirements import Needs, Trait
+from evergram.kinds import Finite, Kinds, KindSettings, Needs, Positive, Trait, Weight, traits_where
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus

@@ -16,8 +16,16 @@ from pydantic import (
     model_validator,
 )
 
-from evergram.kinds import Kinds, KindSettings, PerVersion, Positive, imported, traits_where
-from evergram.requirements import Needs, Trait
+from evergram.kinds import (
+    Kinds,
+    KindSettings,
+    Needs,
+    PerVersion,
+    Positive,
+    Trait,
+    imported,
+    traits_where,
+)
 
 if TYPE_CHECKING:
     from evergram.encoders.encoder import Encoder

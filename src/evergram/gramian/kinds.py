@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from evergram.kinds import Kinds, KindSettings, Positive, traits_where
-from evergram.requirements import Needs, Trait
+from evergram.errors import RecipeError
+from evergram.kinds import Kinds, KindSettings, Needs, Positive, Trait, traits_where
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +61,32 @@ class EstimatorSettings(KindSettings):
             factors: [N, K], what stands beside each embedding; K may be 0.
             file: where state that is too large for memory may go; None keeps it in memory.
         """
+
+    def built(
+        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
+    ) -> GramianEstimator:
+        """Return what `build` does.
+
+        Raises: RecipeError: it fails, or returns no estimator with a float32 matrix [D, D + K].
+        """
+        import torch
+
+        from evergram.gramian.estimator import GramianEstimator
+
+        with self.naming_slips("estimator"):
+            estimator = self.build(dim, measure, factors, file)
+        matrix, shape = getattr(estimator, "matrix", None), (dim, dim + factors.shape[1])
+        # float32, unless a test of the mathematics asks torch for float64.
+        wanted = (torch.get_default_dtype(), shape)
+        has = "missing"
+        if isinstance(matrix, torch.Tensor):
+            has = f"{matrix.dtype} {list(matrix.shape)}"
+            if isinstance(estimator, GramianEstimator) and (matrix.dtype, matrix.shape) == wanted:
+                return estimator
+        raise RecipeError(
+            f"{type(self).__name__}.build returns a {type(estimator).__name__} whose matrix is "
+            f"{has}; return a GramianEstimator with a float32 matrix of [D, D + K] = {list(shape)}."
+        )
 
 
 class BatchEstimatorSettings(EstimatorSettings):

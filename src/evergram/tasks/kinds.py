@@ -20,8 +20,17 @@ from pydantic import (
 
 from evergram.errors import DataError
 from evergram.gramian.kinds import LARGEST_POWER
-from evergram.kinds import Kinds, KindSettings, Positive, Rate, Weight, as_list, traits_where
-from evergram.requirements import Needs, Trait
+from evergram.kinds import (
+    Kinds,
+    KindSettings,
+    Needs,
+    Positive,
+    Rate,
+    Trait,
+    Weight,
+    as_list,
+    traits_where,
+)
 from evergram.tasks.pointwise_losses import loss_named
 
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,10 +30,8 @@ from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
-from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings
-from evergram.kinds import KindSettings
+from evergram.gramian.kinds import BatchEstimatorSettings
 from evergram.tasks.objective import Objective
-from evergram.training.callbacks import tensor_words
 from evergram.training.factors import build_measures, prior_constant, sparse_weights
 from evergram.training.joint import JointAlignment
 from evergram.training.memory import place_tables, refuse_candidates, run_traits
@@ -106,61 +103,23 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
 
 
 def build_independent(
-    settings: BatchEstimatorSettings, corpus: Corpus, sampler: ExampleSampler, seed: int
-) -> dict[str, EntitySampler]:
-    """Return, for each side, the sampler of the entities that estimators learn from."""
+    settings: FitSettings, corpus: Corpus, sampler: ExampleSampler
+) -> dict[str, EntitySampler] | None:
+    """Return, for each side, the sampler of the entities that estimators learn from; None where
+    they learn from the batches."""
+    gramian = settings.gramian
+    if not isinstance(gramian, BatchEstimatorSettings):
+        return None
     return {
         side: entity_sampler(
             corpus.counts(side),
             sampler.measures[side],
-            kind=settings.sampler or "linear",
-            batch_size=settings.batch_size or sampler.batch_size,
-            seed=2 * seed + 1 + i,
+            kind=gramian.sampler or "linear",
+            batch_size=gramian.batch_size or sampler.batch_size,
+            seed=2 * settings.version_seed + 1 + i,
         )
         for i, side in enumerate(SIDES)
     }
-
-
-@contextmanager
-def _naming(settings: KindSettings, page: str) -> Iterator[None]:
-    """Let a slip in the `build` of a user's class be a RecipeError that names it."""
-    try:
-        yield
-    except (TypeError, AttributeError, NameError, ImportError) as error:
-        if type(settings).__module__.startswith("evergram."):
-            raise
-        raise RecipeError(
-            f"{type(settings).__name__}.build raises {type(error).__name__}: {error}; correct the "
-            f"class (docs/extend/{page}.md)."
-        ) from error
-
-
-def build_estimator(
-    settings: EstimatorSettings,
-    dim: int,
-    measure: Tensor,
-    factors: Tensor,
-    file: Path | None = None,
-) -> GramianEstimator:
-    """Return `settings.build(…)`, which has the same arguments.
-
-    Raises: RecipeError: it fails, or does not return an estimator with a float32 matrix [D, D + K].
-    """
-    with _naming(settings, "estimator"):
-        made = settings.build(dim, measure, factors, file)
-    matrix, shape = getattr(made, "matrix", None), (dim, dim + factors.shape[1])
-    # float32, unless a test of the mathematics asks torch for float64.
-    fits = isinstance(matrix, Tensor) and (matrix.dtype, matrix.shape) == (
-        torch.get_default_dtype(),
-        shape,
-    )
-    if not (isinstance(made, GramianEstimator) and fits):
-        has = tensor_words(matrix) if isinstance(matrix, Tensor) else "missing"
-        raise RecipeError(
-            f"{type(settings).__name__}.build returns a {type(made).__name__} whose matrix is "
-            f"{has}; return a GramianEstimator with a float32 matrix of [D, D + K] = {list(shape)}."
-        )
-    return made
 
 
 def prepare(
@@ -203,7 +162,7 @@ def prepare(
         factors = prior
     learns = objective.wants_moments and not training.sweeps  # a sweep has exact moments
     measured = sampler.measures if learns else {}
-    estimators = _estimators(gramian, encoder.dim, measured, factors, folder)
+    estimators = _estimators(settings, encoder.dim, measured, factors, folder)
     independent = gramian.is_independent and objective.wants_moments
     optimizers: Sequence[torch.optim.Optimizer] = ()
     if isinstance(training, StepSettings):
@@ -229,9 +188,7 @@ def prepare(
         rescales=training.rescale_rows,
         collectives=collectives,
     )
-    if not independent or not isinstance(gramian, BatchEstimatorSettings):
-        return step, sampler, None
-    return step, sampler, build_independent(gramian, corpus, sampler, settings.version_seed)
+    return step, sampler, build_independent(settings, corpus, sampler) if independent else None
 
 
 def pick_device(name: str, tables: str = "auto") -> torch.device:
@@ -279,7 +236,7 @@ def _encoder(
 
 
 def _estimators(
-    settings: EstimatorSettings,
+    settings: FitSettings,
     dim: int,
     measures: Mapping[str, Tensor],
     factors: Mapping[str, Tensor],
@@ -291,7 +248,7 @@ def _estimators(
     for side, columns in measures.items():
         for r, measure in enumerate(columns.unbind(1)):
             file = None if folder is None else folder / f"cache-{side}-{r}.bin"
-            made = build_estimator(settings, dim, measure, factors[side], file)
+            made = settings.gramian.built(dim, measure, factors[side], file)
             estimators[side].append(made)
     return estimators
 
@@ -304,7 +261,7 @@ def _objective(
 ) -> Objective:
     """Return the task's loss with its penalties, by priors [N, K] and measures [N, R]."""
     task, strengths = settings.task, settings.strengths
-    with _naming(task, "task"):
+    with task.naming_slips("task"):
         built = task.build(corpus)
     objective = Objective(
         built,

@@ -186,7 +186,7 @@ def _wrong(moment: Tensor, shape: tuple[int, int]) -> str:
     """Return what is wrong with a moment, as a predicate; "" if nothing is."""
     wide = moment.dtype == torch.float64 != torch.get_default_dtype()
     if moment.shape != shape or wide:
-        return f"is {tensor_words(moment)} and must be float32 {list(shape)}"
+        return f"is {moment.dtype} {list(moment.shape)} and must be float32 {list(shape)}"
     if not bool(torch.isfinite(moment).all()):
         return NOT_FINITE
     square = moment[:, : len(moment)].float()
@@ -196,11 +196,6 @@ def _wrong(moment: Tensor, shape: tuple[int, int]) -> str:
     if float(square.diagonal().min()) < -slack:
         return "has a negative diagonal, which a Gramian Σ p u ⊗ u never has"
     return ""
-
-
-def tensor_words(matrix: Tensor) -> str:
-    """Return a tensor's type and shape, for a message."""
-    return f"{str(matrix.dtype).removeprefix('torch.')} {list(matrix.shape)}"
 
 
 class ProgressReport(Callback):

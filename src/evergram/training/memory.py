@@ -15,8 +15,7 @@ from evergram.collectives import process_count
 from evergram.data.corpus import Corpus
 from evergram.encoders.kinds import EncoderSettings
 from evergram.errors import RecipeError, TrainingError
-from evergram.kinds import traits_where
-from evergram.requirements import Trait
+from evergram.kinds import Trait, traits_where
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import MAPPED
 

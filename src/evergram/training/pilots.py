@@ -17,7 +17,7 @@ import torch
 from evergram.collectives import ALONE, Collectives
 from evergram.data.split import RowPairs, Split, among
 from evergram.errors import TrainingError
-from evergram.requirements import OF_A_RUN, Trait
+from evergram.kinds import OF_A_RUN, Trait
 from evergram.training.build import Companions
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from evergram.errors import DataError, RecipeError
-from evergram.kinds import Finite, Kinds, KindSettings
-from evergram.requirements import Trait
+from evergram.kinds import Finite, Kinds, KindSettings, Trait
 
 if TYPE_CHECKING:
     from torch import Tensor

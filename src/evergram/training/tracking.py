@@ -27,7 +27,6 @@ from evergram.evaluation.gramian_error import (
 )
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings, SOGramSettings
-from evergram.training.build import build_estimator
 from evergram.training.callbacks import Callback, Point
 from evergram.training.distributed import reads_together
 from evergram.training.loop import named
@@ -190,7 +189,7 @@ class Tracking(Callback):
             measures = run.measures[side][:, :1]
             factors = run.factors[side]
             share, dim = measures[:, 0], run.encoder.dim
-            estimator = build_estimator(settings, dim, share, factors.cpu())
+            estimator = settings.built(dim, share, factors.cpu())
             estimator.to(factors.device)
             estimator.begin(run.population(now, side))
             draws = entity_sampler(

@@ -26,7 +26,7 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.kinds import EncoderSettings
 from evergram.errors import DataError
 from evergram.gramian.kinds import EstimatorSettings
-from evergram.requirements import Trait, unmet
+from evergram.kinds import Trait, unmet
 from evergram.tasks.kinds import TaskSettings
 from evergram.training.priors import PriorSettings
 from evergram.training.recipe import Recipe

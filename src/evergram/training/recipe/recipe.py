@@ -15,9 +15,8 @@ from evergram.data.loaders import LOADERS, DataSettings
 from evergram.encoders.kinds import ENCODERS, EncoderSettings, FactorizationSettings
 from evergram.errors import RecipeError
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings, SOGramSettings
-from evergram.kinds import Kinds, Settings, keys_of
+from evergram.kinds import OF_A_RUN, Kinds, Settings, Trait, keys_of, unmet
 from evergram.lineage.paths import RULE, is_name
-from evergram.requirements import OF_A_RUN, Trait, unmet
 from evergram.tasks.kinds import TASKS, PointwiseSettings, TaskSettings
 from evergram.tasks.pointwise_losses import LOSSES
 from evergram.training.priors import PRIORS, PriorSettings, ZeroSettings
@@ -180,17 +179,16 @@ class Recipe(Settings):
         tables = {k: v for k, v in copied(values).items() if k in cls.model_fields}
         for name, kinds in cls.kinds.items():
             table = tables.get(name)
-            settings = _class_of(kinds, table) if isinstance(table, dict) else None
-            if isinstance(table, dict) and settings is not None:
+            if isinstance(table, dict) and (fields := kinds.fields_of(table)):
                 own = kinds.completed(table)
-                for key in own.keys() - settings.model_fields.keys():
+                for key in own.keys() - fields:
                     value = own[key]
                     if value != (done := DONE.get(f"{name}.{key}", value)):
                         raise RecipeError(
                             f"The stored recipe has {name}.{key} = {value!r}, and a Recipe always "
                             f"has {done!r}; read it with reproduction.recipe.PaperRecipe."
                         )
-                tables[name] = {k: v for k, v in own.items() if k in settings.model_fields}
+                tables[name] = {k: v for k, v in own.items() if k in fields}
         return cls._checked(tables, overrides, set(), "The recipe")
 
     @classmethod
@@ -248,11 +246,10 @@ class Recipe(Settings):
         is_dump = cls.model_fields.keys() <= values.keys()
         written = set()
         for name, table in values.items():
-            if name in cls.kinds and isinstance(table, dict):
-                settings = _class_of(cls.kinds[name], table)
-                fields = set() if settings is None else settings.model_fields.keys()
-                if not (is_dump and fields <= table.keys()):
-                    written |= {f"{name}.{key}" for key in table}
+            if name not in cls.kinds or not isinstance(table, dict):
+                continue
+            if not (is_dump and cls.kinds[name].fields_of(table) <= table.keys()):
+                written |= {f"{name}.{key}" for key in table}
         return written
 
     @classmethod
@@ -263,11 +260,10 @@ class Recipe(Settings):
             table = values.get(name)
             if not isinstance(table, dict) or not any(k.startswith(f"{name}.") for k in added):
                 continue
-            settings = _class_of(kinds, table)
-            fields = set() if settings is None else settings.model_fields.keys()
+            fields = kinds.fields_of(table)
             others = {k for each in kinds.every() for k in each.model_fields}
             for key in (others - fields) & table.keys():
-                if settings is not None and f"{name}.{key}" not in added:
+                if fields and f"{name}.{key}" not in added:
                     displaced.add(f"{name}.{key}")
                     del table[key]
         return displaced
@@ -299,14 +295,6 @@ def values_of_file(path: Path) -> dict[str, Any]:
             f"The recipe {path} is not TOML: {error}; correct it there (docs/recipes.md has an "
             "example)."
         ) from error
-
-
-def _class_of(kinds: Kinds[Any], table: Mapping[str, Any]) -> type[Settings] | None:
-    """Return the class that a table's values choose; None where they are wrong."""
-    try:
-        return kinds.class_of(kinds.completed(table))
-    except (TypeError, ValueError):
-        return None
 
 
 def refuse_unknown_kinds(values: Mapping[str, Any], owner: str) -> None:

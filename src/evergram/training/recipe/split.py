@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from evergram.kinds import Kinds, KindSettings, Share, traits_where
-from evergram.requirements import Needs, Trait
+from evergram.kinds import Kinds, KindSettings, Needs, Share, Trait, traits_where
 
 VERSIONS = [0.8, 0.9]
 

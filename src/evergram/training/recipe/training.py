@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field
 
-from evergram.kinds import Kinds, Positive, Rate, Settings, Weight, traits_where
-from evergram.requirements import Needs, Trait
+from evergram.kinds import Kinds, Needs, Positive, Rate, Settings, Trait, Weight, traits_where
 
 
 def _is_metric(value: str) -> str:

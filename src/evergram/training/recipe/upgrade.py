@@ -14,8 +14,7 @@ from evergram.compatibility.kinds import (
     TransformSettings,
     TruncateSettings,
 )
-from evergram.kinds import Kinds, Settings, Share, Weight, traits_where
-from evergram.requirements import Trait
+from evergram.kinds import Kinds, Settings, Share, Trait, Weight, traits_where
 
 Fit = Literal["joint", "posthoc", "none"]
 Start = Literal["fresh", "previous", "frozen"]
