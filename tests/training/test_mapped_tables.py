@@ -23,7 +23,7 @@ from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import ExampleSampler
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.errors import DataError, RecipeError, ShapeError, TrainingError
 from evergram.lineage.artefact import Artefact
@@ -148,6 +148,10 @@ def test_the_memory_of_a_run_does_not_grow_with_the_numbers_of_mapped_rows(tmp_p
     assert grown["mapped"] < grown["memory"] / 2, grown
 
 
+def schema_of(corpus: Corpus) -> Schema:
+    return Schema.of(corpus, features=True)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -164,18 +168,18 @@ def test_the_least_memory_is_less_than_a_run_holds(small: Recipe, overrides: str
     vectors = sum(artefact.block(side)[1].numel() * 4 for side in SIDES)
     # A layer has its gradient and Adam's two means beside it.
     most = 4 * sum(states) + 2 * vectors + 2 * 8 * artefact.dim**2
-    assert 0 < needed_bytes(recipe.model, split_of(recipe).training, 0) <= most
+    assert 0 < needed_bytes(recipe.model, schema_of(split_of(recipe).training), 0) <= most
 
 
 def test_the_dim_of_the_version_counts_and_so_do_hashed_rows(small: Recipe) -> None:
     corpus = split_of(small).training
     wide = changed(small, "model.dim=[8, 10_000_000]", "training.tables=memory")
-    place_tables(FitSettings.of(wide, corpus, 0), corpus, CPU, None)
+    place_tables(FitSettings.of(wide, corpus, 0), schema_of(corpus), CPU, None)
     with pytest.raises(RecipeError, match=r"model\.dim = 10000000 .*[\d,]{15,} bytes"):
-        place_tables(FitSettings.of(wide, corpus, 1), corpus, CPU, None)
+        place_tables(FitSettings.of(wide, corpus, 1), schema_of(corpus), CPU, None)
     entities = len(corpus.queries) + len(corpus.candidates)
     hashed = changed(small, "model.hash_rows=10")
-    needed = [needed_bytes(recipe.model, corpus, 0) for recipe in (small, hashed)]
+    needed = [needed_bytes(recipe.model, schema_of(corpus), 0) for recipe in (small, hashed)]
     assert needed[0] - needed[1] == 4 * 8 * (entities - 2 * 10)
 
 
@@ -202,11 +206,11 @@ def test_auto_maps_what_memory_cannot_hold_and_says_so(
 ) -> None:
     settings, corpus = fit_settings(small)
     in_memory, _ = fit_settings(small, "training.tables=memory")
-    needed = needed_bytes(settings.model, corpus, 0)
+    needed = needed_bytes(settings.model, schema_of(corpus), 0)
     monkeypatch.setattr(memory, "memory_bytes", lambda: needed)
-    assert place_tables(settings, corpus, CPU, tmp_path) is None
+    assert place_tables(settings, schema_of(corpus), CPU, tmp_path) is None
     monkeypatch.setattr(memory, "memory_bytes", lambda: needed - 1)
-    assert place_tables(settings, corpus, CPU, tmp_path) == tmp_path
+    assert place_tables(settings, schema_of(corpus), CPU, tmp_path) == tmp_path
     assert str(tmp_path) in caplog.text
     # What is no row of a table must fit into memory in any case, and so must several processes'.
     for chosen, bytes_, processes in (
@@ -217,7 +221,7 @@ def test_auto_maps_what_memory_cannot_hold_and_says_so(
         monkeypatch.setenv("WORLD_SIZE", str(processes))
         monkeypatch.setattr(memory, "memory_bytes", lambda some=bytes_: some)
         with pytest.raises(RecipeError, match=r"needs at least [\d,]+ bytes of memory"):
-            place_tables(chosen, corpus, CPU, tmp_path)
+            place_tables(chosen, schema_of(corpus), CPU, tmp_path)
 
 
 def test_tables_that_cannot_be_mapped_are_refused_with_the_reason(
@@ -228,10 +232,10 @@ def test_tables_that_cannot_be_mapped_are_refused_with_the_reason(
     usage = shutil.disk_usage(tmp_path)
     for free, folder in ((5 * rows, tmp_path), (3 * rows, None)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, f=free: usage._replace(free=f))
-        place_tables(settings, corpus, CPU, folder)
+        place_tables(settings, schema_of(corpus), CPU, folder)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, f=free: usage._replace(free=f - 1))
         with pytest.raises(TrainingError, match=rf"at least {free:,} bytes of disk"):
-            place_tables(settings, corpus, CPU, folder)
+            place_tables(settings, schema_of(corpus), CPU, folder)
     with pytest.raises(RecipeError, match=r"training\.tables is 'mapped', which needs a CPU"):
         prepare(settings, corpus, torch.device("cuda"), None, tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")

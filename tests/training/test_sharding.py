@@ -203,17 +203,17 @@ def test_what_needs_all_rows_in_a_process_or_a_version_before_is_refused() -> No
         with pytest.raises(RecipeError, match=r"'sharded', which needs version 0 of a lineage"):
             prepare(chosen, CORPUS, torch.device("cpu"), companions)
     # 17 candidates: ⌈17/6⌉ = 3 rows each leave none for the sixth.
-    place_tables(settings_of(), CORPUS, CPU, None, 5)
-    with pytest.raises(RecipeError, match="17 candidates cannot be divided among 7"):
-        place_tables(settings_of(), CORPUS, CPU, None, 7)
+    place_tables(settings_of(), SCHEMA, CPU, None, 5)
+    with pytest.raises(RecipeError, match="17 rows of side candidate cannot be divided among 7"):
+        place_tables(settings_of(), SCHEMA, CPU, None, 7)
 
 
 def test_memory_is_that_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = needed_bytes(settings_of().model, CORPUS, 0)
+    needed = needed_bytes(settings_of().model, SCHEMA, 0)
     monkeypatch.setattr(memory, "memory_bytes", lambda: needed // 2)
-    place_tables(settings_of(), CORPUS, CPU, None, 2)
+    place_tables(settings_of(), SCHEMA, CPU, None, 2)
     with pytest.raises(RecipeError, match=f"{needed:,} bytes"):
-        place_tables(settings_of(), CORPUS, CPU, None, 1)
+        place_tables(settings_of(), SCHEMA, CPU, None, 1)
 
 
 def pieces(rows: Tensor) -> Iterator[Tensor]:

@@ -254,6 +254,10 @@ def test_the_constant_is_the_double_sum() -> None:
 MEASURED = Corpus.of([("a", "x"), ("a", "x"), ("a", "y"), ("b", "y"), ("c", "x")])
 
 
+def measures_of(chosen: list[Any]) -> Tensor:
+    return build_measures(chosen, MEASURED.counts("query"), MEASURED.queries.vocabulary)
+
+
 def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path) -> None:
     path = tmp_path / "weights.parquet"
     pq.write_table(pa.table({"sku": ["b", "elsewhere", "a"], "weight": [3, 9, 1]}), path)
@@ -261,7 +265,7 @@ def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path)
     task = {"penalty": [1.0] * 3, **measures}
     recipe = Recipe.of({"data": {"kind": "synthetic"}, "task": task})
     expected = [[1 / 3, 3 / 5, 1 / 4], [1 / 3, 1 / 5, 3 / 4], [1 / 3, 1 / 5, 0.0]]
-    made = build_measures(recipe.task.measures_of("query"), MEASURED, "query")
+    made = measures_of(recipe.task.measures_of("query"))
     torch.testing.assert_close(made, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -276,4 +280,4 @@ def test_a_file_of_weights_that_cannot_be_a_measure_is_refused(tmp_path: Path) -
     for weights, message in cases:
         pq.write_table(pa.table({"id": ["a", "b"], "weight": weights}), path)
         with pytest.raises(DataError, match=message):
-            build_measures([str(path)], MEASURED, "query")
+            measures_of([str(path)])

@@ -31,12 +31,11 @@ from evergram.training.optimizers import (
     RowAdagrad,
     build_optimizers,
     decay_rates,
-    turn_gradients,
 )
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings
-from evergram.training.step import Step
+from evergram.training.step import Step, turn_gradients
 
 PAIRS = Corpus.from_tables(pa.table({"query": [*"aabbcc"], "candidate": [*"xyxzyz"]}))
 # a-x is there twice.

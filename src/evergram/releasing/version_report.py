@@ -275,9 +275,10 @@ class MeasuredModel:
     def _spectra(self) -> str:
         """Return the shares of the eigenvalues of both sides, and their effective ranks."""
         rows, lines, ranks = [], [], []
-        for side in SIDES:
-            chosen = self.recipe.task.measures_of(side)
-            weights = build_measures(chosen, self.split.training, side)[:, 0]
+        training = self.split.training
+        for side, entities in zip(SIDES, (training.queries, training.candidates), strict=True):
+            chosen, counts = self.recipe.task.measures_of(side), training.counts(side)
+            weights = build_measures(chosen, counts, entities.vocabulary)[:, 0]
             parts = spectrum(self.vectors[side], weights)
             shares, rank = parts.flip(0).tolist(), effective_rank(parts)
             size = len(self.vectors[side])

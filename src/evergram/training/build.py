@@ -26,7 +26,7 @@ from evergram.did_you_mean import did_you_mean
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder, publish_by_popularity
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.kinds import EncoderSettings
+from evergram.encoders.kinds import EncoderSettings, FactorizationSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
@@ -34,7 +34,7 @@ from evergram.gramian.kinds import BatchEstimatorSettings
 from evergram.tasks.objective import Objective
 from evergram.training.factors import build_measures, prior_constant, sparse_weights
 from evergram.training.joint import JointAlignment
-from evergram.training.memory import place_tables, refuse_candidates, run_traits
+from evergram.training.memory import place_tables, refuse_beyond_memory, run_traits
 from evergram.training.optimizers import build_optimizers
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings
@@ -75,7 +75,10 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
     Raises: DataError: a column that the task needs is absent.
     """
     task, size, seed = settings.task, settings.batch_size, settings.version_seed
-    measures = {side: build_measures(task.measures_of(side), corpus, side) for side in SIDES}
+    measures = {
+        side: build_measures(task.measures_of(side), corpus.counts(side), entities.vocabulary)
+        for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
+    }
     draws = PairDraws(
         task.pair_target,
         task.drawn,
@@ -92,13 +95,16 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
             )
         # So few, or what needs all: the order is that of a corpus in memory.
         corpus = corpus.in_memory()
+    weight: Tensor | None = None
+    if task.sparse != "none":
+        weight = sparse_weights(task.sparse, settings.strengths.penalty, corpus, measures)
     return (WholeQuerySampler if whole else ExampleSampler)(
         corpus,
         draws,
         batch_size=size,
         seed=seed,
         measures=measures,
-        pair_weight=sparse_weights(task.sparse, settings.strengths.penalty, corpus, measures),
+        pair_weight=weight,
     )
 
 
@@ -220,17 +226,21 @@ def _encoder(
 ) -> Encoder:
     """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
     if companions.own is not None:
-        refuse_candidates(settings, corpus, companions.own.dim)
+        sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
+        dim = companions.own.dim
+        needed = settings.task.candidates_bytes(sizes["candidate"], dim)
+        refuse_beyond_memory(settings, needed, sizes, dim)
         return companions.own.copied()
     model = settings.model
-    place = place_tables(settings, corpus, device, folder, collectives.size)
-    generator = torch.Generator().manual_seed(settings.version_seed)
     schema = Schema.of(corpus, features=model.reads_features)
+    place = place_tables(settings, schema, device, folder, collectives.size)
+    generator = torch.Generator().manual_seed(settings.version_seed)
     options = encoder_options(model, settings.version)
     if settings.training.tables == "sharded":
         return ShardedFactorization(schema, options, generator, collectives, place)
     encoder = build_encoder(model.kind, options, schema, generator, place)
-    if companions.start is None:  # else every known row is that of the version before
+    made = isinstance(model, FactorizationSettings) and model.start != "random"
+    if made and companions.start is None:  # else every known row is that of the version before
         start_tables(encoder, settings, corpus)
     return encoder
 

@@ -208,7 +208,8 @@ def _of_published(
                 f"{side} that version {lineage.newest} has vectors of; give the data that it was "
                 "trained on."
             )
-        share = build_measures(recipe.task.measures_of(side), corpus, side)[:, 0][rows]
+        chosen, counts = recipe.task.measures_of(side), corpus.counts(side)
+        share = build_measures(chosen, counts, entities.vocabulary)[:, 0][rows]
         sides[side] = _side(vectors[side], share)
         places[side] = torch.full((len(entities),), -1)
         places[side][rows] = torch.arange(len(rows))

@@ -21,15 +21,16 @@ from evergram.ids import refuse_other_form
 POWER_STEPS = 4
 
 
-def build_measures(chosen: Sequence[float | str], corpus: Corpus, side: str) -> Tensor:
+def build_measures(chosen: Sequence[float | str], counts: Tensor, vocabulary: Vocabulary) -> Tensor:
     """Return the R measures of a side, float64 [N, R]: p_a ∝ count_a^γ for each number chosen, or
-    from a file of weights for each path. Raises: DataError."""
-    entities = corpus.queries if side == "query" else corpus.candidates
-    counts = corpus.counts(side)
+    from a file of weights for each path. Raises: DataError.
+
+    Args:
+        counts: int64 [N], interactions of each entity.
+        vocabulary: the ids of the side.
+    """
     columns = [
-        _weights_of(Path(item), entities.vocabulary)
-        if isinstance(item, str)
-        else measure(counts, item)
+        _weights_of(Path(item), vocabulary) if isinstance(item, str) else measure(counts, item)
         for item in chosen
     ]
     return torch.stack(columns, dim=1)
@@ -83,10 +84,8 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
 
 def sparse_weights(
     sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
-) -> Tensor | None:
-    """Return weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None without."""
-    if sparse == "none":
-        return None
+) -> Tensor:
+    """Return weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]."""
     if sparse == "weight":
         return corpus.column("weight").double()
     # Take the penalty of a pair off again, once however often the pair was observed.

@@ -16,7 +16,7 @@ from torch import Tensor
 from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import Schema
+from evergram.encoders.features import SIDES, Schema
 from evergram.evaluation.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.tasks.task import Task
@@ -276,9 +276,10 @@ class _Job:
         the multiply-adds of an epoch of training."""
         settings, seed, split = self.settings.training, self.settings.seed, self.split
         passes = self.settings.model.passes_over_graph
-        an_epoch = epoch_work(run, split.training, passes_over_graph=passes)
-        queries = distinct(split.selection.query)
-        work = RankingWork.of(run.encoder, queries, split.training)
+        counts = {side: split.training.counts(side) for side in SIDES}
+        an_epoch = epoch_work(run, counts, passes_over_graph=passes)
+        sizes = {side: len(each) for side, each in counts.items()}
+        work = RankingWork.of(run.encoder, distinct(split.selection.query), sizes)
         ranked, rarer = work.plan(settings.evaluate_share, settings.evaluate_every * an_epoch)
         stopping.every = settings.evaluate_every * rarer
         stopping.evaluate = SelectionMetric(settings.metric, split, ranked, seed)
@@ -289,7 +290,9 @@ class _Job:
         if self.context.test_queries is not None:
             return self.context.test_queries
         settings = self.settings.training
-        work = RankingWork.of(encoder, distinct(split.test.query), split.training)
+        sides = split.training.queries, split.training.candidates
+        sizes = dict(zip(SIDES, map(len, sides), strict=True))
+        work = RankingWork.of(encoder, distinct(split.test.query), sizes)
         return work.plan(settings.evaluate_share, training)[0]
 
 

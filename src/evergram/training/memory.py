@@ -6,13 +6,14 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from evergram.atomic_files import make_folder
 from evergram.collectives import process_count
-from evergram.data.corpus import Corpus
+from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.kinds import EncoderSettings
 from evergram.errors import RecipeError, TrainingError
 from evergram.kinds import Trait, traits_where
@@ -36,7 +37,7 @@ CGROUPS = (
 
 def place_tables(
     settings: FitSettings,
-    corpus: Corpus,
+    schema: Schema,
     device: torch.device,
     folder: Path | None,
     processes: int = 1,
@@ -44,27 +45,33 @@ def place_tables(
     """Return the folder from which a training's tables are mapped; None keeps them in memory.
 
     Args:
+        schema: of the corpus.
         folder: of the run, on the disk that has room for it; None takes one for temporary files.
         processes: number among which tables are divided, if the recipe divides them.
     Raises: RecipeError: the training needs more memory than there is, or a process would have no
         row of the tables. TrainingError: the disk has no room for them.
     """
     model, version, choice = settings.model, settings.version, settings.training.tables
-    dim = model.dim_of(version)
-    needed = needed_bytes(model, corpus, version)
-    needed += settings.task.candidates_bytes(len(corpus.candidates), dim)
+    dim, sizes = model.dim_of(version), {side: len(schema.ids(side)) for side in SIDES}
+    needed = needed_bytes(model, schema, version)
+    needed += settings.task.candidates_bytes(sizes["candidate"], dim)
     if choice == "sharded":
-        _refuse_empty_shares(corpus, processes)
-        _refuse(settings, corpus, needed // processes, dim)
+        for side, size in sizes.items():
+            if -(-size // processes) * (processes - 1) >= size:
+                raise RecipeError(
+                    f"{size} rows of side {side} cannot be divided among {processes} processes so "
+                    "that each has one; start fewer processes, or set training.tables = 'memory'."
+                )
+        refuse_beyond_memory(settings, needed // processes, sizes, dim)
         return folder
     has = settings.traits | run_traits(settings, device)
     can_map = choice != "memory" and all(trait in has for trait in MAPPED.traits)
     exceeds = needed > memory_bytes()
     if not (choice == "mapped" or (exceeds and can_map)):
-        _refuse(settings, corpus, needed, dim)
+        refuse_beyond_memory(settings, needed, sizes, dim)
         return None
-    tables, vectors = _tables_bytes(model, corpus, version), _vectors_bytes(model, corpus, version)
-    _refuse(settings, corpus, needed - tables - vectors, dim)
+    tables, vectors = _tables_and_vectors(model, schema, version)
+    refuse_beyond_memory(settings, needed - tables - vectors, sizes, dim)
     place = Path(tempfile.gettempdir()) if folder is None else folder
     make_folder(place)
     copies = MAPPED_COPIES + (0 if folder is None else CHECKPOINT_COPIES)
@@ -82,19 +89,19 @@ def place_tables(
     return place
 
 
-def refuse_candidates(settings: FitSettings, corpus: Corpus, dim: int) -> None:
-    """Raises: RecipeError: steps of a user's modules need more memory for all candidates, with D =
-    `dim`, than there is."""
-    _refuse(settings, corpus, settings.task.candidates_bytes(len(corpus.candidates), dim), dim)
+def refuse_beyond_memory(
+    settings: FitSettings, needed: int, sizes: Mapping[str, int], dim: int
+) -> None:
+    """Raises: RecipeError: a process needs more bytes of memory than there are.
 
-
-def _refuse(settings: FitSettings, corpus: Corpus, needed: int, dim: int) -> None:
-    """Raises: RecipeError: a process needs more bytes of memory than there are."""
+    Args:
+        sizes: entities of each side.
+        dim: D.
+    """
     there = memory_bytes()
     if needed <= there:
         return
     model, task = settings.model, settings.task
-    entities = len(corpus.queries) + len(corpus.candidates)
     where, whole, size = "", "", f"model.dim = {dim}"
     ways = [f"lower {' or '.join(f'model.{k}' for k in ('dim', *model.size_keys))}"]
     if not model.made_by_recipe:
@@ -102,25 +109,15 @@ def _refuse(settings: FitSettings, corpus: Corpus, needed: int, dim: int) -> Non
     if settings.training.tables == "sharded":
         where, ways = " in each process", [*ways, "start more processes on more machines"]
     if task.wants_all_candidates:
-        whole = f" and all {len(corpus.candidates):,} candidates in each step"
+        whole = f" and all {sizes['candidate']:,} candidates in each step"
         ways.append(
             "set task.kind = 'pointwise', whose penalty on all pairs needs a batch's rows only"
         )
     raise RecipeError(
-        f"Training {entities:,} entities with {size}{whole} needs at least "
+        f"Training {sum(sizes.values()):,} entities with {size}{whole} needs at least "
         f"{needed:,} bytes of memory{where}, and this machine has {there:,}; "
         f"{', or '.join(ways)}."
     )
-
-
-def _refuse_empty_shares(corpus: Corpus, processes: int) -> None:
-    """Raises: RecipeError: a process would have no row of a table that is divided."""
-    for name, side in (("queries", corpus.queries), ("candidates", corpus.candidates)):
-        if -(-len(side) // processes) * (processes - 1) >= len(side):
-            raise RecipeError(
-                f"{len(side)} {name} cannot be divided among {processes} processes so that each "
-                "has a row; start fewer processes, or set training.tables = 'memory'."
-            )
 
 
 def run_traits(
@@ -142,26 +139,20 @@ def run_traits(
     )
 
 
-def needed_bytes(model: EncoderSettings, corpus: Corpus, version: int) -> int:
+def needed_bytes(model: EncoderSettings, schema: Schema, version: int) -> int:
     """Return the bytes that a training of this version needs at least; it will use far more."""
     dim = model.dim_of(version)
     # Both sides' second moments are published in float64.
-    total = 2 * 2 * FLOAT * dim * dim + _vectors_bytes(model, corpus, version)
-    total += _tables_bytes(model, corpus, version)
-    return total + LAYER_COPIES * FLOAT * model.layer_numbers(dim, version)
+    moments = 2 * 2 * FLOAT * dim * dim
+    layers = LAYER_COPIES * FLOAT * model.layer_numbers(dim, version)
+    return moments + sum(_tables_and_vectors(model, schema, version)) + layers
 
 
-def _tables_bytes(model: EncoderSettings, corpus: Corpus, version: int) -> int:
-    """Return the bytes of the tables of ids."""
-    sizes = len(corpus.queries), len(corpus.candidates)
-    rows = model.table_rows(*sizes, shared=corpus.shared_ids)
-    return FLOAT * rows * model.dim_of(version)
-
-
-def _vectors_bytes(model: EncoderSettings, corpus: Corpus, version: int) -> int:
-    """Return the bytes of one vector for each entity."""
-    entities = len(corpus.queries) + len(corpus.candidates)
-    return FLOAT * entities * model.dim_of(version)
+def _tables_and_vectors(model: EncoderSettings, schema: Schema, version: int) -> tuple[int, int]:
+    """Return the bytes of the tables of ids, and of one vector for each entity."""
+    query, candidate = (schema.ids(side) for side in SIDES)
+    sizes, row = (len(query), len(candidate)), FLOAT * model.dim_of(version)
+    return row * model.table_rows(*sizes, shared=query is candidate), row * sum(sizes)
 
 
 def memory_bytes() -> int:

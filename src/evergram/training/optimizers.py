@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
 from evergram.encoders.mapped_tensors import zeros_beside
 from evergram.errors import RecipeError
-from evergram.gramian.penalty import preconditioner
-from evergram.tasks.task import Encoded, Moments
 from evergram.training.joint import JointAlignment
 from evergram.training.recipe.training import StepSettings
 
@@ -141,43 +137,3 @@ TABLE_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Op
     "adam": DenseAdam,
     "sgd": torch.optim.SGD,
 }
-
-
-def turn_gradients(
-    encoded: Encoded,
-    moments: Moments,
-    penalty: Sequence[float],
-    ridge: float,
-    *,
-    whole: bool,
-    one_table: bool = False,
-) -> None:
-    """Multiply the gradients of embeddings by the other side's preconditioner.
-
-    Args:
-        encoded: the embeddings, before `backward`.
-        moments: of both sides, one a measure; `penalty`: λ of each measure.
-        ridge: ρ of the preconditioner.
-        whole: whether the pairs' rows are taken from `encoded.everyone`.
-        one_table: whether both sides' rows are linear in one table. Two matrices would turn parts
-            of one row's gradient apart, and the sum need not descend, so the mean turns all.
-    """
-    other = {s: preconditioner(moments[s], penalty, ridge) for s in SIDES}
-    if one_table:
-        mean = (other["query"] + other["candidate"]) / 2
-        other = dict.fromkeys(SIDES, mean)
-    pairs: list[tuple[Tensor | None, Tensor]] = [
-        (encoded.query, other["candidate"]),
-        (encoded.whole_query, other["candidate"]),
-        (encoded.candidate, other["query"]),
-        (encoded.negative, other["query"]),
-    ]
-    if encoded.everyone is not None:
-        query, candidate = (encoded.everyone[side].rows for side in SIDES)
-        if whole:
-            pairs = []
-        pairs += [(query, other["candidate"]), (candidate, other["query"])]
-    for rows, matrix in pairs:
-        # A side that is frozen as a whole has no gradient to multiply.
-        if rows is not None and rows.requires_grad:
-            rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]

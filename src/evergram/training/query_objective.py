@@ -129,7 +129,8 @@ def _moments(recipe: Recipe, corpus: Corpus, trained: Trained) -> tuple[Tensor, 
     The rows of a model that normalises are taken without the factor of `model.popularity`.
     """
     vectors, unit = trained.candidate, trained.encoder.normalize
-    measures = build_measures(recipe.task.measures_of("candidate"), corpus, "candidate")
+    chosen, counts = recipe.task.measures_of("candidate"), corpus.counts("candidate")
+    measures = build_measures(chosen, counts, corpus.candidates.vocabulary)
     columns, dim = measures.shape[1], vectors.shape[1]
     gramian = torch.zeros(columns, dim, dim, dtype=torch.float64)
     mean = torch.zeros(columns, dim, dtype=torch.float64)

@@ -262,11 +262,11 @@ class RankingWork:
     fixed: int = 0
 
     @classmethod
-    def of(cls, encoder: Encoder, queries: int, corpus: Corpus) -> RankingWork:
-        """Return the work of ranking a corpus's catalogue for `queries` queries."""
-        each = len(corpus.candidates) * (encoder.dim + SELECTING)
-        entities = len(corpus.queries) + len(corpus.candidates)
-        return cls(queries, each, entities * dense_weights(encoder))
+    def of(cls, encoder: Encoder, queries: int, sizes: Mapping[str, int]) -> RankingWork:
+        """Return the work of ranking a catalogue for `queries` queries; `sizes`: entities of each
+        side."""
+        each = sizes["candidate"] * (encoder.dim + SELECTING)
+        return cls(queries, each, sum(sizes.values()) * dense_weights(encoder))
 
     def plan(self, share: EvaluateShare, training: int) -> tuple[int, int]:
         """Return how many queries to rank after `training` multiply-adds of training, and by how
@@ -284,13 +284,16 @@ class RankingWork:
         return least, -(-needed // max(1, allowed))
 
 
-def epoch_work(run: Trainer, corpus: Corpus, *, passes_over_graph: bool) -> int:
+def epoch_work(run: Trainer, counts: Mapping[str, Tensor], *, passes_over_graph: bool) -> int:
     """Return a lower bound of the multiply-adds of an epoch of training.
 
     Per pair: score, its gradients and the rows' updates, 6 D; for both rows D² for each Gramian
     that a row is multiplied by or folded into, and D² for the preconditioner. Per different entity
     of a batch 3 for each weight of a linear layer. Per step two messages a pair forth and back in a
     graph. A task that wants all candidates scores them for each query, with two gradients.
+
+    Args:
+        counts: int64 [N] of each side, pairs of each entity.
     """
     step, sampler, dim = run.step, run.sampler, run.encoder.dim
     row = 0
@@ -299,14 +302,13 @@ def epoch_work(run: Trainer, corpus: Corpus, *, passes_over_graph: bool) -> int:
         row = dim**2 * (2 * measures + bool(step.precondition))
     a_step = sampler.batch_size * (6 * dim + 2 * row)
     if dense := dense_weights(run.encoder):
-        met = sum(different(corpus.counts(side), sampler.batch_size) for side in SIDES)
+        met = sum(different(counts[side], sampler.batch_size) for side in SIDES)
         a_step += 3 * dense * int(met) // 2  # of the layers of both sides, one side's
     if passes_over_graph:
         a_step += 4 * dim * len(sampler) * sampler.batch_size
     work = len(sampler) * a_step
     if step.objective.task.wants_all_candidates:
-        queries = int((corpus.counts("query") > 0).sum())
-        work += 3 * dim * queries * len(corpus.candidates)
+        work += 3 * dim * int((counts["query"] > 0).sum()) * len(counts["candidate"])
     return work
 
 

@@ -85,8 +85,7 @@ def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> Non
         absent.
     """
     model, seed = settings.model, settings.version_seed
-    if not isinstance(model, FactorizationSettings) or model.start == "random":
-        return
+    assert isinstance(model, FactorizationSettings)
     assert isinstance(encoder, Factorization)
     if encoder.tables_folder is not None:
         raise RecipeError(

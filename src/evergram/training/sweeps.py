@@ -43,30 +43,6 @@ class PairSquares:
     factors: Mapping[str, Tensor]
     norms: Mapping[str, Tensor]
 
-    def value(self, tables: Mapping[str, Tensor]) -> Tensor:
-        """Return F of the tables [N, D] of both sides, float64, without a loop over all pairs."""
-        # Products of rows [u, f] and [v, −g] are s − π.
-        rows = {
-            side: torch.cat([tables[side].double(), sign * self.factors[side].double()], dim=1)
-            for side, sign in zip(SIDES, (1.0, -1.0), strict=True)
-        }
-        dim = tables["query"].shape[1]
-        query, candidate = (rows[side][self.pairs[side]] for side in SIDES)
-        scores = (query[:, :dim] * candidate[:, :dim]).sum(1)
-        total = 0.5 * (scores - self.target.double()).square().mean()
-        if self.weight is not None:
-            missed = (query * candidate).sum(1)
-            total = total + (self.weight.double() * missed.square()).mean()
-        for r, strength in enumerate(self.penalty):
-            left, right = (
-                rows[side].T @ (rows[side] * self.measures[side][:, r, None].double())
-                for side in SIDES
-            )
-            total = total + strength * (left * right).sum()
-        for side in SIDES:
-            total = total + self.norms[side].double() @ tables[side].double().square().sum(1)
-        return total
-
 
 # Rows start from where they were, near the solution, and the preconditioner is near A⁻¹.
 STEPS = 2
@@ -221,12 +197,11 @@ class SweepSolver:
             systems = _Systems.of(group, push, shares[rows], norms[rows], factors[rows])
             own = table.index_select(0, rows)
             residual, value = systems.at(own)
-            descent = descend(
+            table[rows], gain, without_end = descend(
                 systems.product, own, residual, inverse, systems.size, steps=self.steps
             )
-            table[rows] = descent.solution
-            endless += descent.endless.count_nonzero()
-            total += (value - descent.gain.sum()).double()
+            endless += without_end.count_nonzero()
+            total += (value - gain.sum()).double()
         _refuse_endless(int(endless), total)
         return total / n
 
@@ -297,15 +272,6 @@ def _refuse_endless(endless: int, total: Tensor) -> None:
 ROUNDING = 1e-4
 
 
-@dataclass(frozen=True)
-class Descent:
-    """The result of some steps."""
-
-    solution: Tensor  # x, [B, D]
-    gain: Tensor  # by how much xᵀA x − 2 bᵀx has fallen, ≥ 0, [B]
-    endless: Tensor  # whether it has no minimum along a direction that was met, bool [B]
-
-
 def descend(
     product: Callable[[Tensor], Tensor],
     start: Tensor,
@@ -313,7 +279,7 @@ def descend(
     inverse: Tensor,
     size: Tensor,
     steps: int,
-) -> Descent:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Take preconditioned conjugate gradient steps from `start` in B systems A x = b, A ≥ 0.
 
     Every step is the exact minimum along its direction, so none raises xᵀA x − 2 bᵀx, and a row
@@ -324,6 +290,8 @@ def descend(
         start: x, [B, D]; residual: b − A x.
         inverse: [D, D], symmetric, about A⁻¹ up to a factor; all systems share it.
         size: [B], of the order of A's largest eigenvalue, or larger.
+    Returns: x; by how much xᵀA x − 2 bᵀx has fallen, ≥ 0, [B]; and whether it has no minimum along
+        a direction that was met, bool [B].
     Source: Hestenes and Stiefel 1952; Takács et al. 2011, for warm starts in matrix factorization.
     """
     solution, gain = start, torch.zeros_like(start[:, 0])
@@ -346,7 +314,7 @@ def descend(
         rest = (residual * turned).sum(1)
         ratio = torch.where(slope > 0, rest / slope, 0.0)
         direction, slope = torch.addcmul(turned, ratio[:, None], direction), rest
-    return Descent(solution, gain, endless)
+    return solution, gain, endless
 
 
 # Pairs that a row counts for at least: a group of rows with few has temporaries of its own.
