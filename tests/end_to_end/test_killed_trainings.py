@@ -242,7 +242,7 @@ def test_killed_by_fork_at_random_moments(name: str, tmp_path: Path) -> None:
         folder, rounds = fresh(f"round {rounds}"), rounds + 1
         before: dict[str, Any] = {}
         while kills < BY_FORK:
-            checkpoints = CheckpointSettings(steps=draw.choice([1, 2, 5, 13]))
+            checkpoints = CheckpointSettings(every=draw.choice([1, 2, 5, 13]))
             process = forked(lambda f=folder, c=checkpoints: kind.run(f, corpus, c))  # type: ignore[misc]
             if not killed(process, draw.uniform(0.05, 0.6) * seconds):
                 break

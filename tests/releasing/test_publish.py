@@ -226,7 +226,7 @@ def test_limits_that_cannot_be_met_are_refused_before_training(
     with pytest.raises(DegradationError, match="no consumer has a probe"):
         upgrade_and_publish(recipe, lineage, ReleaseOptions(strict_probes=True))
     frozen = Recipe.of(recipe.model_dump(exclude={"upgrade"}), ["upgrade.method=fix-m0"])
-    often = CheckpointSettings(steps=1)
+    often = CheckpointSettings(every=1)
     for asked in ({"board": tmp_path}, {"checkpoints": often}):
         with pytest.raises(DataError, match="--kept trains no model"):
             upgrade_and_publish(recipe, lineage, ReleaseOptions(kept=True), **asked)

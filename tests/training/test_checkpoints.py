@@ -48,11 +48,11 @@ from evergram.training.resuming import (
 
 RUN = {"recipe": '{"seed": 1}', "version": "1", "corpus": "corpus"}
 # Before a kill at a batch, the last checkpoint may be some batches ago.
-OFTEN = CheckpointSettings(steps=2)
+OFTEN = CheckpointSettings(every=2)
 
 
 def opened(folder: Path | None, keep: int = 3) -> Checkpoints:
-    return Checkpoints(folder, "version 1", RUN, CheckpointSettings(steps=10, keep=keep))
+    return Checkpoints(folder, "version 1", RUN, CheckpointSettings(every=10, keep=keep))
 
 
 def numbers(folder: Path) -> list[int]:
@@ -105,9 +105,9 @@ def test_a_checkpoint_is_due_by_steps_by_seconds_or_by_what_writing_costs(tmp_pa
         (automatic, (SECONDS, 0, 10.0), False),
         (automatic, (10.0 * PATIENCE, 0, 10.0), True),
         # What is asked for is done, whatever it costs.
-        (CheckpointSettings(seconds=5), (5, 0, 100.0), True),
-        (CheckpointSettings(steps=7), (0.0, 7, 100.0), True),
-        (CheckpointSettings(steps=7), (1e9, 6, 0.0), False),
+        (CheckpointSettings("5s"), (5, 0, 100.0), True),
+        (CheckpointSettings(every=7), (0.0, 7, 100.0), True),
+        (CheckpointSettings(every=7), (1e9, 6, 0.0), False),
     ):
         assert chosen.due(*since) == due, (chosen, since)
 
@@ -117,17 +117,17 @@ def test_a_time_or_a_number_of_steps_is_read_and_anything_else_is_refused() -> N
         ("0.5m", 30.0, None),
         (" 2h ", 7200.0, None),
         ("1000", None, 1000),
+        (1000, None, 1000),
         (None, None, None),
     ):
-        expected = CheckpointSettings(seconds, steps, 3, "never")
-        assert CheckpointSettings.of(every, 3, "never") == expected
-    for wrong in ("", "0", "-1", "1.5", "60 s", "60d", "nans", "1e9s"):
+        assert CheckpointSettings(every).interval == (seconds, steps)
+    for wrong in ("", "0", "-1", "1.5", "60 s", "60d", "nans", "1e9s", 0, -1):
         with pytest.raises(RecipeError, match="60s"):
-            CheckpointSettings.of(wrong)
-    wrong_values: list[dict[str, Any]] = [{"keep": 0}, {"resume": "always"}]
-    for each in [*wrong_values, {"seconds": 1.0, "steps": 1}, {"seconds": float("nan")}]:
-        with pytest.raises(RecipeError):
-            CheckpointSettings(**each)
+            CheckpointSettings(wrong)
+    with pytest.raises(RecipeError, match="keep = 0"):
+        CheckpointSettings(keep=0)
+    with pytest.raises(RecipeError, match="always"):
+        CheckpointSettings(resume="always")  # type: ignore[arg-type]
 
 
 def module_of(parameter: float, buffer: float) -> nn.Module:
@@ -373,7 +373,7 @@ def test_a_refit_resumes_bit_for_bit(
     with monkeypatch.context() as patch:
         seen = watch_epochs(patch, lambda epoch, batch: (len(seen), batch) == (4 + last, 3))
         with pytest.raises(KeyboardInterrupt):
-            train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(steps=1))
+            train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(every=1))
     begun = watch_epochs(monkeypatch)
     again = train(recipe, folder=tmp_path)
     # The look ahead may have been drawn for the next step.
@@ -442,6 +442,6 @@ def test_a_cache_on_disk_that_moved_on_does_not_leak_into_the_resumed_run(
         for cache in caches:  # as if it had been written after the checkpoint
             cache.write_bytes(b"\x7f" * cache.stat().st_size)
 
-    every = CheckpointSettings(steps=3)
+    every = CheckpointSettings(every=3)
     again, _ = killed_and_resumed(monkeypatch, run, (1, 7), tmp_path, every, move_on)
     assert_same(again, run())

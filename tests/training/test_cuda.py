@@ -117,7 +117,7 @@ class Steps(Callback):
 def test_a_training_on_a_gpu_resumes(small: Recipe, kind: str, tmp_path: Path) -> None:
     recipe, device = changed(small, *KINDS[kind].split()), torch.device("cuda")
     split = split_of(recipe)
-    often = CheckpointSettings(steps=7)
+    often = CheckpointSettings(every=7)
 
     def run(steps: Steps, folder: Path | None) -> Trained:
         context = RunContext(device, folder=folder, callbacks=[steps], checkpoints=often)

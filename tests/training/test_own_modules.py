@@ -183,5 +183,5 @@ def test_a_killed_run_with_dropout_resumes_bit_for_bit(
     def run(**kept: Any) -> Artefact:
         return train(RECIPE, corpus, encoder=modules(corpus), progress=False, **kept)
 
-    again, _ = killed_and_resumed(monkeypatch, run, (2, 3), tmp_path, CheckpointSettings(steps=1))
+    again, _ = killed_and_resumed(monkeypatch, run, (2, 3), tmp_path, CheckpointSettings(every=1))
     assert_same(again, run())

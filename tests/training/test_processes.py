@@ -223,7 +223,7 @@ def train_perhaps_killed(folder: str, fatal: str, *overrides: str) -> None:
         return take(self, *batch)
 
     Step.__call__ = counted  # type: ignore[assignment, method-assign]
-    recipe, every = tiny_recipe("training.epochs=6", *overrides), CheckpointSettings.of("1")
+    recipe, every = tiny_recipe("training.epochs=6", *overrides), CheckpointSettings(1)
     try:
         artefact = evergram.train(recipe, progress=False, folder=Path(folder), checkpoints=every)
     except EvergramError as error:

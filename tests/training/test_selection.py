@@ -225,7 +225,7 @@ def test_a_run_samples_as_its_share_allows_and_resumes_so(
     def run(**kept: Any) -> Trained:
         return fit_encoder(recipe, split, 0, RunContext(CPU, **kept))
 
-    often = CheckpointSettings(steps=1)
+    often = CheckpointSettings(every=1)
     again, _ = killed_and_resumed(monkeypatch, run, (4, 0), tmp_path, often)
     assert torch.equal(again.query, whole.query)
     assert again.metrics == whole.metrics
@@ -240,22 +240,23 @@ def test_all_queries_are_measured_as_ever_and_a_sample_by_its_seed() -> None:
     vectors = {"query": torch.randn(300, 4, generator=draw)}
     vectors["candidate"] = torch.randn(80, 4, generator=draw)
     test = ranking.test_relevance(split)
-    whole = final_metrics(vectors, split, names)
-    assert whole.sample is None
-    assert whole.queries == len(test)
-    assert whole.metrics == {
+    whole, *rest = final_metrics(vectors, split, names)
+    assert rest == [len(test), None]
+    assert whole == {
         "model": rank_metrics(vectors["query"], vectors["candidate"], test, names),
         "popularity": popularity_metrics(split.training.counts("candidate"), test, names),
     }
-    assert final_metrics(vectors, split, names, len(test)) == whole
-    part, again = (final_metrics(vectors, split, names, 40, seed=3) for _ in range(2))
-    assert part.sample is not None
-    assert (part.queries, part.sample.population) == (40, len(test))
-    assert again.metrics == part.metrics != whole.metrics
-    errors = part.sample.as_json()["errors"]
-    for model, values in part.metrics.items():
+    assert final_metrics(vectors, split, names, len(test)) == (whole, *rest)
+    (part, ranked, sample), again = (
+        final_metrics(vectors, split, names, 40, seed=3) for _ in range(2)
+    )
+    assert sample is not None
+    assert (ranked, sample.population) == (40, len(test))
+    assert again[0] == part != whole
+    errors = sample.as_json()["errors"]
+    for model, values in part.items():
         for name, value in values.items():
-            assert value == pytest.approx(whole.metrics[model][name], abs=4 * errors[model][name])
+            assert value == pytest.approx(whole[model][name], abs=4 * errors[model][name])
 
 
 POPULAR = Recipe.of(
@@ -394,9 +395,9 @@ def test_an_automatic_power_is_chosen_at_the_best_epoch_and_kept_by_a_resumed_ru
     counts = split.training.counts("candidate")
     assert torch.equal(artefact.encoder.state["popularity.counts"], counts.float())
 
-    often = CheckpointSettings(steps=2)
+    often = CheckpointSettings(every=2)
     with monkeypatch.context() as patched:
-        patched.setattr(fit, "settle_popularity", Mock(side_effect=KeyboardInterrupt))
+        patched.setattr(fit, "choose_popularity", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe, popular, progress=False, folder=tmp_path, checkpoints=often)
     assert list(tmp_path.iterdir())

@@ -156,7 +156,7 @@ def test_a_killed_run_goes_on_from_rows_that_are_whole(
         for name in ("load", "loads", "Unpickler"):
             monkeypatch.setattr(pickle, name, None)
 
-    often = CheckpointSettings(steps=1, keep=2)
+    often = CheckpointSettings(every=1, keep=2)
     again, begun = killed_and_resumed(monkeypatch, run, (2, 3), tmp_path, often, damage)
     assert ".rows is damaged" in caplog.text
     assert begun == [(2, 2), (3, 0)]

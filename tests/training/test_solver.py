@@ -290,7 +290,7 @@ def test_a_run_resumes_bit_for_bit_and_ends_by_its_patience(
     def run(**kept: Any) -> Artefact:
         return train(recipe, progress=False, **kept)
 
-    often = CheckpointSettings(steps=1)
+    often = CheckpointSettings(every=1)
     again, _ = killed_and_resumed(monkeypatch, run, (4, 0), tmp_path, often)
     whole = run()
     assert_same(whole, again)

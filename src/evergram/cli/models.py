@@ -52,7 +52,7 @@ def train(
     from evergram.releasing.version_report import refuse_unwritable
     from evergram.training.resuming import CheckpointSettings
 
-    checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
+    checkpoints = CheckpointSettings(checkpoint_every, resume=resume)
     chosen = load_recipe(recipe, set_, unread=("upgrade",), thorough=thorough)
     if not is_first_process():
         train_version(chosen, device=device, progress=False)
@@ -104,7 +104,7 @@ def upgrade(
     from evergram.releasing.upgrade import upgrade as upgrade_version
     from evergram.training.resuming import CheckpointSettings
 
-    checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
+    checkpoints = CheckpointSettings(checkpoint_every, resume=resume)
     if kept and process_count() > 1:
         raise RecipeError(
             "--kept trains no model, so there is nothing to share; do not use torchrun."

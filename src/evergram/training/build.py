@@ -151,29 +151,21 @@ def prepare(
     if unmet:
         raise RecipeError(unmet)
     encoder = _encoder(settings, corpus, device, companions, folder, collectives)
-    if settings.model.exponent is not None:
-        publish_by_popularity(encoder, settings.model.exponent, corpus)
-    encoder.to(device)
-    if companions.start is not None:
-        encoder.start_from(companions.start)
-    encoder.layer_dtype = getattr(torch, training.precision)
     if joint is not None:
         joint.to(device)
     sampler = build_sampler(settings, corpus)
     prior = settings.prior.build(corpus, companions.past, settings.seed)
     objective = _objective(settings, corpus, prior, sampler.measures).to(device)
+    factors = prior
     if objective.task.wants_means:
         factors = {side: torch.cat([f, torch.ones(len(f), 1)], dim=1) for side, f in prior.items()}
-    else:
-        factors = prior
     learns = objective.wants_moments and not training.sweeps  # a sweep has exact moments
     measured = sampler.measures if learns else {}
     estimators = _estimators(settings, encoder.dim, measured, factors, folder)
     independent = gramian.is_independent and objective.wants_moments
     optimizers: Sequence[torch.optim.Optimizer] = ()
     if isinstance(training, StepSettings):
-        rate = settings.table_rate
-        optimizers = build_optimizers(encoder, training, rate, joint, objective.task)
+        optimizers = build_optimizers(encoder, training, settings.table_rate, joint, objective.task)
     if isinstance(encoder, ShardedFactorization):
         encoder.optimizers = optimizers
     kind = partial(SweepStep, sampler=sampler) if training.sweeps else Step
@@ -225,12 +217,35 @@ def _encoder(
     collectives: Collectives,
 ) -> Encoder:
     """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
+    model = settings.model
     if companions.own is not None:
         sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
         dim = companions.own.dim
         needed = settings.task.candidates_bytes(sizes["candidate"], dim)
         refuse_beyond_memory(settings, needed, sizes, dim)
-        return companions.own.copied()
+        encoder: Encoder = companions.own.copied()
+    else:
+        encoder = _recipes_encoder(settings, corpus, device, folder, collectives)
+        made = isinstance(model, FactorizationSettings) and model.start != "random"
+        if made and companions.start is None:  # else every known row is that of the version before
+            start_tables(encoder, settings, corpus)
+    if model.exponent is not None:
+        publish_by_popularity(encoder, model.exponent, corpus)
+    encoder.to(device)
+    if companions.start is not None:
+        encoder.start_from(companions.start)
+    encoder.layer_dtype = getattr(torch, settings.training.precision)
+    return encoder
+
+
+def _recipes_encoder(
+    settings: FitSettings,
+    corpus: Corpus,
+    device: torch.device,
+    folder: Path | None,
+    collectives: Collectives,
+) -> Encoder:
+    """Return the encoder that the recipe makes, as it is drawn."""
     model = settings.model
     schema = Schema.of(corpus, features=model.reads_features)
     place = place_tables(settings, schema, device, folder, collectives.size)
@@ -238,11 +253,7 @@ def _encoder(
     options = encoder_options(model, settings.version)
     if settings.training.tables == "sharded":
         return ShardedFactorization(schema, options, generator, collectives, place)
-    encoder = build_encoder(model.kind, options, schema, generator, place)
-    made = isinstance(model, FactorizationSettings) and model.start != "random"
-    if made and companions.start is None:  # else every known row is that of the version before
-        start_tables(encoder, settings, corpus)
-    return encoder
+    return build_encoder(model.kind, options, schema, generator, place)
 
 
 def _estimators(

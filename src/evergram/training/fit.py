@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.evaluation.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
-from evergram.tasks.task import Task
 from evergram.training import selection
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import (
@@ -42,10 +41,10 @@ from evergram.training.selection import (
     PopularityChoice,
     RankingWork,
     SelectionMetric,
+    choose_popularity,
     distinct,
     epoch_work,
     final_metrics,
-    settle_popularity,
 )
 from evergram.training.sharding import measured_together
 
@@ -182,46 +181,53 @@ def fit_encoder(
     # Break the reference cycle so that the first trainer is freed before the refit.
     stopping.copied = selection.cloned
     seconds, last, trained = run.seconds, None, an_epoch * run.epoch
-    popularity = settle_popularity(recipe.model, run, split.training, stopping)
+    popularity = _popularity(recipe, run, split, stopping)
     if refit is None:
         encoder = run.finish(stopping.kept)
     else:
-        steps = stopping.best_epoch * len(run.sampler)
+        steps, split = stopping.best_epoch * len(run.sampler), refit.split
         # Free what the search trained: it is as large as what follows.
         stopping.kept = {}
         del run
         again = replace(context, title=f"{context.title} refit")
-        job = _Job.of(recipe, refit.split, version, again, refit.companions)
+        job = _Job.of(recipe, split, version, again, refit.companions)
         run = job.trainer(steps=steps)
         run.fit(steps=steps)
         encoder = run.finish()
         if encoder.popularity is not None and popularity is not None:
             encoder.popularity.exponent = popularity.exponent  # with the counts of all it has seen
-        last = {"steps": steps, "interactions": len(refit.split.training), "seconds": run.seconds}
+        last = {"steps": steps, "interactions": len(split.training), "seconds": run.seconds}
         seconds += run.seconds
         trained += an_epoch * run.epoch
-    final = split if refit is None else refit.split
     return replace(
-        judge(encoder, final, recipe, job.test_queries(encoder, final, trained), together),
+        judge(encoder, split, recipe, job.test_queries(encoder, split, trained), together),
+        **job.as_used(run),
         history=stopping.history,
         best_epoch=stopping.best_epoch,
         seconds=seconds,
-        state_bytes=run.state_bytes,
         ended=ended,
         refit=last,
         popularity=popularity,
-        penalty=run.step.objective.penalty,
-        l2=run.step.objective.l2,
-        l2_measure=job.settings.strengths.l2_measure,
-        optimizer=job.settings.training.optimizer,
-        batch_size=run.sampler.batch_size,
-        table_rate=job.settings.table_rate,
-        temperature=learned_temperature(run.step.objective.task),
         warnings=warned(
             *(settings, stopping, ended, context.title, encoder.schema),
             logs=context.warns and together.is_first,
         ),
     )
+
+
+def _popularity(
+    recipe: Recipe, run: Trainer, split: Split, stopping: EarlyStopping
+) -> PopularityChoice | None:
+    """Return the γ that a trained model publishes its candidates with; None without a factor.
+
+    For "auto" the epoch is selected at γ = 0, and γ chosen at the best epoch: choosing it in every
+    evaluation would cost nine rankings each. Every process calls this with its own `run`.
+    """
+    exponent = recipe.model.popularity
+    if exponent == "auto":
+        best, metric = run.finish(stopping.kept), cast(SelectionMetric, stopping.evaluate)
+        return choose_popularity(best, split.training, metric, run.step.collectives)
+    return PopularityChoice(exponent, "model.popularity") if exponent else None
 
 
 @dataclass(frozen=True)
@@ -271,6 +277,23 @@ class _Job:
         run.callbacks.append(ProgressReport(context.progress, context.title, steps, metric))
         return run
 
+    def as_used(self, run: Trainer) -> dict[str, Any]:
+        """Return the settings of `Trained` as a run used them, with what it has learned of them."""
+        objective, settings = run.step.objective, self.settings
+        task, temperature = objective.task, None
+        if isinstance(task, SoftmaxAll) and task.log_temperature is not None:
+            temperature = task.temperature
+        return {
+            "state_bytes": run.state_bytes,
+            "penalty": objective.penalty,
+            "l2": objective.l2,
+            "l2_measure": settings.strengths.l2_measure,
+            "optimizer": settings.training.optimizer,
+            "batch_size": run.sampler.batch_size,
+            "table_rate": settings.table_rate,
+            "temperature": temperature,
+        }
+
     def plan_selection(self, stopping: EarlyStopping, run: Trainer) -> int:
         """Let the selection rank as many queries, as often, as the recipe's share allows. Return
         the multiply-adds of an epoch of training."""
@@ -296,13 +319,6 @@ class _Job:
         return work.plan(settings.evaluate_share, training)[0]
 
 
-def learned_temperature(task: Task) -> float | None:
-    """Return the temperature that a task has learned; None if it learns none."""
-    if isinstance(task, SoftmaxAll) and task.log_temperature is not None:
-        return task.temperature
-    return None
-
-
 def judge(
     encoder: Encoder,
     split: Split,
@@ -320,10 +336,13 @@ def judge(
     own = encoder.popularity
     popularity = None if own is None else PopularityChoice(own.exponent, "as the model has it")
     measure = partial(final_metrics, vectors, split, recipe.metrics, queries, recipe.seed)
-    ranking = measured_together(encoder, measure, together)
-    trained = Trained(encoder, vectors["query"], vectors["candidate"], ranking.metrics)
-    trained.popularity = popularity
-    return replace(trained, sample=ranking.sample, test_queries=ranking.queries)
+    metrics, ranked, sample = measured_together(encoder, measure, together)
+    return Trained(
+        *(encoder, vectors["query"], vectors["candidate"], metrics),
+        popularity=popularity,
+        sample=sample,
+        test_queries=ranked,
+    )
 
 
 # An objective that ends so many times above its first epoch's is no noise: it grows.

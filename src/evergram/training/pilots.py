@@ -49,12 +49,8 @@ SWEEPS, EPOCHS = 25, 50
 
 @dataclass
 class Pilots:
-    """The settings that a training is run with, and the trainings that chose them.
-
-    Args:
-        recipe: with numbers in the place of the "auto" that pilots decide.
-        tried: λ, l2, its measure, table rate and selection metric of each pilot, in their order.
-    """
+    """The recipe with the numbers that pilots chose, and λ, l2, its measure, table rate and
+    selection metric of each pilot, in their order."""
 
     recipe: Recipe
     tried: list[dict[str, float | str]] = field(default_factory=list)
@@ -82,7 +78,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     )
     judged = _with_more_selection(split)
     journal = _journal(recipe, judged, version, context)
-    measure = _Measure(search, recipe.training.metric, judged, version, context, journal, expected)
+    measure = _Measure(search, judged, version, context, journal, expected)
     rate = rate_of(search.recipe)
     start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
     starts = _starts(start, search.recipe)[: search.most]
@@ -116,7 +112,6 @@ class _Measure:
     """Trains pilots, each of them once, whatever processes are killed between two of them."""
 
     search: _PilotSearch
-    metric: str
     judged: Split
     version: int
     context: RunContext
@@ -126,6 +121,7 @@ class _Measure:
 
     def __post_init__(self) -> None:
         self.begun, self.ends = time.monotonic(), self.context.share_of_time(MOST_TIME)
+        self.metric = self.search.recipe.training.metric
 
     def __call__(self, settings: _Settings) -> float:
         # The first process alone has a limit and a journal; all train the same pilots.
@@ -183,11 +179,13 @@ def expected_time(
 
 def _seconds(recipe: Recipe, split: Split, version: int) -> float:
     """Return how long one training takes, roughly."""
-    settings = recipe.training
-    epoch, evaluation = epoch_seconds(recipe, split, version)
+    settings, dim, corpus = recipe.training, recipe.model.dim_of(version), split.training
+    steps = 1 if settings.sweeps else len(corpus) / batch_size_of(recipe, corpus)
+    epoch = PAIR * len(corpus) * dim + STEP * steps
+    work = distinct(split.selection.query) * len(corpus.candidates) * (dim + SELECTING)
     usual = SWEEPS if settings.sweeps else EPOCHS
     epochs = min(settings.epochs, usual) if settings.patience else settings.epochs
-    return epochs * (epoch + evaluation / settings.evaluate_every)
+    return epochs * (epoch + RANKED * min(work, FREE) / settings.evaluate_every)
 
 
 def _by_the_solver(recipe: Recipe) -> Recipe:
@@ -196,18 +194,13 @@ def _by_the_solver(recipe: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class _PilotSearch:
-    """How pilots search.
-
-    Args:
-        recipe: that they are trained by, except for the settings that are tried.
-        most: number of pilots at most.
-        climbs: whether they go on from the best of the starts.
-        solves: whether the training that follows is by the solver, too.
-    """
+    """How pilots search: by the recipe that they are trained by, but for what is tried."""
 
     recipe: Recipe
     most: int = PILOTS
+    # Whether they go on from the best of the starts.
     climbs: bool = False
+    # Whether the training that follows is by the solver, too.
     solves: bool = False
 
     @classmethod
@@ -366,12 +359,7 @@ def wants_pilots(recipe: Recipe, split: Split) -> bool:
 
 @dataclass(frozen=True)
 class ExpectedTime:
-    """Seconds of a first training.
-
-    Args:
-        pilots: of the short trainings that choose settings, 0 without them.
-        training: of the one that follows.
-    """
+    """Seconds of the pilots, 0 without them, and of the training that follows."""
 
     pilots: float
     training: float
@@ -384,14 +372,6 @@ class ExpectedTime:
         """Return the seconds that are left after a share of the pilots took so many seconds."""
         faster = seconds / max(1e-9, share * self.pilots)
         return faster * ((1 - share) * self.pilots + self.training)
-
-
-def epoch_seconds(recipe: Recipe, split: Split, version: int) -> tuple[float, float]:
-    """Return the seconds of an epoch and of its evaluation."""
-    dim, pairs = recipe.model.dim_of(version), len(split.training)
-    steps = 1 if recipe.training.sweeps else pairs / batch_size_of(recipe, split.training)
-    work = distinct(split.selection.query) * len(split.training.candidates) * (dim + SELECTING)
-    return PAIR * pairs * dim + STEP * steps, RANKED * min(work, FREE)
 
 
 def in_words(seconds: float) -> str:

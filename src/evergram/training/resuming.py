@@ -10,8 +10,9 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import torch
@@ -26,6 +27,7 @@ from evergram.data.prepared.files import sha256_of
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.split import Split
 from evergram.did_you_mean import did_you_mean
+from evergram.encoders.features import SIDES
 from evergram.errors import IntegrityError, RecipeError, TrainingError
 from evergram.training.callbacks import Callback
 from evergram.training.distributed import ProcessCollectives
@@ -48,6 +50,7 @@ SUFFIX, ROWS = ".safetensors", ".rows"
 BLOCK = 1 << 20
 NAMED = 5
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+Hashed = str | bytes | memoryview | Tensor
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -55,31 +58,29 @@ log: logging.Logger = logging.getLogger(__name__)
 class CheckpointSettings:
     """How a training is saved; it does not change the result.
 
+    >>> from evergram.training import CheckpointSettings
+    >>> CheckpointSettings("5m").interval, CheckpointSettings(1000).interval
+    ((300.0, None), (None, 1000))
+
     Args:
-        seconds: between two checkpoints.
-        steps: between two checkpoints. Without either, they are `SECONDS` apart, or further where
-            writing one takes long.
+        every: the time between two checkpoints, such as "60s", "5m" or "1h"; or the number of
+            steps, such as 1000. None is `SECONDS`, or longer where writing one takes long.
         keep: number of checkpoints to keep; one less (but never none) while one is written.
         resume: "auto" resumes a run of the same recipe and data from its newest checkpoint;
             "never" drops its checkpoints and trains from the start.
     Raises: RecipeError: a value is not allowed.
     """
 
-    seconds: float | None = None
-    steps: int | None = None
+    every: str | int | None = None
     keep: int = 2
     resume: Literal["auto", "never"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.seconds is not None and self.steps is not None:
+        if self.every is not None and self.interval == (None, None):
             raise RecipeError(
-                f"Checkpoints every {self.seconds:g} seconds and every {self.steps} steps were "
-                "both asked for; choose one of them."
+                f"--checkpoint-every {self.every} is not understood; give a time such as 60s, 5m "
+                "or 1h, or a number of steps such as 1000."
             )
-        if (self.seconds is not None and not 0 <= self.seconds < float("inf")) or (
-            self.steps is not None and self.steps < 1
-        ):
-            raise RecipeError(_refusal(f"{self.seconds if self.steps is None else self.steps}"))
         if self.keep < 1:
             raise RecipeError(f"keep = {self.keep} keeps no checkpoint; it must be 1 or more.")
         if self.resume not in ("auto", "never"):
@@ -88,44 +89,21 @@ class CheckpointSettings:
                 f"{did_you_mean(self.resume, ('auto', 'never'))}."
             )
 
-    @classmethod
-    def of(cls, every: str | None = None, keep: int = 2, resume: str = "auto") -> Self:
-        """Return the settings of a command's options.
-
-        >>> from evergram.training import CheckpointSettings
-        >>> CheckpointSettings.of("5m").seconds, CheckpointSettings.of("1000").steps
-        (300.0, 1000)
-
-        Args:
-            every: a time, such as "60s", "5m" or "1h"; a number of steps, such as "1000"; or None.
-        Raises: RecipeError: a value is not allowed.
-        """
-        seconds, steps = None, None
-        if every is not None:
-            matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smh])|(\d{1,18})", every.strip())
-            if matched is None:
-                raise RecipeError(_refusal(every))
-            if matched[3] is None:
-                seconds = float(matched[1]) * _UNITS[matched[2]]
-            else:
-                steps = int(matched[3])
-        return cls(seconds, steps, keep, resume)  # type: ignore[arg-type]  # checked above
+    @property
+    def interval(self) -> tuple[float | None, int | None]:
+        """The seconds, or the steps, between two checkpoints."""
+        text = str(self.every).strip()
+        if matched := re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smh])", text):
+            return float(matched[1]) * _UNITS[matched[2]], None
+        return None, int(text) if re.fullmatch(r"0*[1-9]\d{0,17}", text) else None
 
     def due(self, seconds: float, steps: int, cost: float) -> bool:
         """Return whether a checkpoint is due, `seconds` and `steps` after the last one, which took
         `cost` seconds."""
-        if self.steps is not None:
-            return steps >= self.steps
-        if self.seconds is not None:
-            return seconds >= self.seconds
-        return seconds >= max(SECONDS, PATIENCE * cost)
-
-
-def _refusal(every: str) -> str:
-    return (
-        f"--checkpoint-every {every} is not understood; give a time such as 60s, 5m or 1h, or a "
-        "number of steps such as 1000."
-    )
+        least, least_steps = self.interval
+        if least_steps is not None:
+            return steps >= least_steps
+        return seconds >= (max(SECONDS, PATIENCE * cost) if least is None else least)
 
 
 # When nothing is chosen.
@@ -141,14 +119,11 @@ def run_identity(
         recipe: JSON of the whole recipe.
         purpose: distinguishes runs that are otherwise the same, such as a refit.
     """
-    selected = hashlib.sha256()
-    for rows in (split.selection.query, split.selection.candidate):
-        selected.update(_bytes(rows))
     return {
         "recipe": recipe,
         "version": str(version),
         "corpus": corpus_digest(split.training),
-        "selection": selected.hexdigest(),
+        "selection": _hashed([split.selection.query, split.selection.candidate]),
         "modules": modules_digest(companions),
         "purpose": purpose,
         "torch": torch.__version__,
@@ -186,29 +161,22 @@ def _changed_keys(mine: str, theirs: str) -> str:
 def files_digest(recipe: Mapping[str, Any]) -> str:
     """Return a digest of the files that a recipe names beside its data; "" if it names none."""
     prior, task = recipe.get("prior") or {}, recipe.get("task") or {}
-    named = [prior.get(side) for side in ("query", "candidate")]
-    for side in ("query", "candidate"):
+    named = []
+    for side in SIDES:
         measures = task.get(f"{side}_measure") or []
-        named += measures if isinstance(measures, list) else [measures]
+        named += [prior.get(side), *(measures if isinstance(measures, list) else [measures])]
     paths = [Path(name) for name in named if isinstance(name, str)]
-    digest = hashlib.sha256()
-    for path in paths:
-        # One that is not there is refused where it is read.
-        digest.update((sha256_of(path) if path.is_file() else "none").encode())
-    return digest.hexdigest() if paths else ""
+    # One that is not there is refused where it is read.
+    return _hashed(sha256_of(p) if p.is_file() else "none" for p in paths) if paths else ""
 
 
 def corpus_digest(corpus: Corpus) -> str:
     """Return a digest of a corpus: interactions with all their columns, ids, and features."""
     if isinstance(corpus, MappedCorpus):
         return corpus.fingerprint
-    digest = hashlib.sha256(f"{corpus.interactions.schema} {corpus.shared_ids}".encode())
-    for name in corpus.interactions.column_names:
-        digest.update(_bytes(corpus.column(name)))
-    for side in (corpus.queries, corpus.candidates):
-        for part in _side(side):
-            digest.update(part)
-    return digest.hexdigest()
+    columns = (corpus.column(name) for name in corpus.interactions.column_names)
+    sides = (part for side in (corpus.queries, corpus.candidates) for part in _side(side))
+    return _hashed(chain([f"{corpus.interactions.schema} {corpus.shared_ids}"], columns, sides))
 
 
 def modules_digest(companions: Companions) -> str:
@@ -219,27 +187,31 @@ def modules_digest(companions: Companions) -> str:
     for module in (companions.start, companions.own):
         groups.append(() if module is None else module.state_dict().items())
     groups.append(sorted(past.items()))
-    digest = hashlib.sha256()
-    for group in groups:
-        digest.update(b"|")
-        for name, value in group:
-            digest.update(name.encode() + _bytes(value))
-    return digest.hexdigest()
+    return _hashed(each for group in groups for each in ("|", *chain.from_iterable(group)))
 
 
-def _side(side: Side) -> Iterator[bytes | memoryview]:
+def _side(side: Side) -> Iterator[Hashed]:
     yield from _ids(side.vocabulary.keys)
     for name, feature in side.features.items():
-        yield name.encode()
+        yield name
         yield from _ids(feature.vocabulary.keys)
-        yield _bytes(feature.offsets)
-        yield _bytes(feature.indices)
+        yield from (feature.offsets, feature.indices)
 
 
-def _ids(keys: pa.Array) -> Iterator[bytes | memoryview]:
-    yield f"{keys.type} {len(keys)}".encode()
+def _ids(keys: pa.Array) -> Iterator[Hashed]:
+    yield f"{keys.type} {len(keys)}"
     for start in range(0, len(keys), BLOCK):
         yield memoryview(pa.record_batch([keys.slice(start, BLOCK)], ["id"]).serialize())
+
+
+def _hashed(values: Iterable[Hashed]) -> str:
+    """Return the SHA-256 of texts, bytes and tensors."""
+    digest = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor):
+            value = _bytes(value)
+        digest.update(value.encode() if isinstance(value, str) else value)
+    return digest.hexdigest()
 
 
 def _bytes(tensor: Tensor) -> bytes | memoryview:
@@ -351,12 +323,12 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of a state: metadata, and every tensor's name, type, shape and bytes."""
-    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
+    described = (
+        (f"{name} {tensor.dtype} {list(tensor.shape)}", tensor)
+        for name, tensor in sorted(tensors.items())
+    )
+    head = json.dumps(dict(metadata), sort_keys=True)
+    return _hashed(chain([head], chain.from_iterable(described)))
 
 
 class Checkpoints(Callback):
@@ -463,19 +435,14 @@ class Checkpoints(Callback):
                 state = read_state(paths[-1], self.identity)
             except IntegrityError as error:
                 paths.pop()
-                log.warning(f"{error} {self._remedy(paths)}")
+                remedy = "The checkpoint before it is tried."
+                if not paths:
+                    remedy = f"{self.title} is trained anew, and its first checkpoint replaces it."
+                log.warning(f"{error} {remedy}")
                 continue
             self._kept = paths
             return state
         return None
-
-    def _remedy(self, older: list[Path]) -> str:
-        if older:
-            return "The checkpoint before it is tried."
-        return (
-            f"So {self.title} is trained from its start, and its first checkpoint replaces this "
-            "one."
-        )
 
     def _room(self, steps: int) -> Path:
         """Make room for a checkpoint. Return its file."""

@@ -20,7 +20,6 @@ from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.encoders.kinds import EncoderSettings
 from evergram.evaluation.metric_sample import (
     MetricSample,
     SampledRanking,
@@ -208,21 +207,6 @@ class PopularityChoice:
         return {"exponent": self.exponent, "reason": self.reason, **tried}
 
 
-def settle_popularity(
-    model: EncoderSettings, run: Trainer, corpus: Corpus, stopping: EarlyStopping
-) -> PopularityChoice | None:
-    """Return the γ that a trained model publishes its candidates with; None without a factor.
-
-    For "auto" the epoch is selected at γ = 0, and γ chosen at the best epoch: choosing it in every
-    evaluation would cost nine rankings each. Every process calls this with its own `run`.
-    """
-    if model.popularity == "auto":
-        encoder, metric = run.finish(stopping.kept), stopping.evaluate
-        assert isinstance(metric, SelectionMetric)
-        return choose_popularity(encoder, corpus, metric, run.step.collectives)
-    return PopularityChoice(model.popularity, "model.popularity") if model.popularity else None
-
-
 def choose_popularity(
     encoder: Encoder, corpus: Corpus, metric: SelectionMetric, together: Collectives = ALONE
 ) -> PopularityChoice:
@@ -330,16 +314,6 @@ def different(counts: Tensor, drawn: int) -> float:
     return float((1 - (1 - share) ** drawn).sum())
 
 
-@dataclass(frozen=True)
-class FinalMetrics:
-    """Metrics on the test pairs: of `model` and `popularity` by name, the number of queries that
-    were ranked, and if they are not all, the metrics of each."""
-
-    metrics: dict[str, dict[str, float]]
-    queries: int
-    sample: SampledRanking | None = None
-
-
 def final_metrics(
     vectors: Mapping[str, Tensor],
     split: Split,
@@ -347,8 +321,9 @@ def final_metrics(
     queries: int | None = None,
     seed: int = 0,
     together: Collectives = ALONE,
-) -> FinalMetrics:
-    """Return the metrics of embeddings and of popularity on a version's test pairs.
+) -> tuple[dict[str, dict[str, float]], int, SampledRanking | None]:
+    """Return the metrics of embeddings ("model") and of popularity on a version's test pairs, the
+    number of queries that were ranked, and if they are not all, the metrics of each.
 
     Args:
         vectors: of each side, [N, D], in the rows of `split.training`.
@@ -363,11 +338,11 @@ def final_metrics(
             "model": rank_metrics(query, candidate, test, names, together=together),
             "popularity": popularity_metrics(counts, test, names, together),
         }
-        return FinalMetrics(metrics, len(test))
+        return metrics, len(test), None
     one, popular = popularity(counts)
     ranked = {"model": (query, candidate), "popularity": (one.expand(len(query), 1), popular)}
     sample = SampledRanking(
         {n: query_metrics(*v, drawn, names, together=together) for n, v in ranked.items()},
         len(test),
     )
-    return FinalMetrics(sample.means(), len(drawn), sample)
+    return sample.means(), len(drawn), sample
