@@ -21,7 +21,6 @@ from benchmarks.peer_models import Result, implicit_als
 from benchmarks.tiny import recipes
 from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
-from evergram.kinds import Trait
 from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus, split_for
@@ -39,8 +38,6 @@ CPU = torch.device("cpu")
 METHODS = {
     'optimizer = "als"': ["training.optimizer=als"],
     'optimizer = "adaptive" (the default)': [],
-    'start = "als", table_rate = 0.01': ["model.start=als", "training.table_rate=0.01"],
-    'start = "als"': ["model.start=als"],
 }
 
 
@@ -124,8 +121,6 @@ def _curve(
         query, candidate = (getattr(step.encoder, side).weight.detach() for side in SIDES)
         return recall(Result(query, candidate, seconds))
 
-    if Trait.RANDOM_START not in recipe.model.traits:
-        yield seconds, value()
     for epoch in range(recipe.training.epochs):
         started = time.process_time()
         for _ in run_epoch(step, sampler, draws, epoch, CPU):

@@ -56,7 +56,7 @@ class Trait(Enum):
     FREE_VECTORS = "a free vector for each entity (model.kind = 'factorization')"
     OWN_ROWS = "a row for each id (model.kind = 'factorization' without model.hash_rows)"
     RANDOM_START = "tables that start at random (model.start = 'random')"
-    MADE_START = "tables that start from vectors (model.start = 'svd', 'smooth' or 'als')"
+    MADE_START = "tables that start from vectors (model.start = 'svd' or 'smooth')"
     UNIT_ROWS = "rows of unit norm (model.normalize = true)"
     FREE_NORMS = "rows of any norm (model.normalize = false)"
     PLAIN_VECTORS = "vectors that are published as they were trained (model.popularity = 0)"

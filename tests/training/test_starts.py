@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.support.fits import changed, parts_of, split_of
+from tests.support.fits import parts_of, split_of
 from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
@@ -27,15 +26,12 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.factors import build_measures, prior_constant
 from evergram.training.priors import FilesSettings, SVDSettings
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import Strengths
 from evergram.training.starting_vectors import (
     STARTS,
     NormalisedMatrix,
-    als_start,
     smooth_start,
     svd_start,
 )
-from evergram.training.sweeps import SweepStep, squares_of
 
 
 def corpus_of(seed: int = 0) -> Corpus:
@@ -149,38 +145,9 @@ def test_each_distinct_pair_is_divided_by_the_roots_of_its_degrees() -> None:
     assert torch.equal(matrix.transposed.to_dense(), matrix.matrix.to_dense().T)
 
 
-STRENGTHS = Strengths([0.8], 0.06, "penalty")
-
-
-def distinct_pairs(seed: int = 0) -> Corpus:
-    """100 distinct pairs of 25 queries with 12 candidates."""
-    generator = torch.Generator().manual_seed(seed)
-    cells = torch.randperm(300, generator=generator)[:100]
-    return Corpus.of([(int(c) // 12, int(c) % 12) for c in cells])
-
-
-def test_iterated_to_its_end_it_is_a_minimum_of_the_runs_own_objective(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("evergram.training.starting_vectors.ITERATIONS", 300)
-    corpus = distinct_pairs()
-    random = tiny_recipe("task.l2_measure=penalty", "training.optimizer=als", "model.dim=4")
-    step, sampler, _ = parts_of(changed(random, "model.start=als"), corpus)
-    assert isinstance(step, SweepStep)
-    start = float(squares_of(step, sampler).value(step.tables))
-    (batch,) = sampler.epoch(0)
-    values = [float(step(batch)) for _ in range(30)]
-    assert values[-1] == pytest.approx(start, rel=1e-5)
-    begun, sampler, _ = parts_of(random, corpus)
-    assert float(begun(batch)) > 1.01 * start
-
-
-def test_what_has_no_whole_tables_or_no_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_in_files_take_no_start() -> None:
     with pytest.raises(RecipeError, match=r"tables are mapped from files.*set model\.start"):
         encoder_of(corpus_of(), "model.start=smooth", "training.tables=mapped")
-    monkeypatch.setitem(sys.modules, "implicit.cpu.als", None)
-    with pytest.raises(RecipeError, match=r"pip install 'evergram\[als\]'; or set training\."):
-        als_start(distinct_pairs(), STRENGTHS, 4, seed=0)
 
 
 def corpus() -> Corpus:

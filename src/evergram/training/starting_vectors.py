@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import FactorizationSettings
 from evergram.errors import RecipeError
 from evergram.training.factors import svd_factors
-from evergram.training.recipe.fit_settings import FitSettings, Strengths, pointwise_strengths
+from evergram.training.recipe.fit_settings import FitSettings
 
 # Of a float32 row, what is left of it may be this share of it and rounding alone.
 ROUNDING = 1e-5
@@ -68,8 +67,7 @@ def svd_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor
     return svd_factors(matrix.matrix, dim, seed)
 
 
-# Of the normalised matrix, by `model.start`; "als" is made by the objective, too, and "random" is
-# what the tables were drawn with.
+# By `model.start`; "random" is what the tables were drawn with.
 STARTS: dict[str, Callable[[NormalisedMatrix, int, int], dict[str, Tensor]]] = {
     "smooth": smooth_start,
     "svd": svd_start,
@@ -81,8 +79,7 @@ def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> Non
 
     The same `settings.version_seed` and number of threads give the same bits.
 
-    Raises: RecipeError: the tables cannot start from vectors, dim is too large, or a library is
-        absent.
+    Raises: RecipeError: the tables cannot start from vectors, or dim is too large.
     """
     model, seed = settings.model, settings.version_seed
     assert isinstance(model, FactorizationSettings)
@@ -93,10 +90,7 @@ def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> Non
             "are mapped from files, as training.tables or too little memory has it; set "
             "model.start = 'random', or change the other."
         )
-    if model.start == "als":
-        vectors = als_start(corpus, settings.strengths, encoder.dim, seed)
-    else:
-        vectors = STARTS[model.start](NormalisedMatrix.of(corpus), encoder.dim, seed)
+    vectors = STARTS[model.start](NormalisedMatrix.of(corpus), encoder.dim, seed)
     scale = model.start_scale * encoder.dim**0.5
     scene = encoder.read(corpus)
     for side, table in (("query", encoder.query), ("candidate", encoder.candidate)):
@@ -148,74 +142,3 @@ class NormalisedMatrix:
             right = torch.nn.functional.normalize(self.transposed @ (self.matrix @ right), dim=0)
         left = torch.nn.functional.normalize(self.matrix @ right, dim=0)
         return left[:, 0], right[:, 0]
-
-
-# Its recall rises steeply for so many; more are worse on Gowalla, and training goes on elsewhere.
-ITERATIONS = 4
-
-
-def als_settings(
-    strengths: Strengths, pairs: int, queries: int, candidates: int
-) -> tuple[float, float, dict[str, float]]:
-    """Return with which α (of an observed pair) and regularization implicit minimises an objective
-    over n distinct pairs of |A| queries and |B| candidates, and the scale of its rows by side.
-
-    With κ = |A||B|/(2nλ), α = 1 + κ and t = κ/α, the squared loss with target 1, one uniform
-    measure and norms under it are implicit's loss of rows scaled by √t, up to a factor. For a λ or
-    l2 of 0 it takes that of "auto" for the squared loss.
-
-    Source: docs/method.md, "Implicit ALS as a start".
-    """
-    own = pointwise_strengths(pairs, queries, candidates)
-    penalty = sum(strengths.penalty) or own.penalty[0]
-    l2 = strengths.l2 or own.l2
-    kappa = queries * candidates / (2 * pairs * penalty)
-    scaled = kappa / (1 + kappa)
-    # implicit has one weight for both sides; only the product of the two matters to scores.
-    balance = (queries / candidates) ** 0.25
-    regularization = l2 * sqrt(queries * candidates) / (penalty * scaled)
-    scales = {"query": sqrt(scaled) * balance, "candidate": sqrt(scaled) / balance}
-    return 1 + kappa, regularization, scales
-
-
-def als_start(corpus: Corpus, strengths: Strengths, dim: int, seed: int) -> dict[str, Tensor]:
-    """Return the rows of implicit's alternating least squares, float32 [N, dim] of each side.
-
-    A pair counts once, however often it was observed. It uses as many threads as torch.
-
-    Raises: RecipeError: implicit is not installed.
-    """
-    try:
-        import numpy as np
-        from implicit.cpu.als import AlternatingLeastSquares
-        from scipy.sparse import csr_matrix
-        from threadpoolctl import threadpool_limits
-    except ImportError as error:
-        raise RecipeError(
-            "model.start = 'als' needs the library implicit, which is not installed: pip install "
-            "'evergram[als]'; or set training.optimizer = 'als', which needs no other library."
-        ) from error
-    size = len(corpus.candidates)
-    keys = torch.unique(corpus.column("query") * size + corpus.column("candidate"))
-    pairs = {"query": keys // size, "candidate": keys % size}
-    met = [len(torch.unique(rows)) for rows in pairs.values()]
-    alpha, regularization, scales = als_settings(strengths, len(keys), *met)
-    ones = np.ones(len(keys), dtype=np.float32)
-    places = tuple(rows.numpy() for rows in pairs.values())
-    matrix = csr_matrix((ones, places), shape=(len(corpus.queries), size))
-    # Its own threads and those of BLAS would wait for each other, of which it warns.
-    with threadpool_limits(1, user_api="blas"):
-        model = AlternatingLeastSquares(
-            dim,
-            regularization=regularization,
-            alpha=alpha,
-            iterations=ITERATIONS,
-            num_threads=torch.get_num_threads(),
-            random_state=seed % 2**32,
-        )
-        model.fit(matrix, show_progress=False)
-    rows = {"query": model.user_factors, "candidate": model.item_factors}
-    return {
-        side: torch.from_numpy(np.array(rows[side], dtype=np.float32)) * scales[side]
-        for side in SIDES
-    }
