@@ -44,15 +44,9 @@ _SEVERAL = (
 
 @dataclass(frozen=True)
 class Source:
-    """The data at a path.
-
-    Args:
-        kind: `data.kind` of a recipe.
-        columns: of a table: by role, the file's own name of the column.
-        guessed: the roles that nobody named, and `by_content` those guessed by cells.
-        unread: the file's other columns.
-        naive: whether times are dates without a zone.
-    """
+    """The data at a path: `data.kind` of a recipe, and of a table the file's own name of the column
+    of each role, the roles that nobody named (`by_content`: those guessed by cells), and the
+    columns that are not read; `naive`: whether times are dates without a zone."""
 
     kind: str
     columns: Mapping[str, str] = field(default_factory=dict)

@@ -37,8 +37,8 @@ from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import RecipeError, TrainingError
 
-# A variable that torchrun sets, and ours: seconds that a process waits for the others.
-LOCAL, TIMEOUT = "LOCAL_RANK", "EVERGRAM_PROCESS_TIMEOUT"
+# The variable of the seconds that a process waits for the others.
+TIMEOUT = "EVERGRAM_PROCESS_TIMEOUT"
 # The first process may write a large checkpoint for long while the others wait.
 SECONDS = 3600.0
 # More seconds than that, a lifetime, are no time to wait.
@@ -155,9 +155,9 @@ def join_processes(device: torch.device) -> Collectives:
         return ALONE
     if not torch.distributed.is_initialized():
         if device.type == "cuda":
-            torch.cuda.set_device(int(_number(LOCAL, 0)))
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        limit = timedelta(seconds=_number(TIMEOUT, SECONDS))
+        limit = timedelta(seconds=_timeout())
         try:
             torch.distributed.init_process_group(backend, timeout=limit)
         except (RuntimeError, ValueError) as error:
@@ -174,18 +174,16 @@ def _leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _number(name: str, default: float) -> float:
-    """Return a variable of the environment. Raises: RecipeError: it is not a number from 0."""
-    text = os.environ.get(name, "")
-    if not text:
-        return default
+def _timeout() -> float:
+    """Return the seconds that a process waits for the others. Raises: RecipeError."""
+    text = os.environ.get(TIMEOUT, "")
     try:
-        value = float(text)
+        value = float(text or SECONDS)
     except ValueError:
         value = -1.0
     if not 0 <= value <= MOST:
         raise RecipeError(
-            f"{name} is {text!r}; it must be a number from 0 to {MOST:,}, or not be set."
+            f"{TIMEOUT} is {text!r}; it must be a number from 0 to {MOST:,}, or not be set."
         )
     return value
 
@@ -213,13 +211,8 @@ Rows = TypeVar("Rows", Batch, Draw, Tensor)
 
 @dataclass(frozen=True)
 class Part(Generic[Rows]):
-    """The rows that a process has of `size` rows.
-
-    Args:
-        rows: its own; where it has none, the first of all stands in and counts for nothing.
-        place: of its own rows among all.
-        portion: what its own count for in a mean over all.
-    """
+    """The rows that a process has of `size` rows, their place among all, and what they count for in
+    a mean over all; where it has none, the first of all stands in and counts for nothing."""
 
     rows: Rows
     size: int

@@ -31,21 +31,15 @@ AT_RANDOM = {"kind": "random", "share": 0.1}
 
 @dataclass(frozen=True)
 class FirstRecipe:
-    """A recipe that fits data, and what the data is.
-
-    Args:
-        text: the recipe as TOML, with comments; `recipe`: the same, checked.
-        source: the kind of the data, and its columns.
-        survey: what is in it.
-        seconds: that `train` will take, roughly.
-        split_again: why pairs are held out at random although there are times.
-    """
+    """A recipe that fits data, as TOML with comments and checked, and what the data is."""
 
     text: str
     recipe: Recipe
     source: Source
     survey: Survey
+    # That `train` will take, roughly.
     seconds: float
+    # Why pairs are held out at random although there are times.
     split_again: str | None = None
 
     def sentences(self) -> Iterator[str]:
@@ -120,7 +114,9 @@ def first_recipe(
             f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
         ) from None
     source = source_at(path, kind, columns, weights)
-    name, where = _name_of(path), _path_from(folder or Path(), path)
+    name, where = _name_of(path), str(path)
+    if not path.is_absolute():
+        where = os.path.relpath(path, folder or Path())
     data: dict[str, Any] = {"kind": source.kind, "path": where}
     if source.renamed:
         data["columns"] = source.renamed
@@ -130,8 +126,7 @@ def first_recipe(
         data["bad_rows"] = "drop"
 
     def recipe_of(more: Mapping[str, Any]) -> Recipe:
-        values = {"name": name, "data": data, **more}
-        return Recipe.of(values, folder=folder or Path())
+        return Recipe.of({"name": name, "data": data, **more}, folder=folder or Path())
 
     corpus = load_corpus(recipe_of({}))
     held, split, split_again = _split(recipe_of, corpus)
@@ -173,11 +168,6 @@ def _name_of(path: Path) -> str:
     stem = path.resolve().name.split(".")[0]
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:60].strip("-_")
     return name if is_name(name) else "embeddings"
-
-
-def _path_from(folder: Path, path: Path) -> str:
-    """Return a path as a recipe in `folder` names it: relative unless it was given as absolute."""
-    return str(path) if path.is_absolute() else os.path.relpath(path, folder)
 
 
 # By interactions: the dim up to so many, and the most epochs. Rules of thumb; 'evergram tune'
@@ -247,16 +237,10 @@ class Survey:
     """What is in a corpus, and in its split for version 0.
 
     Args:
-        rows: interactions.
-        queries, candidates: distinct ids of each side.
         repeats: interactions that repeat an earlier pair.
         density: distinct pairs, as a share of all pairs of a query with a candidate.
-        first_time, last_time: as in the data; None without times.
-        lowest_value, highest_value: None without values.
-        held_out: pairs that are not trained on.
-        unknown_queries, unknown_candidates: of these, those whose query, or else candidate,
-            training never saw. The first are left out, the second are certain misses.
-        features: of both sides.
+        unknown_queries, unknown_candidates: of the held-out pairs, those whose query, or else
+            candidate, training never saw. The first are left out, the second are certain misses.
     """
 
     rows: int

@@ -90,12 +90,8 @@ def ends_after(minutes: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Refit:
-    """A last training on all but the test pairs, for as many steps as selection found best.
-
-    Args:
-        split: its training corpus has the pairs of training and of selection.
-        companions: in the rows of that corpus.
-    """
+    """A last training on the pairs of training and of selection, for as many steps as selection
+    found best; `companions` are in the rows of that corpus."""
 
     split: Split
     companions: Companions = field(default_factory=Companions)
@@ -363,12 +359,6 @@ def warned(
 ) -> list[str]:
     """Return a sentence if the best evaluation was the last (unless only the last epoch is
     evaluated), one if the objective rose, and one for each table in which many ids share a row.
-
-    Args:
-        ended: the limit that ended training.
-        title: the run's name.
-        schema: of the encoder, whose rows may be hashed.
-        logs: whether they go to the log as well.
     """
     sentences = []
     keeps_last = ended == "epochs" and settings.evaluate_every >= settings.epochs > 1

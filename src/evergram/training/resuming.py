@@ -113,12 +113,8 @@ AUTOMATIC = CheckpointSettings()
 def run_identity(
     recipe: str, version: int, split: Split, companions: Companions, purpose: str = ""
 ) -> dict[str, str]:
-    """Return digests of everything that decides a run's result on one machine.
-
-    Args:
-        recipe: JSON of the whole recipe.
-        purpose: distinguishes runs that are otherwise the same, such as a refit.
-    """
+    """Return digests of everything that decides a run's result on one machine; `purpose` tells
+    runs apart that are otherwise the same, such as a refit."""
     return {
         "recipe": recipe,
         "version": str(version),
@@ -187,7 +183,12 @@ def modules_digest(companions: Companions) -> str:
     for module in (companions.start, companions.own):
         groups.append(() if module is None else module.state_dict().items())
     groups.append(sorted(past.items()))
-    return _hashed(each for group in groups for each in ("|", *chain.from_iterable(group)))
+    return _hashed(each for group in groups for each in chain("|", _one_by_one(group)))
+
+
+def _one_by_one(named: Iterable[tuple[str, Tensor]]) -> Iterator[Hashed]:
+    for pair in named:
+        yield from pair
 
 
 def _side(side: Side) -> Iterator[Hashed]:
@@ -221,13 +222,8 @@ def _bytes(tensor: Tensor) -> bytes | memoryview:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that a training's next step depends on.
-
-    Args:
-        tensors: of parameters, optimisers, Gramians and generators, by name; not copied.
-        facts: counters, records and the like, as JSON.
-        rows: a folder with the rows of divided tables, if there are any.
-    """
+    """Everything that a training's next step depends on: tensors by name, counters and records as
+    JSON, and a folder with the rows of divided tables, if there are any."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
@@ -323,12 +319,9 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of a state: metadata, and every tensor's name, type, shape and bytes."""
-    described = (
-        (f"{name} {tensor.dtype} {list(tensor.shape)}", tensor)
-        for name, tensor in sorted(tensors.items())
-    )
+    described = ((f"{n} {t.dtype} {list(t.shape)}", t) for n, t in sorted(tensors.items()))
     head = json.dumps(dict(metadata), sort_keys=True)
-    return _hashed(chain([head], chain.from_iterable(described)))
+    return _hashed(chain([head], _one_by_one(described)))
 
 
 class Checkpoints(Callback):
@@ -500,12 +493,7 @@ def state_of_first(state: TrainingState | None, together: Collectives) -> Traini
 
 class Journal:
     """JSON lines of what has ended of a run, so that it goes on after it was killed; the file's
-    first line says of which run.
-
-    Args:
-        path: of the file; None keeps nothing.
-        head: the first line.
-    """
+    first line, `head`, says of which run. Without a path nothing is kept."""
 
     def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
         self.path = path

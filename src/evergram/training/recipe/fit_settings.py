@@ -57,11 +57,18 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
     "auto": their loss keeps scores apart by itself.
     """
     task = recipe.task
-    penalty = _penalty(task, corpus) if task.penalty == "auto" else list(task.penalty)
+    auto = Strengths([0.0], 0.0, "penalty")
+    if task.needs_penalty and "auto" in (task.penalty, task.l2):
+        met = [int((corpus.counts(side) > 0).sum()) for side in ("query", "candidate")]
+        auto = pointwise_strengths(len(corpus) - corpus.repeats, met[0], met[1])
+    penalty = auto.penalty if task.penalty == "auto" else list(task.penalty)
     if task.l2 != "auto":
         return Strengths(penalty, task.l2, task.l2_measure or "examples")
     # Rows of unit norm have no length to weigh.
-    l2 = 0.0 if recipe.model.normalize else _l2(task, corpus)
+    l2 = 0.0 if recipe.model.normalize else auto.l2
+    if l2 and task.pair_target == "value":
+        # Scores are as large as the values, and squared norms grow with scores, not their squares.
+        l2 *= _root_mean_square(corpus)
     return Strengths(penalty, l2, task.l2_measure or "penalty")
 
 
@@ -105,22 +112,6 @@ def pointwise_strengths(pairs: int, queries: int, candidates: int) -> Strengths:
     return Strengths([penalty], L2 * sqrt(queries * candidates) / pairs, "penalty")
 
 
-def _penalty(task: TaskSettings, corpus: Corpus) -> list[float]:
-    if not task.needs_penalty:
-        return [0.0]
-    return pointwise_strengths(*_sizes(corpus)).penalty
-
-
-def _l2(task: TaskSettings, corpus: Corpus) -> float:
-    if not task.needs_penalty:
-        return 0.0
-    value = pointwise_strengths(*_sizes(corpus)).l2
-    if task.pair_target == "value":
-        # Scores are as large as the values, and squared norms grow with scores, not their squares.
-        value *= _root_mean_square(corpus)
-    return value
-
-
 def _root_mean_square(corpus: Corpus) -> float:
     """Return √ of the mean squared value, summed in float64."""
     total = torch.zeros((), dtype=torch.float64)
@@ -131,24 +122,10 @@ def _root_mean_square(corpus: Corpus) -> float:
     return float(total.sqrt())
 
 
-def _sizes(corpus: Corpus) -> tuple[int, int, int]:
-    """Return the number of distinct pairs, and of entities of each side that have one."""
-    met = [int((corpus.counts(side) > 0).sum()) for side in ("query", "candidate")]
-    return len(corpus) - corpus.repeats, met[0], met[1]
-
-
 @dataclass(frozen=True)
 class FitSettings:
-    """The settings of one version's training on one corpus.
-
-    Args:
-        model, task, prior, gramian, training: tables of the recipe.
-        strengths: λ of each measure and the weight of squared norms.
-        batch_size: pairs of a step.
-        table_rate: learning rate of tables of ids.
-        seed: of the recipe.
-        version: number of the version that is trained.
-    """
+    """The settings of one version's training: the recipe's tables, and numbers for one corpus in
+    place of "auto"."""
 
     model: EncoderSettings
     task: TaskSettings

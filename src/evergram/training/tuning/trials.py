@@ -87,13 +87,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The trials of a search.
-
-    Args:
-        recipe: as it was given.
-        trials: in their order.
-        ended: "trials", "minutes", "interrupted", or "exhausted": there were no other values.
-    """
+    """The trials of a search, in their order; `ended` is "trials", "minutes", "interrupted", or
+    "exhausted": there were no other values."""
 
     recipe: Recipe
     trials: Sequence[Trial]
@@ -359,12 +354,8 @@ def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal
 
 
 class Pruning(Callback):
-    """Ends a run whose best value so far is below the median of earlier trials at that epoch.
-
-    Args:
-        proposal: Optuna's, which knows the earlier trials.
-        metric: of the records.
-    """
+    """Ends a run whose best value so far is below the median of the earlier trials at that epoch,
+    which Optuna's proposal knows."""
 
     def __init__(self, proposal: Proposal, metric: str) -> None:
         self.proposal = proposal
