@@ -110,35 +110,15 @@ class Limits(Callback):
         return "minutes" if run.clock >= self.ends else ""
 
 
-class FiniteLoss(Callback):
-    """Raises TrainingError after an epoch whose objective is not finite; it names `rates`, by key
-    of [training]."""
+class SoundNumbers(Callback):
+    """Raises TrainingError after an epoch whose objective is not finite, and names `rates`, by key
+    of [training]; and where an estimator's moment is not a Gramian, after each epoch and each of a
+    run's first steps, before the loss is wrong."""
 
     everywhere = True
 
     def __init__(self, rates: Mapping[str, float]) -> None:
         self.rates = rates
-
-    def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
-        if not math.isfinite(objective):
-            # Modules of one's own may have no table.
-            rates = ", ".join(
-                f"training.{name} ({rate})"
-                for name, rate in self.rates.items()
-                if name != "table_rate" or id_tables(run.encoder)
-            )
-            penalty = list(run.step.objective.penalty)
-            other = f" or task.penalty ({penalty})" if any(penalty) else ""
-            raise TrainingError(
-                f"The loss is {objective} in epoch {run.epoch}; lower {rates}{other}."
-            )
-
-
-class EstimatorChecks(Callback):
-    """Raises TrainingError where an estimator's moment is not a Gramian, after each of a run's
-    first steps, before the loss is wrong, and after each epoch."""
-
-    everywhere = True
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         if at.step <= FIRST and bool(torch.isfinite(objective)):
@@ -148,16 +128,26 @@ class EstimatorChecks(Callback):
         if math.isfinite(objective):
             refuse_wrong_moments(run.step)
             return
+        said = f"The loss is {objective} in epoch {run.epoch}"
         # Either may have made the other so; the package's own only follow the embeddings.
         for side, estimator in _estimators(run.step):
             name, own = type(estimator).__name__, type(estimator).__module__
             finite = bool(torch.isfinite(estimator.moment().dense).all())
             if not finite and own.partition(".")[0] != "evergram":
                 raise TrainingError(
-                    f"The loss is {objective} in epoch {run.epoch}, and the {side} moment of "
-                    f"{name} is not finite; correct its update, or train with another "
-                    "gramian.kind to see whether the learning rates are too high."
+                    f"{said}, and the {side} moment of {name} is not finite; correct its update, "
+                    "or train with another gramian.kind to see whether the learning rates are too "
+                    "high."
                 )
+        # Modules of one's own may have no table.
+        rates = ", ".join(
+            f"training.{name} ({rate})"
+            for name, rate in self.rates.items()
+            if name != "table_rate" or id_tables(run.encoder)
+        )
+        penalty = list(run.step.objective.penalty)
+        other = f" or task.penalty ({penalty})" if any(penalty) else ""
+        raise TrainingError(f"{said}; lower {rates}{other}.")
 
 
 def refuse_wrong_moments(step: Step) -> None:

@@ -23,10 +23,9 @@ from evergram.training import selection
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import (
     Callback,
-    EstimatorChecks,
-    FiniteLoss,
     Limits,
     ProgressReport,
+    SoundNumbers,
 )
 from evergram.training.distributed import embed_together
 from evergram.training.loop import Trainer
@@ -263,8 +262,7 @@ class _Job:
         chosen = identity, context.checkpoints, context.progress
         run.callbacks += [
             Checkpoints(folder, context.title, *chosen),
-            EstimatorChecks(),
-            FiniteLoss(settings.rates),
+            SoundNumbers(settings.rates),
         ]
         if stopping is not None:
             stopping.copied = run.copied

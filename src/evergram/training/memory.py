@@ -123,12 +123,7 @@ def refuse_beyond_memory(
 def run_traits(
     settings: FitSettings, device: torch.device, *, joint: bool = False, alone: bool = True
 ) -> frozenset[Trait]:
-    """Return the traits of a run.
-
-    Args:
-        joint: whether a transform is trained with the model.
-        alone: whether it is trained without any other version.
-    """
+    """Return the traits of a run, `joint` with a transform or `alone`, without other versions."""
     return traits_where(
         {
             Trait.CPU: device.type == "cpu",

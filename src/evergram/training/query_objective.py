@@ -50,9 +50,11 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | 
     if isinstance(task, PointwiseSettings):
         terms = [*_penalties(recipe, corpus, trained), *_norms(recipe, corpus, trained)]
         exact = task.loss == "squared" and _is_quadratic(recipe)
+        dim = trained.encoder.dim
+        nothing = Term(0.0, 0.0, torch.eye(dim), torch.zeros(dim))
         return QueryForm.of(
             "exact" if exact else "approximate",
-            terms or [_nothing(trained.encoder.dim)],
+            terms or [nothing],
             length="unit" if normalize else "free",
             values=task.pair_target == "value",
         )
@@ -103,10 +105,6 @@ def _norms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
         strength, power = _per_pair(recipe, corpus, 0)
     dim = trained.encoder.dim
     yield Term(2 * trained.l2 * strength, power, torch.eye(dim), torch.zeros(dim))
-
-
-def _nothing(dim: int) -> Term:
-    return Term(0.0, 0.0, torch.eye(dim), torch.zeros(dim))
 
 
 def _per_pair(recipe: Recipe, corpus: Corpus, r: int) -> tuple[float, float]:
