@@ -93,7 +93,7 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
             return BlockSampler(
                 corpus, draws, batch_size=size, seed=seed, measures=measures, weighted=weighted
             )
-        # So few, or what needs all: the order is that of a corpus in memory.
+        # Small data, or a sampler that needs all pairs: in the order of a corpus in memory.
         corpus = corpus.in_memory()
     weight: Tensor | None = None
     if task.sparse != "none":

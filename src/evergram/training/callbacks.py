@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Steps of a run after each of which moments are looked at.
 FIRST = 3
-# Of the largest entry: what rounding may add to a symmetric matrix, or take from its diagonal.
+# What rounding may do to a symmetric matrix or its diagonal, relative to the largest entry.
 ROUNDING = 1e-3
 NOT_FINITE = "is not finite"
 
@@ -151,8 +151,8 @@ class SoundNumbers(Callback):
 
 
 def refuse_wrong_moments(step: Step) -> None:
-    """Raises: TrainingError: an estimator's moment is no float32 matrix [D, D + K], is not finite,
-    or its Gramian is not symmetric or has a negative diagonal."""
+    """Raises: TrainingError: an estimator's moment is not a finite float32 matrix [D, D + K] whose
+    Gramian is symmetric without a negative diagonal."""
     for side, estimator in _estimators(step):
         moment = estimator.moment().dense
         wrong = _wrong(moment, (estimator.dim, estimator.dim + step.factors[side].shape[1]))

@@ -62,7 +62,7 @@ def corpus_for(recipe: Recipe, corpus: Corpus | None, lineage: Lineage | None = 
         return corpus
     if corpus is not None:
         raise DataError(
-            f"A {type(corpus).__name__} is no corpus; give evergram.Corpus.of(…), which reads "
+            f"A {type(corpus).__name__} is not a corpus; give evergram.Corpus.of(…), which reads "
             "tables, matrices and lists."
         )
     if lineage is None:

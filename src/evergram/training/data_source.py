@@ -121,7 +121,7 @@ def _is_naive(name: str, tables: Sequence[TableStream]) -> bool:
 
 def is_time(name: str, tables: Sequence[TableStream | MemoryTable]) -> bool:
     """Return whether all cells of a column are dates, or Unix times in one unit, from 1980 to 2100
-    and its name is not that of an id."""
+    and its name does not look like an id's."""
     if not all(name in table.names for table in tables):
         return False
     kinds = [table.types[name] for table in tables]

@@ -341,7 +341,7 @@ def sum_gradients(
     if collectives.size == 1:
         return value
     owned = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-    # Of a table that is divided by rows each process has the sum for its own.
+    # Each process already has the sum for its own rows of a divided table.
     parameters = [p for p in owned if not is_shard(p)]
     dense: list[nn.Parameter] = []
     for parameter, most in zip(parameters, _kinds(parameters, collectives), strict=True):
@@ -436,6 +436,6 @@ def _rows_at_once(encoder: Encoder) -> int | None:
 
 
 def has_layers(encoder: Encoder) -> bool:
-    """Return whether an encoder has parameters beside tables, of which an entity reads a row."""
+    """Return whether an encoder has parameters other than tables of which an entity reads a row."""
     tables = {id(m.weight) for m in encoder.modules() if isinstance(m, nn.Embedding)}
     return any(id(p) not in tables for p in encoder.parameters())

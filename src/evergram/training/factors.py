@@ -17,7 +17,7 @@ from evergram.encoders.features import SIDES
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
 
-# Of a randomised decomposition.
+# Power steps of the randomised decomposition.
 POWER_STEPS = 4
 
 

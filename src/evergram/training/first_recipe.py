@@ -24,7 +24,7 @@ from evergram.training.recipe.values import toml_value
 
 # The share of the latest interactions that is held out of this many, and of fewer.
 LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
-# Pairs that select, and pairs that test, of which a split by time must have so many.
+# The fewest pairs that select, and that test, in a split by time.
 LEAST = 30
 AT_RANDOM = {"kind": "random", "share": 0.1}
 
@@ -210,7 +210,7 @@ def recipe_text(
         'l2 = "auto"  # the weight of squared norms, likewise',
         *("", "[training]"),
         f"epochs = {epochs}  # at most",
-        "patience = 10  # ends after so many evaluations that were no better",
+        "patience = 10  # ends after this many evaluations without a better one",
     ]
     return "\n".join(lines)
 

@@ -83,7 +83,7 @@ class RunContext:
 
 
 def ends_after(minutes: float | None) -> float | None:
-    """Return the `RunContext.ends` that is so many minutes from now."""
+    """Return `RunContext.ends` for a limit of `minutes` from now."""
     return None if minutes is None else time.monotonic() + 60 * minutes
 
 
@@ -248,8 +248,8 @@ class _Job:
         return cls(settings, recipe.model_dump_json(), split, context, companions)
 
     def trainer(self, stopping: EarlyStopping | None = None, steps: int = 0) -> Trainer:
-        """Return its trainer, which resumes, and either selects an epoch by `stopping`, or refits
-        for so many steps."""
+        """Return its trainer, which resumes, and selects an epoch by `stopping` or refits for
+        `steps`."""
         settings, context, training = self.settings, self.context, self.split.training
         folder = context.folder if context.collectives.is_first else None
         beside = training, context.device, self.companions, folder, context.collectives
@@ -339,7 +339,7 @@ def judge(
     )
 
 
-# An objective that ends so many times above its first epoch's is no noise: it grows.
+# The objective grows if it ends this many times above its first epoch's.
 RISEN = 1.1
 # The share of ids that share their rows, above which more rows would help.
 SHARED = 0.25

@@ -23,7 +23,7 @@ from evergram.training.recipe.training import MAPPED
 log: logging.Logger = logging.getLogger(__name__)
 
 FLOAT = 4
-# A layer has its gradient and Adam's two means beside it.
+# A layer also has its gradient and Adam's two means.
 LAYER_COPIES = 4
 # Mapped tables and those of the best epoch are files, as are the embeddings of all entities that
 # are evaluated and published; a checkpoint has the first two.

@@ -131,7 +131,7 @@ def decay_rates(optimizers: Iterable[torch.optim.Optimizer], decay: float, epoch
             group["lr"] = first * decay**epoch
 
 
-# Of tables, by `training.optimizer`.
+# The optimisers of tables, by `training.optimizer`.
 TABLE_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
     "adaptive": RowAdagrad,
     "adam": DenseAdam,

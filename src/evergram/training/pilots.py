@@ -36,7 +36,7 @@ PILOTS, PILOT_SWEEPS = 8, 5
 MOST_PILOTS, SPREAD = 24, 16
 # Share of the time until a run's limit that pilots may take.
 MOST_TIME = 0.3
-# Share of the training pairs that judge pilots beside the selection pairs.
+# Share of the training pairs that judge pilots, in addition to the selection pairs.
 HELD_OUT = 0.1
 # A smaller gain is no reason to depart from the formula.
 LEAST_GAIN = 1.005
@@ -215,7 +215,7 @@ class _PilotSearch:
         run = OF_A_RUN - ({Trait.ONE_PROCESS} if together.size > 1 else set())
         if settings.unmet(run) or recipe.training.tables in ("mapped", "sharded"):
             return cls(recipe)
-        # Upgrades may learn a transform beside the model, which the solver cannot.
+        # Upgrades may train a transform with the model, which the solver cannot.
         by_default = recipe.gramian == type(recipe).model_fields["gramian"].default
         return cls(swept, solves=version == 0 and recipe.training.may_sweep and by_default)
 
@@ -369,7 +369,7 @@ class ExpectedTime:
         return self.pilots + self.training
 
     def left(self, share: float, seconds: float) -> float:
-        """Return the seconds that are left after a share of the pilots took so many seconds."""
+        """Return the seconds left, after a share of the pilots took `seconds`."""
         faster = seconds / max(1e-9, share * self.pilots)
         return faster * ((1 - share) * self.pilots + self.training)
 

@@ -108,9 +108,9 @@ def _norms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
 
 
 def _per_pair(recipe: Recipe, corpus: Corpus, r: int) -> tuple[float, float]:
-    """Return c and γ: beside m pairs that count 1 each, measure r of a query of m pairs is c m^γ.
+    """Return c and γ: relative to m pairs that count 1 each, a query's measure r is c m^γ.
 
-    Of a file's weights, which name no new query, it is the mean.
+    A file's weights have no new query; they count by their mean.
     """
     chosen = recipe.task.query_measure[r]
     power = 0.0 if isinstance(chosen, str) else chosen
@@ -144,7 +144,7 @@ def _moments(recipe: Recipe, corpus: Corpus, trained: Trained) -> tuple[Tensor, 
 
 
 def _is_quadratic(recipe: Recipe) -> bool:
-    """Return whether all terms beside the pairs' loss are in the form."""
+    """Return whether the form has all terms besides the pairs' loss."""
     return (
         recipe.task.sparse == "none"
         and not recipe.task.orthogonal_weight

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 # Seconds between two checkpoints where nothing is chosen: short runs write none on their way.
 SECONDS = 60.0
-# Of large states fewer are written: a checkpoint follows after at least so many times the seconds
-# that the last one took, so that writing takes at most two hundredths of the time.
+# Large states are written less often: the next checkpoint comes after at least this many times the
+# seconds that the last one took, so that writing takes at most 2 % of the time.
 PATIENCE = 50
 FORMAT = "evergram-checkpoint-1"
-# Of a checkpoint's file, and of the folder beside it with the rows of divided tables.
+# The endings of a checkpoint's file, and of the folder with the rows of divided tables.
 SUFFIX, ROWS = ".safetensors", ".rows"
 # Ids that are hashed at a time, and keys of a recipe that a sentence names.
 BLOCK = 1 << 20
@@ -155,14 +155,14 @@ def _changed_keys(mine: str, theirs: str) -> str:
 
 
 def files_digest(recipe: Mapping[str, Any]) -> str:
-    """Return a digest of the files that a recipe names beside its data; "" if it names none."""
+    """Return a digest of the files that a recipe names besides its data; "" if it names none."""
     prior, task = recipe.get("prior") or {}, recipe.get("task") or {}
     named = []
     for side in SIDES:
         measures = task.get(f"{side}_measure") or []
         named += [prior.get(side), *(measures if isinstance(measures, list) else [measures])]
     paths = [Path(name) for name in named if isinstance(name, str)]
-    # One that is not there is refused where it is read.
+    # A missing file is refused where it is read.
     return _hashed(sha256_of(p) if p.is_file() else "none" for p in paths) if paths else ""
 
 
@@ -264,7 +264,7 @@ def write_state(path: Path, identity: Mapping[str, str], state: TrainingState) -
 
 
 def read_state(path: Path, identity: Mapping[str, str]) -> TrainingState:
-    """Return a run's state, after comparing it and the rows beside it with their SHA-256.
+    """Return a run's state, after comparing it and its rows with their SHA-256.
 
     Raises: IntegrityError: a file is damaged, is of another run, or another release wrote it.
     """
@@ -385,7 +385,7 @@ class Checkpoints(Callback):
         self._cost = time.monotonic() - started
 
     def due(self, steps: int) -> bool:
-        """Return whether a checkpoint is due after so many steps of the run."""
+        """Return whether a checkpoint is due after `steps` steps of the run."""
         since = time.monotonic() - self._saved
         return self.folder is not None and self.settings.due(since, steps - self._steps, self._cost)
 

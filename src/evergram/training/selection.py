@@ -50,7 +50,7 @@ SHARE = 0.25
 FREE = 3 * 10**11
 # Fewer queries are never ranked: evaluations become rarer instead.
 LEAST = 1000
-# To choose the best of some scores takes as long as so many multiply-adds a score, or less.
+# Choosing the best scores takes no longer than this many multiply-adds per score.
 SELECTING = 64
 
 EvaluateShare = float | Literal["auto", "full"]

@@ -30,8 +30,8 @@ from evergram.training.distributed import ProcessCollectives
 from evergram.training.optimizers import RowAdagrad
 from evergram.training.resuming import write_tensors
 
-# Rows that are drawn or read at once. torch draws sixteen numbers at a time, and the last sixteen
-# anew where some are left over; blocks of so many rows end between two draws whatever D is.
+# Rows that are drawn or read at once. torch draws sixteen numbers at a time and redraws the last
+# sixteen of a remainder; a block of this size ends between two draws for any D.
 BLOCK = 65_536
 # Marks, among the parameters of the best epoch, that each process keeps its rows of it.
 KEPT = "encoder|shards"
@@ -158,8 +158,7 @@ class ShardedFactorization(Factorization):
 
     Args:
         generator: draws the same rows as for a factorization in one process.
-        folder: where the first process maps all embeddings from files; None is that of temporary
-            files.
+        folder: where the first process maps all embeddings from files; None: temporary files.
     Attributes:
         optimizers: whose numbers of the tables' rows `save` keeps.
     """
@@ -329,7 +328,7 @@ def mapped_rows(blocks: Iterable[Tensor], shape: tuple[int, int], folder: Path |
     name.
 
     Args:
-        folder: on the disk that has room for it; None is that of temporary files.
+        folder: on the disk that has room for it; None: temporary files.
     Raises: TrainingError: the disk has no room.
     """
     place = Path(tempfile.gettempdir()) if folder is None else folder

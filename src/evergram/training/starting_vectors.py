@@ -22,7 +22,7 @@ from evergram.errors import RecipeError
 from evergram.training.factors import svd_factors
 from evergram.training.recipe.fit_settings import FitSettings
 
-# Of a float32 row, what is left of it may be this share of it and rounding alone.
+# What is left of a float32 row is rounding if it is less than this share of the row.
 ROUNDING = 1e-5
 
 

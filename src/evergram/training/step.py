@@ -313,7 +313,7 @@ class Step:
         everyone: dict[str, Spread] | None,
     ) -> Encoded:
         """Return what the objective takes: a batch's rows, negatives, factors, and the rows that
-        stand for all entities: `everyone`, else all of them if at hand, else the batch's."""
+        stand for all entities: `everyone`, else all if they are embedded, else the batch's."""
         batch = shown.rows
         if everyone is None and self.objective.wants_moments:
             everyone = self._everyone(embeddings)

@@ -50,7 +50,7 @@ STEPS = 2
 GATHERED = {"cpu": 2**19, "cuda": 2**25}
 # ρ of the preconditioner, relative to its mean eigenvalue: only for its Cholesky factor.
 RIDGE = 1e-5
-# A preconditioner serves rows of up to so many times fewer pairs than those that it was made for.
+# A preconditioner serves rows with up to this many times fewer pairs than the rows it is made of.
 SERVES = 1.5
 
 
@@ -152,7 +152,7 @@ class SweepSolver:
         prior = (query * candidate).sum(1).to(weight)
         self.pull: Tensor = 0.5 + weight
         self.wanted: Tensor = 0.5 * squares.target + weight * prior
-        # What F has beside the tables, times n.
+        # The terms of F without the tables, times n.
         terms = 0.5 * squares.target.double().square() + weight.double() * prior.double().square()
         self.constant: Tensor = terms.sum()
         for r, strength in enumerate(squares.penalty):
@@ -254,7 +254,7 @@ def _inverse(push: _Push, shares: Tensor, norm: Tensor, pull: Tensor) -> Tensor:
 
 
 def _refuse_endless(endless: int, total: Tensor) -> None:
-    """Raises: TrainingError: some rows have no minimum, or the objective is no number."""
+    """Raises: TrainingError: some rows have no minimum, or the objective is not finite."""
     if endless:
         raise TrainingError(
             f"{endless} entities have an objective without a minimum, because weights of observed "
@@ -268,7 +268,7 @@ def _refuse_endless(endless: int, total: Tensor) -> None:
         )
 
 
-# A curvature that is negative by more than so much of A's size is no rounding.
+# A curvature below minus this share of A's size is not rounding.
 ROUNDING = 1e-4
 
 
@@ -371,7 +371,7 @@ def row_groups(
 class SweepStep(Step):
     """Moves all rows of a factorization's tables in each call: queries, then candidates.
 
-    It has no state beside the tables, so that a checkpoint of them resumes the run.
+    Its only state is the tables, so that a checkpoint of them resumes the run.
 
     Args:
         sampler: has all pairs; the batches of its epochs are not looked at.

@@ -160,7 +160,7 @@ class Tracking(Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        # Shadows that no step has made anew are as they were restored.
+        # Shadows that no step has made yet keep their restored state.
         state = {**self._restored, "steps": list(self.steps), "drawn": dict(self.drawn)}
         for name in ("gramian", "gradient"):
             errors: Mapping[str, Sequence[Interval]] = getattr(self, name)
@@ -247,7 +247,7 @@ class Tracking(Callback):
             )
 
     def _truth(self, run: Step, now: Embeddings, side: str, step: int) -> SampledTruth:
-        """Return a side's moments: exact where that is no dearer than a sample."""
+        """Return a side's moments: exact where that costs no more than a sample."""
         share = run.measures[side][:, 0]
         if self.sample is None or len(share) <= self.sample or now.whole(side) is not None:
             return SampledTruth.exact(Truth.of(run.population(now, side)))

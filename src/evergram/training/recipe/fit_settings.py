@@ -107,7 +107,7 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
 
 
 def pointwise_strengths(pairs: int, queries: int, candidates: int) -> Strengths:
-    """Return λ and l2 of the squared loss for so many distinct pairs, queries and candidates."""
+    """Return λ and l2 of the squared loss for these numbers of distinct pairs and entities."""
     penalty = PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)
     return Strengths([penalty], L2 * sqrt(queries * candidates) / pairs, "penalty")
 

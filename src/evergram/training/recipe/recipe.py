@@ -287,7 +287,7 @@ def values_of_file(path: Path) -> dict[str, Any]:
             f"The recipe {path} cannot be read: {error.strerror}; give the path of a TOML file."
         ) from error
     except UnicodeDecodeError as error:
-        raise RecipeError(f"The recipe {path} is no text in UTF-8; save it as UTF-8.") from error
+        raise RecipeError(f"The recipe {path} is not text in UTF-8; save it as UTF-8.") from error
     except RecursionError as error:
         raise RecipeError(f"The recipe {path} has too many brackets; take some out.") from error
     except tomllib.TOMLDecodeError as error:

@@ -36,13 +36,13 @@ class TrainingSettings(Settings):
 
     optimizer: str
     tables: Tables = "auto"
-    # At most; training ends when so many evaluations in a row were no better (0: never).
-    # 0 publishes the start as it is, see `model.start`.
+    # At most; 0 publishes the start as it is, see `model.start`.
     epochs: Annotated[
         int,
         Field(ge=0),
         Needs(Trait.MADE_START, Trait.NEW_MODEL, Trait.FITTED_AFTERWARDS, values=(0,)),
     ] = 100
+    # Training ends after this many evaluations in a row without a better one (0: never).
     patience: Annotated[int, Field(ge=0)] = 10
     # At last train on all that is not test, for as many steps as selection found best; "auto" does
     # where split.kind is "given", for published figures are of such models.
@@ -98,7 +98,7 @@ class StepSettings(TrainingSettings):
     # "auto" is 0.1 (0.01 of Adam), or what pilots choose.
     table_rate: Annotated[Rate | Literal["auto"], Needs(Trait.ID_TABLES)] = "auto"
     layer_rate: Annotated[Rate, Needs(Trait.LAYERS)] = 2e-4
-    # Each epoch's rates are so many times those of the epoch before.
+    # Factor of the rates from each epoch to the next.
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
     precondition: Annotated[Weight, Needs(Trait.GRAMIANS)] = 0.1

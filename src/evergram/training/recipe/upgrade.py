@@ -133,7 +133,7 @@ class TransformTraining:
         objects: what the loss is a mean over: "all" objects, as [BC] has it; "paper-code": a
             batch's, with negatives, as in its authors' code, where W also starts as PyTorch's
             layers do, uniform in ±1/√D_k; "batch": a batch's pairs.
-        rows: of each side, at most so many that "all" draws for a step, or that "batch" takes.
+        rows: of each side, the most that "all" draws for a step, or that "batch" takes.
         epochs: passes over the objects, or over the pairs, of a transform that is trained after the
             model.
         select_after: the best epoch (posthoc: the transform with the smallest error) is looked for

@@ -47,7 +47,7 @@ STATES = ("finished", "pruned", "failed")
 # Trials that are not pruned, at first: a median of fewer says little.
 UNPRUNED = 4
 POPULARITY = "model.popularity"
-# A space of at most so many trials is searched without repetition.
+# The largest number of combinations that are searched without repetition.
 FEW = 4096
 
 
