@@ -23,15 +23,16 @@ from evergram.errors import DataError, RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.factors import build_measures, prior_constant
-from evergram.training.priors import FilesSettings, SVDSettings
-from evergram.training.recipe import Recipe
-from evergram.training.starting_vectors import (
+from evergram.training.factors import (
     STARTS,
     NormalisedMatrix,
+    build_measures,
+    prior_constant,
     smooth_start,
     svd_start,
 )
+from evergram.training.priors import FilesSettings, SVDSettings
+from evergram.training.recipe import Recipe
 
 
 def corpus_of(seed: int = 0) -> Corpus:

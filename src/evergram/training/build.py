@@ -32,14 +32,18 @@ from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings
 from evergram.tasks.objective import Objective
-from evergram.training.factors import build_measures, prior_constant, sparse_weights
+from evergram.training.factors import (
+    build_measures,
+    prior_constant,
+    sparse_weights,
+    start_tables,
+)
 from evergram.training.joint import JointAlignment
 from evergram.training.memory import place_tables, refuse_beyond_memory, run_traits
 from evergram.training.optimizers import build_optimizers
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings
 from evergram.training.sharding import ShardedFactorization
-from evergram.training.starting_vectors import start_tables
 from evergram.training.step import Step
 from evergram.training.sweeps import SweepStep
 
@@ -226,9 +230,10 @@ def _encoder(
         encoder: Encoder = companions.own.copied()
     else:
         encoder = _recipes_encoder(settings, corpus, device, folder, collectives)
-        made = isinstance(model, FactorizationSettings) and model.start != "random"
-        if made and companions.start is None:  # else every known row is that of the version before
-            start_tables(encoder, settings, corpus)
+        # From an earlier version every known row is that version's.
+        fresh = companions.start is None
+        if fresh and isinstance(model, FactorizationSettings) and model.start != "random":
+            start_tables(encoder, model, corpus, settings.version_seed)
     if model.exponent is not None:
         publish_by_popularity(encoder, model.exponent, corpus)
     encoder.to(device)
