@@ -175,19 +175,18 @@ def columns_of(
         guessed.append(role)
     if untold:
         roles = " and which the ".join(untold)
-        whys = "; ".join(_why_untold(role, left) for role, left in untold.items())
+        whys = "; ".join(
+            f"the {role} may be {' or '.join(left)}"
+            if left
+            else f"no column is called like a {role}"
+            for role, left in untold.items()
+        )
         options = " ".join(f"--column {role}=NAME" for role in untold)
         raise DataError(
             f"Which column of {source} is the {roles} cannot be told: {whys}; its columns are: "
             f"{has}. Say it by {options}."
         )
     return {role: columns[role] for role in ROLES if role in columns}, tuple(guessed)
-
-
-def _why_untold(role: str, likely: Sequence[str]) -> str:
-    if likely:
-        return f"the {role} may be {' or '.join(likely)}"
-    return f"no column is called like a {role}"
 
 
 def _kind_of(path: Path) -> str:

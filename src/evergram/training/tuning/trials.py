@@ -162,11 +162,11 @@ def tune(
     context = RunContext(chosen, shown, warns=False, ends=ends)
     with claimed(folder):
         journal = _journal(folder, identity, space)
-        search = _TrialSearch(recipe, split, space, context, journal, trials)
-        ended = search.run()
-    if not any(trial.state == "finished" for trial in search.trials):
-        raise TrainingError(_nothing(search.trials, ended))
-    return Tuned(recipe, search.trials, ended)
+        ended = _search(recipe, split, space, context, journal, trials)
+    ran = _trials(journal)
+    if not any(trial.state == "finished" for trial in ran):
+        raise TrainingError(_nothing(ran, ended))
+    return Tuned(recipe, ran, ended)
 
 
 def overrides_of(values: Mapping[str, Value]) -> list[str]:
@@ -246,48 +246,37 @@ def _trials(journal: Journal) -> list[Trial]:
     return trials
 
 
-@dataclass(frozen=True)
-class _TrialSearch:
-    recipe: Recipe
-    split: Split
-    space: SearchSpace
-    context: RunContext
-    journal: Journal
-    count: int
-
-    @property
-    def trials(self) -> list[Trial]:
-        return _trials(self.journal)
-
-    def run(self) -> str:
-        """Run trials until there are enough. Return what ended it."""
-        ends = self.context.ends
-        try:
-            while len(earlier := self.trials) < self.count:
-                proposal = propose(self.space, earlier, self.recipe.seed)
-                if proposal is None:
-                    return "exhausted"
-                late = ends is not None and time.monotonic() >= ends
-                trial = None if late else self.next(proposal, len(earlier) + 1)
-                if trial is None:
+def _search(
+    recipe: Recipe,
+    split: Split,
+    space: SearchSpace,
+    context: RunContext,
+    journal: Journal,
+    count: int,
+) -> str:
+    """Run trials until there are `count`. Return what ended the search."""
+    try:
+        while len(earlier := _trials(journal)) < count:
+            proposal = propose(space, earlier, recipe.seed)
+            if proposal is None:
+                return "exhausted"
+            if context.ends is not None and time.monotonic() >= context.ends:
+                return "minutes"
+            number, metric = len(earlier) + 1, recipe.training.metric
+            callbacks = [Pruning(proposal, metric)] if comparable(space) else []
+            own = replace(context, callbacks=callbacks, title=f"trial {number}")
+            values: dict[str, Value] = dict(proposal.params)
+            try:
+                trained = fit_encoder(with_values(recipe, values), split, 0, own)
+                if trained.ended == "minutes":
                     return "minutes"
-                self.journal.add(asdict(trial))
-        except KeyboardInterrupt:
-            return "interrupted"
-        return "trials"
-
-    def next(self, proposal: Proposal, number: int) -> Trial | None:
-        """Return the next trial, as it ended; None if the time was over first."""
-        metric = self.recipe.training.metric
-        values: dict[str, Value] = dict(proposal.params)
-        callbacks = [Pruning(proposal, metric)] if comparable(self.space) else []
-        context = replace(self.context, callbacks=callbacks, title=f"trial {number}")
-        try:
-            chosen = with_values(self.recipe, values)
-            trained = fit_encoder(chosen, self.split, 0, context)
-        except (TrainingError, RecipeError, DataError) as error:
-            return Trial(number, values, "failed", error=str(error))
-        return None if trained.ended == "minutes" else _measured(number, values, trained, metric)
+                trial = _measured(number, values, trained, metric)
+            except (TrainingError, RecipeError, DataError) as error:
+                trial = Trial(number, values, "failed", error=str(error))
+            journal.add(asdict(trial))
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "trials"
 
 
 def _measured(number: int, values: dict[str, Value], trained: Trained, metric: str) -> Trial:
