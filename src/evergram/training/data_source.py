@@ -176,9 +176,7 @@ def columns_of(
     if untold:
         roles = " and which the ".join(untold)
         whys = "; ".join(
-            f"the {role} may be {' or '.join(left)}"
-            if left
-            else f"no column is called like a {role}"
+            f"the {role} may be {' or '.join(left)}" if left else f"no column looks like a {role}"
             for role, left in untold.items()
         )
         options = " ".join(f"--column {role}=NAME" for role in untold)
