@@ -146,7 +146,7 @@ def test_a_best_that_is_the_last_and_an_objective_that_rises_are_said(
     for epoch, (value, objective) in enumerate(zip(values, objectives, strict=True), 1):
         stopping.add({"epoch": epoch, METRIC: value, "objective": objective}, last=epoch == 2)
     settings = AdaptiveTraining(epochs=2, budget=7.5)
-    sentences = warned(settings, stopping, ended, "version 3", logs=False)
+    sentences = warned(settings, stopping, ended, "version 3")
     assert len(sentences) == (named is not None)
     assert all("version 3" in sentence and str(named) in sentence for sentence in sentences)
 

@@ -160,15 +160,10 @@ def fit_encoder(
     """
     companions = Companions() if companions is None else companions
     settings, together = recipe.training, context.collectives
-    job = _Job.of(recipe, split, version, context, companions)
-    # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
-    upgrade = recipe.upgrade if companions.joint is not None else None
-    select_after = (
-        upgrade.transform_training.select_after if isinstance(upgrade, GradientUpgrade) else 0
-    )
-    stopping = EarlyStopping(settings.metric, settings.patience, select_after)
-    if refit is not None:  # it takes about as long again
-        job = replace(job, context=replace(context, ends=context.share_of_time(0.5)))
+    # A refit takes about as long again.
+    first = context if refit is None else replace(context, ends=context.share_of_time(0.5))
+    job = _Job.of(recipe, split, version, first, companions)
+    stopping = EarlyStopping(settings.metric, settings.patience, _select_after(recipe, companions))
     run = job.trainer(stopping)
     run.callbacks += context.callbacks
     an_epoch = job.plan_selection(stopping, run)
@@ -194,8 +189,13 @@ def fit_encoder(
         last = {"steps": steps, "interactions": len(split.training), "seconds": run.seconds}
         seconds += run.seconds
         trained += an_epoch * run.epoch
+    measured = judge(encoder, split, recipe, job.test_queries(encoder, split, trained), together)
+    warnings = warned(settings, stopping, ended, context.title)
+    warnings += _shared_rows(encoder.schema, context.title)
+    for sentence in warnings if context.warns and together.is_first else ():
+        log.warning(sentence)
     return replace(
-        judge(encoder, split, recipe, job.test_queries(encoder, split, trained), together),
+        measured,
         **job.as_used(run),
         history=stopping.history,
         best_epoch=stopping.best_epoch,
@@ -203,11 +203,16 @@ def fit_encoder(
         ended=ended,
         refit=last,
         popularity=popularity,
-        warnings=warned(
-            *(settings, stopping, ended, context.title, encoder.schema),
-            logs=context.warns and together.is_first,
-        ),
+        warnings=warnings,
     )
+
+
+def _select_after(recipe: Recipe, companions: Companions) -> int:
+    """Return the epochs after which the best is looked for: a joint run is not yet compatible when
+    it is best at its own task. [BC]'s code."""
+    if companions.joint is None or not isinstance(recipe.upgrade, GradientUpgrade):
+        return 0
+    return recipe.upgrade.transform_training.select_after
 
 
 def _popularity(
@@ -347,17 +352,10 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def warned(
-    settings: TrainingSettings,
-    stopping: EarlyStopping,
-    ended: str,
-    title: str,
-    schema: Schema | None = None,
-    *,
-    logs: bool,
+    settings: TrainingSettings, stopping: EarlyStopping, ended: str, title: str
 ) -> list[str]:
     """Return a sentence if the best evaluation was the last (unless only the last epoch is
-    evaluated), one if the objective rose, and one for each table in which many ids share a row.
-    """
+    evaluated), and one if the objective rose."""
     sentences = []
     keeps_last = ended == "epochs" and settings.evaluate_every >= settings.epochs > 1
     if stopping.best_is_last and not keeps_last:
@@ -377,9 +375,6 @@ def warned(
             f"{objectives[-1]:.4g}, so steps are too long; lower "
             "training.layer_rate or training.table_rate, or set training.precondition = 0."
         )
-    sentences += [] if schema is None else _shared_rows(schema, title)
-    for sentence in sentences if logs else ():
-        log.warning(sentence)
     return sentences
 
 
