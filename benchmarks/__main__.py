@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import gowalla, plots
-from benchmarks.instrument import compare, machine, runs
+from benchmarks.instrument import machine, runs
 from benchmarks.instrument.figures import Figure, figures_of_table, together
 from benchmarks.instrument.runs import KEPT, UNKEPT
 from benchmarks.sections import SECTIONS, listing
@@ -56,16 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(listing(SECTIONS))
         return 0
     try:
-        before = baselines(chosen.compare, chosen.sections or list(SECTIONS))
         run, failed = measured(chosen)
     except DataError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    for name in run.sections if chosen.compare else ():
-        said = f"No kept run has {name}; --keep keeps this one."
-        if name in before:
-            said = compare.table(name, before[name], run)
-        print(f"\n{said}", file=sys.stderr if chosen.json else sys.stdout)
     if chosen.json:
         print(runs.as_json(run))
     if failed:
@@ -83,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=1, help="measure so often; a spread takes three")
     add("--keep", action="store_true", help="write the run into benchmarks/results")
     add("--out", type=Path, help="write the run here: a folder, or a file that ends in .json")
-    add("--compare", metavar="last|FILE", help="lay the ratios beside those of a kept run")
     add("--json", action="store_true", help="print the run as JSON, and tables to stderr")
     return parser
 
@@ -116,31 +109,11 @@ def measured(chosen: argparse.Namespace) -> tuple[runs.Run, list[str]]:
             path = runs.write(run, chosen.out or (KEPT if chosen.keep else UNKEPT))
             print(f"\nWritten to {path}.", file=sys.stderr)
         if run.is_busy(name):
-            print(f"\n{compare.busy_note(run, name)}", file=output, flush=True)
+            print(f"\n{run.busy_note(name)}", file=output, flush=True)
     if left_out:
         missing = f"Left out, as real data is not at {gowalla.DATA}: {', '.join(left_out)}."
         print(f"\n{missing}", file=output)
     return run, failed
-
-
-def baselines(named: str | None, sections: Sequence[str]) -> dict[str, runs.Run]:
-    """Return the run to compare each section with, for those that have one.
-
-    Args:
-        named: "last", the path of a run, or None for no comparison.
-    Raises: DataError: the file is no run, or has none of the sections.
-    """
-    if named is None:
-        return {}
-    if named == "last":
-        return runs.last_of_each(runs.kept(KEPT))
-    before = runs.read(Path(named))
-    if not set(sections) & set(before.sections):
-        raise DataError(
-            f"{named} has the sections {', '.join(before.sections) or 'none'}, and none of "
-            f"{', '.join(sections)}; name one of its own."
-        )
-    return dict.fromkeys(before.sections, before)
 
 
 def show(name: str, *, tiny: bool, write: bool, repeats: int = 1) -> list[Figure]:

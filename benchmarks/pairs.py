@@ -5,14 +5,14 @@ its lowest and highest value on either side; a figure whose ranges do not overla
 more than noise.
 
     git worktree add BEFORE COMMIT     # and an environment in BEFORE/.venv
-    python -m benchmarks.pairs BEFORE steps alignment serving-fetch --repeats 3
+    python -m benchmarks.pairs BEFORE steps serving-fetch --repeats 3
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,34 +22,6 @@ from statistics import median
 from benchmarks import ROOT
 
 Cell = tuple[str, str]  # row and column of a table
-_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
-
-
-def figures(table: str) -> dict[Cell, float]:
-    """Return the figures of the Markdown tables in a text: the first number of each cell.
-
-    Rows are named by their first cell, and by how often it came before if it occurs twice.
-    """
-    cells: dict[Cell, float] = {}
-    columns: list[str] = []
-    inside = False
-    for line in table.splitlines():
-        if not line.startswith("|"):
-            inside = False
-            continue
-        first, *rest = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not inside:
-            columns, inside = rest, True
-            continue
-        if set(first) <= set("-: "):
-            continue
-        row, again = first, 2
-        while any(key[0] == row for key in cells):
-            row, again = f"{first} ({again})", again + 1
-        for column, cell in zip(columns, rest, strict=True):
-            if number := _NUMBER.search(cell):
-                cells[row, column] = float(number[0].replace(",", ""))
-    return cells
 
 
 def run(checkout: Path, section: str, *, tiny: bool = False) -> dict[Cell, float]:
@@ -57,13 +29,18 @@ def run(checkout: Path, section: str, *, tiny: bool = False) -> dict[Cell, float
     own = checkout / ".venv" / "bin" / "python"
     python = str(own) if own.is_file() else sys.executable
     environment = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}"}
-    command = [python, "-m", "benchmarks", section, *(["--tiny"] if tiny else [])]
+    command = [python, "-m", "benchmarks", section, "--json", *(["--tiny"] if tiny else [])]
     done = subprocess.run(
         command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{section} failed in {checkout}:\n{done.stderr[-2000:]}")
-    return figures(done.stdout)
+    measured = json.loads(done.stdout)["sections"][section]["figures"]
+    return {
+        (figure["row"], figure["column"]): median(figure["values"])
+        for figure in measured
+        if None not in figure["values"]
+    }
 
 
 def pairs(

@@ -1,5 +1,5 @@
-"""Runs of the benchmarks as an instrument: figures with units, kept runs, comparison, pages.
+"""Runs of the benchmarks as an instrument: figures with units, kept runs, a page.
 
-Read `figures` (what a section measures), `machine` (where), `runs` (one JSON a run), `compare`
-(two runs), and `scale_page` (docs/internet-scale.md).
+Read `figures` (what a section measures), `machine` (where), `runs` (one JSON a run) and
+`scale_page` (docs/internet-scale.md).
 """

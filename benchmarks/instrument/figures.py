@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-# Of no unit: a ratio, a share, a measure of quality; it can be compared with another machine's.
+# Of no unit: a ratio, a share, a measure of quality.
 RATIO = "ratio"
-COMPARABLE = (RATIO, "%")
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 # What stands after a number in a cell, or as a word in the name of its column or row.
 _UNITS = {
@@ -45,16 +44,6 @@ class Figure:
     def middle(self) -> float:
         """The median of the measurements."""
         return median(self.values)
-
-    @property
-    def spread(self) -> float | None:
-        """How far the measurements lie apart; None with fewer than three."""
-        return max(self.values) - min(self.values) if len(self.values) > 2 else None
-
-    @property
-    def is_comparable(self) -> bool:
-        """Whether it can be compared with a run on another machine: seconds cannot."""
-        return self.unit in COMPARABLE
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON has it, with six digits; what is no finite number is None."""

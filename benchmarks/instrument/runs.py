@@ -67,6 +67,14 @@ class Run:
         before = self.sections[section].load if section == only else self.load
         return is_busy(before, int(self.machine["cores"]))
 
+    def busy_note(self, section: str) -> str:
+        """Return the sentence that says a section was disturbed."""
+        return (
+            f"The machine was busy: load {self.load:.1f} when the run started and "
+            f"{self.sections[section].load:.1f} when the section did, on {self.machine['cores']} "
+            "cores; read its figures with that in mind."
+        )
+
 
 def begin() -> Run:
     """Return a run without sections, as of now and here."""

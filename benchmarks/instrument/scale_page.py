@@ -11,7 +11,6 @@ from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.instrument import plots
-from benchmarks.instrument.compare import busy_note
 from benchmarks.instrument.figures import Figure
 from benchmarks.instrument.runs import KEPT, Run, kept, last_of_each
 from benchmarks.scale_model import (
@@ -50,7 +49,7 @@ def pages(runs: Sequence[Run]) -> dict[str, str]:
     figures = run.sections[SECTION].figures
     by_row = {row: {f.column: f for f in figures if f.row == row} for row in _rows(figures)}
     pairs = [(columns["measured"], columns["predicted"]) for columns in by_row.values()]
-    note = f"\n\n**{busy_note(run, SECTION)}**" if run.is_busy(SECTION) else ""
+    note = f"\n\n**{run.busy_note(SECTION)}**" if run.is_busy(SECTION) else ""
     picture = plots.predictions(pairs, "milliseconds a step", 0.2)
     mark = plots.fingerprint([f for pair in pairs for f in pair])
     source, rates = _rates(by_row)

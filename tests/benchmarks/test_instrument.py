@@ -1,13 +1,11 @@
-"""Figures, runs and their pages: read with units, compared by ratios, shown as they were kept."""
+"""Figures, runs and their pages: read with units, kept, and shown as they were kept."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks.instrument import runs, scale_page
-from benchmarks.instrument.compare import Change, table
 from benchmarks.instrument.figures import Figure, figures_of_table
 from benchmarks.instrument.runs import Measured, Run
 
@@ -43,11 +41,6 @@ def test_units_are_of_the_cell_its_column_or_its_row() -> None:
         ("10 rows", "store"): ("MiB", [48]),
         ("share, %", "store"): ("%", [3]),
     }
-    assert {f.name for f in figures_of_table(TABLE) if not f.is_comparable} == {
-        *(("exact", c) for c in ("seconds", "rows a second")),
-        *(("exact (2)", c) for c in ("seconds", "rows a second")),
-        *(("sampled", "rows a second"), ("10 rows", "store")),
-    }
 
 
 MACHINE = {"processor": "a processor", "cores": 2, "memory": 2**34, "threads": 1}
@@ -76,43 +69,6 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert runs.read(path) == KEPT
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert runs.write(KEPT, tmp_path / "one.json") == tmp_path / "one.json"
-
-
-def run_of(*figures: Figure, load: float = 0.1, processor: str = "a") -> Run:
-    measured = Measured(load, 1.0, figures)
-    machine = {"processor": processor, "cores": 2}
-    return replace(KEPT, machine=machine, load=load, sections={"steps": measured})
-
-
-def ratio(*values: float) -> Figure:
-    return Figure("a", "x", "ratio", values)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "moved"),
-    [
-        ((1.0, 1.1, 1.05), (1.2, 1.25, 1.21), True),
-        ((1.0, 1.3, 1.05), (1.2, 1.25, 1.21), False),  # inside what it varied before
-        ((1.0, 1.0, 1.0), (1.1,), True),
-        ((1.0, 1.0, 1.0), (1.0,), False),
-        ((1.0,), (7.0,), None),
-    ],
-)
-def test_moved_is_more_than_either_side_varies(
-    before: tuple[float, ...], now: tuple[float, ...], moved: bool | None
-) -> None:
-    assert Change(ratio(*before), ratio(*now)).moved is moved
-
-
-def test_the_table_says_what_moved_and_what_disturbed_it() -> None:
-    quiet = run_of(ratio(1, 1.01, 1.02))
-    lines = table("steps", quiet, run_of(ratio(2, 2, 2), load=3.0, processor="b")).splitlines()
-    assert lines[2] == "| a | x | 1.01 (1–1.02) | 2 (2–2) | 1.980 | moved |"
-    assert "busy now: load 3.0" in lines[4]
-    assert "The machines differ: a, then b." in lines[5]
-    assert len(table("steps", quiet, quiet).splitlines()) == 3
-    assert "| no spread |" in table("steps", run_of(ratio(1)), run_of(ratio(1)))
-    assert "times are not compared" in table("steps", run_of(), run_of())
 
 
 DOCS = ROOT / "docs"
