@@ -4,20 +4,16 @@ Each recipe names only its data and its split. Test pairs are used once, by both
 
     OMP_NUM_THREADS=1 python -m benchmarks defaults > defaults.log
 
-Results are kept in build/defaults, so that an interrupted run resumes. `python -m
-benchmarks.defaults --data movielens-latest-small --seeds 1` measures a part; with --write what is
-kept comes into the document.
+Results are kept in build/defaults, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -41,7 +37,7 @@ DATA = (
     "amazon-musical-instruments",
     "amazon-beauty",
 )
-LEAST_SEEDS = 3
+SEEDS = 3
 METRIC = "recall@20"
 # Queries at most whose selection pairs choose an epoch: to rank for thirty thousand after every
 # epoch takes longer than the epoch.
@@ -86,24 +82,15 @@ def recipe_of(name: str) -> dict[str, Any]:
     return {"data": {"kind": kind, "path": str(path)}, "split": {"kind": "random"}}
 
 
-def measure(
-    names: Sequence[str] = DATA,
-    seeds: tuple[int, int] = (LEAST_SEEDS, LEAST_SEEDS),
-    *,
-    trains: bool = True,
-) -> list[Comparison]:
-    """Return a comparison of each data set.
-
-    Args:
-        seeds: how many of the defaults, and of `--thorough`.
-        trains: False takes only what is kept.
-    """
+def measure() -> list[Comparison]:
+    """Return a comparison for each data set that is there."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         return [
-            compare(name, Runs(recipe_of(name), KEPT / f"{name}.jsonl", trains=trains), seeds)
-            for name in names
+            compare(name, Runs(recipe_of(name), KEPT / f"{name}.jsonl"), (SEEDS, SEEDS))
+            for name in DATA
+            if (gowalla.DATA / name).exists()
         ]
     finally:
         torch.set_num_threads(threads)
@@ -130,26 +117,16 @@ def compare(name: str, runs: Runs, seeds: tuple[int, int]) -> Comparison:
         measured, seeds, ([], ["training.thorough=true"]), strict=True
     ):
         for seed in range(count):
-            with suppress(NotKeptError):
-                records.append(runs.test(settings, seed))
+            records.append(runs.test(settings, seed))
     return Comparison(name, *measured)
 
 
-class NotKeptError(Exception):
-    """A training that was not to be run has no kept result."""
-
-
 class Runs:
-    """Trainings on one data set, each run once and kept in a file, one JSON object a line.
+    """Trainings on one data set, each run once and kept in a file, one JSON object a line."""
 
-    Args:
-        trains: False runs none, and raises NotKeptError in place of one.
-    """
-
-    def __init__(self, values: dict[str, Any], kept: Path, *, trains: bool = True) -> None:
+    def __init__(self, values: dict[str, Any], kept: Path) -> None:
         self.values = values
         self.kept = kept
-        self.trains = trains
         self.done: dict[str, dict[str, Any]] = {}
         if kept.is_file():
             for line in kept.read_text().splitlines():
@@ -191,8 +168,6 @@ class Runs:
             digest.update(pairs.query.numpy().tobytes() + pairs.candidate.numpy().tobytes())
         key = f"{what} {digest.hexdigest()[:16]}"
         if key not in self.done:
-            if not self.trains:
-                raise NotKeptError(key)
             record = {"key": key, **_train(recipe, split, refit)}
             self.kept.parent.mkdir(parents=True, exist_ok=True)
             with self.kept.open("a") as file:
@@ -293,25 +268,3 @@ def interval(values: Sequence[float], digits: int) -> str:
         return f"{values[0]:.{digits}f}"
     half = STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))
     return f"{mean(values):.{digits}f} ± {half:.{digits}f}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA)
-    parser.add_argument("--seeds", type=int, default=LEAST_SEEDS)
-    parser.add_argument("--thorough-seeds", type=int, default=LEAST_SEEDS)
-    parser.add_argument("--kept", action="store_true", help="train nothing")
-    parser.add_argument("--write", action="store_true", help="put the table into the document")
-    chosen = parser.parse_args()
-    names = [name for name in chosen.data if (gowalla.DATA / name).exists()]
-    seeds = chosen.seeds, chosen.thorough_seeds
-    text = table(measure(names, seeds, trains=not chosen.kept))
-    print(text)
-    if chosen.write:
-        from benchmarks.__main__ import put
-
-        put("defaults", text)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,16 +5,12 @@ Each model of ours is a training of a recipe in recipes/: the softmax keeps its 
 the squared loss is chosen by training pairs that were held out. The test part is ranked once, at
 its end. Results are kept in
 benchmarks/kept/published-splits, so that an interrupted run resumes, on another machine, too.
-`python -m benchmarks.published_splits --data gowalla --seeds 1` makes a part; with --kept
-it only shows what is there, and with --write the document gets it beside the rows that it has.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +27,10 @@ from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 
-PAGE = gowalla.ROOT / "docs" / "measured.md"
 KEPT = gowalla.ROOT / "benchmarks" / "kept" / "published-splits"
 NAMES = ("gowalla", "yelp2018")
 DIM = 64
 SEEDS = 3
-SOURCES = ("ours", "peers")
 # Of the training pairs one percent chooses the epoch; the softmax, which chooses none, holds out a
 # tenth of that.
 SQUARED = ["split.share=0.01", "training.refit=false", "training.budget=300"]
@@ -83,21 +77,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Kept:
-    """Results by what made them, in a folder.
-
-    Args:
-        trains: False makes nothing that is not there.
-    """
+    """Results by what made them, in a folder."""
 
     folder: Path
-    trains: bool = True
 
-    def get(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Return the result of `key`, made if it may be."""
+    def get(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of `key`, made if it is not there."""
         path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if not path.is_file():
-            if not self.trains:
-                return None
             made = make()  # before the folder, which stays away if this fails
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"of": key, "result": made}, indent=1) + "\n")
@@ -105,28 +92,15 @@ class Kept:
         return found
 
 
-def published_splits(
-    names: Sequence[str] = NAMES,
-    seeds: int = SEEDS,
-    *,
-    trains: bool = True,
-    sources: Sequence[str] = SOURCES,
-) -> list[Row]:
-    """Return a row a method, trained with each seed where its result is not kept.
-
-    Args:
-        trains: False leaves out what is not kept.
-        sources: whose methods, of `SOURCES`.
-    """
+def published_splits() -> list[Row]:
+    """Return a row a method, trained with each seed where its result is not kept."""
     rows: list[Row] = []
-    kept = Kept(KEPT, trains)
-    for name in names:
+    kept = Kept(KEPT)
+    for name in NAMES:
         if gowalla.available(name):
             gowalla.convert(name=name)
-            if "ours" in sources:
-                rows += _trained(name, DIM, _methods(name), range(seeds), kept)
-            if "peers" in sources:
-                rows += _peers(name, range(seeds), kept)
+            rows += _trained(name, DIM, _methods(name), range(SEEDS), kept)
+            rows += _peers(name, range(SEEDS), kept)
             for method, values in PUBLISHED[name].items():
                 figures = {m: [v] for m, v in zip(METRICS, values, strict=True)}
                 rows.append(Row(name, method, DIM, figures, []))
@@ -163,14 +137,13 @@ def _trained(
     popular: dict[str, float] = {}
     for method, recipe in methods.items():
         runs = [_once(Recipe.of(recipe.model_dump(), [f"seed={s}"]), kept) for s in seeds]
-        if done := [run for run in runs if run is not None]:
-            popular = done[0]["popularity"]
-            yield _row(name, method, dim, done)
+        popular = runs[0]["popularity"]
+        yield _row(name, method, dim, runs)
     if popular:
         yield Row(name, "popularity", None, {m: [popular[m]] for m in METRICS}, [])
 
 
-def _once(recipe: Recipe, kept: Kept) -> dict[str, Any] | None:
+def _once(recipe: Recipe, kept: Kept) -> dict[str, Any]:
     """Return a training's metrics: kept ones where the same recipe was trained before."""
 
     def train() -> dict[str, Any]:
@@ -208,16 +181,13 @@ def _peers(name: str, seeds: range, kept: Kept) -> Iterator[Row]:
             )
 
         settings = kept.get(about, search)
-        if settings is None:
-            continue
 
         def fit(seed: int, peer: Any = peer, settings: Any = settings) -> dict[str, Any]:
             whole = final_split(split(), refits=True)
             return published_peers.final(peer, whole, DIM, settings, seed)
 
         runs = [kept.get(f"{about} {seed}", lambda s=seed, f=fit: f(s)) for seed in seeds]  # type: ignore[misc]
-        if done := [run for run in runs if run is not None]:
-            yield _row(name, title, DIM, done)
+        yield _row(name, title, DIM, runs)
 
 
 def _row(name: str, method: str, dim: int, runs: Sequence[Mapping[str, Any]]) -> Row:
@@ -226,15 +196,12 @@ def _row(name: str, method: str, dim: int, runs: Sequence[Mapping[str, Any]]) ->
     return Row(name, method, dim, metrics, [run["seconds"] for run in runs], threads)
 
 
-def table(rows: list[Row], earlier: str = "") -> str:
-    """Return a table of the methods, best first within each data set.
-
-    Args:
-        earlier: a table, whose rows of other methods, data and dims are taken over: all of them
-            take many hours.
-    """
-    lines = {key: line for line in earlier.splitlines() if (key := _key(line))}
-    for row in rows:
+def table(rows: list[Row]) -> str:
+    """Return a table of the methods, best first within each data set."""
+    head = "| data | method | dims | Recall@20 | NDCG@20 | seeds | seconds of training | threads |"
+    lines = [head, "|---" * 8 + "|"]
+    order = [row.data for row in rows]
+    for row in sorted(rows, key=lambda r: (order.index(r.data), -fmean(r.metrics[METRICS[0]]))):
         figures = " | ".join(interval(row.metrics[m], 4) for m in METRICS)
         seconds = "– | – | –"
         if row.seconds:
@@ -246,38 +213,5 @@ def table(rows: list[Row], earlier: str = "") -> str:
             means = ", ".join(f"{fmean(own):.0f}" for _, own in sorted(by.items()))
             threads = ", ".join(map(str, sorted(by)))
             seconds = f"{len(row.seconds)} | {means} | {threads}"
-        line = f"| {row.data} | {row.method} | {row.dim or '–'} | {figures} | {seconds} |"
-        lines[_key(line)] = line
-    best_first = sorted(lines.values(), key=lambda line: -float(re.split(r" \| | ±", line)[3]))
-    head = "| data | method | dims | Recall@20 | NDCG@20 | seeds | seconds of training | threads |"
-    parts = [head, "|---|---|---|---|---|---|---|---|"]
-    parts += [line for name in (*NAMES, "tiny") for line in best_first if _key(line)[0] == name]
-    return "\n".join([*parts, "", "± is half of the 95 % interval of the mean over seeds."])
-
-
-def _key(line: str) -> tuple[str, ...]:
-    """Return data set, method and dims of a row of the table; () of another line."""
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    return tuple(cells[:3]) if cells[0] in (*NAMES, "tiny") else ()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_splits")
-    parser.add_argument("--data", choices=NAMES, nargs="+", default=NAMES)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--only", choices=SOURCES, help="our methods, or the peers")
-    parser.add_argument("--kept", action="store_true", help="train nothing")
-    parser.add_argument("--write", action="store_true", help="put the table into the document")
-    chosen = parser.parse_args()
-    sources = [chosen.only] if chosen.only else SOURCES
-    measured = published_splits(chosen.data, chosen.seeds, trains=not chosen.kept, sources=sources)
-    print(table(measured))
-    if chosen.write:
-        from benchmarks.__main__ import put
-
-        earlier = PAGE.read_text().split("<!-- published-splits -->")[1]
-        put("published-splits", table(measured, earlier.split("<!-- end published-splits -->")[0]))
-
-
-if __name__ == "__main__":
-    main()
+        lines.append(f"| {row.data} | {row.method} | {row.dim or '–'} | {figures} | {seconds} |")
+    return "\n".join([*lines, "", "± is half of the 95 % interval of the mean over seeds."])

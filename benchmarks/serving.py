@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 import warnings
@@ -111,9 +110,7 @@ def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
         server.cleanup()
 
 
-def searches(
-    sizes: tuple[int, ...] = SIZES, queries: int = 200, only: tuple[str, ...] = ()
-) -> list[Search]:
+def searches(sizes: tuple[int, ...] = SIZES, queries: int = 200) -> list[Search]:
     """Search at version 0 and at version 1 of one store, one query at a time, in turns."""
     measured = []
     for rows in sizes:
@@ -122,8 +119,6 @@ def searches(
             lineage = lineage_of(folder / "l", rows)
             with stores(folder, rows) as addresses:
                 for kind, address in addresses.items():
-                    if only and kind not in only:
-                        continue
                     with open_store(address, create="int64") as store:
                         fill(lineage, store, "object")
                         if kind != "snapshot, exact":
@@ -315,21 +310,3 @@ def fetch_table(measured: list[Fetch]) -> str:
             cells += [f"{f.ours[i]:.2f}", f"{f.bare[i]:.2f}", f"{f.ours[i] / f.bare[i]:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def main() -> None:
-    """Run one part at chosen sizes; `python -m benchmarks serving …` runs all."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("part", choices=["search", "fetch"])
-    parser.add_argument("--rows", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--only", nargs="*", default=[])
-    chosen = parser.parse_args()
-    sizes = tuple(chosen.rows)
-    if chosen.part == "search":
-        print(search_table(searches(sizes, only=tuple(chosen.only))))
-    else:
-        print(fetch_table(fetches(sizes)))
-
-
-if __name__ == "__main__":
-    main()

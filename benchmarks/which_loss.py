@@ -3,13 +3,11 @@
 Every objective has as many settings drawn at random, chosen by the selection pairs of the first
 split; test pairs are used once, for every seed, each with a split of its own. Results are kept in
 benchmarks/kept/which-loss, so that an interrupted run resumes, on another machine, too.
-`python -m benchmarks.which_loss --data wikispeedia` makes a part; with --kept it only shows what is
-there, and with --write the document gets it. `which_loss_report` makes the tables.
+`which_loss_report` makes the tables.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks import gowalla
-from benchmarks.defaults import METRIC, NotKeptError, Runs, recipe_of
+from benchmarks.defaults import METRIC, Runs, recipe_of
 from benchmarks.tiny import recipes
 from benchmarks.which_loss_report import Kind, Row, tables
 
@@ -105,21 +103,16 @@ OBJECTIVES: dict[str, Callable[[random.Random], list[str]]] = {
 }
 
 
-def measure(data: Sequence[str] = DATA, *, trains: bool = True) -> list[Row]:
-    """Return a row a data set that is at hand.
-
-    Args:
-        trains: False leaves out what is not kept.
-    """
+def measure() -> list[Row]:
+    """Return a row for each data set that is there."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows = [
-            _row(name, values_of(name), TRIALS, range(SEEDS), FOLDER, trains=trains)
-            for name in data
-            if available(name) and (trains or _kept_at(FOLDER, name).is_file())
+        return [
+            _row(name, values_of(name), TRIALS, range(SEEDS), FOLDER)
+            for name in DATA
+            if available(name)
         ]
-        return [row for row in rows if row.recalls]
     finally:
         torch.set_num_threads(threads)
 
@@ -158,26 +151,18 @@ def _row(
     seeds: Sequence[int],
     folder: Path,
     last: Sequence[str] = (),
-    *,
-    trains: bool = True,
 ) -> Row:
-    runs = Runs(values, _kept_at(folder, name), trains=trains)
+    kept = folder / f"{name.replace(', ', '-').replace(' ', '-')}.jsonl"
+    runs = Runs(values, kept)
     recalls: dict[str, list[float]] = {}
     popularity = 0.0
     for objective, drawn in OBJECTIVES.items():
         settings = [[*own, *last] for own in _drawn(objective, drawn, trials)]
-        try:
-            best = max(settings, key=lambda own: runs.select(own, seeds[0]))
-            tested = [runs.test(best, seed) for seed in seeds]
-        except NotKeptError:
-            continue
+        best = max(settings, key=lambda own: runs.select(own, seeds[0]))
+        tested = [runs.test(best, seed) for seed in seeds]
         recalls[objective] = [run[METRIC] for run in tested]
         popularity = mean(run["popularity"] for run in tested)
     return Row(name, Kind.of(runs.corpus), recalls, popularity)
-
-
-def _kept_at(folder: Path, name: str) -> Path:
-    return folder / f"{name.replace(', ', '-').replace(' ', '-')}.jsonl"
 
 
 def _drawn(
@@ -204,24 +189,3 @@ def table(rows: Sequence[Row]) -> str:
     """Return the tables, and which data sets they lack."""
     lacking = [name for name in DATA if name not in {row.data for row in rows}]
     return f"{tables(rows)} Data that was not measured: {'; '.join(lacking) or 'none'}."
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.which_loss")
-    parser.add_argument("--data", choices=DATA, nargs="+", default=DATA)
-    parser.add_argument("--kept", action="store_true", help="train nothing")
-    parser.add_argument("--write", action="store_true", help="put the tables into the document")
-    chosen = parser.parse_args()
-    rows = measure(chosen.data, trains=not chosen.kept)
-    if not rows:
-        parser.error("nothing is kept of these data sets; leave --kept out to train")
-    text = table(rows)
-    print(text)
-    if chosen.write:
-        from benchmarks.__main__ import put
-
-        put("which-loss", text)
-
-
-if __name__ == "__main__":
-    main()
