@@ -191,8 +191,11 @@ class PaperPosthoc(PosthocUpgrade, _AlignmentKeys):
 
     @property
     def transform_training(self) -> TransformTraining:
+        from reproduction.pair_fit import fit_transform
+
+        fit = None if self.objects == "all" else fit_transform
         return TransformTraining(
-            self.transform_rate, self.objects, self.rows, self.fit_epochs, self.select_after
+            self.transform_rate, self.objects, self.rows, self.fit_epochs, self.select_after, fit
         )
 
     @model_validator(mode="after")

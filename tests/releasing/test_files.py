@@ -23,6 +23,7 @@ from tests.support.text_encoders import ADDRESSES, encoded
 from tests.support.thread_processes import in_threads
 from torch import Tensor
 
+from evergram.compatibility.aligner.solution import RANK
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance
@@ -36,7 +37,6 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import id_hash, id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import (
-    RANK,
     AlignSettings,
     align,
     far_means,
@@ -240,6 +240,7 @@ def test_a_map_at_its_limit_passes_and_a_limit_is_a_number_above_0() -> None:
 def test_settings_that_cannot_be_are_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"transform": "truncate"}, "'truncate'"),
+        ({"held_out": 0.0}, "held_out .*is 0"),
         ({"held_out": 1.0}, r"held_out .*1\.0"),
         ({"rank": 0}, "rank is 0"),
         ({"rank": 3}, "rank .*low_rank, not of linear"),

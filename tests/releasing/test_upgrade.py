@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,10 @@ from tests.support.tiny_training import small_recipe, tiny_lineage, tiny_recipe
 from torch import Tensor, nn
 
 from evergram import PretrainedEncoder
-from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.certificate import LEAST_OBJECTS
-from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.mapped_corpus import load_prepared
-from evergram.data.sampling import ExampleSampler, PairDraws
 from evergram.data.split import HeldOut, random_split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
@@ -38,8 +34,6 @@ from evergram.releasing.backward_transform import (
     LEAST_COMMON,
     BackwardTransformFit,
     Overlap,
-    PairFit,
-    fit_over_pairs,
 )
 from evergram.releasing.evaluate import evaluate
 from evergram.releasing.past_versions import (
@@ -75,7 +69,6 @@ from evergram.training import selection
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext
-from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
 
 
@@ -96,7 +89,7 @@ def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, method: str) 
     assert set(made.metrics["compatibility"]) == set(made.metrics["certificate"]) == {"0", "1"}
     assert lineage.publish(made) == 3
     back = BackwardTransformFit(
-        recipe.upgrade, recipe.seed + 4, lineage.active_chain, load_encoder(lineage, 3), corpus, 10
+        recipe, 4, lineage.active_chain, load_encoder(lineage, 3), corpus, 10
     )
     assert back.loss.versions == (3 if method == "evergram" else 1)
     for reading in made.metrics["compatibility"].values():
@@ -682,7 +675,7 @@ def test_models_that_are_trained_already_have_the_power_of_the_recipe(
 def fit_of(lineage: Lineage, corpus: Corpus, *overrides: str, dim: int = 5) -> BackwardTransformFit:
     recipe = tiny_recipe(*overrides)
     return BackwardTransformFit(
-        recipe.upgrade, 1, lineage.active_chain, load_encoder(lineage, 0), corpus, dim
+        recipe, 1, lineage.active_chain, load_encoder(lineage, 0), corpus, dim
     )
 
 
@@ -789,116 +782,3 @@ def test_a_trained_transform_stays_where_solving_gains_nothing(
     assert (back.transform is trained) == stays
     assert back.error(new).rms < 1e-3
     assert not any(parameter.requires_grad for parameter in back.transform.parameters())
-
-
-USERS, ITEMS, OLD, NEW = 12, 15, 2, 3
-# Candidate 0 is in most pairs, and is longer than others. Repeats make batches large.
-PAIRS = [(q, 0) for q in range(USERS)] + [(i % USERS, i) for i in range(1, ITEMS)]
-CORPUS = Corpus.from_tables(
-    pa.table({"query": [q for q, _ in PAIRS] * 20, "candidate": [c for _, c in PAIRS] * 20})
-)
-
-
-def draw(seed: int) -> dict[str, dict[str, Tensor]]:
-    """Old and new vectors of the same objects, with no map between them."""
-    generator = torch.Generator().manual_seed(seed)
-    sizes = {"query": USERS, "candidate": ITEMS}
-    return {
-        name: {s: torch.randn(n, dim, generator=generator) for s, n in sizes.items()}
-        for name, dim in (("old", OLD), ("new", NEW))
-    }
-
-
-def alignment(
-    vectors: dict[str, dict[str, Tensor]], rate: float, **settings: Any
-) -> JointAlignment:
-    transform = LinearTransform(OLD, NEW, torch.Generator().manual_seed(0))
-    weight = {side: torch.ones(len(rows)) for side, rows in vectors["old"].items()}
-    chosen = JointAlignmentSettings(1.0, rate, **settings)
-    loss = AlignmentLoss(Chain([], OLD), "single")
-    return JointAlignment(transform, loss, vectors["old"], weight, chosen)
-
-
-def matrix(fitted: JointAlignment) -> Tensor:
-    """W, in its own memory."""
-    affine = fitted.transform.affine()
-    assert affine is not None
-    return affine[0].detach()
-
-
-def sampler() -> ExampleSampler:
-    draws = PairDraws(positives="queries", negatives=True, short_batch=True)
-    return ExampleSampler(CORPUS, draws, batch_size=len(CORPUS), seed=3)
-
-
-def least_squares(vectors: dict[str, dict[str, Tensor]], weight: dict[str, Tensor]) -> Tensor:
-    """W of the smallest Σ w ‖W new − old‖², [OLD, NEW], by the normal equations in float64."""
-    new, old = (torch.cat([vectors[n][s] for s in SIDES]).double() for n in ("new", "old"))
-    w = torch.cat([weight[s] for s in SIDES]).double()[:, None]
-    solved: Tensor = torch.linalg.solve((w * new).T @ new, (w * new).T @ old)
-    return solved.T
-
-
-def test_it_descends_to_the_least_squares_of_the_three_means() -> None:
-    """Queries uniformly; candidates of a pair of the query, uniformly; negatives: uniformly among
-    those that the query has not met."""
-    vectors = draw(0)
-    for rows in vectors.values():
-        rows["candidate"][0] *= 3
-    met = torch.zeros(USERS, ITEMS)
-    for q, c in PAIRS:
-        met[q, c] = 1
-    positive = (met / met.sum(1, keepdim=True)).mean(0)
-    negative = ((1 - met) / (1 - met).sum(1, keepdim=True)).mean(0)
-    thirds = {"query": torch.full((USERS,), 1 / USERS), "candidate": positive + negative}
-    alike = {"query": torch.ones(USERS), "candidate": torch.ones(ITEMS)}
-    expected, other = least_squares(vectors, thirds), least_squares(vectors, alike)
-    means: list[Tensor] = []
-    for rate, epochs in ((0.05, 150), (0.005, 150)):
-        fitted = alignment(vectors, rate, objects="paper-code")
-        if means:
-            matrix(fitted).copy_(means[-1])
-        fit_over_pairs(fitted, vectors["new"], PairFit(sampler(), epochs, every=epochs + 1))
-        means.append(matrix(fitted).clone())
-    # What is left is the noise of the draws.
-    assert float((means[-1] - expected).norm()) < 0.4 * float((expected - other).norm())
-
-
-def test_the_transform_with_the_smallest_error_after_an_epoch_is_kept() -> None:
-    vectors = draw(1)
-    fitted = alignment(vectors, 0.8, objects="paper-code")
-    fit = PairFit(sampler(), epochs=40, every=2, after=10)
-    errors = fit_over_pairs(fitted, vectors["new"], fit)
-    assert len(errors) == 20
-    assert min(errors[5:]) < errors[-1]
-    assert fitted.error(vectors["new"]) == pytest.approx(min(errors[5:]))
-    last = alignment(vectors, 0.8, objects="paper-code")
-    late = PairFit(sampler(), epochs=40, every=2, after=40)
-    assert fit_over_pairs(last, vectors["new"], late) == errors
-    assert last.error(vectors["new"]) == pytest.approx(errors[-1])
-
-
-def test_a_recipe_says_whether_it_is_over_pairs_or_objects(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fits: list[PairFit | None] = []
-    finish = BackwardTransformFit.finish
-
-    def watched(self: Any, new: Any, pairs: PairFit | None = None, *more: Any) -> None:
-        fits.append(pairs)
-        finish(self, new, pairs, *more)
-
-    monkeypatch.setattr(BackwardTransformFit, "finish", watched)
-    weights: list[Tensor] = []
-    settings = (
-        "upgrade.method=post-lin-sloss",
-        "upgrade.fit_epochs=3",
-        "training.evaluate_every=1",
-    )
-    for objects in ("all", "paper-code", "batch"):
-        recipe = tiny_recipe(*settings, f"upgrade.objects={objects}")
-        transform: Any = upgrade(recipe, lineage, progress=False).transform
-        weights.append(transform.affine()[0])
-    assert [fit is None for fit in fits] == [True, False, False]
-    assert all(fit.epochs == 3 and fit.every == 1 for fit in fits if fit is not None)
-    assert all(not torch.equal(a, b) for a, b in pairwise(weights))

@@ -51,13 +51,9 @@ _UNREADABLE = AttributeError, LookupError, TypeError, ValueError, RuntimeError, 
 
 
 def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
-    """Return ids as int64 or string [N], and vectors as a tensor of floats [N, D].
+    """Return ids as int64 or string [N], and vectors as a tensor of floats [N, D]; both as
+    `Artefact` takes them.
 
-    Args:
-        ids: an Arrow or NumPy array or a list, of integers or texts.
-        vectors: a torch tensor or a NumPy array.
-        side: to call them in an error.
-        dim: D.
     Raises: DataError: an id is missing or of another type, or the vectors are no floats.
         ShapeError: they are not [N, D].
     """
@@ -138,13 +134,7 @@ def _ids(ids: Any, side: str) -> pa.Array:
 
 @dataclass(frozen=True)
 class EncoderParts:
-    """An encoder, taken apart.
-
-    Args:
-        kind, options: how to build it.
-        state: its tensors.
-        inputs, vocabularies: its schema.
-    """
+    """An encoder, taken apart: how to build it, its tensors, and its schema."""
 
     kind: str
     options: Mapping[str, Any]
@@ -217,8 +207,8 @@ class Artefact:
 
 
 def are_metrics(value: Any) -> bool:
-    """Say whether a value has the form of a version's metrics: `metrics.model`, if there is one, is
-    a number or null by name, and each of `probes`, if there are any, names a consumer."""
+    """Return whether a value has the form of a version's metrics: `metrics.model`, if there is one,
+    is a number or null by name, and each of `probes`, if there are any, names a consumer."""
     if not isinstance(value, Mapping):
         return False
     tables, probes = value.get("metrics", {}), value.get("probes", [])
@@ -319,8 +309,6 @@ class PublicationFacts:
 
     Args:
         embeddings: SHA-256 of the file of each side.
-        moments: of the vectors of each side.
-        forward: the affine map from the version before; None if there is none.
         canary_error: of its transform, see `Manifest`.
         new_pairs: its training pairs that no earlier version was trained on; None if not known.
     """
@@ -335,12 +323,7 @@ class PublicationFacts:
 def write_version(
     folder: Path, lineage: str, number: int, artefact: Artefact, facts: PublicationFacts
 ) -> Manifest:
-    """Write all files of a version but its embeddings, the manifest last.
-
-    Args:
-        folder: empty.
-        lineage: the lineage's name; version 3 of "shop" is named "shop@v3".
-    """
+    """Write all files of a version but its embeddings into an empty folder, the manifest last."""
     encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
     tensors: dict[str, Mapping[str, Tensor]] = {
         "moments": {
@@ -417,13 +400,8 @@ def _canary_table(artefact: Artefact) -> pa.Table:
 
 
 class VersionReader:
-    """Reads the files of one published version.
-
-    Args:
-        folder: `versions/<n>`.
-        manifest: of the version.
-        check_files: compares files with their hashes; that of a remote lineage downloads them.
-    """
+    """Reads the files of one published version, `versions/<n>`, each compared with its hash before
+    (`check_files`; that of a remote lineage downloads them)."""
 
     def __init__(
         self,
@@ -555,12 +533,8 @@ class VersionReader:
         return record, state, vocabularies
 
     def _tensors(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Return the tensors of a file as float64.
-
-        Args:
-            shapes: of the tensors that it must have.
-        Raises: IntegrityError: one is missing, or is of another shape.
-        """
+        """Return the tensors of a file as float64. Raises: IntegrityError: one of these shapes is
+        missing."""
         path = self._checked(name)
         tensors = {key: tensor.double() for key, tensor in load_tensors(path).items()}
         for key, shape in shapes.items():
@@ -584,8 +558,8 @@ class VersionReader:
 
 @contextmanager
 def _understood(path: Path) -> Iterator[None]:
-    """Turn a failure to read a file into an IntegrityError: the file has the right hash and other
-    contents than it should."""
+    """Turn a failure to read a file, which has the right hash and other contents than it should,
+    into an IntegrityError."""
     try:
         yield
     except EvergramError:

@@ -52,11 +52,7 @@ class Measured:
 
 def measure_canaries(chain: Chain, canaries: Canaries, source: int, target: int) -> Measured | None:
     """Return the error of reading version `source` as `target`, on canaries of both; None if there
-    are none.
-
-    Args:
-        canaries: without those of withdrawn versions.
-    """
+    are none."""
     rows = common_canaries(canaries, [source, target])
     past, now = rows[target], rows[source]
     if not len(past):
@@ -122,13 +118,9 @@ def id_hashes(ids: pa.Array, size: int = 1 << 20) -> Tensor:
 
 def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> Tensor:
     """Return the rows of the objects whose vectors are kept, at most `CANARIES`: those that the
-    version before kept, then those with the lowest and the highest hashes.
+    version before kept (`past`), then those with the lowest and the highest `id_hash`.
 
     Alignment holds out low hashes and is fitted to high ones, so that canaries are of both kinds.
-
-    Args:
-        hashes: `id_hash` of the ids, int64 [N].
-        past: ids that the version before kept, as strings.
     """
     order = torch.argsort((hashes - 2**31).abs(), descending=True, stable=True)
     if past is not None:
@@ -139,12 +131,9 @@ def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> 
 
 
 class CanaryCheck:
-    """The canaries of one side; `through` passes its blocks on, and refuses canaries that differ.
+    """The canaries of one side, as `Artefact` takes them; `through` passes its blocks on, and
+    refuses canaries that differ.
 
-    Args:
-        ids, vectors: of the canaries, as `Artefact` takes them.
-        side: its name, for errors.
-        dim: D.
     Raises: DataError, ShapeError: they are no vectors by id, each id once.
     """
 
@@ -160,11 +149,8 @@ class CanaryCheck:
         return self.ids.cast(pa.string()), self.vectors
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Yield the same blocks.
-
-        Raises: DataError: at the end, if a canary's id was in none of them; before it, if its
-            vector is another.
-        """
+        """Yield the same blocks. Raises: DataError: a canary's vector is another; at the end, its
+        id was in none of them."""
         missing = set(self.ids.to_pylist())
         for ids, vectors in blocks:
             mine = self._as_type(ids.type)

@@ -175,8 +175,7 @@ PATIENCE = 30.0
 
 class ConsumerRegistry:
     """The consumers of a lineage. Every change is read, made and written under the lineage's lock;
-    the changes of other processes are seen when it is opened again.
-    """
+    the changes of other processes are seen when it is opened again."""
 
     def __init__(self, folder: Path, record: ConsumersRecord, remote: Remote | None) -> None:
         self.folder = folder
@@ -348,10 +347,7 @@ class ConsumerRegistry:
 
     def _keep(self, name: str, probe: Probe) -> Probe:
         """Copy the files of a consumer's probe into the lineage; return the probe with these paths.
-
-        Raises: LineageError: a file was changed since its probe was run. On any error the folder's
-            files are as they were.
-        """
+        On any error the folder's files are as they were."""
         model, data = Path(probe.model), Path(probe.data)
         # Each probe has its own folder, so that one can follow another.
         here = f"{FOLDER}/{name}/{sha256(model)[:8]}{sha256(data)[:8]}"
@@ -426,12 +422,7 @@ class ConsumerRegistry:
 
 
 def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
-    """Return the version that each consumer is pinned to, without those whose label is gone.
-
-    Args:
-        path: of the lineage, or its address.
-        resolve: `Lineage.resolve`.
-    """
+    """Return the version that each consumer is pinned to, without those whose label is gone."""
     pins = {}
     for consumer in ConsumerRegistry.open(path).list():
         with suppress(UnknownVersionError):

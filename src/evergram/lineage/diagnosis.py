@@ -154,7 +154,7 @@ def _canaries(lineage: Lineage) -> Canaries:
 
 def _unmeasured_sides(canaries: Canaries, source: int, target: int) -> dict[str, str]:
     """Return why nothing is known of a side: both versions have canaries of it, and next to none in
-    common, so that all figures are of the other side."""
+    common."""
     reasons = {}
     for side in sorted(set(canaries[source]) & set(canaries[target])):
         of_side = {n: {side: canaries[n][side]} for n in (target, source)}
@@ -175,11 +175,7 @@ def _measure_unseen(
     target: int,
 ) -> tuple[Measured | None, str | None]:
     """Return the error on the canaries that no alignment from `target` to `source` saw; or None and
-    why it is not known.
-
-    Args:
-        shares: of each version, see `unseen_share`.
-    """
+    why it is not known."""
     steps = range(target + 1, source + 1)
     if silent := [str(n) for n in steps if shares[n] is None]:
         versions = ", ".join(silent)
@@ -201,8 +197,8 @@ def _measure_unseen(
 
 def unseen_share(lineage: Lineage, version: int) -> float | None:
     """Return the share of the objects that the alignment of a version never saw: those whose
-    `id_hash` is below this share of 2³². It is 1 if nothing was fitted, and None if the
-    version's metrics do not record it."""
+    `id_hash` is below this share of 2³². It is 1 if nothing was fitted, and None if it is not
+    recorded."""
     if version in lineage.withdrawn:
         return 1.0  # an identity
     share = lineage.metrics(version).get("overlap", {}).get("held_out_share")
@@ -257,12 +253,8 @@ def past_limits(
 
 
 def standard_errors(sampled: Any, model: str) -> dict[str, float]:
-    """Return the standard error of each metric of a model that has one; none where all queries were
-    ranked.
-
-    Args:
-        sampled: `sampled` of a version's metrics, or of a reading's; None where it has none.
-    """
+    """Return the standard error of each metric of a model that has one, from `sampled` of a
+    version's metrics; none where all queries were ranked."""
     errors = sampled.get("errors") if isinstance(sampled, Mapping) else None
     of_model = errors.get(model) if isinstance(errors, Mapping) else None
     named = of_model.items() if isinstance(of_model, Mapping) else ()
@@ -295,10 +287,7 @@ def with_error(value: str, error: float | None) -> str:
 
 
 def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
-    """Return, for each version, a sentence on each thing that its readers should know: that it has
-    no vectors of a part of its data, or few objects in common with the version before, that its way
-    back has no certificate or errs by more than the vectors are long, that it ranks worse than
-    popularity, or that nothing was left to test it on."""
+    """Return, for each version, a sentence on each thing that its readers should know."""
     numbers = [m.version for m in lineage.versions]
     known = _cache.get(lineage, {})
     if list(known) != numbers:
@@ -346,12 +335,8 @@ def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterab
 
 
 def few_test_queries(data: Mapping[str, Any]) -> str | None:
-    """Return a warning that a model was tested on too few queries to be judged by; None if they
-    were enough, or if their number is not recorded.
-
-    Args:
-        data: `data` of the metrics.
-    """
+    """Return a warning that a model was tested on too few queries, by `data` of its metrics; None
+    if they were enough, or if their number is not recorded."""
     queries = data.get("test_queries")
     if queries is None or queries >= LEAST_QUERIES:
         return None
@@ -368,11 +353,7 @@ def few_test_queries(data: Mapping[str, Any]) -> str | None:
 
 
 def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a warning that a model ranks test pairs worse than counts do, by every metric.
-
-    Args:
-        metrics: by model ("model", "popularity"), of the same test queries.
-    """
+    """Return a warning that a model ranks test pairs worse than counts do, by every metric."""
     model, counts = metrics.get("model", {}), metrics.get("popularity", {})
     lower = [name for name in model if name in counts and model[name] < counts[name]]
     if not lower or len(lower) < len(model):

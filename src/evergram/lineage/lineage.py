@@ -76,10 +76,8 @@ FOLDERS = ("versions", "embeddings")
 
 
 def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:
-    """Return a side of those that there are: by default "candidate", or else the first.
+    """Return a side of those that `where` has: by default "candidate", or else the first.
 
-    Args:
-        where: what has the sides, for the error.
     Raises: LineageError: there is no such side.
     """
     if side is None:
@@ -97,11 +95,9 @@ class PairHistory:
     """The pairs that a version of the lineage may not be tested on.
 
     Args:
-        salt: of the pairs' hashes, recorded with version 0; None before that, and in a lineage of
-            files.
-        trained: the pairs that any version was trained on, hashed with this salt.
-        untested: a sentence on why no pair is known to be held out from all versions; None if that
-            is known.
+        salt: of the pairs' hashes; None before version 0, and in a lineage of files.
+        trained: the pairs that any version was trained on.
+        untested: why no pair is known to be held out from all versions; None if that is known.
     """
 
     salt: str | None = None
@@ -109,11 +105,8 @@ class PairHistory:
     untested: str | None = None
 
     def new(self, trained: tuple[str, TrainedPairs] | None) -> TrainedPairs | None:
-        """Return the pairs that no version was trained on before; None if that is not known.
-
-        Args:
-            trained: a version's training pairs, and the salt of their hashes.
-        """
+        """Return the pairs of a version (with the salt of their hashes) that no version was trained
+        on before; None if that is not known."""
         if trained is None or self.untested is not None or self.salt not in (None, trained[0]):
             return None
         return trained[1].without(self.trained)
@@ -319,13 +312,10 @@ class Lineage:
         return max((n for n, other in fingerprints.items() if other == fingerprint), default=None)
 
     def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
-        """Refuse vectors of another version than they are said to be of.
+        """Refuse vectors (`what`) of another version than they are said to be of.
 
-        Args:
-            fingerprint: which the vectors carry, the version's own or that of the file it was made
-                from; None if they carry none: vectors of other tools do not, and are taken as said.
-            version: which they are said to be of.
-            what: to call them in the error, such as the path of their file.
+        A fingerprint is the version's own or that of the file it was made from; vectors of other
+        tools carry none, and are taken as said.
         Raises: LineageError: the fingerprint is another version's.
         """
         manifest = self.manifest(version)
@@ -445,8 +435,7 @@ class Lineage:
     def pair_history(self) -> PairHistory:
         """The pairs that versions were trained on; none is tested on them.
 
-        Withdrawn versions do not count, as no later version is aligned to them, nor do versions
-        that came from a file, as they have no model.
+        Withdrawn versions and those that came from a file do not count.
         """
         record = self.record
         pairs = {
@@ -573,11 +562,9 @@ class Lineage:
     # Which files are whole.
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
-        """Compare files with their hashes, and remember that they were compared.
+        """Compare files of a folder of the lineage with their hashes, by name, and remember that
+        they were compared; a remote lineage's are downloaded first.
 
-        Args:
-            folder: of the lineage; a remote lineage's files are downloaded to it first.
-            hashes: file name to SHA-256.
         Raises: IntegrityError: a file is missing or damaged, or a link leads out of the lineage.
         """
         check_inside(self.path, *(folder / name for name in hashes))
@@ -776,10 +763,8 @@ class Lineage:
         return number
 
     def _unchanged_record(self, artefact: Artefact) -> LineageRecord:
-        """Return `lineage.json` as it is on disk now.
-
-        Raises: LineageError: another process has published meanwhile; a trained model is then kept.
-        """
+        """Return `lineage.json` as it is on disk now; keep a trained model and raise if another
+        process has published meanwhile."""
         number = self.next_version
         try:
             return unchanged(self.path, self.record, self.address, labels=False)
@@ -795,11 +780,8 @@ class Lineage:
             ) from error
 
     def _files_before(self) -> dict[str, Path]:
-        """Return the stored files of the newest version, by side.
-
-        If one is missing or damaged, none are returned: there is then no forward map, but the next
-        version can still be published, which repairs a damaged lineage.
-        """
+        """Return the stored files of the newest version, by side; none if one is damaged, as the
+        next version can still be published then, without a forward map."""
         try:
             sides = self.versions[-1].embeddings if self.manifests else ()
             return {side: self.stored(side, self.newest) for side in sides}
@@ -820,7 +802,6 @@ class Lineage:
 
         If the block raises, and neither version 1 nor a consumer is there, version 0 is removed
         again, with the folders that were made for it.
-
         Raises: as `publish`.
         """
         empty, made = self.record, not_there_yet(self.path)
@@ -840,11 +821,8 @@ class Lineage:
             raise
 
     def _take_back(self) -> bool:
-        """Remove version 0 and the record, unless there is a version 1 or a consumer by now.
-
-        Returns: whether they were removed. Raises: LineageError: another process has changed the
-            lineage meanwhile, or it cannot be written.
-        """
+        """Remove version 0 and the record, and return True, unless there is a version 1 or a
+        consumer by now."""
         if self.record.versions != [0] or ConsumerRegistry.open(self.address).list():
             return False
         with self._writing():

@@ -29,11 +29,10 @@ def writing(
     elsewhere: AbstractContextManager[object],
     patience: float = 0,
 ) -> Iterator[None]:
-    """Hold the lock of a lineage.
+    """Hold the lock of a lineage for a block.
 
     Args:
-        path: its folder, or its mirror.
-        where: what to call it in an error.
+        path: its folder, or its mirror; `where` is what to call it in an error.
         elsewhere: what holds the lock of the storage that `path` is a mirror of.
         patience: seconds to wait for another process.
     Raises: LineageError: another process holds it, or something cannot be written. IntegrityError:
@@ -63,12 +62,9 @@ def write_record(path: Path, record: LineageRecord, remote: Remote | None = None
 
 
 def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) -> LineageRecord:
-    """Return the record as it is on disk, if it is still what it was.
+    """Return the record as it is on disk, if it is still as `opened`; with `labels`, also the
+    labels and the retired versions.
 
-    Args:
-        opened: the record when the lineage was opened.
-        where: what to call the lineage in an error.
-        labels: whether labels and retired versions must be the same, too.
     Raises: LineageError: another process has changed it meanwhile.
     """
     file = path / RECORD
@@ -96,11 +92,9 @@ def clear_left(path: Path, record: LineageRecord) -> None:
 
 @contextmanager
 def training_claim(work: Path, lineage: str) -> Iterator[None]:
-    """Claim the training of a lineage's next version; claims within one process may be nested.
+    """Claim the training of a lineage's next version in `.work`; claims within one process may be
+    nested.
 
-    Args:
-        work: `.work` of the lineage.
-        lineage: what to call it in an error.
     Raises: LineageError: another process is training; the error says who, and since when.
     """
     lock, made = _lock(work), not work.parent.exists()
@@ -141,8 +135,6 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
 def refuse_unwritable(work: Path, lineage: str) -> None:
     """Find out whether a version could be published; what is made for that is removed again.
 
-    Args:
-        work, lineage: see `training_claim`.
     Raises: LineageError: nothing can be written there.
     """
     folder = work
@@ -159,11 +151,8 @@ def refuse_unwritable(work: Path, lineage: str) -> None:
 
 
 def clear_work(work: Path, keep: str) -> None:
-    """Remove the checkpoints of a training that is published, unless another process trains.
-
-    Args:
-        keep: the name of a folder in `work` that stays.
-    """
+    """Remove the checkpoints of a training that is published, but for the folder `keep`, unless
+    another process trains."""
     if not work.is_dir():
         return
     with suppress(OSError), _lock(work).acquire(timeout=0):  # filelock's Timeout is an OSError

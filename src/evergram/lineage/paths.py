@@ -38,21 +38,14 @@ def is_name(text: str) -> bool:
 
 
 def check_name(text: str, of: str) -> None:
-    """Refuse a text that cannot be a name.
-
-    Args:
-        of: the thing to be named, such as "a label".
-    Raises: LineageError.
-    """
+    """Refuse a text that cannot be the name of this kind of thing. Raises: LineageError."""
     if not is_name(text):
         raise LineageError(f"{text!r} cannot be the name of {of}: {RULE}; choose another.")
 
 
 def check_inside(root: Path, *paths: Path) -> None:
-    """Refuse paths that symbolic links lead out of `root`, whether or not a file is there.
-
-    Raises: IntegrityError.
-    """
+    """Refuse paths that symbolic links lead out of `root`, whether or not a file is there. Raises:
+    IntegrityError."""
     home = _real(root)
     for path in paths:
         real = _real(path)
@@ -65,20 +58,14 @@ def check_inside(root: Path, *paths: Path) -> None:
 
 
 def check_parts(root: Path) -> None:
-    """Refuse a lineage with a file or a folder at its top that is a link out of it.
-
-    Raises: IntegrityError.
-    """
+    """Refuse a lineage with a link out of it at its top. Raises: IntegrityError."""
     check_inside(root, *(path for name in PARTS if (path := root / name).is_symlink()))
 
 
 def refuse_occupied(folder: Path, name: str) -> None:
-    """Refuse a folder for a new lineage that holds other files, some of which it would remove.
+    """Refuse a folder for a new lineage (by name) that holds other files, some of which it would
+    remove; hidden files and what a killed first publication left next to its lock are allowed.
 
-    Hidden files are allowed, and so is what a killed first publication left next to its lock.
-
-    Args:
-        name: of the new lineage.
     Raises: LineageError.
     """
     if not folder.is_dir():
@@ -104,10 +91,8 @@ def _is_left(folder: Path) -> bool:
 
 
 def check_tree(root: Path, folder: Path) -> None:
-    """Refuse a folder of a lineage with a link, at any depth, that leads out of the lineage.
-
-    Raises: IntegrityError.
-    """
+    """Refuse a folder of a lineage with a link, at any depth, that leads out. Raises:
+    IntegrityError."""
     check_inside(root, folder)
     check_inside(root, *(path for path in folder.rglob("*") if path.is_symlink()))
 

@@ -121,11 +121,9 @@ class _Types(BaseModel):
 
 
 def check_artefact(artefact: Artefact) -> dict[str, CanaryCheck]:
-    """Refuse an artefact that can be no version.
+    """Refuse an artefact that can be no version; return what compares the canaries of each side
+    with its vectors as these are written.
 
-    Ids and vectors are checked as they are written, and canaries compared with them.
-
-    Returns: what compares the canaries of each side with its vectors.
     Raises: LineageError: a side has no proper name. DataError, ShapeError: a part is of another
         type, or does not fit the others.
     """
@@ -158,11 +156,8 @@ def check_artefact(artefact: Artefact) -> dict[str, CanaryCheck]:
 def check_follows(
     artefact: Artefact, address: str, newest: Manifest, version_of: Callable[[str], int | None]
 ) -> None:
-    """Refuse an artefact that does not follow the newest version.
+    """Refuse an artefact that does not follow the newest version of the lineage at an address.
 
-    Args:
-        address: of the lineage.
-        version_of: the number of the version with a fingerprint; None if none has it.
     Raises: LineageError: it was made after another version. ShapeError, DataError: its transform or
         error do not lead to it, or it lacks a side.
     """
@@ -285,11 +280,10 @@ def check_transform_on_canaries(
     Of an artefact with a model of its own it is a warning: its training would be lost.
 
     Args:
-        own: the artefact's canaries, see `check_artefact`.
-        past: of each side, ids (as strings) and vectors [n, D] that version `newest` kept.
+        own, past: the canaries of the artefact, and those that version `newest` kept.
     Returns: the relative error on canaries that both have; None if there are none.
-    Raises: DataError: the error on canaries that both have is far above the one that the transform
-        comes with; or, if it comes with none, above that of vectors of zeros.
+    Raises: DataError: that error is far above the one that the transform comes with; or, if it
+        comes with none, above that of vectors of zeros.
     """
     if artefact.transform is None or not own or not past:
         return None
@@ -327,12 +321,9 @@ def _relative(error: StepError | None) -> float | None:
 
 
 def with_id_type(ids: pa.Array, expected: pa.DataType, side: str, where: str) -> pa.Array:
-    """Return the ids as integers or as text, whichever those of the version before are.
+    """Return the ids as integers or as text, whichever those of the version before (`expected`)
+    are.
 
-    Args:
-        expected: the type of the ids of the version before.
-        side: "query", "candidate" or "object".
-        where: the lineage, for the error.
     Raises: DataError: integers are expected, and an id is another text than an integer's.
     """
     if pa.types.is_integer(expected) == pa.types.is_integer(ids.type):
@@ -355,11 +346,9 @@ def with_id_type(ids: pa.Array, expected: pa.DataType, side: str, where: str) ->
 
 
 def check_ids(ids: Mapping[str, pa.Array], before: Mapping[str, Path], where: str) -> None:
-    """Refuse ids, by side, that are text where those of the version before are integers, or are
-    theirs in another normal form.
+    """Refuse ids, by side, that are text where those of the version before (its files) are
+    integers, or are theirs in another normal form.
 
-    Args:
-        before: the files of that version, by side.
     Raises: DataError.
     """
     for side in before.keys() & ids.keys():
@@ -375,13 +364,9 @@ def _id_type(path: Path) -> pa.DataType:
 def refuse_unprobed(
     address: str, metrics: Mapping[str, Any], number: int, resolve: Resolve
 ) -> None:
-    """Refuse a version that a consumer's probe was not run on, or for which the consumer has had
-    another probe, or has read another version, since the probe was run.
+    """Refuse a version with metrics that a consumer's probe was not run on, or for which the
+    consumer has had another probe, or has read another version, since the probe was run.
 
-    Args:
-        metrics: of the version; `evergram.publish` adds the reading of each probe, as "probes".
-        number: of the version.
-        resolve: returns the number of a version or label of the lineage as it is now.
     Raises: LineageError.
     """
     readings = {reading.get("consumer"): reading for reading in metrics.get("probes", ())}
@@ -401,8 +386,7 @@ def refuse_unprobed(
 def _is_of(
     reading: Mapping[str, Any] | None, consumer: Consumer, number: int, resolve: Resolve
 ) -> bool:
-    """Say whether a reading is of this consumer's probe as it is now, on this version; of a
-    consumer without a probe nothing is asked."""
+    """Return whether a reading is of this consumer's probe as it is now, on this version."""
     probe = consumer.probe
     if probe is None or reading is None:
         return probe is None
@@ -422,11 +406,7 @@ def _is_of(
 class RowSample:
     """Every n-th row of a side, taken as its blocks pass; n doubles when there are too many.
 
-    Args:
-        side: its name, for errors.
-        dims: D of the new space, and of the old one if there is one.
-    Attributes:
-        ids, vectors: [S] and float32 [S, D], of the rows that were taken.
+    `ids` [S] and `vectors`, float32 [S, D], are those of the rows that were taken.
     """
 
     def __init__(self, side: str, *dims: int) -> None:
@@ -438,10 +418,9 @@ class RowSample:
         self._moments: Moments | None = None
 
     def through(self, blocks: Iterable[Block], unknown: int = 0) -> Iterator[Block]:
-        """Yield the same blocks, and sample rows of them.
+        """Yield the same blocks, and sample rows of them; `unknown` of these are zeros that may be
+        published.
 
-        Args:
-            unknown: how many of the rows are zeros that may be published, see `Artefact`.
         Raises: DataError: a vector is not finite or too long; or, at the end, the vectors cannot be
             published, see `vectors_problem`.
         """
@@ -507,14 +486,10 @@ def _taken(block: Block, rows: Tensor) -> Block:
 
 
 def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Affine | None:
-    """Return the map to a version from the version before, fitted to sampled objects of both.
+    """Return the map to a version from the version before, fitted to sampled objects of all sides
+    of both; None if too few objects are in both.
 
     It holds the ids of one file and the sampled vectors in memory.
-
-    Args:
-        samples: by side, of the new version.
-        old: side to file of the version before; all sides of both versions are fitted together.
-    Returns: None if too few objects are in both.
     """
     pairs: list[SecondMoments] = []
     for side, sample in samples.items():
@@ -540,10 +515,8 @@ def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Af
 
 
 def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
-    """Return the places in `ids` [P] of some that a file has, and their vectors there [P, D].
-
-    Row groups are read evenly over the file, and no more of them than are needed.
-    """
+    """Return the places in `ids` [P] of some that a file has, and their vectors there [P, D]. Row
+    groups are read evenly over the file, and no more of them than are needed."""
     with pq.ParquetFile(path) as file:
         theirs = file.read(columns=["id"])["id"].combine_chunks()
         if theirs.type != ids.type:
@@ -583,9 +556,7 @@ def write_folders(
 
     Args:
         place: the lineage's folder and name, and the number of the version.
-        canaries: see `check_artefact`.
-        before: the stored files of the version before, by side; without them there is no forward
-            map.
+        before: the stored files of the version before, by side, for the forward map.
         facts: of `PublicationFacts`, those that the vectors do not say.
     """
     (path, name, number), mode = place, file_mode(place[0])
@@ -645,13 +616,8 @@ def removed_on_failure(made: Sequence[Path]) -> Iterator[None]:
 
 
 def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
-    """Keep a version's model and settings. Its embeddings are not kept: the model computes them.
-
-    Args:
-        work: `.work` of the lineage.
-        number: the version number that it was trained as.
-    Returns: the folder with its files.
-    """
+    """Keep a version's model and settings in `.work`, and return the folder. Its embeddings are not
+    kept: the model computes them."""
     folder = work / LOST
     make_folder(work)
     remove_tree(folder)
@@ -661,12 +627,8 @@ def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
 
 
 def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:
-    """Return the model that `keep_lost` kept.
+    """Return the model that `keep_lost` kept in `work`, a folder in the lineage's folder `root`.
 
-    Args:
-        root: the lineage's folder.
-        work: `.work` in it.
-        lineage: what to call it in an error.
     Raises: LineageError: there is none. IntegrityError: it is damaged.
     """
     folder = work / LOST

@@ -178,12 +178,7 @@ class LineageRecord(ChecksummedRecord):
         return [n for n in self.versions if n not in self.retired]
 
     def resolve(self, what: int | str | None) -> int:
-        """Return the number of a version that can be read.
-
-        Args:
-            what: a number or its text ("0", "v0"), a label, "newest", or None for production.
-        Raises: UnknownVersionError: there is none, or it was withdrawn. LineageError: retired.
-        """
+        """Return the number of a version that can be read; see `Lineage.resolve`."""
         if what is None:
             return self.production
         if what == NEWEST:
@@ -225,12 +220,8 @@ class LineageRecord(ChecksummedRecord):
         return f"its versions are: {versions}" + (f"; its labels: {labels}" if labels else "")
 
     def with_version(self, *, promote: bool, salt: str | None = None) -> Self:
-        """Return the record with one more version.
-
-        Args:
-            promote: whether production moves to it; if not, production stays where it is.
-            salt: of the hash that chose the version's held-out pairs; that of version 0 is kept.
-        """
+        """Return the record with one more version, and production moved to it if it is promoted;
+        the salt of version 0 is kept."""
         number, labels = self.next_version, dict(self.labels)
         if promote and STABLE in labels:
             labels[STABLE] = number
@@ -243,11 +234,9 @@ class LineageRecord(ChecksummedRecord):
         """Return the record with a label on a version, wherever the label was before.
 
         Args:
-            what: the version, as for `resolve`.
-            with_embeddings: versions whose own embeddings are stored; only one of them can go into
-                production.
-        Raises: UnknownVersionError. LineageError: the name cannot be a label; or the embeddings of
-            a version that is to be `stable` are not stored.
+            with_embeddings: versions whose own embeddings are stored, which alone can be `stable`.
+        Raises: UnknownVersionError. LineageError: the name cannot be a label, or the version
+            `stable`.
         """
         self._refuse_label(name)
         number = self.resolve(what)
@@ -293,8 +282,7 @@ class LineageRecord(ChecksummedRecord):
 
         Args:
             pins: consumer to the version that it reads.
-            with_embeddings: as for `with_label`; the version before, which becomes the newest, must
-                be among them.
+            with_embeddings: as for `with_label`; the version before must be among them.
         Raises: LineageError: a label or a consumer is on the version; or the version before cannot
             be the newest.
         """
@@ -324,8 +312,7 @@ class LineageRecord(ChecksummedRecord):
 
         Args:
             pins: consumer to the version that it reads.
-        Raises: UnknownVersionError. LineageError: it is the newest, retired already, or a label or
-            a consumer is on it.
+        Raises: UnknownVersionError. LineageError: it is the newest, retired already, or in use.
         """
         number = self.resolve(what)
         if number == self.newest:
@@ -392,9 +379,6 @@ def fingerprint_of(manifest: Mapping[str, Any]) -> str:
     normalised, of the recipe and of D; for a version from files, of the hashes of its vectors and
     of D. The number, the name, the time and the Evergram that made it are left out, so that the
     same training always has the same fingerprint.
-
-    Args:
-        manifest: the fields of a `Manifest`.
     """
     encoder, files = manifest["encoder"], manifest["files"]
     if encoder is None:
@@ -477,11 +461,9 @@ def read_record(path: Path) -> LineageRecord:
 
 
 def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
-    """Return the record of a lineage from the text of its `lineage.json`.
+    """Return the record of a lineage from the text of its `lineage.json`, None if there is no such
+    file.
 
-    Args:
-        text: None if there is no such file.
-        where: the lineage's folder or address.
     Raises: LineageError: there is no file. Others as `ChecksummedRecord.of_json`.
     """
     if text is None:
@@ -505,10 +487,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Compare files with their hashes.
+    """Compare files, by name in the folder, with their SHA-256.
 
-    Args:
-        hashes: file name in the folder to SHA-256.
     Raises: IntegrityError: a file is missing, or is not the file that was published.
     """
     for name, published in hashes.items():

@@ -40,10 +40,9 @@ LARGE = ("encoder.safetensors", "vocabularies.parquet", "trained_pairs.parquet")
 
 
 def local_folder(place: str | Path) -> Path | None:
-    """Return the folder that a path or an address names; None for one of another machine.
+    """Return the folder that a path, `file:///…` or an fsspec address such as `s3://bucket/shop`
+    names; None for one of another machine.
 
-    Args:
-        place: a path, `file:///…`, or an fsspec address such as `s3://bucket/shop`.
     Raises: LineageError: a `file:` address names a host, or the address cannot be read.
     """
     text = str(place)
@@ -66,8 +65,7 @@ def local_folder(place: str | Path) -> Path | None:
 def filesystem(address: str) -> tuple[Any, str]:
     """Return fsspec's filesystem of an address, and the path in that filesystem.
 
-    Raises: LineageError: the address has a wildcard; or fsspec, or the driver of this kind of
-        address, is not installed.
+    Raises: LineageError: the address has a wildcard; or the driver is not installed.
     """
     # After the host, which may be an IPv6 address in brackets; an address of http may have a query.
     path = address.partition("://")[2].partition("/")[2]
@@ -173,10 +171,9 @@ class Remote:
         return None if self._seen is None else self._seen.decode(errors="replace")
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
-        """Download the files of a folder of the mirror that are missing here, or have another hash.
+        """Download the files (by name, with their SHA-256) of a folder of the mirror that are
+        missing here, or have another hash.
 
-        Args:
-            hashes: file name to SHA-256.
         Raises: IntegrityError: a file there is missing or has another hash, too. LineageError: the
             storage cannot be reached, or the lineage has been changed meanwhile.
         """
@@ -231,11 +228,8 @@ class Remote:
             mirror_content(self.folder / name, content)
 
     def _mirror_embeddings(self, *, remove: bool) -> None:
-        """Make a folder for each version with stored embeddings, empty until they are read.
-
-        Args:
-            remove: whether to remove those of other versions.
-        """
+        """Make a folder for each version with stored embeddings, empty until they are read, and
+        perhaps remove those of other versions."""
         here = self.folder / "embeddings"
         names = {name for name in self._folders("embeddings") if name.isdecimal()}
         for name in names:
@@ -272,10 +266,9 @@ class Remote:
 
     @contextmanager
     def editing(self, tidy: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock, with the storage's `consumers.json` in the mirror; upload it at the end.
+        """Hold the lock, with the storage's `consumers.json` in the mirror; upload it at the end,
+        and then `tidy` what the record no longer names.
 
-        Args:
-            tidy: removes what the record no longer names, after the upload and under the lock.
         Raises: LineageError: as `transaction`.
         """
         with self.locked():
@@ -299,12 +292,10 @@ class Remote:
             raise
 
     def replace(self, name: str, content: bytes, before: bytes | None) -> None:
-        """Write the file by which others see a change, if it is still what it was.
+        """Write the file by which others see a change, if its content is still `before` (None: no
+        file).
 
         An upload may report an error after all of it has arrived, so the file is read back.
-
-        Args:
-            before: its content when the lock was taken; None if there was no file.
         Raises: LineageError: it was not written, or whether it was is not known; or another process
             has written it.
         """

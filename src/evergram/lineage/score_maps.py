@@ -43,11 +43,9 @@ class ScoreMaps:
     """The maps of scores between the versions of a lineage, each made when it is first needed.
 
     A map is fitted for each pair of versions, and not composed along the chain: a score at version
-    0 is a product of two vectors read as version 0, and no function of their score at version 1.
-    It is made of the canaries, which both versions keep for ever, so that it is not stored: the
-    hashes of the versions cover what it is made of. Half of the canaries were held out of the fit
-    where there are enough, and one map serves for all objects: maps by kind were no closer to the
-    old counts in measurements. Several threads may use one.
+    0 is a product of two vectors read as version 0, and no function of their score at version 1. It
+    is made of the canaries, half of which were held out of the fit where there are enough. Several
+    threads may use one.
     """
 
     def __init__(self, lineage: Lineage) -> None:

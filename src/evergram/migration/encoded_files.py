@@ -84,12 +84,10 @@ class MigrationRest:
     """Vectors of some texts that were kept, and what is left to encode.
 
     Args:
-        rows: int64 [N], for each text its row of `vectors`; -1 where it has none.
-        vectors: float32 [M, D].
+        rows: int64 [N], for each text its row of `vectors`, float32 [M, D]; -1 where it has none.
         record: of the encoder that they were compared with.
         text_bytes: of the texts to encode, as UTF-8.
-        unknown_ids: kept ids that no text has, which are left out.
-        repeated: kept ids that are in several files, with the same vector.
+        unknown_ids, repeated: kept ids that no text has, and those in several files.
         checked: vectors that were computed again, and were the same.
         differing: the largest share of kept vectors that may differ, at a confidence of 95 %.
     """
@@ -387,7 +385,7 @@ def _read_kept(
     files: Sequence[EmbeddingFile], texts: Texts, dim: int
 ) -> tuple[npt.NDArray[np.int64], Vectors, npt.NDArray[np.int64], int, int]:
     """Return the rows and vectors of a `MigrationRest`, the file of each vector, ids that no text
-    has, and ids that are in several files. All vectors are in memory: 4·D bytes each."""
+    has, and ids that are in several files."""
     rows = np.full(len(texts.texts), -1)
     most = sum(file.rows for file in files)
     vectors, sources = np.empty((most, dim), np.float32), np.empty(most, np.int64)

@@ -80,7 +80,7 @@ class HalfMigratedSearch:
 
 def _lines(old: Doubles, new: Doubles) -> tuple[Doubles, Doubles]:
     """Return slope and shift [Q] of the lines that make mean and deviation of old scores those of
-    new ones, [Q, n] of the same objects: they differ from model to model and query to query."""
+    new ones, [Q, n] of the same objects."""
     if old.shape != new.shape:
         raise ShapeError(
             f"{old.shape[1]} objects have an old vector in the sample and {new.shape[1]} a new "

@@ -54,11 +54,8 @@ def distinct_queries(vectors: MigrationVectors) -> Tensor:
 
 
 def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
-    """Return a sentence for each reason; none if the models can be compared by these vectors.
-
-    Args:
-        queries: how many different ones there are.
-    """
+    """Return a sentence for each reason; none if the models can be compared by these vectors of so
+    many different queries."""
     reasons = [
         f"{zeros} of the {len(vectors.files[name])} vectors of {name} are zeros, as failed calls "
         "of an encoder leave them, so its model is not measured; encode them again."
@@ -126,7 +123,7 @@ def second_model(source: Tensor, target: Tensor) -> float | None:
 
 def _two_maps(x: Tensor, y: Tensor, first: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return two maps, each fitted to the rows that it reads better than the other does; None if
-    nearly all rows follow one. `first` are those that the first map is fitted to at the start."""
+    nearly all rows follow one. The first map starts from the rows `first`."""
     maps = None
     for _ in range(ROUNDS):
         if min(int(first.sum()), int((~first).sum())) < 2 * x.shape[1]:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
+from evergram.compatibility.aligner.solution import MapSettings
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify
 from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance, beside_chance
-from evergram.compatibility.closed_form_fit import KINDS, ClosedForm, fit_closed_form, pairs_needed
+from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form, pairs_needed
 from evergram.compatibility.degenerate import LengthCount, degenerate_side
 from evergram.compatibility.row_groups import Groups, pair_groups, vector_hashes
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError
 from evergram.evaluation.version_distance import VectorPairs, chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
@@ -48,70 +48,30 @@ log: logging.Logger = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 # Queries whose neighbours are looked up, and the catalogue that they are looked up in.
 QUERIES, CATALOGUE = 1000, 20_000
-# Of low_rank, if no rank is set.
-RANK = 32
-
-
-@dataclass(frozen=True)
-class AlignSettings:
-    """The kind of a transform between two files, and the objects it is measured on.
-
-    Args:
-        transform: linear, affine, orthogonal or low_rank.
-        rank: of low_rank, and of it alone; 32 where it is absent.
-        scaled: whether an orthogonal map, and it alone, may stretch.
-        held_out: share of the common objects, by a hash of their ids, that is measured on and never
-            fitted to.
-        allow_small_overlap: go on with fewer objects in common than the transform needs, or than
-            its error can be measured on.
-    """
-
-    transform: str = "linear"
-    rank: int | None = None
-    scaled: bool = False
-    held_out: float = 0.1
-    allow_small_overlap: bool = False
-
-    def __post_init__(self) -> None:
-        if self.transform not in KINDS:
-            raise DataError(
-                f"The transform {self.transform!r} cannot be fitted to files; "
-                f"{', '.join(KINDS)} can{did_you_mean(self.transform, KINDS)}."
-            )
-        if not 0 < self.held_out < 1:
-            raise DataError(
-                f"held_out (--held-out) is {self.held_out}; it is a share between 0 and 1."
-            )
-        if self.rank is not None and self.rank < 1:
-            raise DataError(f"rank is {self.rank}; it is at least 1.")
-        for name, owner in (("rank", "low_rank"), ("scaled", "orthogonal")):
-            if getattr(self, name) and self.transform != owner:
-                raise DataError(
-                    f"{name} is of the transform {owner}, not of {self.transform}; leave it out."
-                )
-
-    def rank_of(self, old_dim: int, new_dim: int) -> int:
-        """Return the rank of a low-rank map between these dims. Raises: DataError: too high."""
-        most = min(old_dim, new_dim)
-        if self.rank is not None and self.rank > most:
-            raise DataError(
-                f"rank is {self.rank}, and a map from {new_dim} to {old_dim} dims has {most} at "
-                "most; give a lower one."
-            )
-        return min(self.rank or RANK, most)
-
-
 # The share of the mean square that is the mean's, from which the mean is "far from zero".
 FAR = 0.5
 
 
-def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple[int, int]) -> None:
-    """Raises: DataError: the vectors of one of the files cannot be aligned; see `vectors_problem`.
+@dataclass(frozen=True)
+class AlignSettings(MapSettings):
+    """The settings of a map between two files; the share that is held out is by a hash of ids.
 
     Args:
-        moments: of all pairs.
-        zeros: how many vectors of the old and of the new file are zero.
+        allow_small_overlap: go on with fewer objects in common than the transform needs, or than
+            its error can be measured on.
     """
+
+    allow_small_overlap: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.held_out:
+            raise DataError("held_out (--held-out) is 0; the error is measured on this share.")
+
+
+def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple[int, int]) -> None:
+    """Refuse files whose pairs cannot be aligned, see `vectors_problem`, by their moments and by
+    how many old and new vectors are zeros. Raises: DataError."""
     degenerate = degenerate_side(moments, zeros)
     if degenerate is not None:
         side, problem = degenerate
@@ -130,15 +90,13 @@ def refuse_error(
     *,
     far: Sequence[str] = (),
 ) -> None:
-    """Raises: DegradationError: the error on held-out objects is past the limit, no better than
-    chance, or was measured on too few. DataError: the limit is no number.
+    """Raises: DegradationError: the relative error on `held` objects is past the limit, no better
+        than chance, or was measured on too few; an infinite limit lifts all that. DataError: the
+        limit is no number.
 
     Args:
-        error: relative.
-        held: on how many objects it was measured.
-        limit: of the relative error; `chance` must be beaten too, unless the limit is infinite.
         names: of the old and of the new file.
-        far: those of them, as text, whose mean is far from zero, where the map has no offset.
+        far: those of them whose mean is far from zero, where the map has no offset.
     """
     if limit is not None and not limit >= 0:
         raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
@@ -201,14 +159,13 @@ def refuse_few(
     allow_small: bool = False,
     vectors: Tensor | None = None,
 ) -> bool:
-    """Refuse too few pairs to fit a transform, or to measure its error on.
+    """Refuse too few pairs to fit a transform, or to measure its error on; return True if they are
+    too few and `allow_small` goes on with them.
 
     Args:
         dims: old and new.
-        allow_small: go on with few; nothing can be done with next to none.
         vectors: a hash of each new vector, int64 [N]: objects that share one then count once. None
             before the files are read.
-    Returns: whether they are too few, and were allowed.
     Raises: DataError: with what could be done.
     """
     keys = torch.arange(len(groups.held)) if vectors is None else vectors
@@ -290,8 +247,8 @@ class PairReading:
         return moments
 
     def apart(self, groups: Groups) -> Groups | None:
-        """Return the groups to read the files with again, see `Groups.apart`; None if those that
-        this reading was made with have no vector both fitted to and held out."""
+        """Return the groups to read the files with again, see `Groups.apart`; None if no vector is
+        both fitted to and held out."""
         apart = groups.apart(self.hashes)
         return None if torch.equal(apart.held, groups.held) else apart
 
@@ -304,14 +261,10 @@ def read_pairs(
     progress: Progress,
     together: Collectives = ALONE,
 ) -> PairReading:
-    """Read both files once.
+    """Read both files once, and keep the vectors of some rows of the pairing.
 
-    Args:
-        dims: of the old and of the new file.
-        rows: of the pairing, whose vectors are kept.
-        together: processes that each read the same pairs. Each multiplies some of the blocks, and
-            has the moments of all; reading, which files allow from their front only, is no part of
-            what is shared.
+    Of several processes, each reads the same pairs, multiplies some of the blocks, and has the
+    moments of all.
     """
     seen, chosen, held = (SecondMoments(*dims) for _ in range(3))
     parts = ((seen, groups.seen), (chosen, groups.chosen), (held, groups.held))
@@ -348,9 +301,6 @@ DEFAULT = AlignSettings()
 class FileAlignment:
     """Two files, and the map from the new vectors to the old ones.
 
-    Args:
-        old, new: the files, which are read once; twice, if a vector is fitted to and held out.
-        lineage: that they are aligned for.
     Attributes:
         pairing: the objects that they have in common, and `groups` what these are for.
         small: whether they are few, and that was allowed.
@@ -440,8 +390,7 @@ class FileAlignment:
         return ids, self.read.sample.take(self.canaries)
 
     def overlap(self) -> dict[str, Any]:
-        """Return how many objects were aligned and measured, as JSON; the keys are a trained
-        version's."""
+        """Return the counts of objects as JSON, by the keys of a trained version."""
         held = int(self.groups.held.sum())
         return {
             "common": len(self.pairing),

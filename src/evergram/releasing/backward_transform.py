@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
@@ -24,16 +24,12 @@ from evergram.compatibility.consumers import SideMoments, fit_sides, held_error
 from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import ExampleSampler
-from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
 from evergram.lineage.canary_check import id_hash
 from evergram.releasing.past_versions import PastModel, held_out_rows, known_vectors
-from evergram.training.build import build_sampler
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.upgrade import (
     GradientUpgrade,
     JointUpgrade,
@@ -50,90 +46,13 @@ TOLERANCE = 0.01
 LEAST_COMMON = 2 * LEAST_OBJECTS
 
 
-class FixedEmbeddings(Embeddings):
-    """The embeddings of a model that is not trained any more, [N, D] of each side."""
-
-    def __init__(self, vectors: Mapping[str, Tensor]) -> None:
-        self.vectors = vectors
-
-    def rows(self, side: str, ids: Tensor) -> Tensor:
-        return self.vectors[side][ids]
-
-    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
-        yield from torch.split(self.vectors[side], batch_size)
-
-    def whole(self, side: str) -> Tensor | None:
-        return self.vectors[side]
-
-
-@dataclass(frozen=True)
-class PairFit:
-    """How a transform is fitted over pairs.
-
-    Args:
-        sampler: of the pairs, with negatives if the task has them.
-        epochs: of the sampler.
-        every: epochs between two measurements of the error.
-        after: the transform with the smallest error after this epoch is kept.
-    """
-
-    sampler: ExampleSampler
-    epochs: int
-    every: int = 10
-    after: int = 0
-
-    @classmethod
-    def of(cls, recipe: Recipe, corpus: Corpus, version: int) -> PairFit:
-        """Return how a recipe fits the transform of a version on its training corpus."""
-        settings = FitSettings.of(recipe, corpus, version)
-        sampler = build_sampler(settings, corpus)
-        assert isinstance(recipe.upgrade, PosthocUpgrade)
-        chosen = recipe.upgrade.transform_training
-        return cls(sampler, chosen.epochs, settings.training.evaluate_every, chosen.select_after)
-
-
-def fit_over_pairs(
-    alignment: JointAlignment, new: Mapping[str, Tensor], fit: PairFit
-) -> list[float]:
-    """Train the alignment's transform in place by Adam, with the model fixed.
-
-    Keeps the transform that had the smallest error after `fit.after`, or the last one if none was
-    measured then.
-
-    Args:
-        new: of each side, z_k [N, D_k].
-    Returns: the errors that were measured, see `JointAlignment.error`.
-    Source: [BC] §3.2.3, as its authors' code has it.
-    """
-    transform = alignment.transform
-    optimizer = torch.optim.Adam(transform.parameters(), lr=alignment.rate or 1e-3)
-    embeddings, errors = FixedEmbeddings(new), []
-    best, kept = float("inf"), None
-    for epoch in range(1, fit.epochs + 1):
-        for batch in fit.sampler.epoch(epoch - 1):
-            query, candidate = new["query"][batch.query], new["candidate"][batch.candidate]
-            optimizer.zero_grad()
-            alignment(query, candidate, batch, embeddings).backward()
-            optimizer.step()
-        if epoch % fit.every:
-            continue
-        errors.append(alignment.error(new))
-        if epoch > fit.after and errors[-1] < best:
-            best = errors[-1]
-            kept = {name: value.clone() for name, value in transform.state_dict().items()}
-    if kept is not None:
-        transform.load_state_dict(kept)
-    return errors
-
-
 @dataclass(frozen=True)
 class Overlap:
     """Counts the objects that a version has in common with the version before it.
 
     Args:
-        common: objects of this version's data that the version before can embed.
-        fitted: of these, how many alignment is fitted to.
-        held_out: how many its error is measured on.
+        fitted, held_out: how many of the common ones alignment is fitted to, and its error measured
+            on.
         held_out_share: the objects whose id hashes below this share of 2³² are never fitted to; 1
             where nothing is fitted.
     """
@@ -151,11 +70,8 @@ class Overlap:
         return {**asdict(self), "small": self.small}
 
     def refuse_small(self, version: int, before: int, *, allow_small: bool) -> None:
-        """Raises: DataError: nothing is in common to fit to, or too little to measure the error on.
-
-        Args:
-            version, before: numbers of the two versions, for the error.
-        """
+        """Raises: DataError: nothing is in common to fit to, or too little to measure the error
+        on."""
         fits = self.held_out_share < 1
         start = f"Version {version} would have {self.common or 'no'} objects in common with version"
         if not self.common:
@@ -181,8 +97,8 @@ class BackwardTransformFit:
     """Fits B_k of one version, from its start to what is published.
 
     Args:
-        settings: of the upgrade.
-        seed: of the transform's start and of the objects drawn.
+        recipe: of version k.
+        version: k; it and the recipe's seed draw the transform's start and the objects.
         chain: of versions 0 to k-1, without withdrawn ones.
         before: the model of version k-1; it is not changed.
         corpus: the training corpus of version k.
@@ -191,28 +107,31 @@ class BackwardTransformFit:
 
     def __init__(
         self,
-        settings: UpgradeSettings,
-        seed: int,
+        recipe: Recipe,
+        version: int,
         chain: Chain,
         before: PastModel,
         corpus: Corpus,
         new_dim: int,
     ) -> None:
-        self.settings = settings
-        self.seed = seed
+        self.recipe = recipe
+        self.version = version
+        self.corpus = corpus
+        self.settings: UpgradeSettings = recipe.upgrade
+        self.seed: int = recipe.seed + version
         self.chain = chain
         self.past: dict[str, Tensor]
         self.known: dict[str, Tensor]
         self.past, self.known = known_vectors(before, corpus)
         self.held_out: float
         self.aside: dict[str, Tensor]
-        self.held_out, self.aside = _set_aside(corpus, self.known, settings.held_out)
+        self.held_out, self.aside = _set_aside(corpus, self.known, self.settings.held_out)
         self.used: dict[str, Tensor] = {
             side: self.known[side] & ~self.aside[side] for side in SIDES
         }
         self.loss: AlignmentLoss = self._loss()
         self.candidate_loss: AlignmentLoss | None = None
-        generator = torch.Generator().manual_seed(seed)
+        generator, settings = torch.Generator().manual_seed(self.seed), self.settings
         chosen = settings.transform
         self.transform: Transform = build_transform(
             chosen.kind, before.dim, new_dim, chosen.options(), generator
@@ -225,11 +144,8 @@ class BackwardTransformFit:
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 
     def weigh(self, metrics: Mapping[str, Mapping[int, Tensor]]) -> None:
-        """Count errors by what known consumers make of them.
-
-        Args:
-            metrics: by side, A [D_j, D_j] by the step j of the chain; empty leaves all as it is.
-        """
+        """Count errors by what known consumers make of them: by side, A [D_j, D_j] by the step j of
+        the chain; empty leaves all as it is."""
         if metrics:
             self.loss, self.candidate_loss = (self._loss(metrics.get(side)) for side in SIDES)
 
@@ -241,11 +157,7 @@ class BackwardTransformFit:
 
     def joint(self, factors: Tensor | None = None) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
-        otherwise.
-
-        Args:
-            factors: of each candidate, [N], see `JointAlignment`.
-        """
+        otherwise."""
         settings = self.settings
         if not isinstance(settings, JointUpgrade):
             return None
@@ -253,11 +165,7 @@ class BackwardTransformFit:
         return self._alignment(strength, factors)
 
     def _alignment(self, strength: float, factors: Tensor | None = None) -> JointAlignment:
-        """Return the alignment over the objects of the settings.
-
-        Args:
-            strength: of the loss.
-        """
+        """Return the alignment over the objects of the settings."""
         settings = self.settings
         assert isinstance(settings, GradientUpgrade)
         adam = settings.transform_training
@@ -267,44 +175,23 @@ class BackwardTransformFit:
             self.transform, self.loss, self.past, weight, chosen, self.candidate_loss, factors
         )
 
-    @property
-    def fits_over_pairs(self) -> bool:
-        """Whether the transform is fitted after the model, over batches of pairs."""
-        settings = self.settings
-        return (
-            isinstance(settings, PosthocUpgrade)
-            and settings.transform_training.objects != "all"
-            and settings.transform.is_learned
-        )
-
-    def finish(
-        self,
-        new: Mapping[str, Tensor],
-        pairs: PairFit | None = None,
-        together: Collectives = ALONE,
-    ) -> None:
-        """Fit the transform to the trained model, unless joint training has, and freeze it.
-
-        Args:
-            new: of each side, z_k [N, D_k].
-            pairs: how it is fitted over pairs; needed if `fits_over_pairs`.
-            together: processes that each call this with the same model, and share the pass over the
-                objects of a closed form.
-        """
+    def finish(self, new: Mapping[str, Tensor], together: Collectives = ALONE) -> None:
+        """Fit the transform to the trained model z_k [N, D_k] of each side, unless joint training
+        has, and freeze it. Processes share the pass over the objects of a closed form."""
         settings = self.settings
         if settings.fit != "none" and settings.solver == "closed":
             self.transform = self._solved(new, together)
-        elif self.fits_over_pairs:
-            assert pairs is not None
-            fit_over_pairs(self._alignment(1.0), new, pairs)
         elif isinstance(settings, PosthocUpgrade):
             adam = settings.transform_training
-            fit_by_gradient(
-                self.transform,
-                *self._fitted_to(new),
-                loss=self.loss,
-                settings=GradientFit(rate=adam.rate, epochs=adam.epochs, seed=self.seed),
-            )
+            if adam.fit is not None and settings.transform.is_learned:
+                adam.fit(self._alignment(1.0), new, self.recipe, self.corpus, self.version)
+            else:
+                fit_by_gradient(
+                    self.transform,
+                    *self._fitted_to(new),
+                    loss=self.loss,
+                    settings=GradientFit(rate=adam.rate, epochs=adam.epochs, seed=self.seed),
+                )
         self.transform.requires_grad_(False).eval()
 
     @property
@@ -332,10 +219,8 @@ class BackwardTransformFit:
 
     @torch.no_grad()
     def _solved(self, new: Mapping[str, Tensor], together: Collectives) -> Transform:
-        """Return the closed form; or the transform of joint training, where its error is no larger.
-
-        Both have seen the pairs that they are compared on, those that chose the ridge.
-        """
+        """Return the closed form; or the transform of joint training, where its error is no larger
+        on the pairs that chose the ridge."""
         kind, options = self.settings.transform.kind, self.settings.transform.options()
         if self.candidate_loss is None:
             moments = moments_by_use(*self._fitted_to(new), together)
@@ -377,11 +262,8 @@ def _count(rows: Mapping[str, Tensor]) -> int:
 def _set_aside(
     corpus: Corpus, known: Mapping[str, Tensor], share: float
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return the share to hold out, and bool [N] of each side, the rows that it marks.
-
-    It is the share asked for, or more if that is fewer than `LEAST_OBJECTS` of the known objects,
-    as long as no more than half of them are held out.
-    """
+    """Return the share to hold out, and bool [N] of each side, the rows that it marks: the share
+    asked for, or more if that is fewer than `LEAST_OBJECTS`, as long as it is no more than half."""
     aside = held_out_rows(corpus, share)
     enough = _count({side: known[side] & aside[side] for side in SIDES}) >= LEAST_OBJECTS
     if enough or _count(known) < LEAST_COMMON:

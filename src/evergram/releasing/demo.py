@@ -28,9 +28,8 @@ class DemoVersion:
     """One version of the demo: its metrics, and those of a consumer that stayed on version 0.
 
     Args:
-        metrics: `model`, `popularity` and, for an upgrade, `alone`.
-        consumer_chain, consumer_raw: the version-0 consumer's AUC on this version's embeddings,
-            through the chain, and given to it as they are.
+        consumer_chain, consumer_raw: the consumer's AUC on this version's embeddings, through the
+            chain, and given to it as they are.
         drift: mean ‖z̃_0 − z_0‖₂ over mean ‖z_0‖₂, on objects that alignment never saw.
     """
 
@@ -111,9 +110,7 @@ def run_demo(
 
 def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tensor]:
     """Return the candidates with at least `minimum` ratings: ids [N], and whether the mean of each
-    is above the median of the means, bool [N]. [BC] §5, task 3.
-
-    Raises: DataError: no ratings, or fewer than 20 such candidates.
+    is above the median of the means, bool [N]. [BC] §5, task 3. Raises: DataError: fewer than 20.
     """
     count = corpus.counts("candidate")
     total = torch.zeros(len(count)).index_add_(
@@ -134,8 +131,7 @@ def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
 
 
 def _discriminant(vectors: Tensor, label: Tensor) -> Tensor:
-    """Return Fisher's linear discriminant [D] of two classes, (Σ + εI)⁻¹ (μ₁ − μ₀) with Σ within
-    classes and ε its mean variance."""
+    """Return Fisher's linear discriminant [D] of two classes, (Σ + εI)⁻¹ (μ₁ − μ₀)."""
     first, second = vectors[label].double(), vectors[~label].double()
     centred = torch.cat([first - first.mean(0), second - second.mean(0)])
     within = centred.T @ centred / len(centred)

@@ -77,8 +77,8 @@ class KnownConsumer:
 
         Args:
             vectors: of each side, [N, D] of the version that it reads.
-            rows: of each side, int64 [n], the objects that it is asked about.
-            pairs: of each side, int64 [m], the ends of the interactions.
+            rows, pairs: of each side, int64 [n], the objects that it is asked about, and the ends
+                of the interactions.
         Raises: DataError: there are none, or the model cannot read them.
         """
         ends = SIDES if self.side == "pair" else (self.side,)
@@ -107,14 +107,11 @@ def _spread(rows: Tensor, most: int) -> Tensor:
 def probe_sensitivity(
     registry: ConsumerRegistry, probe: Probe, entities: Vocabulary, vectors: Tensor, used: Tensor
 ) -> Tensor:
-    """Return the mean input Fisher matrix of a probe, float64 [D, D].
-
-    It is over the objects of its evaluation file, `PROBE_ROWS` at most; labels are not used. The
-    model is run in a process of its own.
+    """Return the mean input Fisher matrix of a probe, float64 [D, D], over `PROBE_ROWS` objects of
+    its evaluation file at most. The model is run in a process of its own.
 
     Args:
-        entities: ids of the probe's side.
-        vectors: [N, D] of the version that it reads.
+        entities: ids of the probe's side, with `vectors` [N, D] of the version that it reads.
         used: bool [N], the objects that alignment may see.
     Raises: DataError: none of its objects is among these, or the model cannot be run.
         IntegrityError: one of its files is damaged.
@@ -137,12 +134,8 @@ def probe_sensitivity(
 
 @dataclass(frozen=True)
 class ConsumerWeighing:
-    """The matrices, and which consumers they are of.
-
-    Args:
-        metrics: by side, A(j) by the step j of the lineage's active chain.
-        consumers: `name`, `version` and `sides` of each consumer that counts.
-    """
+    """The matrices A(j) by side and step j of the lineage's active chain, and the `name`, `version`
+    and `sides` of each consumer that counts."""
 
     weight: float = 0.0
     metrics: Metrics = field(default_factory=dict)
@@ -157,12 +150,8 @@ def weigh_consumers(
 ) -> ConsumerWeighing:
     """Return what the registered consumers with a probe and those of `extra` make of errors.
 
-    A consumer that is pinned to "newest" reads another version after each upgrade, and does not
-    count. With a method that counts errors at version k-1 alone only its consumers do.
-
-    Args:
-        backward: the transform of version k, with what version k-1 knows.
-        corpus: the training corpus of version k.
+    A consumer that is pinned to "newest" does not count. With a method that counts errors at
+    version k-1 alone only its consumers do.
     Raises: RecipeError: consumers are named or given and do not count, or none is known. DataError:
         a model or its files cannot be used. LineageError: a name is no consumer.
     """

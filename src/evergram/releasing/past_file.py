@@ -40,10 +40,9 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
-        new: the file to align to them.
     Raises: LineageError: the old vectors are others than the newest version's, or the new ones are
-        of a version there is already. DataError: only one of the files has ids, or the new ones
-        are text where the old ones are integers.
+        of a version there is already. DataError: only one of the files has ids, or the new ones are
+        text where the old ones are integers.
     """
     _refuse_known(new, lineage)
     past = past_file(old, lineage)
@@ -95,7 +94,7 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
 
 def _refuse_without_encoder(past: EmbeddingFile, new: EmbeddingFile, lineage: Lineage) -> None:
     """Raises: LineageError: the old vectors are of an encoder of text that is known, and the new
-    ones of none, so that the service could no longer encode the strings of its clients."""
+    ones of none, so that the service could no longer encode strings."""
     known = TEXT_ENCODER in past.provenance
     if lineage.versions:
         known = lineage.manifest(lineage.newest).text_encoder is not None
@@ -189,8 +188,7 @@ def _stored(lineage: Lineage) -> EmbeddingFile:
 
 
 def facts_of(file: EmbeddingFile) -> dict[str, Any]:
-    """Return what a version records of the file that it is made from, as JSON: whether it has ids,
-    and the fingerprint that it carries if it was exported from a lineage."""
+    """Return what a version records of the file that it is made from, as JSON."""
     return {"has_ids": file.has_ids, "fingerprint": file.fingerprint}
 
 
@@ -221,11 +219,9 @@ NAME = "embeddings"
 
 
 def open_or_create(place: str | Path, name: str | None = None) -> Lineage:
-    """Return the lineage at a place, created where there is none.
+    """Return the lineage at a place, created where there is none, with the name "embeddings" by
+    default.
 
-    Args:
-        place: folder or address of the lineage.
-        name: of a new lineage, "embeddings" by default; refused for one that exists.
     Raises: LineageError: a name was given for a lineage that exists.
     """
     if not Lineage.exists(place):

@@ -35,12 +35,8 @@ RANKINGS = 5
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A past version without its encoder: it knows the objects that it has embeddings of.
-
-    Args:
-        dim: D.
-        embeddings: of each side, ids [N] and vectors [N, D].
-    """
+    """A past version without its encoder: it knows the objects whose ids [N] and vectors [N, D] it
+    has stored, by side."""
 
     dim: int
     embeddings: Mapping[str, tuple[pa.Array, Tensor]]
@@ -65,8 +61,6 @@ def past_model(
     """Return a past version's encoder; without the user's modules that it needs, its stored
     embeddings; None if these are not stored either.
 
-    Args:
-        module: the modules that the version was trained with, if they were the user's own.
     Raises: as `load_encoder`.
     """
     record = lineage.manifest(version).encoder
@@ -90,14 +84,7 @@ def known_vectors(model: PastModel, corpus: Corpus) -> tuple[dict[str, Tensor], 
 
 @dataclass(frozen=True)
 class PastReading:
-    """A new version read as a past one.
-
-    Args:
-        chain: leads from the new version, its newest, to `target`.
-        target: the past version.
-        model: of the past version.
-        together: processes that each measure it with the same arguments, and share its rankings.
-    """
+    """A new version, the newest of the chain, read as a past one; processes share its rankings."""
 
     chain: Chain
     target: int
@@ -113,12 +100,11 @@ def reading_report(
     metrics: Sequence[str],
     draw: QueryDraw = ALL_QUERIES,
 ) -> dict[str, Any]:
-    """Measure a new version read as a past one, on the objects that the past one knew.
+    """Measure a new version, z_k [N, D_k] of each side, read as a past one, on the objects that the
+    past one knew.
 
     Args:
-        new: z_k of the split's training entities, [N, D_k] of each side.
         held_share: alignment never saw the objects whose id hashes below it.
-        metrics: names of ranking metrics.
         draw: of the test queries that the past one knew.
     """
     chain, target = reading.chain, reading.target
@@ -213,7 +199,6 @@ def refuse_other_model(recipe: Recipe, kept: Mapping[str, Any], version: int) ->
 
     Args:
         kept: the recipe of the version whose model is kept, as its manifest has it.
-        version: its number.
     Raises: RecipeError: a key of [model] or [task] has another value.
     """
     theirs, ours = (
@@ -260,11 +245,7 @@ def unknown_counts(known: Mapping[str, Tensor]) -> dict[str, int]:
 
 def split_of_known(split: Split, known: Mapping[str, Tensor]) -> Split:
     """Return the split whose corpus has the known entities alone: held-out pairs of an unknown
-    query are left out and counted, those of an unknown candidate stay as certain misses.
-
-    Args:
-        known: bool [N] of each side of the split's training corpus.
-    """
+    query are left out and counted, those of an unknown candidate stay as certain misses."""
     if all(bool(known[side].all()) for side in SIDES):
         return split
     training, places = corpus_of_known(split.training, known)

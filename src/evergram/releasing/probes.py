@@ -31,11 +31,8 @@ class ProbeReading:
     """The result of one consumer's probe on one version.
 
     Args:
-        consumer: its name.
         pinned: the version or label that it is pinned to, as it is written, such as "v0".
-        version: the version that it reads.
-        source: the version that is read as that one.
-        metric: auc, accuracy or rmse.
+        version, source: the version that it reads, and the one that is read as that.
         value: None where it could not be measured, or only on far fewer objects than the baseline;
             `problem` then says why.
         limit: the least that is good enough, of rmse the most.
@@ -128,10 +125,8 @@ def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
     """Return a new probe with its value on production as baseline, which is what its consumer reads
     now, and with the hashes of its files.
 
-    Args:
-        probe: with the paths of its files as they are now.
     Raises: DataError: its files cannot be used, or no object of its data has an embedding.
-        UnknownVersionError: there is no version `pinned`.
+        UnknownVersionError.
     """
     version = lineage.resolve(pinned)
     source = _Source(lineage.view(version).source, lineage.chain, lineage, None)
@@ -147,8 +142,7 @@ def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
 
 
 def with_probes(artefact: Artefact, lineage: Lineage) -> tuple[Artefact, list[ProbeReading]]:
-    """Return the artefact with every probe's reading in its metrics, as "probes"; and the
-    readings."""
+    """Return the artefact with every probe's reading in its metrics; and the readings."""
     readings = run_probes(lineage, artefact)
     metrics = {**artefact.metrics, "probes": [r.as_json() for r in readings]}
     return replace(artefact, metrics=metrics), readings

@@ -98,8 +98,7 @@ def refuse_unmeasurable(
 ) -> None:
     """Refuse, before a long training, limits that can never be checked.
 
-    Raises: DegradationError: a limit of degradation is set on a metric that is not measured, or no
-        consumer has a probe with a limit.
+    Raises: DegradationError: the metric is not measured, or no consumer has a probe with a limit.
     """
     if strict_probes:
         refuse_untried(lineage)
@@ -166,8 +165,8 @@ def _loss(
 
 
 def _loss_error(measured: Mapping[str, Any], reference: str, metric: str) -> float:
-    """Return the standard error of a loss: 0 where all queries were ranked, and infinity if it is
-    not recorded."""
+    """Return the standard error of a loss: 0 where all queries were ranked, and infinity if
+    unknown."""
     sampled: Any = measured.get("sampled")
     if sampled is None:
         return 0.0
@@ -179,11 +178,8 @@ def _loss_error(measured: Mapping[str, Any], reference: str, metric: str) -> flo
 
 
 def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) -> None:
-    """Raises: DegradationError: the model, or a past version that the new one is read as, loses
-    more than `limit` percent of `training.metric`; or the loss of one could not be measured.
-
-    Args:
-        past: the versions that must have been measured.
+    """Raises: DegradationError: the model, or one of the `past` versions that the new one is read
+    as, loses more than `limit` percent of `training.metric`; or the loss could not be measured.
     """
     _refuse_no_number(limit)
     metric = artefact.recipe.get("training", {}).get("metric")

@@ -72,10 +72,7 @@ def transform_file(
 def versions_of(
     file: EmbeddingFile, lineage: Lineage, source: int | str | None, target: int | str
 ) -> tuple[int, int]:
-    """Return the numbers of the version of `file` and of the version to write it as.
-
-    Raises: as `transform_file`.
-    """
+    """Return the numbers of the version of `file` and of the one to write it as."""
     version, wanted = lineage.resolve(source), lineage.resolve(target)
     lineage.check_fingerprint(file.fingerprint, version, str(file.path))
     if lineage.chain.dim(version) != file.dim:
@@ -87,10 +84,8 @@ def versions_of(
 
 
 def reading_of(lineage: Lineage, source: int, target: int) -> Callable[[Tensor], Tensor]:
-    """Return what reads vectors [n, D_source] of one version as another's, [n, D_target].
-
-    Raises: LineageError: `target` is later, and no forward map was published between them.
-    """
+    """Return what reads vectors [n, D_source] of one version as another's, [n, D_target]. Raises:
+    LineageError: `target` is later, and no forward map was published between them."""
     if source >= target:
         return partial(lineage.chain.apply, source=source, target=target)
     parts = lineage.forward(source, target)

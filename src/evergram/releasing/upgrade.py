@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.backward_transform import BackwardTransformFit, PairFit
+from evergram.releasing.backward_transform import BackwardTransformFit
 from evergram.releasing.known_consumers import ConsumerWeighing, KnownConsumer, weigh_consumers
 from evergram.releasing.past_versions import (
     RANKINGS,
@@ -100,16 +99,13 @@ class UpgradePlan:
 
     Args:
         version: whose data and seed it is trained with.
-        split: chooses for how long to train.
-        final: its model is trained and judged on it; the same as `split` without a refit.
+        split: chooses for how long to train. `final`: its model is trained and judged on it; the
+            same without a refit.
         published: of the objects that the version has vectors of; the same as `final`, but for a
             frozen model, which has none of the others.
         unknown: how many objects of each side a frozen model does not know; empty of another.
         before: the model of `past_version`.
-        trained: a model of this version that is not trained again.
         backward: the transform, from its start.
-        said: sentences on the recipe for a person to read.
-        weighing: what known consumers make of the alignment error.
         keeps_popularity: whether candidates have the past version's power of counts, for "auto".
     """
 
@@ -152,8 +148,8 @@ class UpgradePlan:
         return self.recipe.model_copy(update={"model": model})
 
     def factors(self, corpus: Corpus) -> Tensor | None:
-        """Return the factor of each candidate of a corpus that the model is trained on, [N], as a
-        joint alignment knows it; None without factors."""
+        """Return the factor of each candidate of a corpus, [N], as a joint alignment knows it; None
+        without."""
         exponent = self.recipe.model.exponent
         return (
             None if exponent is None else popularity_factors(corpus.counts("candidate"), exponent)
@@ -165,14 +161,8 @@ class UpgradePlan:
 
     def backward_for(self, corpus: Corpus) -> BackwardTransformFit:
         """Return the transform's start for another corpus of the same version."""
-        fit = BackwardTransformFit(
-            self.recipe.upgrade,
-            self.recipe.seed + self.version,
-            self.lineage.active_chain,
-            self.before,
-            corpus,
-            self.backward.transform.new_dim,
-        )
+        chain, dim = self.lineage.active_chain, self.backward.transform.new_dim
+        fit = BackwardTransformFit(self.recipe, self.version, chain, self.before, corpus, dim)
         fit.weigh(self.weighing.metrics)
         return fit
 
@@ -240,12 +230,8 @@ def trained_encoder(
 
 
 def _with_past_popularity(recipe: Recipe, lineage: Lineage) -> tuple[Recipe, bool]:
-    """Return the recipe with a number in the place of `model.popularity = "auto"`, for a model that
-    is aligned while it is trained: it must know its factors then, and has the past version's power.
-
-    Returns: also whether there was such a place.
-    Raises: RecipeError: the past version has none.
-    """
+    """Return the recipe with a number in the place of `model.popularity = "auto"`, and whether that
+    was there, for a model that is aligned while it is trained: it has the past version's power."""
     settings, past_version = recipe.upgrade, lineage.newest
     aligned = settings.fit == "joint" and settings.start != "frozen"
     if recipe.model.popularity != "auto" or not aligned:
@@ -318,9 +304,8 @@ def plan_upgrade(
     else:
         own = own_encoder(options.encoder, final.training, recipe)
         new_dim = recipe.model.dim_of(version) if own is None else own.dim
-    corpus, seed = published.training, recipe.seed + version
-    chain = lineage.active_chain
-    backward = BackwardTransformFit(settings, seed, chain, before, corpus, new_dim)
+    corpus, chain = published.training, lineage.active_chain
+    backward = BackwardTransformFit(recipe, version, chain, before, corpus, new_dim)
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
     weighing = weigh_consumers(lineage, backward, corpus, options.consumers)
     backward.weigh(weighing.metrics)
@@ -343,11 +328,8 @@ def plan_upgrade(
 
 
 def _before(recipe: Recipe, lineage: Lineage, version: int, options: UpgradeOptions) -> PastModel:
-    """Return the model of the version before.
-
-    Raises: RecipeError: the new model starts from it or is it, and its modules were not given, or
-        the recipe describes another model than the one that stays.
-    """
+    """Return the model of the version before; refuse one whose modules are needed and were not
+    given, or another model than the one that stays."""
     start, modules = recipe.upgrade.start, options.past_encoders.get(version)
     if modules is None and start != "fresh":
         modules = options.encoder
@@ -366,11 +348,8 @@ def _before(recipe: Recipe, lineage: Lineage, version: int, options: UpgradeOpti
 
 
 def version_report(version: int, split: Split, trained: Trained) -> dict[str, Any]:
-    """Return a version's metrics as JSON: its own, its training's, and its data's size.
-
-    Args:
-        split: the one that it was last trained on, and tested by.
-    """
+    """Return a version's metrics as JSON: its own, its training's, and its data's size, of the
+    split that it was last trained on and tested by."""
     training = split.training
     features = summaries(training.queries, training.candidates) if reads_features(trained) else []
     return {
@@ -407,8 +386,8 @@ def reads_features(trained: Trained) -> bool:
 
 
 def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:
-    """Say what each feature of a corpus is, and warn of those that say nothing of a new object; of
-    a model that reads them."""
+    """Say what each feature of a corpus is, of a model that reads them, and warn of those that say
+    nothing of a new object."""
     if not recipe.model.reads_features:
         return
     for feature in summaries(corpus.queries, corpus.candidates):
@@ -419,18 +398,12 @@ def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:
 
 def training_report(trained: Trained) -> dict[str, Any]:
     """Return how a model was trained, as JSON: seconds, epochs, strengths, warnings."""
+    as_they_are = ("best_epoch", "ended", "refit", "l2", "l2_measure", "optimizer", "batch_size")
     return {
         "seconds": round(trained.seconds, 3),
-        "best_epoch": trained.best_epoch,
         "epochs": int(trained.history[-1]["epoch"]) if trained.history else 0,
-        "ended": trained.ended,
-        "refit": trained.refit,
         "penalty": list(trained.penalty),
-        "l2": trained.l2,
-        "l2_measure": trained.l2_measure,
-        "optimizer": trained.optimizer,
-        "batch_size": trained.batch_size,
-        "table_rate": trained.table_rate,
+        **{name: getattr(trained, name) for name in (*as_they_are, "table_rate")},
         **({} if trained.temperature is None else {"temperature": trained.temperature}),
         **({} if trained.popularity is None else {"popularity": trained.popularity.as_json()}),
         **({"pilots": trained.pilots} if trained.pilots else {}),
@@ -440,7 +413,7 @@ def training_report(trained: Trained) -> dict[str, Any]:
 
 def board_callbacks(folder: str | Path | None, version: int, split: Split) -> list[Callback]:
     """Return the callbacks that write a version's training, with its Gramians' errors, for
-    TensorBoard; none without a folder, or where another process writes them."""
+    TensorBoard; none without a folder, or in another process than the first."""
     if folder is None or not is_first_process():
         return []
     from evergram.training.tracking import TensorBoard, Tracking
@@ -453,12 +426,8 @@ def board_callbacks(folder: str | Path | None, version: int, split: Split) -> li
 
 @dataclass
 class FittedUpgrade:
-    """A trained model, and the same model trained without alignment.
-
-    Args:
-        error: of the transform, on objects that alignment never saw.
-        unaligned: None if it was not trained; the model itself if it had no alignment.
-    """
+    """A trained model, its transform's error on objects that alignment never saw, and the same
+    model trained without alignment; None if it was not trained, itself if it had no alignment."""
 
     trained: Trained
     error: StepError
@@ -474,10 +443,8 @@ def fit_upgrade(
     plan: UpgradePlan, context: RunContext, board: str | Path | None = None
 ) -> FittedUpgrade:
     """Train the model and fit its transform; then train the same model without alignment, if the
-    recipe asks what alignment cost.
+    recipe asks what alignment cost. A `board` is a folder for TensorBoard's files.
 
-    Args:
-        board: a folder for TensorBoard's files.
     Raises: TrainingError: the loss is not finite.
     """
     settings = plan.recipe.upgrade
@@ -505,10 +472,7 @@ def fit_upgrade(
     trained.warnings = [*plan.said, *trained.warnings]
     started = time.perf_counter()
     new = {"query": trained.query, "candidate": trained.candidate}
-    pairs = None
-    if plan.backward.fits_over_pairs:
-        pairs = PairFit.of(plan.recipe, plan.published.training, plan.version)
-    plan.backward.finish(new, pairs, context.collectives)
+    plan.backward.finish(new, context.collectives)
     trained.seconds += time.perf_counter() - started
     error = plan.backward.error(new)
     if not settings.alone:
@@ -533,10 +497,8 @@ def fit_upgrade(
 
 
 def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
-    """Return the companions of the search for the best epoch, and the refit, if there is one.
-
-    The published transform is trained in the last of the two; the search has one of its own.
-    """
+    """Return the companions of the search for the best epoch, and the refit, if there is one, in
+    which the published transform is trained; the search has one of its own."""
     start = None
     if plan.recipe.upgrade.start == "previous":
         assert isinstance(plan.before, Encoder)
@@ -558,10 +520,8 @@ def measure_upgrade(
     plan: UpgradePlan, fitted: FittedUpgrade, together: Collectives = ALONE
 ) -> dict[str, Any]:
     """Return the new version's metrics as JSON: its own, those of the model trained alone, what
-    reading it as each past version keeps, and the certificate.
+    reading it as each past version keeps, and the certificate. Processes share the rankings.
 
-    Args:
-        together: processes that each call this with the same upgrade, and share its rankings.
     Source: [BC] §4; the certificate, docs/method.md.
     """
     lineage, new = plan.lineage, fitted.embeddings
@@ -755,25 +715,6 @@ def _fit_first(
     return fitted
 
 
-Rest = ParamSpec("Rest")
-
-
-def _claiming(
-    train_next: Callable[Concatenate[Recipe, Lineage, Rest], Artefact],
-) -> Callable[Concatenate[Recipe, Lineage, Rest], Artefact]:
-    """Wrap a function so that no other process trains the lineage's next version meanwhile."""
-
-    @wraps(train_next)
-    def claimed(
-        recipe: Recipe, lineage: Lineage, /, *args: Rest.args, **kwargs: Rest.kwargs
-    ) -> Artefact:
-        with lineage.training() if is_first_process() else nullcontext():
-            return train_next(recipe, lineage, *args, **kwargs)
-
-    return claimed
-
-
-@_claiming
 def upgrade(
     recipe: Recipe,
     lineage: Lineage,
@@ -859,20 +800,21 @@ def _upgraded(
     context: RunContext,
     board: str | Path | None = None,
 ) -> Artefact:
-    """Plan, fit, measure and package an upgrade, together with the other processes."""
-    context = replace(context, collectives=join_processes(context.device))
-    corpus = corpus_for(recipe, corpus, lineage)
-    recipe = recorded_recipe(recipe, corpus)
-    say_features(recipe, corpus, context.progress)
-    plan = plan_upgrade(recipe, lineage, corpus, options)
-    fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)
-    report = measure_upgrade(plan, fitted, context.collectives)
-    artefact = package_upgrade(plan, fitted, report)
-    context.collectives.sum(torch.zeros(()), "end")  # all have read what publishing may remove
-    return artefact
+    """Plan, fit, measure and package an upgrade, together with the other processes; no process of
+    another training may do so meanwhile."""
+    with lineage.training() if is_first_process() else nullcontext():
+        context = replace(context, collectives=join_processes(context.device))
+        corpus = corpus_for(recipe, corpus, lineage)
+        recipe = recorded_recipe(recipe, corpus)
+        say_features(recipe, corpus, context.progress)
+        plan = plan_upgrade(recipe, lineage, corpus, options)
+        fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)
+        report = measure_upgrade(plan, fitted, context.collectives)
+        artefact = package_upgrade(plan, fitted, report)
+        context.collectives.sum(torch.zeros(()), "end")  # all have read what publishing may remove
+        return artefact
 
 
-@_claiming
 def upgrade_lost(
     recipe: Recipe,
     lineage: Lineage,

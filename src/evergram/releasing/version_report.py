@@ -101,10 +101,8 @@ _MODELS = {
 
 
 def refuse_unwritable(path: Path | None) -> None:
-    """Refuse a path at which no report could be written; None is never refused.
-
-    Raises: DataError: it does not end in .html, is a folder, or is in one that cannot be written.
-    """
+    """Refuse a path at which no report could be written; None is never refused. Raises:
+    DataError."""
     if path is None:
         return
     if path.suffix != ".html" or path.is_dir():
@@ -124,14 +122,8 @@ def refuse_unwritable(path: Path | None) -> None:
 
 @dataclass(frozen=True)
 class VersionReport:
-    """The report of a version, measured before it is published.
-
-    Args:
-        lineage: its name.
-        metric: the selection metric.
-        kept: by past version; empty for version 0.
-        drawn: the sections on the model itself, HTML.
-    """
+    """The report of a version, measured before it is published: by past version what is kept, and
+    the sections on the model itself, HTML."""
 
     lineage: str
     version: int
@@ -143,12 +135,7 @@ class VersionReport:
     def of(
         cls, recipe: Recipe, lineage: Lineage, corpus: Corpus, version: int, artefact: Artefact
     ) -> VersionReport:
-        """Measure a version that is not published yet; nothing is trained.
-
-        Args:
-            corpus: all that the recipe names.
-            version: the one whose data the artefact was trained on.
-        """
+        """Measure a version that is not published yet, on all of its data; nothing is trained."""
         history = lineage.pair_history if lineage.versions else None
         split = split_for(recipe, corpus, version, history)
         recipe, _ = with_selecting_metric(recipe, split)
@@ -164,11 +151,8 @@ class VersionReport:
         return cls(*facts, kept_of_past(lineage, artefact, model), model.sections())
 
     def write(self, path: Path, metrics: Mapping[str, Any], warnings: Sequence[str] = ()) -> None:
-        """Write the page.
+        """Write the page, with the metrics and the warnings of publishing.
 
-        Args:
-            metrics: as they were published, with the probes' readings.
-            warnings: of publishing, in addition to those of training.
         Raises: DataError: the version is published, and its report cannot be written.
         """
         body = [
@@ -190,15 +174,8 @@ class VersionReport:
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A version's embeddings and test, in the rows of its split's training corpus.
-
-    Args:
-        recipe: that it was trained by.
-        split: whose training corpus it was last trained on.
-        vectors: [N, D] of each side.
-        relevance: of the test queries that its metrics are of.
-        ranks: int64 [T], of the targets of `relevance`.
-    """
+    """A version's embeddings [N, D] of each side and its test, in the rows of its split's training
+    corpus; `ranks`, int64 [T], are of the targets of `relevance`."""
 
     recipe: Recipe
     split: Split
@@ -368,8 +345,8 @@ def attempt(what: str, draw: Callable[..., str], *args: Any) -> str:
 
 
 def names_of(side: Side, rows: Tensor) -> list[str]:
-    """Return the names of some entities: by the first feature of `NAMES` that the side has, and
-    where an entity has no value of it, or there is none, their ids."""
+    """Return the names of some entities: their first feature of `NAMES`, and where there is none,
+    their ids."""
     ids = [str(key) for key in side.vocabulary.keys.take(pa.array(rows.numpy())).to_pylist()]
     feature = next((side.features[name] for name in NAMES if name in side.features), None)
     if feature is None:
@@ -383,12 +360,7 @@ def names_of(side: Side, rows: Tensor) -> list[str]:
 
 
 def kept_of_past(lineage: Lineage, artefact: Artefact, model: MeasuredModel) -> dict[str, Kept]:
-    """Return what is kept of every past version, on the queries that its reading is of.
-
-    Args:
-        lineage: without the artefact.
-        model: of the artefact.
-    """
+    """Return what is kept of every past version, on the queries that its reading is of."""
     readings = artefact.metrics.get("compatibility", {})
     kept: dict[str, Kept] = {}
     for version in lineage.readable if artefact.transform is not None else ():
@@ -473,12 +445,7 @@ def training_figures(metrics: Mapping[str, Any], metric: str) -> str:
 
 
 def kept_sections(metric: str, kept: Mapping[str, Kept], metrics: Mapping[str, Any]) -> list[str]:
-    """Return the sections of what is kept of past versions; none for version 0.
-
-    Args:
-        metric: the selection metric.
-        metrics: as they were published, with probes.
-    """
+    """Return the sections of what is kept of past versions; none for version 0."""
     if not kept:
         return []
     return [
@@ -636,11 +603,7 @@ def _metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def strata_table(strata: Sequence[Stratum], k: int, unit: str) -> str:
-    """Return the recall of each stratum.
-
-    Args:
-        unit: of what was tested, "pairs" or "queries".
-    """
+    """Return the recall of each stratum of "pairs" or "queries" (`unit`)."""
     first = "candidates" if unit == "pairs" else "training pairs of a query"
     members = "candidates" if unit == "pairs" else "queries"
     rows = []

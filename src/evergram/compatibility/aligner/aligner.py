@@ -75,7 +75,7 @@ class Aligner(Guided):
         scaled: bool = False,
         held_out: float = 0.1,
     ) -> None:
-        self.settings: AlignerSettings = AlignerSettings(transform, ridge, rank, scaled, held_out)
+        self.settings: AlignerSettings = AlignerSettings(transform, rank, scaled, held_out, ridge)
         self._dims: tuple[int, int] | None = None
         self._moments: GroupedMoments | None = None
         self._solution: Solution | None = None

@@ -16,6 +16,7 @@ from evergram.compatibility.degenerate import degenerate_side
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.row_groups import pair_groups, vector_hashes
 from evergram.compatibility.second_moments import SecondMoments
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 # Default rank of low_rank, if the dims allow it.
@@ -23,43 +24,30 @@ RANK = 32
 
 
 @dataclass(frozen=True)
-class AlignerSettings:
-    """The arguments of `Aligner`, checked.
+class MapSettings:
+    """The settings of every map that is fitted in closed form, checked.
 
     Args:
         transform: one of `closed_form_fit.KINDS`.
-        ridge: ρ in the unit of E[z zᵀ], or "auto": chosen on rows that were not fitted to.
         rank: of low_rank, and of it alone; None for 32, or the smaller dim if that is less.
         scaled: True lets an orthogonal map, and it alone, stretch by one factor.
         held_out: share of the rows that measure the map and are never fitted to.
     Raises: DataError: a value is not allowed, or the transform does not use it.
     """
 
-    # Further keys come from a later Evergram: refuse them rather than ignore them.
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
     transform: str = "linear"
-    ridge: float | Literal["auto"] = "auto"
     rank: int | None = None
     scaled: bool = False
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
         if self.transform not in KINDS:
-            kinds = ", ".join(KINDS)
             is_trained = self.transform in TRANSFORMS
             trained = " (it is trained instead, by BackwardAlignment)" if is_trained else ""
             raise DataError(
-                f"The transform {self.transform!r} has no closed form{trained}; an aligner's is "
-                f"one of {kinds}."
+                f"The transform {self.transform!r} has no closed form{trained}; give one of "
+                f"{', '.join(KINDS)}{did_you_mean(self.transform, KINDS)}."
             )
-        if self.ridge != "auto":
-            if not _is_number(self.ridge) or not 0 <= self.ridge < math.inf:
-                raise DataError(f'ridge is {self.ridge!r}; it must be "auto" or a number ≥ 0.')
-            if not self.has_ridge:
-                raise DataError(
-                    "A map of kind orthogonal has no ridge; leave it out or choose another kind."
-                )
         if not _is_number(self.held_out) or not 0 <= self.held_out < 1:
             raise DataError(f"held_out is {self.held_out!r}; it must be at least 0 and below 1.")
         if self.rank is not None:
@@ -69,11 +57,6 @@ class AlignerSettings:
                 raise DataError(f"rank is {self.rank!r}; it must be a whole number ≥ 1.")
         if self.scaled and self.transform != "orthogonal":
             raise DataError(f"scaled is of orthogonal, not of {self.transform}; leave it out.")
-
-    @property
-    def has_ridge(self) -> bool:
-        """True if the kind is solved with a ridge; an orthogonal map cannot shrink."""
-        return self.transform != "orthogonal"
 
     def rank_of(self, old_dim: int, new_dim: int) -> int:
         """Return the rank of a map of low rank between these dims.
@@ -86,6 +69,35 @@ class AlignerSettings:
                 f"rank is {self.rank}; between {new_dim} and {old_dim} dims it is at most {most}."
             )
         return min(RANK, most) if self.rank is None else self.rank
+
+
+@dataclass(frozen=True)
+class AlignerSettings(MapSettings):
+    """The arguments of `Aligner`, checked.
+
+    Args:
+        ridge: ρ in the unit of E[z zᵀ], or "auto": chosen on rows that were not fitted to.
+    """
+
+    # Further keys come from a later Evergram: refuse them rather than ignore them.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    ridge: float | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ridge != "auto":
+            if not _is_number(self.ridge) or not 0 <= self.ridge < math.inf:
+                raise DataError(f'ridge is {self.ridge!r}; it must be "auto" or a number ≥ 0.')
+            if not self.has_ridge:
+                raise DataError(
+                    "A map of kind orthogonal has no ridge; leave it out or choose another kind."
+                )
+
+    @property
+    def has_ridge(self) -> bool:
+        """True if the kind is solved with a ridge; an orthogonal map cannot shrink."""
+        return self.transform != "orthogonal"
 
 
 def _is_number(value: object) -> bool:

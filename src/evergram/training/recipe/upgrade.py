@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -138,6 +138,8 @@ class TransformTraining:
             model.
         select_after: the best epoch (posthoc: the transform with the smallest error) is looked for
             after so many.
+        fit: trains a posthoc transform in the place of passes over all objects; it is called with
+            the `JointAlignment`, z_k of each side, the recipe, the corpus and the version.
     """
 
     rate: float = 3e-3
@@ -145,6 +147,7 @@ class TransformTraining:
     rows: int = 512
     epochs: int = 100
     select_after: int = 0
+    fit: Callable[..., object] | None = None
 
 
 class GradientUpgrade(UpgradeSettings):
