@@ -92,7 +92,7 @@ def test_a_trained_version_is_held_to_the_same(tmp_path: Path) -> None:
     for vectors, _ in BAD.values():
         sides = {**trained.embeddings, "candidate": (ids, vectors[: len(ids), : own.shape[1]])}
         with pytest.raises(DataError):
-            evergram.publish(lineage, replace(trained, embeddings=sides, canaries={}))
+            evergram.publish(lineage, replace(trained, embeddings=sides))
         assert not Lineage.exists(tmp_path / "l")
 
 

@@ -21,8 +21,7 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.data.corpus import Vocabulary
-from evergram.lineage import canary_check
-from evergram.lineage import lineage as lineage_file
+from evergram.lineage import canary_check, publication
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import canary_rows, id_hash
 from evergram.lineage.diagnosis import (
@@ -253,7 +252,7 @@ def add_halving_version(
                 **({} if unseen is None else {"overlap": {"held_out_share": unseen}}),
             },
             recipe=recipe,
-            canaries={"object": (IDS, vectors)},
+            canaries={"object": IDS},
             error=error if number else None,
         ),
         promote=False,
@@ -281,7 +280,7 @@ def drawn(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
             with torch.no_grad():
                 error = StepError.of(transform(z), vectors[n - 1])
         kept = 20 if n < 2 else 15
-        canaries = {"object": (ids[:kept], z[:kept])}
+        canaries = {"object": ids[:kept]}
         publish_next(line, version({"object": (ids, z)}, transform, canaries, error))
     return Lineage.open(line.path)
 
@@ -340,15 +339,14 @@ def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
 ) -> None:
     """Nobody says which of them alignment never saw; a limit reads what they show in any case."""
     # As it was published before publication tried transforms on canaries itself.
-    monkeypatch.setattr(lineage_file, "check_transform_on_canaries", lambda *_: None)
+    monkeypatch.setattr(publication, "check_transform_on_canaries", lambda *_: None)
     lineage = Lineage.create(tmp_path / "lineage")
     ids, draw = pa.array(range(size)), torch.Generator().manual_seed(0)
     past, now = (torch.randn(size, 3, generator=draw) for _ in range(2))
-    block = {"object": (ids, past)}
-    publish_next(lineage, version(block, None, block))
+    publish_next(lineage, version({"object": (ids, past)}, None, {"object": ids}))
     exact = StepError.of(past.repeat(10, 1), past.repeat(10, 1))
     block = {"object": (ids, now)}
-    publish_next(lineage, version(block, LinearTransform(3, 3), block, exact))
+    publish_next(lineage, version(block, LinearTransform(3, 3), {"object": ids}, exact))
     readings = diagnose_lineage(lineage)
     assert readings[0].unseen is None
     limited = past_limits(readings, error=0.1)
@@ -393,7 +391,8 @@ def test_a_side_of_which_nothing_is_in_common_is_not_known(tmp_path: Path) -> No
         both = {"query": (queries, z), "candidate": (candidates, z)}
         error = StepError.of(z, z) if n else None
         transform = LinearTransform.from_matrix(torch.eye(2)) if n else None
-        publish_next(lineage, version(both, transform, both, error))
+        kept = {side: ids for side, (ids, _) in both.items()}
+        publish_next(lineage, version(both, transform, kept, error))
     readings = diagnose_lineage(lineage)
     assert list(readings[0].unknown) == ["error", "side candidate"]
     assert past_limits(readings) == []

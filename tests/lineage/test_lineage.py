@@ -221,7 +221,7 @@ def test_contents_that_do_not_fit_are_an_error_though_their_hash_is_right(
             transform=back,
             metrics={"metrics": {"model": {}}},
             recipe={},
-            canaries={"object": (ids[:20], vectors[:20])},
+            canaries={"object": ids[:20]},
             trained=("line", TrainedPairs(np.array([7 + version], np.uint32))),
         )
         publish_next(lineage, artefact)

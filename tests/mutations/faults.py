@@ -239,7 +239,7 @@ FAULTS = (
         "lineage/test_labels.py",
     ),
     Fault(
-        "lineage/lineage.py",
+        "lineage/publication.py",
         "error = check_transform_on_canaries(artefact",
         "error = (lambda *_: None)(artefact",
         "lineage/test_publication.py",

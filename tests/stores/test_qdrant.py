@@ -432,7 +432,7 @@ def unit_lineage(folder: Path, scale: float = 1.0) -> tuple[Lineage, np.ndarray]
     ids = pa.array(range(60))
     block = (ids, vectors)
     described = {"metrics": {"model": {}}, "version": 0}
-    canaries = {"object": (ids.cast(pa.string()), vectors)}
+    canaries = {"object": ids}
     publish_next(lineage, Artefact(6, {"object": block}, None, described, {}, canaries=canaries))
     return lineage, vectors.numpy()
 

@@ -52,7 +52,7 @@ def publish(
             transform=transform,
             metrics={"metrics": metrics, "probes": list(probes)},
             recipe={},
-            canaries={"object": (ids, vectors)} if known else {},
+            canaries={"object": ids} if known else {},
             error=error,
         ),
         promote=promote,

@@ -62,15 +62,10 @@ def publish(
         back,
         {"metrics": {"model": {}}, "version": version},
         {},
-        canaries=_canaries(version, rows, canaries) if canaries else {},
+        canaries={"object": list(range(0, rows, canaries))} if canaries else {},
     )
     publish_next(lineage, artefact, promote=promote)
     return lineage
-
-
-def _canaries(version: int, rows: int, one_in: int) -> dict[str, tuple[pa.Array, Tensor]]:
-    ids = pa.array(range(0, rows, one_in)).cast(pa.string())
-    return {"object": (ids, vectors_of(version, rows)[::one_in])}
 
 
 def lineage_of(

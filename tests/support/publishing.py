@@ -15,7 +15,10 @@ from evergram.lineage.lineage import Lineage
 
 
 def following(lineage: Lineage, artefact: Artefact) -> Artefact:
-    """Return the artefact as one that leads to the newest version that `lineage` knows."""
+    """Return the artefact as one that leads to the newest version that `lineage` knows; one without
+    a model keeps the canaries that it names, if any."""
+    if artefact.encoder is None:
+        artefact = replace(artefact, canaries=artefact.canaries or {})
     if not lineage.next_version:
         return artefact
     return replace(artefact, follows=lineage.manifest(lineage.newest).fingerprint)

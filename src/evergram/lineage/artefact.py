@@ -57,7 +57,7 @@ def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
     Raises: DataError: an id is missing or of another type, or the vectors are no floats.
         ShapeError: they are not [N, D].
     """
-    keys = _ids(ids, side)
+    keys = checked_ids(ids, side)
     if (row := first_missing(keys)) >= 0:
         where = f"Row {row} of the {side} embeddings"
         raise DataError(missing_sentence(where, "its id", keys[row].as_py()))
@@ -114,7 +114,8 @@ def _native(vectors: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(vectors, vectors.dtype.newbyteorder("="))
 
 
-def _ids(ids: Any, side: str) -> pa.Array:
+def checked_ids(ids: Any, side: str) -> pa.Array:
+    """Return ids as int64 or string [N]. Raises: DataError: they are of another type."""
     try:
         keys = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
         keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
@@ -157,7 +158,8 @@ class Artefact:
         metrics: what was measured, as JSON.
         recipe: the recipe, as JSON.
         encoder: None if the embeddings came from a file.
-        canaries: for each side, ids and vectors [n, D] of a few objects that are kept for ever.
+        canaries: for each side, ids of a few objects whose vectors are kept for ever; None: those
+            that the version before kept, and others by a hash of their ids.
         error: the error of B_k, for the certificate.
         trained: the salt of the hashes of the model's training pairs, and these; None if no model
             was trained.
@@ -174,7 +176,7 @@ class Artefact:
     metrics: Mapping[str, Any]
     recipe: Mapping[str, Any]
     encoder: EncoderParts | None = None
-    canaries: Mapping[str, Block] = field(default_factory=dict)
+    canaries: Mapping[str, Any] | None = None
     error: StepError | None = None
     trained: tuple[str, TrainedPairs] | None = None
     follows: str | None = None
@@ -311,6 +313,7 @@ class PublicationFacts:
         embeddings: SHA-256 of the file of each side.
         canary_error: of its transform, see `Manifest`.
         new_pairs: its training pairs that no earlier version was trained on; None if not known.
+        canaries: of each side, ids as strings and vectors.
     """
 
     embeddings: Mapping[str, str] = field(default_factory=dict)
@@ -318,6 +321,7 @@ class PublicationFacts:
     forward: Affine | None = None
     new_pairs: TrainedPairs | None = None
     canary_error: float | None = None
+    canaries: Mapping[str, Block] = field(default_factory=dict)
 
 
 def write_version(
@@ -353,7 +357,7 @@ def write_version(
         write_trained_pairs(facts.new_pairs, folder / PAIRS)
     if artefact.query_form is not None:
         write_query_form(artefact.query_form, folder)
-    pq.write_table(_canary_table(artefact), folder / "canary.parquet")
+    pq.write_table(_canary_table(facts.canaries), folder / "canary.parquet")
     write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))
     manifest = Manifest(
         version=number,
@@ -389,13 +393,12 @@ def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
     )
 
 
-def _canary_table(artefact: Artefact) -> pa.Table:
-    tables = []
-    for side, block in artefact.canaries.items():
-        ids, vectors = checked_block(*block, side, artefact.dim)
-        columns = {"id": ids.cast(pa.string()), "vector": vectors_to_arrow(vectors)}
-        if len(ids):
-            tables.append(pa.table({"side": pa.repeat(side, len(ids)), **columns}))
+def _canary_table(canaries: Mapping[str, Block]) -> pa.Table:
+    tables = [
+        pa.table({"side": pa.repeat(side, len(ids)), "id": ids, "vector": vectors_to_arrow(rows)})
+        for side, (ids, rows) in canaries.items()
+        if len(ids)
+    ]
     return pa.concat_tables(tables) if tables else pa.table({"side": [], "id": [], "vector": []})
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -17,14 +18,14 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
-from evergram.lineage.artefact import Block, checked_blocks
+from evergram.lineage.artefact import Block
 
 # An error contradicts a certificate if it is more than this multiple of its bound plus rounding.
 BELIED = 2.0
 ROUNDING = 1e-5
 # Canaries of each side: enough for a mean, and few enough to keep for ever.
 CANARIES = 1000
-# ‖canary − vector‖ over ‖vector‖, at most: encoding a few objects alone rounds otherwise.
+# ‖canary − vector‖ over ‖vector‖, at most.
 CANARY_ROUNDING = 1e-3
 # Of each version and side, ids (as strings) and vectors at publication.
 Canaries = Mapping[int, Mapping[str, Block]]
@@ -130,53 +131,66 @@ def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> 
     return order[:CANARIES]
 
 
-class CanaryCheck:
-    """The canaries of one side, as `Artefact` takes them; `through` passes its blocks on, and
-    refuses canaries that differ.
+class CanarySample:
+    """Takes the canaries of one side as its blocks pass.
 
-    Raises: DataError, ShapeError: they are no vectors by id, each id once.
+    Args:
+        side: its name, for errors.
+        wanted: the ids to keep, as strings; None picks them, see `canary_rows`.
+        past: ids that the version before kept, as strings.
+    Attributes:
+        ids, vectors: of the canaries so far, as strings and float32 [n, D].
     """
 
-    def __init__(self, ids: Any, vectors: Any, side: str, dim: int) -> None:
-        self.side = side
-        [(keys, rows)] = checked_blocks([(ids, vectors)], f"canary {side}", dim)
-        self.ids: Any = keys
-        self.vectors: Tensor = rows.float().cpu()
-
-    @property
-    def block(self) -> Block:
-        """The ids, as strings, and the vectors."""
-        return self.ids.cast(pa.string()), self.vectors
+    def __init__(
+        self, side: str, wanted: pa.Array | None = None, past: pa.Array | None = None
+    ) -> None:
+        self.side, self.wanted, self.past = side, wanted, past
+        self.ids: Any = pa.array([], pa.string())
+        self.vectors: Tensor = torch.zeros(0, 0)
+        self._hashes = torch.zeros(0, dtype=torch.int64)
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Yield the same blocks. Raises: DataError: a canary's vector is another; at the end, its
-        id was in none of them."""
-        missing = set(self.ids.to_pylist())
+        """Yield the same blocks. Raises: DataError: at the end, if a wanted id was in none."""
         for ids, vectors in blocks:
-            mine = self._as_type(ids.type)
-            at = pc.fill_null(pc.index_in(ids, value_set=mine), -1).to_numpy(zero_copy_only=False)
-            rows = torch.from_numpy((at >= 0).nonzero()[0])
-            for row, place in zip(rows.tolist(), at[at >= 0].tolist(), strict=True):
-                own, kept = vectors[row].detach().float().cpu(), self.vectors[place]
-                # A NaN is at no distance.
-                if not float((own - kept).norm()) <= CANARY_ROUNDING * float(own.norm()):
-                    raise DataError(
-                        f"The canary {self.ids[place].as_py()!r} of the side {self.side} is not "
-                        "the vector that the version has for it; give that vector."
-                    )
-                missing.discard(self.ids[place].as_py())
+            self._add(ids.cast(pa.string()), vectors.detach().float().cpu())
             yield ids, vectors
-        if missing:
-            raise DataError(
-                f"The canary {min(missing, key=str)!r} of the side {self.side} is not among the "
-                "ids of the version; keep objects that it has."
-            )
+        if self.wanted is not None:
+            missing = set(self.wanted.to_pylist()) - set(self.ids.to_pylist())
+            if missing:
+                raise DataError(
+                    f"The canary {min(missing)!r} of the side {self.side} is not among the ids of "
+                    "the version; keep objects that it has."
+                )
 
-    def _as_type(self, kind: pa.DataType) -> pa.Array:
-        """Return the ids as the version has them; those that cannot be so stay apart."""
-        if kind == self.ids.type:
-            return self.ids
-        if pa.types.is_string(kind):
-            return self.ids.cast(pa.string())
-        numeric = pc.match_substring_regex(self.ids, r"^-?[0-9]{1,18}$")
-        return pc.if_else(numeric, self.ids, None).cast(pa.int64())
+    def _add(self, ids: pa.Array, vectors: Tensor) -> None:
+        if self.wanted is not None:
+            mask = pc.is_in(ids, value_set=self.wanted)
+            ids, vectors = ids.filter(mask), vectors[torch.from_numpy(np.array(mask))]
+        if len(self.ids):
+            vectors = torch.cat([self.vectors, vectors])
+        hashes = torch.cat([self._hashes, id_hashes(ids)])
+        ids = pa.concat_arrays([self.ids, ids])
+        rows = torch.arange(len(ids))
+        if self.wanted is None:
+            rows = canary_rows(ids, hashes, self.past)
+        self.ids, self._hashes = ids.take(pa.array(rows.numpy())), hashes[rows]
+        self.vectors = vectors[rows]
+
+
+def check_stored(ids: pa.Array, vectors: Tensor, side: str, blocks: Iterable[Block]) -> None:
+    """Compare canaries with the stored vectors of their side.
+
+    Raises: DataError: one is another vector, or has an id that is not stored.
+    """
+    sample = CanarySample(side, ids)
+    for _ in sample.through(blocks):
+        pass
+    stored = sample.vectors[Vocabulary(sample.ids).rows(ids)]
+    # A NaN is at no distance.
+    near = (stored - vectors).norm(dim=1) <= CANARY_ROUNDING * stored.norm(dim=1)
+    if not bool(near.all()):
+        raise DataError(
+            f"The canary {ids[int((~near).nonzero()[0])].as_py()!r} of the side {side} is not the "
+            "vector that is stored; restore the version from a copy."
+        )

@@ -25,8 +25,8 @@ from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError, EvergramError
 from evergram.lineage.canary_check import (
     Canaries,
-    CanaryCheck,
     Measured,
+    check_stored,
     common_canaries,
     id_hash,
     is_belied,
@@ -419,11 +419,8 @@ def _stored(lineage: Lineage) -> Iterable[str]:
     """The canaries are among the stored vectors."""
     for n in lineage.versions_with_embeddings:
         for side, (ids, vectors) in lineage.canaries(n).items():
-            check = CanaryCheck(ids, vectors, side, lineage.manifest(n).dim)
-            blocks = open_embeddings(lineage.stored(side, n)).blocks()
             try:
-                for _ in check.through(blocks):
-                    pass
+                check_stored(ids, vectors, side, open_embeddings(lineage.stored(side, n)).blocks())
             except EvergramError as error:
                 yield f"Version {n}: {error}"
 

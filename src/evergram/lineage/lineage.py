@@ -43,7 +43,6 @@ from evergram.lineage.publication import (
     check_artefact,
     check_follows,
     check_ids,
-    check_transform_on_canaries,
     keep_lost,
     not_there_yet,
     read_lost,
@@ -726,17 +725,17 @@ class Lineage:
             consumer's probe was not run on it; another process is publishing or has published
             meanwhile; or the folder cannot be written; the lineage is then as it was.
         """
-        number, canaries, error = self.next_version, check_artefact(artefact), None
+        check_artefact(artefact)
+        number, past = self.next_version, {}
         if number:
             newest = self.manifest(self.newest)
             check_follows(artefact, self.address, newest, self.version_of)
             past = self.canaries(newest.version)
-            error = check_transform_on_canaries(artefact, canaries, past, newest.version)
         elif artefact.transform is not None:
             raise ShapeError("Version 0 has no version before it and takes no transform.")
         # What was checked is what is written.
         artefact = replace(artefact, metrics=gate(artefact).metrics)
-        facts = {"new_pairs": self.pair_history.new(artefact.trained), "canary_error": error}
+        new_pairs = self.pair_history.new(artefact.trained)
         made = [] if number else not_there_yet(self.path)
         with self._writing(), removed_on_failure(made):
             record = self._unchanged_record(artefact)
@@ -744,7 +743,7 @@ class Lineage:
                 refuse_unprobed(self.address, artefact.metrics, number, record.resolve)
             clear_left(self.path, record)
             place = self.path, self.name, number
-            manifest = write_folders(place, artefact, canaries, self._files_before(), facts)
+            manifest = write_folders(place, artefact, past, self._files_before(), new_pairs)
             salt = None if artefact.trained is None else artefact.trained[0]
             record = record.with_version(promote=promote, salt=salt)
             write_record(self.path, record, self.remote)

@@ -47,10 +47,11 @@ from evergram.lineage.artefact import (
     PublicationFacts,
     VersionReader,
     are_metrics,
+    checked_ids,
     plain_numbers,
     write_version,
 )
-from evergram.lineage.canary_check import CanaryCheck, is_belied, measure_canaries
+from evergram.lineage.canary_check import CanarySample, is_belied, measure_canaries
 from evergram.lineage.consumers import Consumer, ConsumerRegistry, Resolve
 from evergram.lineage.paths import check_name, check_tree, file_mode
 from evergram.lineage.record import Manifest, read_manifest, sha256
@@ -111,7 +112,7 @@ class _Types(BaseModel):
     embeddings: Mapping[str, Any]
     recipe: Annotated[Mapping[str, Any], AfterValidator(_is_plain)]
     metrics: Annotated[Mapping[str, Any], AfterValidator(_is_metrics), AfterValidator(_is_plain)]
-    canaries: Mapping[str, Any]
+    canaries: Mapping[str, Any] | None
     transform: InstanceOf[Transform] | None
     encoder: InstanceOf[EncoderParts] | None
     error: InstanceOf[StepError] | None
@@ -120,9 +121,8 @@ class _Types(BaseModel):
     text_encoder: InstanceOf[TextEncoderRecord] | None
 
 
-def check_artefact(artefact: Artefact) -> dict[str, CanaryCheck]:
-    """Refuse an artefact that can be no version; return what compares the canaries of each side
-    with its vectors as these are written.
+def check_artefact(artefact: Artefact) -> None:
+    """Refuse an artefact that can be no version; ids and vectors are checked as they are written.
 
     Raises: LineageError: a side has no proper name. DataError, ShapeError: a part is of another
         type, or does not fit the others.
@@ -138,8 +138,11 @@ def check_artefact(artefact: Artefact) -> dict[str, CanaryCheck]:
         raise DataError("The artefact has no embeddings; a version has at least one side.")
     for side, source in artefact.embeddings.items():
         check_name(side, "a side")
-        if not callable(source):
-            _check_pair(source, f"{side} embeddings", ", or a function that returns blocks of them")
+        if not callable(source) and not (isinstance(source, tuple | list) and len(source) == 2):
+            raise DataError(
+                f"The {side} embeddings are of type {type(source).__name__}; give ids and vectors, "
+                "or a function that returns blocks of them."
+            )
     for name, part in (
         ("query form", artefact.query_form),
         ("text encoder", artefact.text_encoder),
@@ -150,7 +153,11 @@ def check_artefact(artefact: Artefact) -> dict[str, CanaryCheck]:
             )
     if artefact.transform is not None:
         _check_transform(artefact.transform)
-    return _canary_checks(artefact)
+    if other := sorted(set(artefact.canaries or ()) - set(artefact.embeddings)):
+        raise DataError(
+            f"The artefact has canaries of the side {other[0]}, and embeddings of "
+            f"{', '.join(artefact.embeddings)}; canaries are some of these."
+        )
 
 
 def check_follows(
@@ -190,30 +197,6 @@ def check_follows(
             f"Version {newest.version} has embeddings of the side {gone[0]} and the artefact has "
             f"none, so that nobody could read this side any more; give all sides, which are "
             f"{', '.join(newest.embeddings)}."
-        )
-
-
-def _canary_checks(artefact: Artefact) -> dict[str, CanaryCheck]:
-    """Raises: DataError, ShapeError: the canaries cannot be any version's."""
-    other = sorted(set(artefact.canaries) - set(artefact.embeddings))
-    if other:
-        raise DataError(
-            f"The artefact has canaries of the side {other[0]}, and embeddings of "
-            f"{', '.join(artefact.embeddings)}; canaries are some of these."
-        )
-    for side, block in artefact.canaries.items():
-        _check_pair(block, f"canaries of the side {side}")
-    return {
-        side: CanaryCheck(ids, vectors, side, artefact.dim)
-        for side, (ids, vectors) in artefact.canaries.items()
-        if not hasattr(ids, "__len__") or len(ids)
-    }
-
-
-def _check_pair(block: Any, name: str, otherwise: str = "") -> None:
-    if not isinstance(block, tuple | list) or len(block) != 2:
-        raise DataError(
-            f"The {name} are of type {type(block).__name__}; give ids and vectors{otherwise}."
         )
 
 
@@ -271,16 +254,15 @@ def _check_error(error: StepError, transform: Transform) -> None:
 
 def check_transform_on_canaries(
     artefact: Artefact,
-    own: Mapping[str, CanaryCheck],
+    own: Mapping[str, Block],
     past: Mapping[str, Block],
-    newest: int,
 ) -> float | None:
     """Refuse a transform that does not lead to the version before, as its canaries show.
 
     Of an artefact with a model of its own it is a warning: its training would be lost.
 
     Args:
-        own, past: the canaries of the artefact, and those that version `newest` kept.
+        own, past: the canaries of the artefact, and those that the version before kept.
     Returns: the relative error on canaries that both have; None if there are none.
     Raises: DataError: that error is far above the one that the transform comes with; or, if it
         comes with none, above that of vectors of zeros.
@@ -288,8 +270,7 @@ def check_transform_on_canaries(
     if artefact.transform is None or not own or not past:
         return None
     chain = Chain([artefact.transform], artefact.transform.old_dim)
-    kept = {side: check.block for side, check in own.items()}
-    measured, stated = measure_canaries(chain, {0: past, 1: kept}, 1, 0), _relative(artefact.error)
+    measured, stated = measure_canaries(chain, {0: past, 1: own}, 1, 0), _relative(artefact.error)
     if measured is None:
         return None
     known = measured.relative if math.isfinite(measured.relative) else None
@@ -298,7 +279,7 @@ def check_transform_on_canaries(
         return known
     comes = "with no error" if stated is None else f"with an error of {stated:.4g}"
     sentence = (
-        f"The transform comes {comes}, and on {measured.objects} objects that version {newest} "
+        f"The transform comes {comes}, and on {measured.objects} objects that the version before "
         f"kept, its canaries, it is {measured.relative:.4g} of their length: it does not lead from "
         "these vectors to that version's."
     )
@@ -548,20 +529,22 @@ def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
 def write_folders(
     place: tuple[Path, str, int],
     artefact: Artefact,
-    canaries: Mapping[str, CanaryCheck],
+    past: Mapping[str, Block],
     before: Mapping[str, Path],
-    facts: Mapping[str, Any],
+    new_pairs: TrainedPairs | None,
 ) -> Manifest:
     """Write both folders of a version, each under another name and then renamed.
 
     Args:
         place: the lineage's folder and name, and the number of the version.
-        before: the stored files of the version before, by side, for the forward map.
-        facts: of `PublicationFacts`, those that the vectors do not say.
+        past, before: the canaries and the stored files of the version before, by side.
+        new_pairs: see `PublicationFacts`.
+    Raises: as `Artefact.blocks`, `RowSample.through` and `check_transform_on_canaries`.
     """
     (path, name, number), mode = place, file_mode(place[0])
     dims = [artefact.dim, *([artefact.transform.old_dim] if artefact.transform else [])]
     samples: dict[str, RowSample] = {}
+    kept: dict[str, CanarySample] = {}
     hashes: dict[str, str] = {}
     with new_folder(path / "embeddings" / str(number), mode) as folder:
         for side in artefact.embeddings:
@@ -570,13 +553,26 @@ def write_folders(
                 _typed(artefact.blocks(side), before.get(side), side, name),
                 artefact.unknown.get(side, 0),
             )
-            blocks = canaries[side].through(blocks) if side in canaries else blocks
-            write_embeddings(folder / f"{side}.parquet", blocks)
+            kept[side] = CanarySample(side, _wanted(artefact, side), past.get(side, (None,))[0])
+            write_embeddings(folder / f"{side}.parquet", kept[side].through(blocks))
             hashes[side] = sha256(folder / f"{side}.parquet")
+        canaries = {s: (k.ids, k.vectors) for s, k in kept.items() if len(k.ids)}
+        error = check_transform_on_canaries(artefact, canaries, past)
     moments = {side: sample.moments() for side, sample in samples.items()}
-    known = PublicationFacts(hashes, moments, forward_map(samples, before), **facts)
+    forward = forward_map(samples, before)
+    known = PublicationFacts(hashes, moments, forward, new_pairs, error, canaries)
     with new_folder(path / "versions" / str(number), mode) as folder:
         return write_version(folder, name, number, artefact, known)
+
+
+def _wanted(artefact: Artefact, side: str) -> pa.Array | None:
+    """Return the ids of a side's canaries as strings; None if they are not chosen."""
+    if artefact.canaries is None:
+        return None
+    ids = artefact.canaries.get(side, ())
+    if hasattr(ids, "__len__") and not len(ids):
+        return pa.array([], pa.string())
+    return checked_ids(ids, f"canary {side}").cast(pa.string())
 
 
 def _typed(blocks: Iterable[Block], before: Path | None, side: str, where: str) -> Iterator[Block]:

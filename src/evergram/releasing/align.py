@@ -26,7 +26,7 @@ from evergram.compatibility.row_groups import Groups, pair_groups, vector_hashes
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, DegradationError
 from evergram.evaluation.version_distance import VectorPairs, chance_reading, mapping_readings
-from evergram.lineage.artefact import Artefact, Block
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import canary_rows, id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_file import (
@@ -308,7 +308,6 @@ class FileAlignment:
         fitted: the map, fitted to all pairs but the held-out ones.
         chance: its error compared with the same map on mixed-up objects.
         readings: its errors and shared neighbours on held-out objects, see `mapping_readings`.
-        canaries: rows whose vectors are kept for ever.
     Raises: DataError: they cannot be aligned.
     """
 
@@ -328,8 +327,6 @@ class FileAlignment:
         hashes = id_hashes(self.pairing.ids)
         self.groups: Groups = pair_groups(hashes, settings.held_out)
         self._refuse_few()
-        past = lineage.canaries(lineage.newest).get(SIDE, (None,))[0] if lineage.versions else None
-        self.canaries: Tensor = canary_rows(self.pairing.ids, hashes, past)
         self.read: PairReading
         queries, catalogue = self._read(hashes, progress)
         refuse_degenerate(old.path, new.path, self.read.whole, self.read.zeros)
@@ -361,8 +358,7 @@ class FileAlignment:
     def _read(self, hashes: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
         """Read both files; return the rows of queries and of the catalogue of neighbours."""
         queries, catalogue = sampled_rows(hashes, self.groups.held)
-        rows = torch.cat([queries, catalogue, self.canaries])
-        together = join_processes(CPU)
+        rows, together = torch.cat([queries, catalogue]), join_processes(CPU)
         self.read = read_pairs(self.pairing, self.dims, self.groups, rows, progress, together)
         return queries, catalogue
 
@@ -382,12 +378,6 @@ class FileAlignment:
         """The transform's error on the held-out objects."""
         held = self.read.held
         return StepError(held.sigma(*_published(self.fitted)), self.objects, held.power)
-
-    @property
-    def kept(self) -> tuple[pa.Array, VectorPairs]:
-        """The ids of the canaries, as strings, and their vectors."""
-        ids = self.pairing.ids.take(pa.array(self.canaries.numpy())).cast(pa.string())
-        return ids, self.read.sample.take(self.canaries)
 
     def overlap(self) -> dict[str, Any]:
         """Return the counts of objects as JSON, by the keys of a trained version."""
@@ -470,21 +460,23 @@ def align(
         *(error, alignment.chance, alignment.objects, max_error, (before.path, new.path)),
         far=far_means(before.path, new.path, alignment.read.held, has_offset=has_offset),
     )
-    ids, kept = alignment.kept
     recorded = {**asdict(settings), "old": str(before.path), "new": str(new.path)}
     if settings.transform == "low_rank":
         recorded["rank"] = alignment.rank
-    first = first_version(before, (ids, kept.old), {"align": {**recorded, **facts_of(before)}})
+    # Objects that both files have.
+    ids = alignment.pairing.ids
+    kept = ids.take(pa.array(canary_rows(ids, id_hashes(ids)).numpy()))
+    first = first_version(before, {"align": {**recorded, **facts_of(before)}}, canaries=kept)
     with nullcontext() if lineage.versions else lineage.beginning(first):
         recipe = {"align": {**recorded, **facts_of(new)}}
-        artefact = _next_version(alignment, lineage, recipe, (ids, kept.new))
+        artefact = _next_version(alignment, lineage, recipe)
         strict = strict_probes
         published = publish(lineage, artefact, strict_probes=strict, promote=promote, warn=warn)
     return dict(published.metrics)
 
 
 def _next_version(
-    alignment: FileAlignment, lineage: Lineage, recipe: Mapping[str, Any], canaries: Block
+    alignment: FileAlignment, lineage: Lineage, recipe: Mapping[str, Any]
 ) -> Artefact:
     """Return the artefact of an aligned file, with its certificates."""
     number, new = lineage.next_version, alignment.new
@@ -505,7 +497,6 @@ def _next_version(
             "alignment": report,
         },
         recipe=recipe,
-        canaries={SIDE: canaries},
         error=alignment.error,
         follows=lineage.manifest(lineage.newest).fingerprint,
         text_encoder=text_encoder_of(new),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.artefact import Artefact, Block
-from evergram.lineage.canary_check import canary_rows, id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.publication import with_id_type
 from evergram.texts.record import TextEncoderRecord, parse_record
@@ -25,12 +23,13 @@ from evergram.vector_files.open_embeddings import (
     open_embeddings,
     provenance_file,
 )
-from evergram.vector_files.pairing import Pairing, ahead, refuse_repeats
+from evergram.vector_files.pairing import Pairing, ahead
 
 # The one side of a lineage that is made of files.
 SIDE = "object"
 # Two vectors are the same if they differ by no more than this share of their length.
 SAME = 1e-5
+QUIET = Progress(quiet=True)
 # An id that may be the number of a row.
 NUMBER = re.compile(r"0|[1-9][0-9]*")
 
@@ -192,15 +191,27 @@ def facts_of(file: EmbeddingFile) -> dict[str, Any]:
     return {"has_ids": file.has_ids, "fingerprint": file.fingerprint}
 
 
-def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any]) -> Artefact:
+def first_version(
+    file: EmbeddingFile,
+    recipe: Mapping[str, Any],
+    progress: Progress = QUIET,
+    canaries: pa.Array | None = None,
+) -> Artefact:
     """Return version 0 of a lineage of files."""
+
+    def blocks() -> Iterator[Block]:
+        with progress.task("vectors", file.rows) as bar:
+            for ids, vectors in file.blocks():
+                yield ids, vectors
+                bar.advance(len(ids), len(ids))
+
     return Artefact(
         dim=file.dim,
-        embeddings={SIDE: lambda: file.blocks()},
+        embeddings={SIDE: blocks},
         transform=None,
         metrics={"version": 0, "dim": file.dim, "metrics": {"model": {}}},
         recipe=recipe,
-        canaries={SIDE: canaries},
+        canaries=None if canaries is None else {SIDE: canaries},
         text_encoder=text_encoder_of(file),
     )
 
@@ -231,9 +242,6 @@ def open_or_create(place: str | Path, name: str | None = None) -> Lineage:
     return Lineage.open(place)
 
 
-QUIET = Progress(quiet=True)
-
-
 def import_embeddings(
     file: EmbeddingFile, lineage: Lineage, *, progress: Progress = QUIET
 ) -> dict[str, Any]:
@@ -248,22 +256,8 @@ def import_embeddings(
             f"{lineage} has versions already; 'evergram vectors align' adds the next, with its "
             "transform."
         )
-    ids = file.ids()
-    refuse_repeats(file, ids)
-    kept = canary_rows(ids, id_hashes(ids)).sort().values
-    vectors = torch.empty(len(kept), file.dim)
-    start = done = 0
-    with progress.task("canaries", file.rows) as bar:
-        for _, block in file.blocks():
-            stop = done + int(torch.searchsorted(kept[done:], start + len(block)))
-            vectors[done:stop] = block[kept[done:stop] - start].float()
-            start, done = start + len(block), stop
-            bar.advance(len(block), len(block))
-    if start != len(ids):
-        raise DataError(f"{file.path} changed while it was read; import it again.")
-    canaries = ids.take(pa.array(kept.numpy())).cast(pa.string()), vectors
     number = lineage.publish(
-        first_version(file, canaries, {"import": {"file": str(file.path), **facts_of(file)}})
+        first_version(file, {"import": {"file": str(file.path), **facts_of(file)}}, progress)
     )
     return {
         "version": number,

@@ -605,9 +605,8 @@ def package_upgrade(
         form = plan.options.query_form
         if form is None:
             form = query_form(plan.recipe, plan.final.training, trained)
-    past = plan.lineage.canaries(plan.past_version)
     return replace(
-        make_artefact(trained, plan.published, options, past),
+        make_artefact(trained, plan.published, options),
         transform=plan.backward.transform,
         metrics=report,
         recipe=plan.recorded.model_dump(mode="json"),

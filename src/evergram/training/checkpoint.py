@@ -25,7 +25,7 @@ from evergram.encoders.module_encoder import (
 )
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
-from evergram.lineage.canary_check import canary_rows, id_hash
+from evergram.lineage.canary_check import id_hash
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import EncoderRecord
 from evergram.training.build import encoder_options
@@ -98,27 +98,15 @@ def restore_any(
     return restore_module_encoder(module, record.options, schema, state, version)
 
 
-def make_artefact(
-    trained: Trained,
-    split: Split,
-    options: Mapping[str, Any],
-    past: Mapping[str, Block] | None = None,
-) -> Artefact:
-    """Return an artefact for `Lineage.publish`: vectors, encoder and canaries.
+def make_artefact(trained: Trained, split: Split, options: Mapping[str, Any]) -> Artefact:
+    """Return an artefact for `Lineage.publish`: vectors and encoder.
 
     Args:
         split: the one whose training corpus `trained` embeds.
         options: the `options_of` the encoder.
-        past: the canaries of the version before.
     """
     sides = dict(zip(SIDES, (split.training.queries, split.training.candidates), strict=True))
     vectors = {"query": trained.query, "candidate": trained.candidate}
-    canaries: dict[str, tuple[pa.Array, Tensor]] = {}
-    for side, entities in sides.items():
-        ids = entities.vocabulary.keys
-        before = (past or {}).get(side, (None,))[0]
-        rows = canary_rows(ids, id_hash(entities.vocabulary), before)
-        canaries[side] = ids.take(pa.array(rows.numpy())), vectors[side][rows]
     encoder = trained.encoder
     return Artefact(
         dim=encoder.dim,
@@ -133,7 +121,6 @@ def make_artefact(
             inputs=encoder.schema.inputs,
             vocabularies=encoder.schema.vocabularies,
         ),
-        canaries=canaries,
     )
 
 
