@@ -170,12 +170,11 @@ def _weighed_slopes(model: ConsumerModel, rows: Tensor, output: ConsumerOutput) 
 
 @dataclass(frozen=True)
 class SideMoments:
-    """The pairs of one side, and the matrix that weighs its errors.
+    """The pairs of one side, and the matrix S [D_{k-1}, D_{k-1}] that weighs its errors; None is I.
 
     Args:
         moments: of pairs that are fitted to.
         held: of other pairs, which choose the ridge and are then fitted to as well.
-        metric: S [D_{k-1}, D_{k-1}], positive definite; None is I.
     """
 
     moments: SecondMoments

@@ -41,9 +41,8 @@ def vectors_problem(
     if they can.
 
     Args:
-        zeros: how many of the rows are zeros.
-        second: E[z zᵀ] [D, D], of all rows or of a sample. spread: the same of z − E[z].
-        most_zeros: the share of the rows that may be zeros.
+        zeros: how many of the rows are zeros; `most_zeros` is the share that may be.
+        second, spread: E[z zᵀ] [D, D], of all rows or of a sample, and the same of z − E[z].
     """
     if zeros > most_zeros * rows:
         return f"{zeros} of {rows} are zero, and {most_zeros:.0%} may be"
@@ -69,7 +68,6 @@ def degenerate_side(
     Args:
         moments: of all pairs.
         zeros: how many of the old and of the new vectors are zero.
-        most_zeros: the share that may be.
     Raises: DataError: there are no pairs.
     """
     square, spread = moments.second(), moments.second(centred=True)

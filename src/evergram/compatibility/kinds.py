@@ -130,10 +130,9 @@ def build_transform(
     options: Mapping[str, Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> Transform:
-    """Return a transform of a kind, as artefacts describe it.
+    """Return a transform of a kind, with the options of `Transform.options`.
 
     Args:
-        options: as `Transform.options` gives them.
         generator: draws the start; None starts with the first coordinates.
     Raises: ShapeError: no transform is of that kind, it does not take these options, or its
         settings or its class say that they are of another.

@@ -29,25 +29,14 @@ class Groups:
     held: Tensor
 
     def apart(self, hashes: Tensor) -> Groups:
-        """Return groups in which no held-out row has the vector of a row that is fitted to.
-
-        An object that is there under two ids would be fitted to and measured on. Such rows are
-        fitted to, so that the others measure.
-
-        Args:
-            hashes: of the rows' vectors, int64 [N]; see `vector_hashes`.
-        """
+        """Return groups in which no held-out row has the vector of a row that is fitted to, by
+        their `vector_hashes`: such rows are fitted to, too."""
         again = self.held & torch.isin(hashes, hashes[~self.held])
         return Groups(self.seen | again, self.chosen, self.held & ~again)
 
 
 def pair_groups(hashes: Tensor, share: float) -> Groups:
-    """Divide pairs by a hash alone: the same in every version, on every machine.
-
-    Args:
-        hashes: int64 [N], uniform in [0, 2³²).
-        share: of the pairs that are held out.
-    """
+    """Divide pairs by a hash in [0, 2³²) alone, int64 [N]; a share of them is held out."""
     held = hashes < share * 2**32
     chosen = ~held & (hashes < (share + (1 - share) * CHOOSING) * 2**32)
     return Groups(~held & ~chosen, chosen, held)

@@ -139,9 +139,8 @@ def encode_file(
 
     Parts are written to `OUT.parts` first, the one at work every `EVERY` seconds as far as it has
     come, and a run that was killed goes on from there; the file then appears whole. A part is
-    written only if the encoder was the recorded one in each batch, which takes a canary along where
-    no weights are available, and in all canaries after it. So a model that is replaced meanwhile is
-    an error, and parts stay those of one model.
+    written only if the encoder was the recorded one in each batch and after it, so parts stay those
+    of one model.
 
     Args:
         out: Parquet, Arrow or .npy, by its suffix.
@@ -150,9 +149,8 @@ def encode_file(
             another encoder or other known vectors, and parts whose batches took no canary along.
         known: of `plan_rest`, for the same texts and encoder: vectors that are written as they are.
     Raises: DataError: the format has no place for the record, `out` is there or cannot be written,
-        parts there are of other texts, another encoder or other known vectors, `known` is of other
-        texts or another encoder, or it changed while it was used. ServiceError: the encoder cannot
-        be reached.
+        parts there are of other texts, another encoder or other known vectors, or the encoder
+        changed. ServiceError: the encoder cannot be reached.
     """
     if out.suffix.lower() not in WRITTEN:
         raise DataError(
@@ -342,14 +340,13 @@ def plan_rest(
         texts: all documents, whose ids the kept vectors have.
         encoder: the new model.
         kept: files of vectors (of `KeptVectors.save`, of the service's `--kept`, or of
-            `encode_file`), or folders whose Parquet files are read.
-        check: kept vectors to compute again and compare, at least 1, and one of each file at least;
-            drawn by `seed`.
+            `encode_file`), or folders of Parquet files.
+        check: kept vectors to compute again and compare, one of each file at least; drawn by
+            `seed`.
         unrecorded: whether a file may leave open which encoder made it.
-    Raises: DataError: the texts are queries; a path is no such file or folder; a file is of another
-        encoder, or says of none; its vectors have another dim; an id is there twice in a file, or
-        in two files with different vectors; no text has any of the ids; a vector that was computed
-        again differs; or the encoder changed while it was used.
+    Raises: DataError: the texts are queries; a file cannot be read, is of another encoder or dim,
+        or says of none; an id has two vectors; no text has any of the ids; a vector that was
+        computed again differs; or the encoder changed meanwhile.
     """
     if texts.role != "document":
         raise DataError("Kept vectors are those of documents; give documents, not queries.")

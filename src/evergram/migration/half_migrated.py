@@ -53,8 +53,7 @@ class HalfMigratedSearch:
         Returns: ids as the indexes have them; as text if they are integers in one and text in the
             other.
         Raises: ShapeError: these are not vectors of the same queries in the two spaces. DataError:
-            k is below 1, there is no such metric, fewer than `LEAST_SAMPLE` objects are sampled, or
-            all of them have one old score for a query.
+            k is below 1, there is no such metric, or scores cannot be calibrated.
         """
         check_k(k)
         if self.metric not in get_args(Metric):

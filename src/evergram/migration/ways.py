@@ -87,13 +87,11 @@ class MigrationVectors:
         texts: tuple[EmbeddingFile, EmbeddingFile],
         queries: tuple[EmbeddingFile, EmbeddingFile],
     ) -> MigrationVectors:
-        """Read four files into memory.
+        """Read four files into memory: of texts and of queries, each the old one and the new one.
 
-        Args:
-            texts, queries: the old file and the new one.
         Raises: DataError: two files differ in their ids: searching a part of the texts is easier
             than searching all. Or a query has another number of dims than the texts of its model,
-            or its file is of another encoder; or as for `Pairing` and `EmbeddingFile.blocks`.
+            or its file is of another encoder.
         """
         text_ids, old, new = _paired(*texts)
         query_ids, old_queries, new_queries = _paired(*queries)

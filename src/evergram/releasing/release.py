@@ -38,12 +38,6 @@ class ReleaseOptions:
     allow_small_overlap: bool = False
     kept: bool = False
 
-    @property
-    def gate(self) -> dict[str, Any]:
-        """The arguments of `publish`."""
-        names = ("max_degradation", "strict_probes", "promote")
-        return {name: getattr(self, name) for name in names}
-
 
 def train_and_publish(
     recipe: Recipe, lineage: Lineage, *, report: Path | None = None, **training: Any
@@ -104,7 +98,13 @@ def upgrade_and_publish(
     else:
         artefact = upgrade(recipe, lineage, corpus, folder=lineage.work_dir, **asked)
     page = None if corpus is None else VersionReport.of(recipe, lineage, corpus, version, artefact)
-    published = publish(lineage, artefact, **options.gate)
+    published = publish(
+        lineage,
+        artefact,
+        max_degradation=options.max_degradation,
+        strict_probes=options.strict_probes,
+        promote=options.promote,
+    )
     if options.kept:
         lineage.forget_lost()
     if page is not None and report is not None:

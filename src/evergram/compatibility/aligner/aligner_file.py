@@ -41,13 +41,8 @@ FORMAT_VERSION: Literal[1] = 1
 
 @dataclass(frozen=True)
 class AlignerState:
-    """The state of an aligner.
-
-    Args:
-        dims: D_old and D_new.
-        moments: None if it was saved without them.
-        solution: None if it has not been fitted yet.
-    """
+    """The state of an aligner for D_old and D_new; without moments if it was saved so, and without
+    a solution if it has not been fitted yet."""
 
     settings: AlignerSettings
     dims: tuple[int, int]
@@ -80,10 +75,8 @@ class AlignerRecord(BaseModel):
 
 
 def write_aligner(path: Path, state: AlignerState) -> None:
-    """Write a file, whole or not at all, over an existing one.
-
-    Raises: DataError: it cannot be written.
-    """
+    """Write a file, whole or not at all, over an existing one. Raises: DataError: it cannot be
+    written."""
     tensors: dict[str, Tensor] = {}
     zeros = record = None
     if state.moments is not None:

@@ -35,9 +35,8 @@ class VectorReader:
     """N vectors of D floats that are read a block at a time.
 
     Args:
-        name: of the vectors, for errors.
+        name, shown: of the vectors, and the type that holds them, for errors.
         rows, dim: N and D; an Arrow array of no lists says no D, and has 0.
-        shown: the type that holds them, for errors.
     """
 
     name: str
@@ -69,11 +68,8 @@ class VectorReader:
 
 
 def open_vectors(vectors: Any, name: str) -> VectorReader:
-    """Return a reader of vectors of any type; nothing is copied before a block is read.
+    """Return a reader of vectors [N, D] of floats; nothing is copied before a block is read.
 
-    Args:
-        vectors: [N, D] of floats.
-        name: of the vectors, for errors.
     Raises: ShapeError: they are of another type, hold no floats, or are not [N, D].
     """
     if isinstance(vectors, np.ndarray):
@@ -111,9 +107,7 @@ def map_vectors(vectors: Vectors, weight: Tensor, offset: Tensor | None, name: s
 
     Args:
         vectors: [N, D], or one of them, [D].
-        weight: W, float64 [D_old, D].
-        offset: b, float64 [D_old].
-        name: of the vectors, for errors.
+        weight, offset: W and b, float64 [D_old, D] and [D_old].
     Raises: ShapeError: they are not vectors, or have another dim. DataError: one is missing or not
         finite, or its image is beyond the range of the dtype.
     """

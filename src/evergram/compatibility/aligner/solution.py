@@ -121,8 +121,7 @@ class GroupedMoments:
         share: of the rows that are held out.
     Attributes:
         zeros: how many old and how many new vectors are zero.
-        hashes: the `KEPT_HASHES` smallest hashes of the held-out new vectors, int64, ascending,
-            each once.
+        hashes: the `KEPT_HASHES` smallest hashes of the held-out new vectors, int64, ascending.
     """
 
     def __init__(self, old_dim: int, new_dim: int, share: float) -> None:
@@ -269,12 +268,7 @@ class AlignerReport:
 def measure(
     moments: GroupedMoments, fitted: ClosedForm, transform: str, rank: int
 ) -> AlignerReport:
-    """Measure a map on the held-out rows.
-
-    Args:
-        transform: of the settings; that of a scaled orthogonal map is built as linear.
-        rank: of low_rank.
-    """
+    """Measure a map, of the kind and rank of the settings, on the held-out rows."""
     held, objects = moments.held, moments.held_objects
     old_dim, new_dim = moments.dims
     error = r2 = share = deviations = better = reason = None
@@ -324,8 +318,7 @@ class Solution:
 def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
     """Fit the map to all rows except the held-out ones, and measure it on those.
 
-    Raises: DataError: there are too few rows, or the vectors of one side are zero, all the same, or
-        all on one line.
+    Raises: DataError: there are too few rows, or the vectors of one side cannot be aligned.
     """
     rank = settings.rank_of(*moments.dims)
     rows, seen, chosen = moments.rows, moments.seen.count, moments.chosen.count

@@ -144,11 +144,8 @@ class ResidualBasis:
 
     @classmethod
     def of(cls, sigma: Tensor, power: float) -> ResidualBasis:
-        """Return the basis of a residual covariance.
+        """Return the basis of a residual covariance [D_{k-1}, D_{k-1}], as `StepError` has it.
 
-        Args:
-            sigma: [D_{k-1}, D_{k-1}], as `SecondMoments.sigma` and `StepError.sigma` have it.
-            power: as for `StepError.power`.
         Raises: ShapeError: it is not a square matrix. DataError: a number is not finite, or the
             power is not above 0.
         """
@@ -163,10 +160,8 @@ class ResidualBasis:
         """Return the same directions, in their order, with what other objects have along them.
 
         Eigenvalues are too large first and too small last on the objects that they were taken from,
-        and predict too few bits; what is measured on other objects does not.
+        and predict too few bits.
 
-        Args:
-            sigma, power: as for `of`, of objects that the basis was not made of.
         Raises: ShapeError: the covariance is of other dims. DataError: as for `of`.
         """
         ResidualBasis._check(sigma, power)
@@ -219,7 +214,6 @@ def level_places(codes: Tensor, bits: Tensor, memory: int = MEMORY) -> Tensor:
     Args:
         codes: uint8 [n, r], each below 2^b of its column.
         bits: b of each column, int64 [r], 1 to `MOST_BITS`.
-        memory: a key of `TAPS`.
     """
     high, low = TAPS[memory]
     lowest = codes & 1

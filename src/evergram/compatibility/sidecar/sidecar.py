@@ -141,10 +141,9 @@ class Sidecar:
     def of_tensors(
         cls, tensors: Mapping[str, Tensor], codes: Tensor, record: Mapping[str, Any]
     ) -> Sidecar | None:
-        """Return the sidecar of a file's tensors; None if these and the codes do not fit together.
+        """Return the sidecar of a file's tensors and record; None if these and the codes do not fit
+        together.
 
-        Args:
-            record: `missing`, `power` and `memory`.
         Raises: KeyError: a tensor, or an entry of the record, is missing.
         """
         sidecar = cls(
@@ -263,8 +262,8 @@ def _fitted(
 
 
 def _first(guess: int, count: int, enough: Callable[[int], bool]) -> int:
-    """Return the first number for which `enough` is true, from which on it is; `count` if there is
-    none below it. Few numbers are tried if the guess is near."""
+    """Return the first number from which on `enough` is true; `count` if there is none below it.
+    Few numbers are tried if the guess is near."""
     low, high, place, step = 0, count, min(guess, count - 1), 1
     seen: set[bool] = set()
     while low < high:
