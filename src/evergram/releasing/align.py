@@ -315,7 +315,7 @@ class FileAlignment:
         self,
         old: EmbeddingFile,
         new: EmbeddingFile,
-        lineage: Lineage,
+        lineage: Lineage | None,
         settings: AlignSettings,
         progress: Progress,
     ) -> None:
@@ -334,7 +334,8 @@ class FileAlignment:
             self.groups = apart
             queries, catalogue = self._read(hashes, progress)
         self._refuse_few(self.read.hashes)
-        metric, read = _metric(lineage) if lineage.versions else None, self.read
+        metric = _metric(lineage) if lineage is not None and lineage.versions else None
+        read = self.read
         self.fitted: ClosedForm = self._fit(read.seen, read.chosen, metric)
         self.fitted.transform.requires_grad_(False).eval()
         ideal = _published(self._fit(read.whole, None, metric))
@@ -537,9 +538,4 @@ def take_part_in_alignment(
                 f"The old vectors are those of version {old}, and no lineage is given; give it too."
             )
         old = past_file(old, lineage)
-    pairing = Pairing(old, new)
-    groups = pair_groups(id_hashes(pairing.ids), settings.held_out)
-    nothing, dims = torch.zeros(0, dtype=torch.int64), (old.dim, new.dim)
-    read = read_pairs(pairing, dims, groups, nothing, QUIET, join_processes(CPU))
-    if (apart := read.apart(groups)) is not None:
-        read_pairs(pairing, dims, apart, nothing, QUIET, join_processes(CPU))
+    FileAlignment(old, new, lineage, settings, QUIET)

@@ -23,7 +23,7 @@ from evergram.vector_files.open_embeddings import (
     open_embeddings,
     provenance_file,
 )
-from evergram.vector_files.pairing import Pairing, ahead
+from evergram.vector_files.pairing import Pairing, ahead, refuse_repeats
 
 # The one side of a lineage that is made of files.
 SIDE = "object"
@@ -256,6 +256,7 @@ def import_embeddings(
             f"{lineage} has versions already; 'evergram vectors align' adds the next, with its "
             "transform."
         )
+    refuse_repeats(file, file.ids())
     number = lineage.publish(
         first_version(file, {"import": {"file": str(file.path), **facts_of(file)}}, progress)
     )

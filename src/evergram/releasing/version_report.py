@@ -211,21 +211,15 @@ class MeasuredModel:
             "Of the test pairs of each part of the catalogue, the share that is within the first "
             f"{k} of its query's list."
         )
-        return [
-            section("Scores", attempt("Scores", self._scores)),
-            section("Spectrum", attempt("Spectrum", self._spectra)),
-            section(
-                f"Recall@{k} by popularity of candidates",
-                shares,
-                attempt("Recall by popularity", self._by_popularity, k),
-            ),
-            section(
-                f"Recall@{k} by training pairs of a query",
-                attempt("Recall by pairs", self._by_pairs, k),
-            ),
-            section("Nearest neighbours", attempt("Neighbours", self._neighbours)),
-            section("Worst queries", attempt("Worst queries", self._worst)),
-        ]
+        parts: dict[str, Callable[[], str]] = {
+            "Scores": self._scores,
+            "Spectrum": self._spectra,
+            f"Recall@{k} by popularity of candidates": lambda: shares + self._by_popularity(k),
+            f"Recall@{k} by training pairs of a query": lambda: self._by_pairs(k),
+            "Nearest neighbours": self._neighbours,
+            "Worst queries": self._worst,
+        }
+        return [section(title, attempt(title, draw)) for title, draw in parts.items()]
 
     def _refuse_untested(self) -> None:
         if not len(self.relevance):
@@ -336,10 +330,10 @@ class MeasuredModel:
         ) + table(f"The {len(cells)} worst queries", header, cells)
 
 
-def attempt(what: str, draw: Callable[..., str], *args: Any) -> str:
+def attempt(what: str, draw: Callable[[], str]) -> str:
     """Return what is drawn, or the reason why it could not be measured."""
     try:
-        return draw(*args)
+        return draw()
     except EvergramError as error:
         return not_measured(what, str(error))
 

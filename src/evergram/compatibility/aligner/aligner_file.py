@@ -141,14 +141,15 @@ def read_aligner(path: Path) -> AlignerState:
     try:
         record = AlignerRecord.model_validate_json(metadata[KEY])
     except ValidationError as error:
-        raise _refusal(path, _problem(error)) from error
+        raise _refusal(path, sentence_of(error, AlignerRecord).rstrip(".")) from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise _refusal(path, f"its tensor {name} is not finite")
     try:
         return _restored(record, tensors)
     except (DataError, ShapeError, KeyError, RuntimeError) as error:
-        raise _refusal(path, f"its parts do not fit together ({_first_line(error)})") from error
+        why = " ".join(str(error).split())[:200].rstrip(".")
+        raise _refusal(path, f"its parts do not fit together ({why})") from error
 
 
 def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
@@ -199,14 +200,3 @@ def _refusal(path: Path, reason: str) -> DataError:
         f"{path} is not an aligner that this Evergram can read: {reason}; give a file that "
         "Aligner.save wrote."
     )
-
-
-def _problem(error: ValidationError) -> str:
-    first = error.errors()[0]
-    if first["type"] == "unexpected_keyword_argument":
-        return f"the key {'.'.join(map(str, first['loc']))} is unknown"
-    return sentence_of(error, AlignerRecord).rstrip(".")
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")
