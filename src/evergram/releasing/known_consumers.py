@@ -17,7 +17,7 @@ from evergram.compatibility.consumers import (
     consumer_metric,
     input_fisher,
 )
-from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.corpus import Vocabulary
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, EvergramError, RecipeError, ShapeError
 from evergram.evaluation.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
@@ -146,7 +146,7 @@ class ConsumerWeighing:
 
 
 def weigh_consumers(
-    lineage: Lineage, backward: BackwardTransformFit, corpus: Corpus, extra: Sequence[KnownConsumer]
+    lineage: Lineage, backward: BackwardTransformFit, extra: Sequence[KnownConsumer]
 ) -> ConsumerWeighing:
     """Return what the registered consumers with a probe and those of `extra` make of errors.
 
@@ -177,8 +177,8 @@ def weigh_consumers(
     by_place: dict[tuple[str, int], list[Tensor]] = {}
     counted = []
     every = [
-        *_registered(lineage, backward, corpus, read_at),
-        *_extra(extra, lineage, backward, corpus, read_at),
+        *_registered(lineage, backward, read_at),
+        *_extra(extra, lineage, backward, read_at),
     ]
     for name, version, fishers in every:
         if settings.steps == "single" and version != lineage.newest:
@@ -205,10 +205,10 @@ def weigh_consumers(
 
 
 def _registered(
-    lineage: Lineage, backward: BackwardTransformFit, corpus: Corpus, read_at: _ReadAt
+    lineage: Lineage, backward: BackwardTransformFit, read_at: _ReadAt
 ) -> Iterator[_Sensitivity]:
     """Yield the consumers of the lineage that have a probe."""
-    registry = ConsumerRegistry.open(lineage.address)
+    registry, corpus = ConsumerRegistry.open(lineage.address), backward.corpus
     ids = {"query": corpus.queries.vocabulary, "candidate": corpus.candidates.vocabulary}
     for consumer in registry.list():
         probe = consumer.probe
@@ -231,14 +231,13 @@ def _extra(
     consumers: Sequence[KnownConsumer],
     lineage: Lineage,
     backward: BackwardTransformFit,
-    corpus: Corpus,
     read_at: _ReadAt,
 ) -> Iterator[_Sensitivity]:
     """Yield the consumers that were given from Python."""
     rows = {side: torch.nonzero(used).flatten() for side, used in backward.used.items()}
     pairs: dict[str, Tensor] = {}
     if consumers:  # the interactions whose ends alignment may both see
-        ends = {side: corpus.column(side) for side in SIDES}
+        ends = {side: backward.corpus.column(side) for side in SIDES}
         both = torch.stack([backward.used[side][ends[side]] for side in SIDES]).all(0)
         pairs = {side: of_side[both] for side, of_side in ends.items()}
     for consumer in consumers:

@@ -307,7 +307,7 @@ def plan_upgrade(
     corpus, chain = published.training, lineage.active_chain
     backward = BackwardTransformFit(recipe, version, chain, before, corpus, new_dim)
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
-    weighing = weigh_consumers(lineage, backward, corpus, options.consumers)
+    weighing = weigh_consumers(lineage, backward, options.consumers)
     backward.weigh(weighing.metrics)
     return UpgradePlan(
         recipe=recipe,
