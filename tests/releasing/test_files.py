@@ -242,7 +242,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         ({"transform": "truncate"}, "'truncate'"),
         ({"held_out": 0.0}, "held_out .*is 0"),
         ({"held_out": 1.0}, r"held_out .*1\.0"),
-        ({"rank": 0}, "rank is 0"),
+        ({"transform": "low_rank", "rank": 0}, "rank is 0"),
         ({"rank": 3}, "rank .*low_rank, not of linear"),
         ({"scaled": True}, "scaled .*orthogonal, not of linear"),
     ]
