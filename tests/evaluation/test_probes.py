@@ -285,7 +285,7 @@ def test_tensors_that_are_no_linear_model_and_other_dims_are_refused() -> None:
         ({"weight": np.ones((1, 1, 2))}, r"weight \[1, 1, 2\]"),
         ({"weight": np.ones(DIM), "what": np.ones(1)}, "'what'"),
         ({"weight": np.ones(DIM), "mean": np.ones(3)}, "'mean' has 3 numbers"),
-        ({"weight": np.ones(DIM, dtype=bool)}, "BOOL"),
+        ({"weight": np.ones(DIM, dtype=bool)}, "holds bool"),
         ({"weight": np.ones(DIM), "scale": np.zeros(1)}, "NaN"),
         ({"weight": np.ones(3)}, f"dim 3, .* have {DIM}"),
     ]

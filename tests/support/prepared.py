@@ -70,7 +70,7 @@ def write_prepared(corpus: Corpus, folder: Path, *parts: float) -> Path:
     for side, entities_of_side in sides.items():
         digest.update(str(entities_of_side.vocabulary.keys).encode())
         if not corpus.shared_ids:
-            table = entity_columns(entities_of_side) | {"count": counts[side]}
+            table = entity_columns(entities_of_side) | {f"{side}_count": counts[side]}
             write_arrow(folder / f"{side}.arrow", table)
     record = {
         "format_version": 1,

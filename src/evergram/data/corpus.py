@@ -23,11 +23,12 @@ from evergram.data.features import (
 from evergram.data.reading.files import MemoryTable
 from evergram.data.reading.interactions import (
     InteractionSources,
-    features_of,
     interactions_of,
     names_of_ids,
     source_of,
+    table_of,
 )
+from evergram.data.reading.keyed_table import keyed_table
 from evergram.data.reading.rules import BadRows, BadRowsChoice
 from evergram.did_you_mean import Guided
 from evergram.errors import DataError
@@ -53,20 +54,13 @@ class PairBlock:
 
     @property
     def places(self) -> Tensor:
-        """The number of interactions before each one, int64 [m]."""
         return torch.arange(self.start, self.start + len(self))
 
 
 @dataclass(frozen=True)
 class PairRule:
-    """Marks interactions of a corpus by their rows and their places in it.
-
-    A rule is applied block by block, so that a corpus of any size needs no memory for the marks.
-
-    Args:
-        key: text that names the rule; two rules of one corpus that share it mark the same.
-        marks: bool [m] of a block of m interactions.
-    """
+    """Marks interactions of a corpus, bool [m] for each block of m, so that a corpus of any size
+    needs no memory for the marks. Two rules of one corpus that share the `key` mark the same."""
 
     key: str
     marks: Callable[[PairBlock], Tensor]
@@ -194,10 +188,13 @@ class Corpus(Guided):
         ids = {"query_id": query_id, "candidate_id": candidate_id}
         columns = names | {role: name for role, name in ids.items() if name is not None}
         given = {"query": query_features, "candidate": candidate_features}
-        features = [
-            None if one is None else features_of(one, side, bad_rows, names_of_ids(columns, side))
-            for side, one in given.items()
-        ]
+        features: list[pa.Table | None] = [None, None]
+        for place, (side, one) in enumerate(given.items()):
+            if one is not None:
+                name = f"The table of {side} features"
+                table = MemoryTable(table_of(one, name), name)
+                own_ids = names_of_ids(columns, side)
+                features[place] = keyed_table([table], bad_rows=BadRows(bad_rows), ids=own_ids)
         them = InteractionSources(
             [source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows), weights=weights or {}
         )
@@ -238,7 +235,7 @@ class Corpus(Guided):
         query_features: pa.Table | None = None,
         candidate_features: pa.Table | None = None,
     ) -> Corpus:
-        """Return the corpus of all interactions that are read together; see `from_tables`."""
+        """Return the corpus of all interactions that are read together."""
         interactions = them.table()
         if "time" in interactions.column_names:
             order = np.argsort(interactions["time"].to_numpy(), kind="stable")
@@ -272,10 +269,7 @@ class Corpus(Guided):
         )
 
     def column(self, name: str) -> Tensor:
-        """Return one column of the interactions, [n].
-
-        Raises: DataError: there is no such column.
-        """
+        """Return one column of the interactions, [n]."""
         if name not in self.interactions.column_names:
             has = ", ".join(self.interactions.column_names)
             raise DataError(f"The corpus has no column {name!r}; it has {has}.")

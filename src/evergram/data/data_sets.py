@@ -26,12 +26,7 @@ DATA_SETS = {
 
 
 def whole_path(text: str, folder: Path) -> Path:
-    """Return the path that a recipe names, absolute.
-
-    Args:
-        text: the path in the recipe; `$EVERGRAM_DATA/` at its start is the folder of data sets.
-        folder: the base of relative paths.
-    """
+    """Return the absolute path that a recipe in `folder` names, see `PREFIX`."""
     if text.startswith(PREFIX):
         folder, text = Path(os.environ.get(VARIABLE) or "data"), text.removeprefix(PREFIX)
     return (folder / text).resolve()
@@ -39,21 +34,14 @@ def whole_path(text: str, folder: Path) -> Path:
 
 def _meant(path: Path) -> str:
     """Return the data set, or the name beside a path's first missing part, that was meant."""
-    parts = [part for part in (path, *path.parents) if not part.exists()]
-    for part in parts:
-        if hint := did_you_mean(part.name, DATA_SETS):
-            return hint
-    folder = parts[-1].parent
-    return (
-        did_you_mean(parts[-1].name, [e.name for e in folder.iterdir()]) if folder.is_dir() else ""
-    )
+    *others, first = (part for part in (path, *path.parents) if not part.exists())
+    beside = [entry.name for entry in first.parent.iterdir()] if first.parent.is_dir() else []
+    hints = [did_you_mean(part.name, DATA_SETS) for part in (*others, first)]
+    return next(filter(None, [*hints, did_you_mean(first.name, beside)]), "")
 
 
 def existing(path: str | Path) -> Path:
-    """Return an existing path of data.
-
-    Raises: DataError: nothing is there; for a public data set the error says how to get it.
-    """
+    """Return an existing path; for a public data set the error says how to get it."""
     path = Path(path)
     if path.exists():
         return path
@@ -62,11 +50,8 @@ def existing(path: str | Path) -> Path:
         raise DataError(f"There is no file or folder {path}{_meant(path)}; correct the path.")
     page = f"docs/data-sets.md, under `{name}`,"
     if DATA_SETS[name] and path.suffix == ".parquet":
-        raise DataError(
-            f"There is no file or folder {path}: `{DATA_SETS[name]}` makes it of the data set "
-            f"{name} ({page} says how to get that)."
-        )
-    raise DataError(
-        f"There is no file or folder {path}: {page} has the command that fetches this public data "
-        f"set, and its owner's terms; or set {VARIABLE} to the folder that has {name}/."
-    )
+        how = f"`{DATA_SETS[name]}` makes it of the data set {name} ({page} says how to get that)"
+    else:
+        how = f"{page} has the command that fetches this public data set, and its owner's terms; "
+        how += f"or set {VARIABLE} to the folder that has {name}/"
+    raise DataError(f"There is no file or folder {path}: {how}.")

@@ -22,6 +22,7 @@ from evergram.data.reading.rules import (
     in_iso,
     is_date,
     is_list,
+    is_number,
     moments_of,
     numbers,
 )
@@ -43,7 +44,6 @@ MEASURE = rf"{DATE}|{POINT}|{COMMA}"
 
 
 def is_measure(kind: pa.DataType) -> bool:
-    """Return whether a vocabulary of this type is of numbers or of times."""
     return kind in (NUMBER, TIME)
 
 
@@ -53,17 +53,9 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
-    """Return a column of features as what it means: numbers as float64, times as timestamps in UTC,
-    and keys as int64, strings or booleans, or lists of them.
-
-    Numbers are those of any numeric type, but integers under a name such as brand_id or zip; times
-    are dates and timestamps; and text is either if all of it is.
-
-    Args:
-        source: name of the table, for errors.
-    Raises: DataError: it holds lists of floats, a null in a list, a type of neither, or some times
-        with a zone and some without.
-    """
+    """Return a column of features as what it means: numbers (any numeric type, but integers under a
+    name such as brand_id or zip) as float64, times as timestamps in UTC, and keys as int64, strings
+    or booleans, or lists of them; a text is a number or a time if all of the column are."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
@@ -93,12 +85,8 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
 
 
 def _typed_texts(texts: pa.Array, name: str, source: str) -> pa.Array:
-    """Return texts as numbers or times if each cell that is not missing is one, else as keys.
-
-    Texts that are all integers are keys, such as 00017: integers in a text file are no texts.
-
-    Raises: DataError: some times have a zone, and some have none.
-    """
+    """Return texts as numbers or times if each cell that is not missing is one, else as keys. Texts
+    that are all integers are keys, such as 00017: integers in a text file are no texts."""
     given = _given(texts)
     if given.null_count == len(given):
         return texts
@@ -128,14 +116,8 @@ def _typed_texts(texts: pa.Array, name: str, source: str) -> pa.Array:
 
 
 def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    """Return each of some objects' values as a number or a time, null where it is missing; how one
-    is read does not depend on the others.
-
-    Args:
-        kind: NUMBER or TIME.
-        name: of the feature, for errors.
-    Raises: DataError: a value is not one, or a text such as 1,234 may be two numbers.
-    """
+    """Return each value as a NUMBER or a TIME, null where it is missing; how one is read does not
+    depend on the others."""
     if is_text(values.type):
         texts = _given(values.cast(pa.string()))
         if kind == TIME:
@@ -168,22 +150,14 @@ def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 
 def positions(measures: pa.Array) -> NDArray[np.float64]:
-    """Return numbers, or times in microseconds, as float64 [n]; NaN where one is missing."""
     if measures.type == TIME:
         measures = measures.cast(pa.int64()).cast(NUMBER, safe=False)
     return np.asarray(pc.fill_null(measures, np.nan).to_numpy(zero_copy_only=False))
 
 
 def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bool) -> pa.Array:
-    """Return the smallest values of the buckets of a measure, ascending.
-
-    The buckets have about as many objects each; one without a bound below is the first.
-
-    Args:
-        values: [n] of objects, without NaN.
-        kind: NUMBER or TIME.
-        missing: whether there is a bucket of missing values, the last, whose key is null.
-    """
+    """Return the smallest values of the buckets of a measure, ascending; the buckets have about as
+    many of the values [n] each, and one of `missing` values is the last, with a null key."""
     distinct, counts = np.unique(values, return_counts=True)
     count = min(MOST_BUCKETS, round(len(values) ** 0.5))
     # Bounds are half-way between two values, those that divide the objects most evenly.
@@ -200,8 +174,8 @@ def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bo
 
 
 def _times(texts: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
-    """Return texts of a pattern as timestamps in UTC, which one without a zone is in; null where
-    one is not of it, or no day of the calendar."""
+    """Return texts of a pattern as timestamps in UTC; null where one is not of it, or no day of the
+    calendar."""
     plain = pc.if_else(pc.match_substring_regex(texts, pattern), texts, None)
     plain = pc.replace_substring(pc.utf8_trim_whitespace(in_iso(plain, pattern)), ",", ".")
     zoned = pc.match_substring_regex(plain, _ZONED)
@@ -220,5 +194,4 @@ def _given(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_duration)
-    return any(test(kind) for test in tests)
+    return is_number(kind) or bool(pa.types.is_duration(kind))

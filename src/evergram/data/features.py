@@ -45,8 +45,8 @@ class Vocabulary:
 
     @classmethod
     def by_first_appearance(cls, values: pa.Array) -> Vocabulary:
-        """Return the vocabulary of the distinct values, in the order in which they first appear;
-        of numbers and times, ascending."""
+        """Return the vocabulary of the distinct values, in the order in which they first appear; of
+        numbers and times, ascending."""
         if is_measure(values.type):
             return cls(pc.unique(values).sort())
         return cls(pc.unique(plain(values)))
@@ -84,7 +84,7 @@ class Vocabulary:
 
 
 def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return ids or keys of any width or encoding as one contiguous array of int64 or string."""
+    """Return ids or keys of any width or encoding as one array of int64 or string."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if pa.types.is_dictionary(values.type):
@@ -105,7 +105,6 @@ def to_tensor(values: pa.Array | pa.ChunkedArray) -> Tensor:
 
 
 def _is_int64(texts: pa.Array) -> pa.Array:
-    """Return bool [n], True for texts that are whole numbers of 64 bits."""
     long = pc.match_substring_regex(texts, r"^-?[1-9]\d{18}$")
     small = pc.less_equal(pc.utf8_ltrim(texts, characters="-"), str(2**63 - 1))
     small = pc.or_(small, pc.equal(texts, str(-(2**63))))
@@ -131,7 +130,6 @@ class Feature:
     indices: Tensor
 
     def take(self, rows: Tensor) -> Feature:
-        """Return the feature of the entities `rows` alone, in that order."""
         indices, offsets = take_ragged(self.indices, self.offsets, rows)
         return Feature(self.vocabulary, offsets, indices)
 
@@ -151,7 +149,6 @@ class Side:
         return f"Side({len(self):,} entities{features})"
 
     def take(self, rows: Tensor) -> Side:
-        """Return the entities `rows` alone, in that order."""
         keys = self.vocabulary.keys.take(pa.array(rows.numpy()))
         return Side(Vocabulary(keys), {n: f.take(rows) for n, f in self.features.items()})
 
@@ -210,7 +207,7 @@ class FeatureSummary:
 
 
 def _not_a_measure(side: str, name: str, feature: Feature) -> str | None:
-    """Return a warning if most of the texts of a feature are numbers or times, and some are not."""
+    """Return a warning if nearly all texts of a feature are numbers or times."""
     keys = feature.vocabulary.keys
     if not pa.types.is_string(keys.type):
         return None
@@ -231,7 +228,6 @@ def _not_a_measure(side: str, name: str, feature: Feature) -> str | None:
 
 
 def summaries(queries: Side, candidates: Side) -> list[FeatureSummary]:
-    """Return what each feature of both sides is."""
     sides = (("query", queries), ("candidate", candidates))
     return [FeatureSummary.of(s, n, f) for s, side in sides for n, f in side.features.items()]
 
@@ -256,14 +252,8 @@ def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor,
 def features_of_sides(
     sides: list[tuple[pa.Table | None, Vocabulary]],
 ) -> tuple[dict[str, Feature], dict[str, Feature]]:
-    """Return the features of queries and of candidates by name; one name has one vocabulary.
-
-    Args:
-        sides: of queries, then of candidates: a table with a column `id` and one column a feature,
-            or None; and the ids of the side.
-    Raises: DataError: a table has no ids, repeats one, or has none of the side's; a column is no
-        feature, see `typed`; or one name is of two types.
-    """
+    """Return the features of queries and of candidates by name, of a table (or None) and the ids of
+    each side; one name has one vocabulary."""
     ragged: list[dict[str, tuple[Tensor, pa.Array]]] = []
     for (table, vocabulary), side in zip(sides, ("query", "candidate"), strict=True):
         ragged.append({} if table is None else _ragged_columns(table, vocabulary, side))

@@ -40,10 +40,7 @@ class DataSettings(KindSettings):
 
     @abstractmethod
     def load(self, seed: int) -> Corpus:
-        """Return all interactions.
-
-        Raises: DataError: a file is missing or cannot be used.
-        """
+        """Return all interactions."""
 
 
 class NamedData(DataSettings):
@@ -60,7 +57,6 @@ class PathData(NamedData):
 
     @property
     def source(self) -> Path:
-        """The file or folder. Raises: DataError: there is none."""
         return existing(self.path)
 
 
@@ -192,10 +188,7 @@ LOADERS: Kinds[DataSettings] = Kinds(
 
 
 def load(data: DataSettings, seed: int) -> Corpus:
-    """Return all interactions that the settings name.
-
-    Raises: DataError: a file is missing or cannot be used; or a loader returned no corpus.
-    """
+    """Return all interactions that the settings name."""
     from evergram.data.corpus import Corpus
 
     corpus = data.load(seed)
@@ -208,5 +201,4 @@ def load(data: DataSettings, seed: int) -> Corpus:
 
 
 def path_kinds() -> list[str]:
-    """Return the kinds of data in a file or a folder."""
     return [kind for kind, settings in LOADERS.items() if issubclass(settings, PathData)]

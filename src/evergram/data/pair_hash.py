@@ -24,14 +24,8 @@ _STEP, _FIRST, _SECOND = (
 
 @dataclass(frozen=True)
 class PairHash:
-    """Uniform 64-bit numbers of ids and of pairs of ids, the same on every machine.
-
-    A pair's number depends on its two ids and on `salt` alone: not on the other rows of a corpus,
-    on their order, or on a seed. An id counts as its text: 5 and "5" are one id, "05" is another.
-
-    Args:
-        salt: any text; another one gives independent numbers.
-    """
+    """Uniform 64-bit numbers of ids and of pairs of ids, the same on every machine, which depend on
+    the ids and the salt alone. An id counts as its text: 5 and "5" are one id, "05" is another."""
 
     salt: str
 
@@ -69,13 +63,11 @@ class PairHash:
         )
 
     def of_corpus(self, corpus: Corpus) -> Hashes:
-        """Return one number for each interaction, uint64 [n]."""
         hashes = self.of_blocks(corpus)
         return np.concatenate([hashes(block) for block in corpus.blocks()])
 
 
 def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
-    """Return bool [n], True for numbers in the lowest `share` of all numbers."""
     return hashes.astype(np.float64) < share * 2.0**64
 
 
@@ -109,7 +101,6 @@ class TrainedPairs:
         return len(self.marks)
 
     def has(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Return bool [n], True for pairs that were trained on."""
         if not len(self.marks):
             return np.zeros(len(hashes), dtype=np.bool_)
         marks = _mark(hashes)
@@ -118,11 +109,9 @@ class TrainedPairs:
         return trained
 
     def union(self, others: Iterable[TrainedPairs]) -> TrainedPairs:
-        """Return all pairs of this set and of `others`."""
         return TrainedPairs(_distinct(np.concatenate([self.marks, *(o.marks for o in others)])))
 
     def without(self, other: TrainedPairs) -> TrainedPairs:
-        """Return the pairs that `other` does not have."""
         return TrainedPairs(np.setdiff1d(self.marks, other.marks, assume_unique=True))
 
 

@@ -22,13 +22,8 @@ UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanosecond
 
 @dataclass(frozen=True)
 class RollingWindow:
-    """The last part of a corpus that is in order of time.
-
-    Args:
-        text: as a person wrote it, such as "5 %", "36 hours", "7 days" or "2 weeks".
-        share: of all interactions; None for a length of time.
-        seconds: a length of time; None for a share.
-    """
+    """The last part of a corpus in order of time, by its text, such as "5 %", "36 hours" or "7
+    days": a share of all interactions, or a length of time in seconds."""
 
     text: str
     share: float | None = None
@@ -49,13 +44,8 @@ class RollingWindow:
         return cls(text, seconds=number * _SECONDS[read[2]])
 
     def begins(self, corpus: Corpus) -> int:
-        """Return the number of interactions of a corpus, in order of time, before the window.
-
-        A length of time counts back from the last interaction; one of exactly that age is in the
-        window.
-
-        Raises: DataError: the window is a length of time and the times are not Unix times.
-        """
+        """Return the number of interactions of a corpus, in order of time, before the window, which
+        a length of time counts back from the last interaction."""
         if self.share is not None:
             return round((1 - self.share) * len(corpus))
         assert self.seconds is not None
@@ -63,46 +53,32 @@ class RollingWindow:
         return corpus.before(latest - self.seconds * _per_second(first, latest, self.text))
 
 
-def units_per_second(time: float) -> int | None:
-    """Return how many units of `time` make a second; None unless it is a date of 1980 to 2100."""
-    for units in UNITS.values():
-        if _FIRST * units <= time < _LAST * units:
-            return units
-    return None
-
-
 def unit_range(unit: str) -> tuple[int, int]:
-    """Return the Unix times of 1980 and of 2100 in a unit, such as "seconds"."""
     return _FIRST * UNITS[unit], _LAST * UNITS[unit]
+
+
+def unit_of(time: float) -> str | None:
+    """Return the unit of a Unix time of 1980 to 2100, such as "seconds"; None of other numbers."""
+    return next((n for n, count in UNITS.items() if _FIRST * count <= time < _LAST * count), None)
 
 
 def date_text(time: float) -> str:
     """Return a time as a date and minute if it is a date, else as the number that it is."""
-    units = units_per_second(time)
-    if units is None:
+    unit = unit_of(time)
+    if unit is None:
         return f"{time:.15g}"
-    return f"{datetime.fromtimestamp(time / units, UTC):%Y-%m-%d %H:%M}"
-
-
-def unit_of(time: float) -> str | None:
-    """Return the unit of a Unix time by its size, such as "seconds"; None if it has none."""
-    units = units_per_second(time)
-    return next((name for name, count in UNITS.items() if count == units), None)
+    return f"{datetime.fromtimestamp(time / UNITS[unit], UTC):%Y-%m-%d %H:%M}"
 
 
 def _per_second(first: float, latest: float, text: str) -> int:
-    """Return how many units of these times make a second: both must be dates of 1980 to 2100.
-
-    Of the latest alone the unit could be guessed wrong: microseconds since 1970 of that year are
-    milliseconds of today.
-    """
-    units = units_per_second(latest)
-    if units is not None and first >= _FIRST * units:
-        return units
-    time, which = (latest, "latest") if units is None else (first, "earliest")
-    unit = "" if units is None else f" in {unit_of(latest)}, as the latest seems to be,"
+    """Return how many units of these times make a second: both must be dates of 1980 to 2100, as
+    the unit of one alone could be guessed wrong."""
+    unit = unit_of(latest)
+    if unit is not None and first >= _FIRST * UNITS[unit]:
+        return UNITS[unit]
+    time, which = (latest, "latest") if unit is None else (first, "earliest")
+    as_latest = "" if unit is None else f" in {unit}, as the latest seems to be,"
     raise DataError(
-        f"split.last = {text!r} needs dates, or Unix times in {', '.join(UNITS)}; the {which} "
-        f"time here is {time:g}, which{unit} is not between 1980 and 2100. Give a percentage such "
-        "as '5 %'."
+        f"split.last = {text!r} needs dates, or Unix times in {', '.join(UNITS)}; the {which} time "
+        f"here is {time:g}, which{as_latest} is not between 1980 and 2100. Give a percentage."
     )

@@ -22,8 +22,7 @@ POWERS = {"uniform": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 def moved_to(value: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device; a GPU copies it from pinned memory while the processor goes
-    on."""
+    """Return a tensor on a device; a GPU copies from pinned memory without blocking."""
     if device.type == "cuda" and value.device.type == "cpu":
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)
@@ -170,7 +169,6 @@ class ExampleSampler:
             self.known = torch.unique(self.query * self.candidates + self.candidate)
 
     def _begin(self, corpus: Corpus, draws: PairDraws, batch_size: int, seed: int) -> None:
-        """Take what samplers of pairs in memory and on disk have in common."""
         if draws.target == "value" and not corpus.has_values:
             raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
         self.batch_size: int = min(batch_size, len(corpus))
@@ -193,7 +191,6 @@ class ExampleSampler:
         self.candidate_weights: Tensor = weights(self.measures["candidate"], rates["candidate"])
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
         return -(-self.size // self.batch_size)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -224,11 +221,8 @@ class ExampleSampler:
             )
 
     def _cut(self, order: Tensor, sizes: list[int], start: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the places of each batch from `start` on, rows of both sides, and their weights.
-
-        They are gathered for several small batches at once, as a step empties the processor's
-        caches; `index_select` takes a third of the time of an index in brackets.
-        """
+        """Yield the places, rows and weights of each batch from `start` on; several small batches
+        are gathered at once by `index_select`, a third of the time of an index in brackets."""
         ends = list(accumulate(sizes, initial=0))
         block = max(1, GATHERED // self.batch_size)
         for first in range(start, len(sizes), block):
@@ -299,7 +293,7 @@ class EntitySampler:
 
     @property
     def _sizes(self) -> tuple[int, ...]:
-        """How many uniform numbers decide each draw, in the order of its parts."""
+        """The number of uniform numbers that decide each part of a draw."""
         return (self.batch_size,)
 
     def _draw(self, chances: Sequence[Tensor]) -> Draw:
@@ -404,8 +398,7 @@ class PoolSampler(EntitySampler):
 def entity_sampler(
     counts: Tensor, measures: Tensor, *, kind: str, batch_size: int, seed: int
 ) -> EntitySampler:
-    """Return the sampler of one side's entities that a recipe names: "uniform", "sqrt", "linear" or
-    "adaptive"; see `EntitySampler` and `PoolSampler`."""
+    """Return the sampler "uniform", "sqrt", "linear" or "adaptive" of one side's entities."""
     if kind != "adaptive":
         return EntitySampler(counts, measures, kind=kind, batch_size=batch_size, seed=seed)
     pool = POOL_FACTOR * batch_size
@@ -413,19 +406,9 @@ def entity_sampler(
 
 
 class WholeQuerySampler(ExampleSampler):
-    """Draws epochs of the queries in a new order; a batch has all pairs of some queries.
-
-    A batch has as many queries as have `batch_size` pairs on average, so that its size varies:
-    `Batch.pair_share` says by how much. An epoch's last batch has the queries that are left, and
-    counts for as much less. Each epoch is a function of (seed, epoch), and every batch of it can be
-    the first.
-
-    Args:
-        corpus, draws, batch_size, seed, measures, pair_weight: see `ExampleSampler`.
-    Attributes:
-        queries: of a batch.
-    Raises: DataError: targets are values and the corpus has none.
-    """
+    """Draws epochs of the queries in a new order; a batch has all pairs of as many queries as have
+    `batch_size` pairs on average, so that its size varies, see `Batch.pair_share`. An epoch's last
+    batch has the queries that are left. Arguments are those of `ExampleSampler`."""
 
     def __init__(
         self,
@@ -447,7 +430,6 @@ class WholeQuerySampler(ExampleSampler):
         self.ends: Tensor = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
         return -(-len(self.met) // self.queries)
 
     def _order(self, generator: torch.Generator) -> tuple[Tensor, list[int]]:

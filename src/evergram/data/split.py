@@ -30,7 +30,6 @@ Ids: TypeAlias = tuple[pa.Array, pa.Array]
 
 
 def of_at_least(minimum: float) -> PairRule:
-    """Return the rule that marks interactions whose value is at least `minimum`."""
 
     def marks(block: PairBlock) -> Tensor:
         if block.value is None:
@@ -55,7 +54,6 @@ def of_half_the_queries(corpus: Corpus, pair_hash: PairHash) -> PairRule:
 
 
 def first(number: int) -> PairRule:
-    """Return the rule that marks the first `number` interactions."""
     return PairRule(f"first({number})", lambda block: block.places < number)
 
 
@@ -245,7 +243,8 @@ def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut)
     if not 0 < share < until <= 1:
         raise DataError(f"A split by time needs 0 < share < until <= 1, not {share} and {until}.")
     past, future = (_between_times(corpus, round(s * len(corpus))) for s in (share, until))
-    return _split_at(corpus, past, future, held_out)
+    held = arriving(corpus, past, future, held_out.hash)
+    return _held_out(corpus, first(future) & ~held, held, held_out)
 
 
 def _refuse_timeless(corpus: Corpus) -> None:
@@ -262,16 +261,8 @@ def _between_times(corpus: Corpus, number: int) -> int:
     ends = [corpus.before(time), corpus.before(math.nextafter(float(time), math.inf))]
     inside = [end for end in ends if 0 < end < len(corpus)]
     if not inside:
-        raise DataError(
-            "All interactions have one time, so a split by time has nothing to divide them by; use "
-            "split.kind = 'random' instead."
-        )
+        raise DataError("All interactions have one time; use split.kind = 'random' instead.")
     return min(inside, key=lambda end: abs(end - number))
-
-
-def _split_at(corpus: Corpus, past: int, future: int, held_out: HeldOut) -> Split:
-    held = arriving(corpus, past, future, held_out.hash)
-    return _held_out(corpus, first(future) & ~held, held, held_out)
 
 
 def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> Split:
@@ -283,9 +274,7 @@ def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> S
         holds nothing, or everything.
     """
     _refuse_timeless(corpus)
-    past = last.begins(corpus)
-    if 0 < past < len(corpus):
-        past = _between_times(corpus, past)
+    past = _between_times(corpus, last.begins(corpus))
     if not 0 < past < len(corpus):
         earliest, latest = corpus.time_span
         what = "holds no interaction" if past else "holds all interactions"
@@ -293,7 +282,8 @@ def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> S
             f"The window split.last = {last.text!r} {what} (there are {len(corpus)}, with times "
             f"from {earliest} to {latest}); give a {'longer' if past else 'shorter'} one."
         )
-    return _split_at(corpus, past, len(corpus), held_out)
+    held = arriving(corpus, past, len(corpus), held_out.hash)
+    return _held_out(corpus, ~held, held, held_out)
 
 
 def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldOut) -> Split:
@@ -343,12 +333,8 @@ def _ids(corpus: Corpus, held: PairRule) -> Ids:
 
 
 def _split(training: Corpus, tests: Ids, selects: Ids | None, held_out: HeldOut) -> Split:
-    """Return the split of a corpus and of held-out pairs by their external ids.
-
-    Args:
-        tests: those that an earlier version was trained on are left out.
-        selects: None selects nothing.
-    """
+    """Return the split of a corpus and of held-out pairs by their external ids, without tests that
+    an earlier version was trained on; `selects` None selects nothing."""
     before = held_out.trained.has(held_out.hash.of_pairs(*tests)) if held_out.trained else None
     if before is not None:
         tests = tests[0].filter(pa.array(~before)), tests[1].filter(pa.array(~before))
@@ -361,8 +347,8 @@ def _split(training: Corpus, tests: Ids, selects: Ids | None, held_out: HeldOut)
 
 
 def _pairs(training: Corpus, ids: Ids) -> tuple[RowPairs, int, int]:
-    """Return held-out pairs as distinct rows of the training corpus, without those of training; the
-    number of those whose query training never saw; and that of distinct pairs that it has."""
+    """Return held-out pairs as distinct rows of the training corpus without those of training; the
+    number of unknown queries; and that of distinct pairs of training."""
     query = training.queries.vocabulary.rows(ids[0])
     distinct = Vocabulary.by_first_appearance(ids[1])
     row_of = training.candidates.vocabulary.rows(distinct.keys)

@@ -23,7 +23,7 @@ from evergram.data.reading.files import (
 from evergram.data.reading.interactions import (
     AdjacencyList,
     InteractionSources,
-    names_of_ids,
+    read_features,
     source_of,
     sources_of_files,
 )
@@ -45,7 +45,6 @@ def load_table(
     shared_ids: bool = False,
     columns: Mapping[str, str] | None = None,
     weights: Mapping[str, float] | None = None,
-    list_separator: str = "|",
     bad_rows: BadRowsChoice = "refuse",
 ) -> Corpus:
     """Return the corpus of files of interactions and, for each side, of files of features.
@@ -53,31 +52,22 @@ def load_table(
     Args:
         path: a file, a folder of files or a glob; columns `query` and `candidate`, optionally
             `value`, `time` and `weight`.
-        query_features, candidate_features: column `id`, and one column a feature.
+        query_features, candidate_features: column `id`, and one column a feature; in a CSV, keys of
+            a bag are divided by "|".
         shared_ids: query and candidate ids name the same things.
         columns: the file's own names of these columns, {"query": "user_id"}; and of the columns of
             ids in files of features, {"candidate_id": "sku"}.
         weights: see `Corpus.of`.
-        list_separator: separates the keys of a bag in a CSV; "" for no bags.
         bad_rows: as of `Corpus.of`, of features, too.
     Raises: DataError: a file cannot be read or used; the error names the row if one is wrong.
     """
     interactions = _interactions(path, columns, weights, bad_rows, shared_ids=shared_ids)
-    features: list[pa.Table | None] = [None, None]
-    for place, (side, files) in enumerate(
-        (("query", query_features), ("candidate", candidate_features))
-    ):
-        if files is not None:
-            ids = names_of_ids(columns or {}, side)
-            features[place] = read_keyed_files(files, list_separator, None, BadRows(bad_rows), ids)
-    return Corpus.from_interactions(interactions, *features)
+    features = read_features(query_features, candidate_features, columns or {}, bad_rows)
+    return Corpus.from_interactions(interactions, features.get("query"), features.get("candidate"))
 
 
 def load_adjacency_list(path: Path, bad_rows: BadRowsChoice = "refuse") -> Corpus:
-    """Return the corpus of a text file whose lines are a query and its candidates.
-
-    Raises: DataError: see `AdjacencyList`; or an id is neither an integer nor a text.
-    """
+    """Return the corpus of a text file whose lines are a query and its candidates."""
     source = source_of(AdjacencyList(path), {})
     return Corpus.from_interactions(InteractionSources([source], bad_rows=BadRows(bad_rows)))
 
@@ -156,11 +146,8 @@ def read_interactions(
     bad_rows: BadRowsChoice = "refuse",
     weights: Mapping[str, float] | None = None,
 ) -> pa.Table:
-    """Return those of the columns `query`, `candidate`, `value`, `time`, `weight` that files have.
-
-    Raises: DataError: a file cannot be read, lacks `query` or `candidate` or a column that
-        `columns` names, or a cell is not an id, value or time; the error names the row.
-    """
+    """Return those of the columns `query`, `candidate`, `value`, `time`, `weight` that files
+    have."""
     return _interactions(path, columns, weights, bad_rows).table()
 
 
@@ -178,13 +165,9 @@ def _interactions(
 
 
 def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, Any]:
-    """Return the ids (distinct, int64 or string) and the column `name` of a file. Of two columns
-    the other one is that of the ids, whatever it is called; of more it is `id`.
-
-    Args:
-        numbers: the column is of numbers of at least 0, which are returned as float64.
-    Raises: DataError: see `keyed_table`; or an id occurs twice, or a number is none.
-    """
+    """Return the ids (distinct, int64 or string) and the column `name` of a file, as float64 ≥ 0 if
+    they are `numbers`. Of two columns the other one is that of the ids, whatever it is called; of
+    more it is `id`."""
     others = [n for n in TableStream(source_files(path)[0]).names if n != name]
     ids_of = others if len(others) == 1 else ("id",)
     table = read_keyed_files(path, "", [name], BadRows(advice=False), ids_of)

@@ -14,15 +14,8 @@ from evergram.evaluation.score_blocks import best_candidates
 
 
 def nearest_neighbours(vectors: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k nearest others of some vectors by cosine: cosines, best first, and rows.
-
-    A vector of length zero has cosine 0 to all.
-
-    Args:
-        vectors: [N, D].
-        rows: int64 [n], of the vectors whose neighbours are wanted.
-    Returns: float [n, K] and int64 [n, K]; K is k, or N − 1 if that is less.
-    """
+    """Return the k nearest others, or N − 1, of the vectors [N, D] at `rows` [n] by cosine:
+    cosines, best first, and rows, [n, K]; a vector of length zero has cosine 0 to all."""
     unit = torch.nn.functional.normalize(vectors, dim=1)
     places = best_candidates(unit[rows], unit, k + 1)
     own = places == rows[:, None]
@@ -32,13 +25,11 @@ def nearest_neighbours(vectors: Tensor, rows: Tensor, k: int) -> tuple[Tensor, T
 
 
 def owners(relevance: Relevance) -> Tensor:
-    """Return the place of the query of each target, int64 [T]."""
     places = torch.arange(len(relevance))
     return torch.repeat_interleave(places, relevance.target_offsets.diff())
 
 
 def metric_of_ranks(name: str, ranks: Tensor, relevance: Relevance) -> Tensor:
-    """Return a metric of each query, float64 [Q], by the ranks of its targets."""
     inside = ranks > 0
     return values_of_ranks(
         parse_metric(name),
@@ -56,14 +47,9 @@ LEAST_PAIRS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 @dataclass(frozen=True)
 class Stratum:
-    """A part of the candidates, or of the queries, and what was measured on it.
-
-    Args:
-        name: for people.
-        members: candidates of it, or queries.
-        measured: test pairs of it, or test queries.
-        values: by the model's name; None where there was nothing to measure on.
-    """
+    """A part of the candidates or of the queries: how many `members` it has, how many test pairs or
+    test queries were `measured`, and by the model's name the value; None where there was
+    nothing."""
 
     name: str
     members: int
@@ -72,11 +58,8 @@ class Stratum:
 
 
 def popularity_strata(counts: Tensor) -> tuple[list[str], Tensor]:
-    """Return the names of the strata of candidates, and the stratum of each, int64 [N].
-
-    Args:
-        counts: int64 [N], training pairs of each; equal counts go by row.
-    """
+    """Return the names of the strata of candidates, and the stratum of each, int64 [N], by the
+    training pairs of each; equal counts go by row."""
     order = torch.argsort(counts, stable=True, descending=True)
     of = torch.zeros(len(counts), dtype=torch.int64)
     names: list[str] = []
@@ -96,13 +79,8 @@ def popularity_strata(counts: Tensor) -> tuple[list[str], Tensor]:
 def recall_by_popularity(
     ranks: Mapping[str, Tensor], targets: Tensor, counts: Tensor, k: int
 ) -> list[Stratum]:
-    """Return for each stratum of candidates the share of its test pairs within the first k.
-
-    Args:
-        ranks: of each model, int64 [T], as of `target_ranks`.
-        targets: int64 [T], candidate rows; those outside the catalogue are in no stratum.
-        counts: int64 [N], training pairs of each candidate.
-    """
+    """Return for each stratum of candidates, by their training pairs `counts` [N], the share of its
+    test pairs, candidate rows [T], that each model ranks [T] within the first k."""
     names, of = popularity_strata(counts)
     strata = []
     for place, name in enumerate(names):
@@ -115,13 +93,8 @@ def recall_by_popularity(
 def recall_by_pairs(
     ranks: Tensor, relevance: Relevance, counts: Tensor, metric: str
 ) -> list[Stratum]:
-    """Return the mean recall of the queries with so many training pairs, as `rank_metrics` has it.
-
-    Args:
-        ranks: int64 [T], as of `target_ranks`.
-        counts: int64 [N_q], training pairs of each query.
-        metric: whose K the lists have.
-    """
+    """Return the mean recall, as `rank_metrics` has it for the K of a metric, of the queries with
+    so many training pairs, `counts` [N_q]."""
     recall = metric_of_ranks(f"recall@{parse_metric(metric)[1]}", ranks, relevance)
     tested = counts[relevance.queries]
     strata = []

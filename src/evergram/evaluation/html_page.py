@@ -63,11 +63,6 @@ def section(title: str, *parts: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """Return a paragraph of text.
-
-    Args:
-        kind: its class.
-    """
     of_kind = f' class="{kind}"' if kind else ""
     return f"<p{of_kind}>{html.escape(text)}</p>"
 
@@ -117,7 +112,6 @@ def table(
 
 
 def figures(*charts: str) -> str:
-    """Return charts next to each other, as many as the screen has room for."""
     return f'<div class="figures">{"".join(charts)}</div>'
 
 
@@ -147,15 +141,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """The title and the scales of a chart.
-
-    Args:
-        alt: what a reader sees in it, for those who do not see it.
-        marked: an x with a vertical line, and its name.
-        from_zero: whether y begins at 0.
-        logarithmic: whether y is drawn by its logarithm; values of 0 are left out.
-        names: of places on the x axis, in place of round numbers.
-    """
+    """The title and the scales of a chart: `alt` says what is seen in it, `marked` is an x with a
+    vertical line and its name, `logarithmic` leaves values of 0 out, and `names` are places on the
+    x axis in place of round numbers."""
 
     title: str
     alt: str

@@ -70,7 +70,6 @@ def _is_integer(text: str) -> bool:
 
 
 def _is_word(text: str) -> bool:
-    """Return whether it names a column: it is neither empty nor a number of any form."""
     try:
         float(text)
     except ValueError:
@@ -84,7 +83,6 @@ def _plain_or_compressed(path: Path) -> Path:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the numbers and the content of lines that are not empty."""
     path = _plain_or_compressed(path)
     try:
         packed = path.suffix == ".gz"
@@ -249,15 +247,9 @@ class BootstrapInterval:
 
 
 def bootstrap(values: Tensor, seed: int = 0) -> BootstrapInterval:
-    """Return the mean of a value of each query, with the percentile interval of the bootstrap.
-
-    The queries are drawn with replacement, as many as there are, `DRAWS` times.
-
-    Args:
-        values: float [Q].
-    Raises: DataError: there are no queries. ShapeError: it is not a list of numbers.
-    Source: Efron, "Bootstrap methods: another look at the jackknife", 1979.
-    """
+    """Return the mean of a value of each query, [Q], with the percentile interval of `DRAWS`
+    bootstrap samples of the queries. Source: Efron, "Bootstrap methods: another look at the
+    jackknife", 1979."""
     if values.dim() != 1:
         raise ShapeError(f"The values are {list(values.shape)}; one for each query is needed, [Q].")
     if not len(values):

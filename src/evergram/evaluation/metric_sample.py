@@ -47,8 +47,8 @@ class MetricSample:
         return math.sqrt((1 - n / self.population) * float(self.values.var()) / n)
 
     def above(self, other: Tensor) -> bool:
-        """Say whether the mean is above that of `other` [n], of the same queries, by more than the
-        paired difference's 95 % interval is wide to either side."""
+        """Return whether the mean is above that of `other` [n], of the same queries, by more than
+        half the paired difference's 95 % interval."""
         difference = MetricSample(self.values - other, self.population)
         return difference.mean > NORMAL * difference.standard_error
 
@@ -91,7 +91,6 @@ class QueryDraw:
     seed: int = 0
 
     def of(self, relevance: Relevance) -> Relevance:
-        """Return the relevance of the drawn queries."""
         if self.queries is None:
             return relevance
         return sample_queries(relevance, self.queries, self.seed)
@@ -110,7 +109,6 @@ class SampledRanking:
     population: int
 
     def means(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of each model, as `rank_metrics` gives them."""
         return {
             model: {name: float(values.mean()) for name, values in metrics.items()}
             for model, metrics in self.values.items()

@@ -3,8 +3,9 @@
 A consumer's model is another team's program, and its evaluation file another team's data: the
 publisher's process opens neither. It starts this module as a program for each question:
 
-    in   a line of JSON, `Job`; behind it, unless ids are asked for, two arrays as of `.npy`: bool
-         [N], True for each id that has an embedding, and these embeddings, float32 [n, D]
+    in   a line of JSON: what it `asks`, the `metric`, `ProbeFiles` with the `folder` of relative
+         paths, and `ProbeLimits`; behind it, unless ids are asked for, two arrays as of `.npy`:
+         bool [N], True for each id that has an embedding, and these embeddings, float32 [n, D]
     out  a line of JSON with what is asked for: `ids`, those of the evaluation file; `value`, that
          of the metric; or `fisher`, the rows of the model's mean input Fisher matrix [D, D].
          In its place there may be `error`, a sentence, or `memory`.
@@ -24,7 +25,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,10 +57,7 @@ class ProbeLimits:
 
     @classmethod
     def of_environment(cls) -> ProbeLimits:
-        """Return the limits of EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, or the defaults.
-
-        Raises: DataError: one is not a number above 0.
-        """
+        """Return the limits of EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, or the defaults."""
         seconds, mib = _number(SECONDS, cls.seconds), _number(MIB, cls.mib)
         return cls(seconds, math.ceil(mib))
 
@@ -74,37 +72,9 @@ class ProbeFiles:
     data_sha256: str
 
 
-class Job(TypedDict):
-    """A question to a probe.
-
-    Keys:
-        asks: "ids", "value" or "fisher".
-        model, data: absolute paths; model_name, data_name: their names for errors.
-        model_sha256, data_sha256: of their contents.
-        metric: "auc", "accuracy" or "rmse".
-        seconds, mib: limits of processor time, and of memory beside that of this program itself.
-    """
-
-    asks: str
-    model: str
-    model_name: str
-    model_sha256: str
-    data: str
-    data_name: str
-    data_sha256: str
-    metric: str
-    seconds: float
-    mib: int
-
-
 class ProbeProcess:
-    """A probe that is asked for the ids of its data, and then for its value or its matrix.
-
-    Args:
-        files: read by the other process alone.
-        metric: "auc", "accuracy" or "rmse".
-    Raises: DataError: when it is asked, any fault of the model or its data.
-    """
+    """A probe that is asked for the ids of its data, and then for its value ("auc", "accuracy" or
+    "rmse") or its matrix; any fault of the model or its data is a DataError."""
 
     def __init__(self, files: ProbeFiles, metric: str, limits: ProbeLimits) -> None:
         self.files: ProbeFiles = files
@@ -124,23 +94,18 @@ class ProbeProcess:
             raise self._failure("it gave ids that are not int64 or strings") from error
 
     def value(self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
-        """Return the value of the metric.
-
-        Args:
-            has_vector: bool [N], True for ids that have an embedding.
-            vectors: their embeddings [n, D], as the consumer reads them.
-        """
+        """Return the value of the metric of the embeddings [n, D] of the ids that `has_vector`,
+        bool [N], marks."""
         value = self._asked("value", has_vector, vectors)
         if not isinstance(value, float) or not math.isfinite(value):
-            shown = _shown(repr(value), 40)
-            raise self._failure(f"its {self.metric} is {shown}, which is no finite number")
+            text = _shown(repr(value), 40)
+            raise self._failure(f"its {self.metric} is {text}, which is no finite number")
         return value
 
     def fisher(
         self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Return the model's mean input Fisher matrix [D, D], see `probe_fisher`; the arguments are
-        those of `value`."""
+        """Return the model's mean input Fisher matrix [D, D], see `probe_fisher`."""
         rows, dim = self._asked("fisher", has_vector, vectors), vectors.shape[1]
         try:
             matrix = np.array(rows, dtype=np.float64)
@@ -161,19 +126,9 @@ class ProbeProcess:
             ) from error
 
     def _answered(self, what: str, *arrays: NDArray[Any]) -> Any:
-        files = self.files
-        job = Job(
-            asks=what,
-            model=str(files.model.absolute()),
-            model_name=str(files.model),
-            model_sha256=files.model_sha256,
-            data=str(files.data.absolute()),
-            data_name=str(files.data),
-            data_sha256=files.data_sha256,
-            metric=self.metric,
-            seconds=self.limits.seconds,
-            mib=self.limits.mib,
-        )
+        job: dict[str, Any] = {"asks": what, "metric": self.metric, "folder": str(Path.cwd())}
+        job |= {name: str(value) for name, value in vars(self.files).items()}
+        job |= vars(self.limits)
         started = time.monotonic()
         with (
             # An empty folder, so that a model can name no file.
@@ -228,7 +183,6 @@ class ProbeProcess:
         return answer
 
     def _end(self, code: int, said: IO[bytes]) -> str:
-        """Return the reason why there is no answer."""
         if code >= 0:
             said.seek(0)
             last = said.read().decode(errors="replace").strip().split("\n")[-1]
@@ -248,7 +202,6 @@ class ProbeProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the program: none that may be secret."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
     return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -284,7 +237,7 @@ def main() -> None:
         answer.write(json.dumps(_answer(json.loads(asked.readline()), asked)) + "\n")
 
 
-def _answer(job: Job, asked: IO[bytes]) -> dict[str, Any]:
+def _answer(job: dict[str, Any], asked: IO[bytes]) -> dict[str, Any]:
     try:
         if job["asks"] != "ids" and job["model"].lower().endswith(".onnx"):
             # Imported before the limits, as their own memory is not the model's. `OnnxModel` says
@@ -292,12 +245,12 @@ def _answer(job: Job, asked: IO[bytes]) -> dict[str, Any]:
             with suppress(ImportError):
                 import onnxruntime  # noqa: F401
         limit(job["seconds"], job["mib"])
-        name = Path(job["data_name"])
-        ids, labels = evaluation(name, _content(job["data"], name, job["data_sha256"]))
+        folder, name = Path(job["folder"]), Path(job["data"])
+        ids, labels = evaluation(name, _content(folder, name, job["data_sha256"]))
         if job["asks"] == "ids":
             return {"ids": ids.to_pylist()}
-        name = Path(job["model_name"])
-        model = load_probe_model(name, _content(job["model"], name, job["model_sha256"]))
+        name = Path(job["model"])
+        model = load_probe_model(name, _content(folder, name, job["model_sha256"]))
         has_vector, vectors = (np.load(asked, allow_pickle=False) for _ in range(2))
         if job["asks"] == "fisher":
             return {"fisher": probe_fisher(model, vectors, job["metric"]).tolist()}
@@ -310,7 +263,7 @@ def _answer(job: Job, asked: IO[bytes]) -> dict[str, Any]:
     except Exception as error:
         # A model can raise any error.
         what = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
-        return {"error": f"{job['model_name']} cannot be used as a probe ({what})."}
+        return {"error": f"{job['model']} cannot be used as a probe ({what})."}
 
 
 def limit(seconds: float, mib: int) -> None:
@@ -338,10 +291,7 @@ def limit(seconds: float, mib: int) -> None:
 
 
 def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
-    """Return ids (int64 or strings) and labels of an evaluation file.
-
-    Raises: DataError: it is damaged, or a column, an id or a label is missing.
-    """
+    """Return ids (int64 or strings) and labels of an evaluation file."""
     try:
         with pq.ParquetFile(pa.BufferReader(content)) as file:
             lacking = {"id", "label"} - set(file.schema_arrow.names)
@@ -366,10 +316,10 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
         raise DataError(f"The ids of the evaluation file are not {kind}: {error}.") from error
 
 
-def _content(path: str, name: Path, published: str) -> bytes:
-    """Return the bytes of a file. Raises: DataError: their hash is not the published one."""
+def _content(folder: Path, name: Path, published: str) -> bytes:
+    """Return the bytes of a file, whose hash must be the published one."""
     try:
-        content = Path(path).read_bytes()
+        content = (folder / name).read_bytes()
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
     if hashlib.sha256(content).hexdigest() != published:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from safetensors import SafetensorError, deserialize
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from evergram.errors import DataError
 
@@ -23,8 +24,6 @@ SUFFIXES = (".onnx", ".safetensors")
 BLOCK = 8_192
 
 Floats = NDArray[np.float64]
-# How tensors of safetensors are stored.
-_NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 
 @dataclass(frozen=True)
@@ -42,32 +41,20 @@ class Answers:
 
 
 class ProbeModel(ABC):
-    """A model that reads embeddings."""
+    """A model that reads embeddings [N, D]."""
 
     gives_logits = False  # or values; never probabilities
 
     @abstractmethod
-    def answers(self, embeddings: NDArray[np.float32]) -> Answers:
-        """Return the answers for [N, D].
-
-        Raises: DataError: the model reads another dim, or does not answer.
-        """
+    def answers(self, embeddings: NDArray[np.float32]) -> Answers: ...
 
     @abstractmethod
     def outputs(self, embeddings: NDArray[np.float32]) -> Floats:
-        """Return its logits, probabilities or values [N, C] of [N, D].
-
-        Raises: DataError: as `answers`, or it gives classes alone.
-        """
+        """Return its logits, probabilities or values [N, C]."""
 
 
 def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
-    """Return the model of a file.
-
-    Args:
-        content: of the file; None reads it.
-    Raises: DataError: it cannot be read, is of an unknown kind, or its reader is not installed.
-    """
+    """Return the model of a file, whose content is read if it is None."""
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(
             f"{path} cannot be a probe: export it as ONNX (.onnx), or save the weights of a linear "
@@ -82,23 +69,22 @@ def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
 
 
 class LinearModel(ProbeModel):
-    """x ↦ W (x − mean) / scale + bias, with W [C, D] or [D]: one logit, or one a class.
-
-    Args:
-        path: of the file, for errors.
-        content: safetensors with `weight`, and optionally `bias`, `mean` and `scale`.
-    """
+    """x ↦ W (x − mean) / scale + bias, with W [C, D] or [D], of safetensors with `weight`, and
+    perhaps `bias`, `mean` and `scale`: one logit, or one a class."""
 
     gives_logits = True
 
     def __init__(self, path: Path, content: bytes) -> None:
         self.path = path
         try:
-            parts = deserialize(content)  # type: ignore[no-untyped-call]
-            tensors = {name: _tensor(path, name, facts) for name, facts in parts}
-        except SafetensorError as error:
-            raise DataError(f"{path} cannot be read: {error}; save the weights again.") from error
+            tensors = load(content)
+        except (SafetensorError, KeyError) as error:
+            raise DataError(f"{path} cannot be read: {error}; save it in float32.") from error
         shapes = ", ".join(f"{k} {list(v.shape)}" for k, v in tensors.items()) or "none"
+        for name, values in tensors.items():
+            if values.dtype.kind not in "fi":
+                raise DataError(f"{path}: tensor {name!r} holds {values.dtype}; give it numbers.")
+            tensors[name] = values.astype(np.float64)
         weight = tensors.get("weight")
         if weight is None or weight.ndim not in (1, 2) or not weight.size:
             raise DataError(
@@ -142,14 +128,8 @@ class LinearModel(ProbeModel):
 
 class OnnxModel(ProbeModel):
     """A classifier or a regressor with one input [N, D], such as skl2onnx makes of scikit-learn's.
-
     Of a classifier, the output of floats gives the probability of the last of two classes, and the
-    other output the class. `zipmap` may be on or off.
-
-    Args:
-        path: of the file, for errors.
-        content: the whole model; one with parts in other files is refused.
-    """
+    other output the class; `zipmap` may be on or off."""
 
     def __init__(self, path: Path, content: bytes) -> None:
         try:
@@ -217,7 +197,6 @@ class OnnxModel(ProbeModel):
         return floats[-1]
 
     def _run(self, embeddings: NDArray[np.float32]) -> list[tuple[Any, ...]]:
-        """Return the blocks of each output."""
         dim = embeddings.shape[1]
         if isinstance(self._dim, int) and self._dim != dim:
             raise _other_dim(self.path, self._dim, dim)
@@ -260,20 +239,8 @@ def has_external_data(model: Any) -> bool:
     return False
 
 
-def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:
-    """Return a tensor as float64. Raises: DataError: it does not hold numbers of a known kind."""
-    if facts["dtype"] not in _NUMBERS:
-        known = ", ".join(_NUMBERS)
-        raise DataError(f"{path}: tensor {name!r} holds {facts['dtype']}; it must be of {known}.")
-    flat = np.frombuffer(facts["data"], dtype=_NUMBERS[facts["dtype"]])
-    if facts["dtype"] == "BF16":
-        # The upper half of a float32.
-        flat = (flat.astype(np.uint32) << 16).view(np.float32)
-    return flat.astype(np.float64).reshape(facts["shape"])
-
-
 def _refuse_rows(path: Path, output: Any, rows: int) -> None:
-    """Refuse an output without one answer for each row. Raises: DataError."""
+    """Refuse an output without one answer for each row."""
     whole = isinstance(output, list) or (isinstance(output, np.ndarray) and output.ndim > 0)
     has = len(output) if whole else None
     if has != rows:
@@ -282,10 +249,8 @@ def _refuse_rows(path: Path, output: Any, rows: int) -> None:
 
 
 def _floats(blocks: Sequence[Any]) -> Floats | None:
-    """Return one output as float64 [N, C]; None if it holds classes.
-
-    `zipmap` gives a list of dictionaries: they become one column for each class, in order.
-    """
+    """Return one output as float64 [N, C], of `zipmap` one column for each class in order; None if
+    it holds classes."""
     if isinstance(blocks[0], list):
         names = sorted(blocks[0][0])
         return np.array([[row[n] for n in names] for b in blocks for row in b], dtype=np.float64)
@@ -318,8 +283,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _cut(score: Floats) -> pa.Array | None:
-    """Return the classes of probabilities, cut at a half; None of other numbers, as nobody says
-    where to cut them."""
+    """Return the classes of probabilities, cut at a half; None of other numbers."""
     if not ((score >= 0) & (score <= 1)).all():
         return None
     return pa.array((score > 0.5).astype(np.int64))
@@ -345,14 +309,8 @@ def roc_auc(score: NDArray[np.floating], label: NDArray[np.bool_]) -> float:
 
 
 def measure(metric: str, answers: Answers, label: pa.Array) -> float:
-    """Return AUC or accuracy (higher is better), or root mean squared error (lower is better).
-
-    Args:
-        metric: "auc", "accuracy" or "rmse".
-        answers: of the model, for N objects.
-        label: [N]; two classes (0 and 1, or booleans) for auc, numbers for rmse.
-    Raises: DataError: the labels or the answers are not of the kind that the metric needs.
-    """
+    """Return AUC or accuracy (higher is better), or root mean squared error (lower is better),
+    "auc", "accuracy" or "rmse", of a model's answers for N objects with labels [N]."""
     if label.null_count or not len(label):
         raise DataError("A probe needs at least one object, and a label for each.")
     if metric == "accuracy":

@@ -27,19 +27,9 @@ def measured_by_all(
     names: Sequence[str],
     together: Collectives,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield the metrics of each block's queries, of which each process has measured some blocks.
-
-    Blocks are those of one process, so that a query's metrics are computed by the same products of
-    the same shapes, and are the same bit by bit.
-
-    Args:
-        measured: returns the metrics of a block, float64 [b] each; or raises ShapeError where a
-            score is not finite.
-        blocks: int64 [b] each, the places of queries; in order, and together all of them.
-        names: of the metrics.
-        together: processes that each call this with the same blocks.
-    Raises: ShapeError: one of the processes' `measured` did; all raise it.
-    """
+    """Yield the metrics of each block's queries (places int64 [b]), of which each process measures
+    some blocks; blocks are those of one process, so that each number is the same bit by bit. If
+    `measured` raises ShapeError in one process, all raise it."""
     if together.size == 1:
         yield from map(measured, blocks)
         return
@@ -153,10 +143,8 @@ def query_metrics(
     device: torch.device | None = None,
     together: Collectives = ALONE,
 ) -> dict[str, Tensor]:
-    """Return the metrics of each query, float64 [Q], in the order of `relevance.queries`.
-
-    Their means are `rank_metrics`; arguments and errors are the same.
-    """
+    """Return the metrics of each query, float64 [Q], in the order of `relevance.queries`; their
+    means are `rank_metrics`."""
     blocks = list(_values(query, candidate, relevance, names, device, together))
     none = torch.empty(0, dtype=torch.float64)
     return {name: torch.cat([none, *(values[name] for values in blocks)]) for name in names}
@@ -201,7 +189,6 @@ def popularity_metrics(
     names: Sequence[str] = METRICS,
     together: Collectives = ALONE,
 ) -> dict[str, float]:
-    """Return `rank_metrics` of the popularity baseline."""
     one, candidate = popularity(counts)
     size = _largest(relevance.queries) + 1
     return rank_metrics(one.expand(size, 1), candidate, relevance, names, together=together)
@@ -215,7 +202,7 @@ def _values(
     device: torch.device | None,
     together: Collectives,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield the metrics of each query of a block, float64 [b], block by block."""
+    """Yield the metrics of each query of a block, float64 [b]."""
     _check_dims(query, candidate)
     wanted = {name: parse_metric(name) for name in names}
     depth = max(k for _, k in wanted.values())
@@ -261,12 +248,9 @@ def _blocks(relevance: Relevance, rows: int) -> Iterator[Tensor]:
 def _ranks(
     query: Tensor, blocks: ScoreBlocks, relevance: Relevance, block: Tensor, depth: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ranks [t], owners [t] and sizes [b] of the targets of a block of b queries.
-
-    The rank of a target beyond `depth` is depth + 1, outside of every list; `depth` is the largest
-    K even if there are fewer candidates. The owner is the place of the target's query in the block,
-    the size its number of targets.
-    """
+    """Return ranks [t], owners [t] and sizes [b] of the targets of a block of b queries. The rank
+    of a target beyond `depth`, the largest K, is depth + 1; the owner is the place of the target's
+    query in the block, the size its number of targets."""
     hidden = _Cells.of(relevance.seen, relevance.seen_offsets, block)
     wanted = _Cells.of(relevance.targets, relevance.target_offsets, block)
     device = blocks.candidate.device
@@ -311,11 +295,8 @@ class _Cells:
         return cls(torch.repeat_interleave(torch.arange(len(block)), offsets.diff()), column)
 
     def within(self, start: int, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rows and columns of those in a block of scores, and which they are, [m'].
-
-        Args:
-            start: the candidate of the block's first column.
-        """
+        """Return the rows and columns of those in a block of scores, of which `start` is the first
+        candidate, and which they are, [m']."""
         inside = (self.column >= start) & (self.column < start + scores.shape[1])
         which = torch.nonzero(inside).flatten()
         cells = self.row[which], self.column[which] - start, which
@@ -370,7 +351,6 @@ def _largest(rows: Tensor) -> int:
 
 
 def relevance_of(corpus: Corpus, pairs: RowPairs) -> Relevance:
-    """Return held-out pairs as targets, with the training pairs masked."""
     return Relevance.of(pairs.query, pairs.candidate, *corpus.pairs_of(pairs.query))
 
 

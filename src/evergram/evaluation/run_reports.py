@@ -33,12 +33,8 @@ The alignment error is mean ‖z̃₀ − z₀‖ over mean ‖z₀‖, on objec
 
 
 def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -> Path:
-    """Write the result of `evergram demo`; return path.
-
-    Args:
-        versions: one entry a version, as `DemoVersion.as_json` gives them.
-        metric: of the intended task.
-    """
+    """Write the page of `evergram demo` from one entry a version, `DemoVersion.as_json`, and the
+    metric of the intended task."""
     names = [(v["version"], str(v["version"])) for v in versions]
     columns: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
         metric: lambda v: v["metrics"].get("model", {}).get(metric),
@@ -99,12 +95,8 @@ def write_diagnosis(
     gramian_errors: Mapping[str, Sequence[float]],
     gradient_errors: Mapping[str, Sequence[float]],
 ) -> Path:
-    """Write the score histograms and both errors of each estimator by step; return path.
-
-    Args:
-        steps: at which the errors were measured; of none, the histograms are shown alone.
-        gramian_errors, gradient_errors: by estimator, one for each of `steps`.
-    """
+    """Write the score histograms and both errors of each estimator by step; of no steps, the
+    histograms alone."""
     body = [section("Scores of pairs", histogram_figure(histograms))]
     if steps:
         charts = [
@@ -126,12 +118,8 @@ _LOG_RANGE = 50
 
 
 def write_tuning(path: Path, trials: Sequence[Mapping[str, Any]], metric: str) -> Path:
-    """Write the value of each trial by its number and by each key; return path.
-
-    Args:
-        trials: each `number`, `values`, `state` and `value`; failed ones are not shown.
-        metric: the name of the value.
-    """
+    """Write the value of each trial (`number`, `values`, `state`, `value`) by its number and by
+    each key; failed ones are not shown."""
     drawn = sorted((t for t in trials if t["state"] in _STATES), key=lambda t: t["number"])
     charts = []
     for key in ["trial", *(drawn[0]["values"] if drawn else ())]:

@@ -41,8 +41,8 @@ class ScoreBlocks:
         self._largest: float | None = None
 
     def bounded(self, query: Tensor) -> bool:
-        """Say whether all scores of these queries [Q, D] must be finite, by the largest coordinates
-        alone; where they need not be, each score has to be looked at."""
+        """Return whether all scores of these queries [Q, D] must be finite, by the largest
+        coordinates alone."""
         if self._largest is None:
             self._largest = _largest_coordinate(self.candidate)
         product = self._largest * _largest_coordinate(query.detach().to(self.candidate))
@@ -109,7 +109,6 @@ def _searched(scores: Tensor, k: int, size: int) -> Tensor:
 
 
 def group_size(width: int, k: int) -> int:
-    """Return G, a power of two: W/G maxima are searched and then k G scores, so G ≈ √(W/k)."""
     return 1 << (isqrt(width // k).bit_length() - 1) if k <= width and k else 1
 
 
@@ -142,14 +141,9 @@ def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None
 
 
 def _best_rows(scores: Tensor, k: int) -> Tensor:
-    """Return the candidates of the k largest scores of each query, ascending, int64 [Q, K].
-
-    Of those that tie for the last place, `topk` takes any. One more score tells which queries have
-    such a tie, and they alone are looked through again.
-
-    Args:
-        scores: [Q, W]; K is k or W, the smaller.
-    """
+    """Return the candidates of the k largest scores of each query [Q, W], ascending, int64 [Q, K].
+    Of those that tie for the last place `topk` takes any; one more score tells which queries have
+    such a tie, and they alone are looked through again."""
     k = min(k, scores.shape[1])
     largest, rows = scores.topk(min(k + 1, scores.shape[1]))
     rows = rows[:, :k].sort(1).values

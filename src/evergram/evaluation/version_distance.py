@@ -127,13 +127,8 @@ def mapping_readings(
 def chance_reading(
     one: Affine, chance: Chance, queries: VectorPairs, catalogue: int
 ) -> dict[str, float]:
-    """Return the quality of a map on mixed-up objects, under the names of `mapping_readings`.
-
-    Args:
-        chance: of this map.
-        queries: the objects that are mixed up.
-        catalogue: the number of objects among which neighbours are looked up.
-    """
+    """Return the quality of a map on mixed-up objects, under the names of `mapping_readings`;
+    neighbours are looked up among `catalogue` objects."""
     read = torch.nn.functional.normalize(_mapped(queries.new, *one), dim=1).double()
     past = torch.nn.functional.normalize(queries.old, dim=1).double()
     number = len(read)

@@ -50,12 +50,8 @@ ID_TYPE = "evergram.id_type"
 
 
 def provenance_of(fingerprint: str, computed_from: str) -> dict[str, str]:
-    """Return the metadata to write with vectors.
-
-    Args:
-        fingerprint: of the version whose space the vectors are in.
-        computed_from: fingerprint of the version that embedded the objects.
-    """
+    """Return the metadata to write with vectors: the fingerprints of the version whose space they
+    are in, and of the one that embedded the objects."""
     return {FINGERPRINT: fingerprint, COMPUTED_FROM: computed_from}
 
 
@@ -70,15 +66,11 @@ def provenance_in(metadata: Mapping[Any, Any] | None) -> dict[str, str]:
 
 
 def provenance_file(path: Path) -> Path:
-    """Return the path of the JSON with a file's provenance, such as `NAME.npy.json`."""
     return path.with_name(f"{path.name}.json")
 
 
 def read_provenance_file(path: Path) -> dict[str, Any]:
-    """Return the object in the JSON file beside `path`; empty without such a file.
-
-    Raises: DataError: that file is damaged.
-    """
+    """Return the object in the JSON file beside `path`; empty without such a file."""
     beside = provenance_file(path)
     if not beside.is_file():
         return {}
@@ -124,7 +116,7 @@ class EmbeddingFile(ABC):
 
     @abstractmethod
     def ids(self) -> pa.Array:
-        """Return all N ids, int64 or string. Raises: DataError: one is missing."""
+        """Return all N ids, int64 or string."""
 
     @abstractmethod
     def _read(self, size: int) -> Iterator[Block]:
@@ -148,12 +140,8 @@ class EmbeddingFile(ABC):
     def read_as(
         self, read: Callable[[Tensor], Tensor], version: int, blocks: Iterable[Block], start: int
     ) -> Iterator[Block]:
-        """Yield blocks of this file with their vectors read as a version, [b, D_j], by `read`.
-
-        Args:
-            start: the row that the blocks begin with, for errors.
-        Raises: DataError: what `read` returns has a number that is not finite as float32.
-        """
+        """Yield the blocks, of which `start` is the first row, with their vectors read as a version
+        by `read`, [b, D_j], and refuse numbers that are not finite as float32."""
         for ids, vectors in blocks:
             of_version = read(vectors)
             row = first_not_finite(of_version.float())
@@ -200,7 +188,7 @@ def _largest(vector: Tensor) -> Tensor:
 
 
 def sentence(error: Exception) -> str:
-    """Return the message of another library's error, without line breaks and final full stop."""
+    """Return the message of another library's error in one line."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
@@ -218,12 +206,8 @@ class PlainVectors(EmbeddingFile):
     holds_integers = False
 
     def _set_ids(self, ids: Path | None, written: str | None = None) -> None:
-        """Take the ids of the file `ids`, or those inside, or those beside, or row numbers.
-
-        Args:
-            written: the type that the ids beside were written from, "int64" or "string"; None if
-                that is not known.
-        """
+        """Take the ids of the file `ids`, or those inside, or those beside (`written` as "int64" or
+        "string", if that is known), or row numbers."""
         beside, written = (companion(self.path), written) if ids is None else (ids, None)
         if ids is None and (self._own is not None or not beside.is_file()):
             self.has_ids = self._own is not None
@@ -248,7 +232,6 @@ class PlainVectors(EmbeddingFile):
             )
 
     def _lines(self, beside: Path, written: str | None) -> pa.Array:
-        """Return the lines of a file of ids, one for each vector."""
         try:
             # Programs of Windows begin a file with a mark that is no part of the first id.
             encoding = "utf-8" if written == "string" else "utf-8-sig"
@@ -514,13 +497,10 @@ def open_embeddings(
             .safetensors file, or takes the numbers of the rows if there is none.
     Raises: DataError: the file is missing, damaged, empty, of another format, or lacks a column.
     """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give one of its files.")
     if not path.is_file():
-        what = (
-            "is a folder; give one of its files"
-            if path.is_dir()
-            else "is not there; give the path of a file of vectors"
-        )
-        raise DataError(f"{path} {what}.")
+        raise DataError(f"{path} is not there; give the path of a file of vectors.")
     suffix = path.suffix.lower()
     if ids is not None and suffix in (*PARQUET, *ARROW):
         raise DataError(
@@ -544,7 +524,6 @@ def open_embeddings(
 
 
 def unknown_format(path: Path) -> DataError:
-    """Return the error about a file of an unknown format."""
     known = ", ".join(SUFFIXES)
     if path.suffix.lower() == ".csv":
         return DataError(

@@ -31,21 +31,10 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 
 
 class Pairing:
-    """The objects that two files have in common, and their two vectors.
-
-    It holds the ids of both files and eight bytes for each common object in memory. Vectors are
-    read in blocks, from both files at once if the common objects are in the same order; otherwise
-    the vectors of the smaller file are first copied to a temporary file (in $TMPDIR), which is
-    mapped into memory.
-
-    Args:
-        old, new: the files.
-    Attributes:
-        ids: of the common objects, in the order of `blocks`.
-        only_old, only_new: the number of objects that only one file has.
-        in_order: True if no temporary file is needed.
-    Raises: DataError: an id occurs twice in a file, or none is in both.
-    """
+    """The objects that two files have in common, in the order of `ids`, and their two vectors.
+    Vectors are read in blocks, from both files at once if the common objects are `in_order`;
+    otherwise those of the smaller file are first copied to a temporary file (in $TMPDIR). It holds
+    the ids of both files and eight bytes for each common object in memory."""
 
     def __init__(self, old: EmbeddingFile, new: EmbeddingFile) -> None:
         old_ids, new_ids = old.ids(), new.ids()
@@ -77,10 +66,7 @@ class Pairing:
         return len(self.ids)
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield old [b, D_old] and new [b, D_new] of all common objects, in the order of `ids`.
-
-        Raises: DataError: as for `EmbeddingFile.blocks`; or the temporary file has no room.
-        """
+        """Yield old [b, D_old] and new [b, D_new] of all common objects, in the order of `ids`."""
         lead, other = (self._old, self._new) if self._old_leads else (self._new, self._old)
         leading = _kept(lead, self._kept, size)
         if self.in_order:
@@ -111,7 +97,6 @@ def _kept(file: EmbeddingFile, kept: np.ndarray, size: int) -> Iterator[Tensor]:
 
 
 def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[Tensor]:
-    """Yield the rows of a file at `rows`, in that order, in blocks of `size`."""
     try:
         with tempfile.TemporaryFile() as spool:
             kind = np.dtype(np.float32)
@@ -131,7 +116,6 @@ def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[T
 
 
 def refuse_repeats(file: EmbeddingFile, ids: pa.Array) -> None:
-    """Refuse a file in which an id occurs twice. Raises: DataError."""
     if pc.count_distinct(ids).as_py() < len(ids):
         counts = pc.value_counts(ids)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")

@@ -58,21 +58,14 @@ class ShardRecord:
     place: str = "folder"
 
     def begin(self, *, overwrite: bool) -> None:
-        """Make the folder and its record, or compare the record that is there.
-
-        Args:
-            overwrite: True removes the shards of other settings, and starts again.
-        Raises: DataError: the folder has other files, or shards of other settings, or cannot be
-            written.
-        """
+        """Make the folder and its record, or compare the record that is there; `overwrite` removes
+        the shards of other settings."""
         with self._locked():
             self._begin(overwrite)
 
     def verified(self, paths: Iterable[Path]) -> list[Path]:
-        """Return those of the shards that are there as they were written; read each whole.
-
-        A sentence is logged on each that is there and differs.
-        """
+        """Return those of the shards that are there as they were written; read each whole, and log
+        a sentence on each that differs."""
         finished, whole = self._finished(), []
         for path in paths:
             if not path.is_file():
@@ -205,7 +198,6 @@ def _digest(path: Path) -> dict[str, str | int]:
 
 
 def _difference(path: Path, entry: object) -> str | None:
-    """Return how a shard differs from its entry in the record; None if it does not."""
     if _bytes_in(entry) is None:
         return f"is not among the finished shards of {RECORD}"
     # Any other entry than the one of these bytes is a difference, too.
@@ -272,11 +264,7 @@ class Shards:
 
     @classmethod
     def parsed(cls, folder: Path, text: str | None, together: Collectives = ALONE) -> Shards | None:
-        """Return the shards that `--shards N` or `--shards I/N` names; None if nothing is given.
-
-        Raises: DataError: the text is of neither form, or several processes were started, and were
-            not given shards to share.
-        """
+        """Return the shards that `--shards N` or `--shards I/N` names; None if nothing is given."""
         only, _, count = (text or "").rpartition("/")
         if together.size > 1 and (text is None or only):
             raise DataError(
@@ -292,7 +280,6 @@ class Shards:
         return cls(folder, int(count), int(only) if only else None, together=together)
 
     def path(self, shard: int) -> Path:
-        """Return the file of a shard."""
         return self.folder / f"part-{shard:05d}-of-{self.count:05d}.parquet"
 
     def rows(self, shard: int, total: int) -> range:
@@ -301,7 +288,6 @@ class Shards:
 
     @property
     def numbers(self) -> range:
-        """The shards that this process writes."""
         if self.only is not None:
             return range(self.only, self.only + 1)
         return range(self.count)[self.together.share(self.count)]
@@ -309,15 +295,8 @@ class Shards:
 
 @dataclass(frozen=True)
 class WrittenShards:
-    """The outcome of a run.
-
-    Args:
-        rows: of all shards.
-        written, kept: shards that this run wrote, and those that were there already.
-        missing: shards that are not there yet; with none, the set is whole and `_SUCCESS` is there.
-
-    Of several processes, all have the outcome of all.
-    """
+    """The outcome of a run, in each of its processes that of all: the rows of all shards, and which
+    were written, kept as they were, or are missing yet."""
 
     rows: int
     written: list[int]
@@ -378,10 +357,8 @@ def write_shards(
 
 
 def by_first(make: Callable[[], Any], together: Collectives) -> Any:
-    """Return what `make` returns in the first process, as JSON; it is not called in others.
-
-    Raises: DataError: the first process's `make` raised it; all raise it alike.
-    """
+    """Return what `make` returns in the first process, as JSON; it is not called in others, and all
+    raise its DataError alike."""
     failures: list[DataError] = []
 
     def attempt() -> dict[str, Any]:

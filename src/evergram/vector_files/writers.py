@@ -42,21 +42,13 @@ def write_embeddings(
     blocks: Iterable[Block],
     provenance: Mapping[str, str] | None = None,
 ) -> int:
-    """Write blocks of ids and vectors [b, D] as Parquet; the file appears whole or not at all.
-
-    Args:
-        provenance: metadata of the schema, see `provenance_of`.
-    Returns: rows written.
-    Raises: DataError: the folder cannot be written.
-    """
+    """Write blocks of ids and vectors [b, D] as Parquet, with provenance as metadata, and return
+    the number of rows; the file appears whole or not at all."""
     return _write_columns(path, blocks, provenance or {}, ".parquet")
 
 
 def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
-    """Return ids [N] and vectors [N, D] of a file in the layout of `write_embeddings`.
-
-    Raises: DataError: the file is missing or has another layout.
-    """
+    """Return ids [N] and vectors [N, D] of a file in the layout of `write_embeddings`."""
     try:
         table = pq.read_table(path, columns=["id", "vector"], memory_map=True)
     except (OSError, pa.ArrowException, KeyError) as error:
@@ -65,12 +57,7 @@ def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
 
 
 def to_block(table: pa.Table, path: Path) -> tuple[pa.Array, Tensor]:
-    """Return ids [N] and vectors [N, D] of a table with columns `id` and `vector`.
-
-    Args:
-        path: of the table, for errors.
-    Raises: DataError: the vectors are not fixed-size lists.
-    """
+    """Return ids [N] and vectors [N, D] of a table with columns `id` and `vector`."""
     column = table["vector"]
     if not pa.types.is_fixed_size_list(column.type):
         raise DataError(f"{path}: column 'vector' is {column.type}; a fixed-size list is needed.")
@@ -134,12 +121,7 @@ def write_vectors(
 
 
 def check_writable(path: Path, *, overwrite: bool = True) -> None:
-    """Refuse a path that cannot be written, before any work is done.
-
-    Args:
-        overwrite: True allows to replace an existing file.
-    Raises: DataError: the format is unknown, the folder is missing, or the file exists.
-    """
+    """Refuse a path that cannot be written, before any work is done."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the path of a file to write.")
     suffix = path.suffix.lower()
@@ -254,7 +236,6 @@ def _write_plain(
 
 
 def _write_provenance(part: Path, provenance: Mapping[str, str]) -> None:
-    """Write the provenance of a file; nothing where there is none."""
     if provenance:
         part.write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
 
@@ -325,7 +306,7 @@ def _refuse_none(path: Path, rows: int) -> None:
 
 @contextmanager
 def _replacing(path: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
-    """Yield paths to write to, as for `replacing_group`. Raises: DataError: they cannot be."""
+    """Yield paths to write to, as for `replacing_group`."""
     try:
         with replacing_group(path, *beside) as parts:
             yield parts

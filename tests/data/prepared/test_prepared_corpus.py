@@ -156,7 +156,7 @@ def test_ids_of_another_kind_and_changed_entities_are_refused(tmp_path: Path) ->
         load_prepared(folder)
     folder = write_prepared(Corpus.of([("a", 1), ("b", 1)]), tmp_path / "q")
     for ids in (pa.array([1.5, 2.5]), pa.array(["a", None])):
-        write_arrow(folder / "query.arrow", {"id": ids, "count": [1, 1]})
+        write_arrow(folder / "query.arrow", {"id": ids, "query_count": [1, 1]})
         with pytest.raises(DataError, match="int64 or string"):
             load_prepared(folder)
 

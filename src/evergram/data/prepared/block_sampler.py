@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergram.data.prepared.files import SIDES, Column, release
+from evergram.data.prepared.files import Column, release
 from evergram.data.prepared.mapped_corpus import MappedCorpus
+from evergram.data.reading.rules import SIDES
 from evergram.data.sampling import REJECTIONS, Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
 
@@ -27,18 +28,10 @@ DRAWN, NEGATIVES = 1 << 30, 1 << 31
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """An order of all interactions of a corpus on disk: blocks of consecutive interactions are
-    shuffled, and so is each buffer of blocks.
-
-    An epoch's order is a function of (seed, epoch). Its blocks are in a random order, as many
-    consecutive ones as fit are a buffer, and a buffer's interactions are in a random order. With n
-    interactions, two of one block are in one batch n / `pairs` times as often as any two others.
-
-    Args:
-        lengths: interactions of each part.
-        block: interactions of a block; the last one of a part may be shorter.
-        pairs: interactions of a buffer, at most.
-    """
+    """An order of all interactions on disk: blocks of consecutive ones are shuffled, as many as fit
+    `pairs` are a buffer, and a buffer's interactions are shuffled. An epoch's order is a function
+    of (seed, epoch); with n interactions, two of one block are in one batch n / `pairs` times as
+    often as any two others."""
 
     lengths: Sequence[int]
     block: int
@@ -91,8 +84,8 @@ class Buffer:
         return int((end - start).sum())
 
     def take(self, parts: Sequence[Column], order: Tensor) -> Tensor:
-        """Return its interactions of a column, whose parts are [n_p] each, in an order: int64,
-        places in the order of the files, such as `shuffled()`."""
+        """Return its interactions of a column, whose parts are [n_p] each, in an order such as
+        `shuffled()`."""
         part, start, end = self.order.places(self.blocks)
         size, pieces = self.order.block, list[Tensor]()
         for number, column in enumerate(parts):
@@ -107,7 +100,6 @@ class Buffer:
         return torch.cat(pieces)[order]
 
     def shuffled(self) -> Tensor:
-        """Return the order in which its interactions are used, int64 [m]."""
         draw = generator(self.order.seed, self.epoch, 1 + self.number)
         return torch.randperm(len(self), generator=draw)
 
@@ -208,7 +200,6 @@ class BlockSampler(ExampleSampler):
             yield partial(self._read, buffer, begins)
 
     def _read(self, buffer: Buffer, begins: int) -> Columns:
-        """Return the columns of a buffer from its interaction `begins` on."""
         order = buffer.shuffled()[begins:]
         columns = {name: buffer.take(self.files[name], order) for name in self.names}
         for side in SIDES:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from evergram.data.reading.rules import SIDES, SideName
 from evergram.errors import DataError, FormatError
 from evergram.validation import sentence_of
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 NAME = "prepared.json"
 FORMAT_VERSION: Final = 1
 
-SideName: TypeAlias = Literal["query", "candidate"]
-SIDES: tuple[SideName, SideName] = ("query", "candidate")
 ColumnType: TypeAlias = Literal["int32", "int64", "float32", "float64"]
 Column = NDArray[Any]
 # What NumPy raises for a file that is damaged.
@@ -40,8 +39,6 @@ class _Lenient(BaseModel):
 
 
 class SideRecord(_Lenient):
-    """One side: the number of its entities, the type of their ids, and names of features."""
-
     entities: int = Field(ge=1)
     ids: Literal["int64", "string"]
     features: list[str]
@@ -110,11 +107,6 @@ class PreparedRecord(_Lenient):
 
     @classmethod
     def load(cls, folder: Path) -> PreparedRecord:
-        """Return the record of a prepared folder.
-
-        Raises: DataError: the folder has no record, or its record is damaged.
-            FormatError: a later Evergram wrote it.
-        """
         path = folder / NAME
         try:
             values = json.loads(path.read_bytes())
@@ -152,8 +144,7 @@ class ColumnFile:
 
     @classmethod
     def open(cls, path: Path, length: int | None = None, sha256: str | None = None) -> ColumnFile:
-        """Return the file. Raises: DataError: it is not one column of `length` numbers, or of any
-        if that is None."""
+        """Return the file of one column of `length` numbers, or of any if that is None."""
         try:
             mapped = np.lib.format.open_memmap(path, mode="r")
         except DAMAGE as error:
@@ -166,12 +157,8 @@ class ColumnFile:
         return cls(path, mapped.dtype, len(mapped), mapped.offset, sha256)
 
     def mapped(self, *, at_random: bool = False) -> Column:
-        """Return the numbers, [length], mapped into memory; nothing written there is kept, and the
-        file may be removed.
-
-        Args:
-            at_random: whether they are read in no order, so that nothing is read ahead.
-        """
+        """Return the numbers, [length], mapped into memory, also once the file was removed; nothing
+        written there is kept, and `at_random` nothing is read ahead."""
         with self.path.open("rb") as file:
             # Copy on write, since torch warns of arrays that cannot be written.
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -181,14 +168,13 @@ class ColumnFile:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal. Raises: OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_sha256(path: Path, expected: str | None, remedy: str) -> None:
-    """Raises: DataError: the file cannot be read, or has another SHA-256 than the expected one, if
-    that is known; `remedy` is a sentence that says what to do about it."""
+    """Raise a DataError with the sentence `remedy` if the file cannot be read, or has another
+    SHA-256 than the expected one, if that is known."""
     try:
         digest = expected and sha256_of(path)
     except OSError as error:
@@ -213,7 +199,8 @@ def release(columns: Iterable[Column]) -> None:
 
 
 def check_rows(rows: Tensor, side: str, size: int, remedy: str) -> None:
-    """Raises: DataError: a row is outside of a side of `size` entities; `remedy` is a sentence."""
+    """Raise a DataError with the sentence `remedy` if a row is outside of a side of `size`
+    entities."""
     if not rows.numel():
         return
     least, most = (int(end) for end in rows.aminmax())

@@ -32,7 +32,6 @@ from evergram.data.corpus import Corpus, PairBlock, PairRule
 from evergram.data.features import Side, Vocabulary, features_of_sides, take_ragged, to_tensor
 from evergram.data.prepared.files import (
     NAME,
-    SIDES,
     Column,
     ColumnFile,
     PreparedRecord,
@@ -42,6 +41,7 @@ from evergram.data.prepared.files import (
     release,
     sha256_of,
 )
+from evergram.data.reading.rules import SIDES
 from evergram.errors import DataError
 
 # The folder, in a prepared one, of what is derived from it; and files in it.
@@ -89,23 +89,13 @@ class MappedCorpus(Corpus):
         sides: tuple[Side, Side],
         columns: Sequence[Mapping[str, ColumnFile]],
         counts: Mapping[str, Tensor],
-        *,
-        shared_ids: bool,
-        fingerprint: str,
-        cache: Path,
+        **rest: Any,
     ) -> MappedCorpus:
         """Return the corpus of the columns of parts that follow each other in time."""
         mapped = {name: [part[name].mapped() for part in columns] for name in columns[0]}
-        return cls(
-            *sides,
-            pa.table({n: pa.chunked_array(list(map(pa.array, p))) for n, p in mapped.items()}),
-            shared_ids,
-            columns=columns,
-            fingerprint=fingerprint,
-            cache=cache,
-            entity_counts=counts,
-            mapped=[part for parts in mapped.values() for part in parts],
-        )
+        table = pa.table({n: pa.chunked_array(list(map(pa.array, p))) for n, p in mapped.items()})
+        views = [part for parts in mapped.values() for part in parts]
+        return cls(*sides, table, columns=columns, entity_counts=counts, mapped=views, **rest)
 
     @property
     def types(self) -> dict[str, np.dtype[Any]]:
@@ -113,11 +103,6 @@ class MappedCorpus(Corpus):
         return {name: file.dtype for name, file in self.columns[0].items()}
 
     def column(self, name: str) -> Tensor:
-        """Return one column of the interactions as in memory, [n].
-
-        Raises: DataError: there is no such column; there are too many interactions for one; or a
-            row is outside of its side.
-        """
         if len(self) > WHOLE:
             raise DataError(
                 f"This needs the column {name!r} of all {len(self):,} interactions in memory, and "
@@ -186,10 +171,7 @@ class MappedCorpus(Corpus):
 
     def where(self, rule: PairRule) -> Corpus:
         """Return the corpus of the interactions that a rule marks, and of their entities only; its
-        columns are in files, too, which are written once.
-
-        Raises: DataError: a file is damaged, see `verify`.
-        """
+        columns are in files, too, which are written once."""
         self.verify(self._read_in_blocks)
         digest = hashlib.sha256(f"{self.fingerprint} {rule.key}".encode()).hexdigest()
         folder = self.cache / digest[:32]
@@ -215,11 +197,10 @@ class MappedCorpus(Corpus):
         )
 
     def restrict(self, index: Tensor) -> Corpus:
-        """Return the corpus of some interactions in memory. Raises: DataError: see `column`."""
         return self.in_memory().restrict(index)
 
     def in_memory(self) -> Corpus:
-        """Return the same corpus in memory. Raises: DataError: see `column`."""
+        """Return the same corpus in memory, see `column`."""
         names = self.interactions.column_names
         table = pa.table({name: pa.array(self.column(name).numpy()) for name in names})
         return Corpus(self.queries, self.candidates, table, self.shared_ids, self.origin)
@@ -238,7 +219,7 @@ class MappedCorpus(Corpus):
         return set()
 
     def check_rows(self, rows: Tensor, side: str) -> None:
-        """Refuse rows that are read from files. Raises: DataError: one is outside of its side."""
+        """Raise a DataError if one of the rows that are read from files is outside of its side."""
         remedy = "Prepare the data again."
         if self.cache in self.columns[0][side].path.parents:
             remedy = f"Remove {self.cache} and run it again; it is written anew."
@@ -246,11 +227,8 @@ class MappedCorpus(Corpus):
 
 
 def _write_once(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder of derived files by `write`, which fills an empty one, unless it is there and
-    undamaged. One process writes at a time; another one that needs the same folder waits.
-
-    Raises: DataError: it cannot be written, as the disk is full or may not be written to.
-    """
+    """Fill a folder of derived files by `write`, unless it is there and undamaged; another process
+    that needs the same folder waits."""
     if _damage(folder) is None:
         return
     with _writing(folder):
@@ -293,14 +271,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def write_part(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
-    """Write the interactions that a rule marks, in their order, in two passes over the corpus.
-
-    As in `Corpus.restrict`, entities without an interaction among them are left out, and the others
-    keep their order. The folder gets each column; and of each side the rows of the corpus that are
-    kept, int64 [N], ascending, and the interactions of each.
-
-    Raises: DataError: a file of the corpus is damaged.
-    """
+    """Write the interactions that a rule marks, and the rows and counts of their entities, int64
+    [N], in two passes over the corpus; entities are those of `Corpus.restrict`."""
     corpus.verify(corpus.interactions.column_names)
     counts: dict[str, Tensor] = {side: torch.zeros_like(corpus.counts(side)) for side in SIDES}
     for block in corpus.blocks():
@@ -340,18 +312,16 @@ class PairIndex:
 
     Args:
         offsets: int64 [N + 1]; query a owns the interactions `offsets[a]` to `offsets[a + 1]`.
-        columns: `candidate` (rows of that side), and `value` and `weight` if the corpus has them,
-            [n] each, views of `mapped` files.
+        columns: `candidate`, and `value` and `weight` if the corpus has them, [n] each, mapped.
         distinct: the number of distinct pairs.
         candidates: the number of rows of that side.
     """
 
     offsets: Tensor
-    columns: Mapping[str, Tensor]
+    columns: Mapping[str, Column]
     distinct: int
     candidates: int
     folder: Path
-    mapped: Sequence[Column]
 
     @classmethod
     def open(cls, corpus: MappedCorpus, folder: Path) -> PairIndex:
@@ -359,28 +329,28 @@ class PairIndex:
         counts = corpus.counts("query")
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
         torch.cumsum(counts, 0, out=offsets[1:])
-        names = [name for name in corpus.types if name in INDEXED]
-        files = (ColumnFile.open(folder / f"{n}.npy", int(offsets[-1])) for n in names)
-        mapped = [file.mapped(at_random=True) for file in files]
-        columns = {n: torch.from_numpy(column) for n, column in zip(names, mapped, strict=True)}
+        columns = {
+            name: ColumnFile.open(folder / f"{name}.npy", int(offsets[-1])).mapped(at_random=True)
+            for name in corpus.types
+            if name in INDEXED
+        }
         distinct = int(np.load(folder / "distinct.npy"))
-        return cls(offsets, columns, distinct, len(corpus.candidates), folder, mapped)
+        return cls(offsets, columns, distinct, len(corpus.candidates), folder)
 
     def release(self) -> None:
         """Take the pages of its files out of this process's memory until they are read again."""
-        release(self.mapped)
+        release(self.columns.values())
 
     def at(self, name: str, places: Tensor) -> Tensor:
-        """Return a column at places of the index, int64 [m]. Raises: DataError: a row is outside
-        of its side."""
-        values = self.columns[name][places]
+        """Return a column at places of the index, int64 [m]."""
+        values = torch.from_numpy(self.columns[name])[places]
         if name == "candidate":
             self._check(values)
         return values
 
     def has(self, query: Tensor, candidate: Tensor) -> Tensor:
         """Return bool [m], True for pairs of rows (int64 [m] each) that are in the corpus."""
-        candidates = self.columns["candidate"]
+        candidates = torch.from_numpy(self.columns["candidate"])
         low, end = self.offsets[query], self.offsets[query + 1]
         high = end
         last = len(candidates) - 1
@@ -393,13 +363,10 @@ class PairIndex:
         return (low < end) & (candidates[low.clamp(max=last)] == candidate)
 
     def pairs_of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the query and the candidate, int64 [m] each, of all interactions of queries.
-
-        Args:
-            queries: int64 rows, each once.
-        Raises: DataError: a row is outside of its side.
-        """
-        candidate, offsets = take_ragged(self.columns["candidate"], self.offsets, queries)
+        """Return the query and the candidate, int64 [m] each, of all interactions of distinct
+        queries."""
+        candidates = torch.from_numpy(self.columns["candidate"])
+        candidate, offsets = take_ragged(candidates, self.offsets, queries)
         self._check(candidate)
         return torch.repeat_interleave(queries, offsets.diff()), candidate.long()
 
@@ -409,11 +376,8 @@ class PairIndex:
 
 
 def write_index(corpus: MappedCorpus, folder: Path) -> None:
-    """Write the index of a corpus into an empty folder, in memory of some buckets.
-
-    One pass puts each interaction into the file of a range of queries, a second one sorts each
-    range by itself.
-    """
+    """Write the index of a corpus in memory of some buckets: one pass puts each interaction into
+    the file of a range of queries, a second one sorts each range by itself."""
     types = {n: dtype for n, dtype in corpus.types.items() if n in ("query", *INDEXED)}
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -435,10 +399,8 @@ def write_index(corpus: MappedCorpus, folder: Path) -> None:
 
 
 def _partition(corpus: MappedCorpus, scratch: Path, types: Types) -> list[int]:
-    """Write each column ordered by ranges of queries, in the corpus's order within a range.
-
-    Returns: the bounds of the ranges, as numbers of interactions.
-    """
+    """Write each column ordered by ranges of queries, in the corpus's order within a range; return
+    the bounds of the ranges, as numbers of interactions."""
     counts = corpus.counts("query").numpy()
     begins = np.cumsum(counts) - counts
     bucket = (begins // BUCKET).astype(np.int32)  # of each query
@@ -515,10 +477,7 @@ def load_prepared(path: Path) -> MappedCorpus:
 
 
 def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
-    """Return the entities of a side: `id`, `count` and its features.
-
-    Raises: DataError: the file is damaged, or is not what the record says.
-    """
+    """Return the entities of a side: `id`, `count` and its features."""
     file = path / ("entities.arrow" if record.shared_ids else f"{side}.arrow")
     again = "Prepare the data again."
     try:
@@ -528,7 +487,7 @@ def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
         raise DataError(f"{file} cannot be read: {error}; prepare the data again.") from error
     check_sha256(file, record.entity_files.get(file.name), again)
     expected = record.sides["query" if side == "query" else "candidate"]
-    count = f"{side}_count" if record.shared_ids else "count"
+    count = f"{side}_count"
     names = ["id", count, *expected.features]
     missing = [name for name in names if name not in table.column_names]
     counted = 0 if missing else pc.sum(table[count]).as_py() or 0

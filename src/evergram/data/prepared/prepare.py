@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
@@ -41,12 +41,10 @@ from evergram.data.loaders import LOADERS, load, path_kinds
 from evergram.data.prepared.files import (
     FORMAT_VERSION,
     NAME,
-    SIDES,
     Choices,
     ColumnType,
     PartRecord,
     PreparedRecord,
-    SideName,
     SideRecord,
     release,
     sha256_of,
@@ -57,12 +55,12 @@ from evergram.data.reading.interactions import (
     InteractionSource,
     InteractionSources,
     check_roles,
-    names_of_ids,
+    read_features,
     source_of,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import read_keyed_files, refuse_repeated_ids, rows_by_id
-from evergram.data.reading.rules import BadRows, BadRowsChoice, Clock
+from evergram.data.reading.keyed_table import refuse_repeated_ids, rows_by_id
+from evergram.data.reading.rules import SIDES, BadRows, BadRowsChoice, Clock, SideName
 from evergram.data.rolling_window import date_text
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, reason_and_remedy
@@ -78,7 +76,7 @@ Features = Mapping[SideName, pa.Table]
 # Columns in the order of `prepared.json`.
 ORDER = ("query", "candidate", "value", "weight", "time")
 # Columns of the files of entities that are no features.
-COUNTS = ("count", "query_count", "candidate_count")
+COUNTS = ("query_count", "candidate_count")
 # The engine's memory where none is named: a quarter of the machine's, between these.
 LEAST_MEMORY, MOST_MEMORY = 128 << 20, 2 << 30
 # Seconds between two lines of progress.
@@ -276,14 +274,8 @@ def prepare(
 
 def _kept_settings(record: PreparedRecord, settings: PrepareSettings, out: Path) -> PrepareSettings:
     """Return the settings of an append: what is left out of a corpus holds for all of its parts."""
-    choices = record.choices
-    first: dict[str, Any] = {
-        "shared_ids": record.shared_ids,
-        "unique": choices.unique,
-        "k_core": choices.k_core,
-        "minimum_value": choices.minimum_value,
-        "weights": choices.weights,
-    }
+    first = {"shared_ids": record.shared_ids, **record.choices.model_dump()}
+    columns = first.pop("columns")
     for name, value in first.items():
         given = getattr(settings, name)
         if given not in (getattr(PrepareSettings(), name), value):
@@ -291,7 +283,7 @@ def _kept_settings(record: PreparedRecord, settings: PrepareSettings, out: Path)
                 f"{out} was prepared with {name} = {value!r}, which holds for what is appended, "
                 f"and now {name} is {given!r}; leave it out, or {AGAIN}."
             )
-    return replace(settings, columns=settings.columns or choices.columns, **first)
+    return replace(settings, columns=settings.columns or columns, **first)
 
 
 def _opened(
@@ -302,27 +294,22 @@ def _opened(
     Features are read whole: what cannot be used is refused before hours of interactions are read.
     """
     features: dict[SideName, pa.Table] = {}
+    opened: Any = sources
     if isinstance(sources, str | Path | list | tuple):
-        sources = _of_paths(sources, settings)
-    if isinstance(sources, pa.Table):
+        opened = _of_paths(sources, settings)
+    elif isinstance(sources, pa.Table):
         opened = [source_of(MemoryTable(sources, "The table"), settings.columns)]
-    elif isinstance(sources, list):
-        opened = cast(list[InteractionSource], sources)
-    elif hasattr(sources, "interactions"):
-        opened = [_source_of_corpus(sources)]
-        sides: dict[SideName, Side] = {"query": sources.queries, "candidate": sources.candidates}
+    if hasattr(opened, "interactions"):
+        sides: dict[SideName, Side] = {"query": opened.queries, "candidate": opened.candidates}
         features = {name: _table_of(side) for name, side in sides.items() if side.features}
-        settings = replace(settings, shared_ids=settings.shared_ids or sources.shared_ids)
-    else:
+        settings = replace(settings, shared_ids=settings.shared_ids or opened.shared_ids)
+        opened = [_source_of_corpus(opened)]
+    if not isinstance(opened, list):
         raise DataError(
             f"sources is {type(sources).__name__}; give paths, an Arrow table or a Corpus."
         )
-    named = {"query": settings.query_features, "candidate": settings.candidate_features}
-    for side in SIDES:
-        paths = named[side]
-        if paths is not None:
-            ids = names_of_ids(settings.columns, side)
-            features[side] = read_keyed_files(paths, bad_rows=BadRows(settings.bad_rows), ids=ids)
+    files = settings.query_features, settings.candidate_features
+    features |= read_features(*files, settings.columns, settings.bad_rows)
     features = {s: _stored_features(table, f"{s} features") for s, table in features.items()}
     if settings.shared_ids and len(features) == 2:
         query, candidate = (features[side] for side in SIDES)
@@ -340,15 +327,14 @@ def _opened(
 
 def _of_paths(sources: Paths, settings: PrepareSettings) -> list[InteractionSource] | Corpus:
     """Return the interactions of files, or the corpus of a loader that does not stream."""
+    kind, kinds = settings.kind, [one for one in path_kinds() if one != "prepared"]
     paths = sources if isinstance(sources, list | tuple) else [sources]
-    kind = settings.kind
     if kind == "table":
         return sources_of_files(source_files(paths), settings.columns)
-    kinds = [one for one in path_kinds() if one not in ("table", "prepared")]
     if kind not in kinds:
         raise DataError(
-            f"kind (--kind) is {kind!r}; it is one of: table, {', '.join(kinds)}"
-            f"{did_you_mean(kind, ['table', *kinds])}."
+            f"kind (--kind) is {kind!r}; it is one of: {', '.join(kinds)}"
+            f"{did_you_mean(kind, kinds)}."
         )
     if len(paths) != 1:
         raise DataError(f"The kind {kind} reads one file or folder, and {len(paths)} are named.")
@@ -359,7 +345,6 @@ def _of_paths(sources: Paths, settings: PrepareSettings) -> list[InteractionSour
 
 
 def _source_of_corpus(corpus: Corpus) -> InteractionSource:
-    """Return the interactions of a corpus, by their external ids."""
     columns = {name: corpus.interactions[name] for name in corpus.interactions.column_names}
     for name, side in (("query", corpus.queries), ("candidate", corpus.candidates)):
         keys = side.vocabulary.keys
@@ -369,7 +354,6 @@ def _source_of_corpus(corpus: Corpus) -> InteractionSource:
 
 
 def _table_of(side: Side) -> pa.Table:
-    """Return ids and features of a side: lists of keys, or numbers or times."""
     columns = {"id": side.vocabulary.keys}
     for name, feature in side.features.items():
         keys = feature.vocabulary.keys.take(pa.array(feature.indices.numpy()))
@@ -386,25 +370,20 @@ def _table_of(side: Side) -> pa.Table:
 def _stored_features(table: pa.Table, source: str) -> pa.Table:
     """Return a table of features in the types of the files of entities, see `typed`."""
     refuse_repeated_ids(table["id"], source)
-    columns = {"id": table["id"]}
-    for name in table.column_names:
-        if name in COUNTS:
-            raise DataError(
-                f"{source} have a column {name!r}, a name that counts of interactions have; "
-                "rename it."
-            )
-        if name != "id":
-            columns[name] = typed(table[name], name, source)
-    return pa.table(columns)
+    for name in set(COUNTS) & set(table.column_names):
+        raise DataError(
+            f"{source} have a column {name!r}, a name that counts of interactions have; rename it."
+        )
+    names = [name for name in table.column_names if name != "id"]
+    return pa.table({"id": table["id"], **{n: typed(table[n], n, source) for n in names}})
 
 
-class Database(closing[Any]):
-    """A database of tables that may exceed memory; use it as a context manager.
+class Database:
+    """A DuckDB of tables that may exceed memory; a context manager.
 
     Args:
         folder: exists; its maker removes it with everything in it.
         memory: bytes that the engine may hold.
-    Raises: DataError: DuckDB is not installed.
     """
 
     def __init__(self, folder: Path, memory: int, threads: int | None = None) -> None:
@@ -433,13 +412,14 @@ class Database(closing[Any]):
                 "autoload_known_extensions": False,
             },
         )
-        super().__init__(self._connection)
 
     def __enter__(self) -> Database:
         return self
 
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()
+
     def run(self, *statements: str) -> None:
-        """Run statements. Raises: DataError: the memory or the disk does not suffice."""
         for statement in statements:
             self.rows(statement)
 
@@ -465,12 +445,8 @@ class Database(closing[Any]):
         finally:
             self._connection.unregister("arrow_batches")
 
-    def number(self, query: str) -> int:
-        """Return the one whole number that a query selects; 0 for a null."""
-        return int(self.rows(query)[0][0] or 0)
-
     def size(self, table: str) -> int:
-        return self.number(f"SELECT count(*) FROM {table}")
+        return int(self.rows(f"SELECT count(*) FROM {table}")[0][0])
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Return all rows of a query, which are few."""
@@ -481,7 +457,6 @@ class Database(closing[Any]):
         return rows
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a query."""
         try:
             yield from self._connection.sql(query).to_arrow_reader(FETCHED)
         except (self._errors, pa.ArrowException) as error:  # Arrow wraps errors of the engine
@@ -509,14 +484,8 @@ class Database(closing[Any]):
 
 
 class NewPart:
-    """One run of `prepare`.
-
-    Args:
-        out: the prepared folder, with the earlier parts if there is a record.
-        folder: an empty folder to fill with the new content of `out`.
-        before: of the earlier parts; None for a first part.
-        report: takes lines of progress.
-    """
+    """One run of `prepare`, which fills an empty `folder` with the new content of `out`: the parts
+    of the record `before`, if there is one, and a new part."""
 
     def __init__(
         self,
@@ -529,16 +498,15 @@ class NewPart:
         self._out, self._folder, self._settings = out, folder, settings
         self._before, self._report = before, report
         self._in_order = True
-        # By the name of each file of entities, the column of counts of each of its sides.
-        self._files: dict[str, dict[SideName, str]] = {side: {side: "count"} for side in SIDES}
+        # By the name of each file of entities, its sides.
+        self._files: dict[str, tuple[SideName, ...]] = {side: (side,) for side in SIDES}
         if settings.shared_ids:
-            self._files = {"entities": {side: f"{side}_count" for side in SIDES}}
+            self._files = {"entities": SIDES}
         self._file_of: dict[SideName, str] = {
             side: name for name, sides in self._files.items() for side in sides
         }
 
     def write(self, sources: Sequence[InteractionSource], features: Features) -> PrepareSummary:
-        """Fill the folder. Raises: DataError: see `prepare`."""
         scratch = self._folder / ".engine"
         scratch.mkdir()
         with Database(scratch, self._settings.memory_bytes, self._settings.threads) as database:
@@ -629,7 +597,7 @@ class NewPart:
     def _watched(
         self, batches: Iterator[pa.RecordBatch], interactions: InteractionSources
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of at least the minimum value, note whether they are in order of time, and
+        """Yield the rows of at least the minimum value; note whether they are in order of time, and
         report how many there are."""
         started = shown = time.monotonic()
         self._in_order, last = True, -np.inf
@@ -649,10 +617,10 @@ class NewPart:
             yield rows
 
     def _load_known(self, database: Database, types: Mapping[str, pa.DataType]) -> None:
-        """Make the tables of earlier ids; those of a first part are empty."""
+        """Make the tables of earlier ids."""
         for name, sides in self._files.items():
-            numbers = dict.fromkeys(["row", *sides.values()], pa.int64())
-            schema = pa.schema({"id": types[next(iter(sides))], **numbers})
+            numbers = dict.fromkeys(["row", *map(_count, sides)], pa.int64())
+            schema = pa.schema({"id": types[sides[0]], **numbers})
             known = schema.empty_table()
             if self._before is not None:
                 table = self._earlier(name)
@@ -661,13 +629,12 @@ class NewPart:
             database.create(f"known_{name}", schema, known.to_batches())
 
     def _earlier(self, name: str) -> pa.Table:
-        """Return a file of entities of the earlier parts."""
         with pa.memory_map(str(self._out / f"{name}.arrow")) as mapped:
             return pa.ipc.open_file(mapped).read_all()
 
     def _leave_out(self, database: Database, has_times: bool) -> tuple[int, int]:
         """Order the interactions, leave out what the settings say, and return how many repeat a
-        pair, and how many are outside of the core."""
+        pair and how many are outside of the core."""
         settings, repeats, outside = self._settings, 0, 0
         if has_times and not self._in_order:
             self._report(f"sorting {database.size('interactions'):,} interactions by time")
@@ -682,8 +649,7 @@ class NewPart:
                 repeats += self._drop_known_pairs(database, self._before)
         if settings.k_core > 1:
             self._report(f"looking for the {settings.k_core}-core")
-            known = {side: (file, self._files[file][side]) for side, file in self._file_of.items()}
-            outside = keep_core(database, settings.k_core, known)
+            outside = keep_core(database, settings.k_core, self._file_of)
         return repeats, outside
 
     def _drop_known_pairs(self, database: Database, before: PreparedRecord) -> int:
@@ -743,7 +709,7 @@ class NewPart:
             entities={str(s): database.size(f"entities_{f}") for s, f in self._file_of.items()},
             first_time=times[0].item() if len(times) else None,
             last_time=times[-1].item() if len(times) else None,
-            sources=[source.name for source in interactions.sources],
+            sources=[source.table.name for source in interactions.sources],
             sha256={role: sha256_of(folder / f"{role}.npy") for role in dtypes},
         )
 
@@ -753,10 +719,8 @@ class NewPart:
         """Write the files of entities, and return the SHA-256 of each."""
         digests = {}
         for name, sides in self._files.items():
-            counts = list(sides.values())
-            schema = pa.schema(
-                {"id": types[next(iter(sides))], **dict.fromkeys(counts, pa.int64())}
-            )
+            counts = list(map(_count, sides))
+            schema = pa.schema({"id": types[sides[0]], **dict.fromkeys(counts, pa.int64())})
             ordered = f"SELECT id, {', '.join(counts)} FROM entities_{name} ORDER BY row"
             batches = [batch.cast(schema) for batch in database.batches(ordered)]
             table = pa.Table.from_batches(batches, schema).combine_chunks()
@@ -798,25 +762,19 @@ class NewPart:
             times=interactions.clock.form,
             parts=parts,
             fingerprint=hashlib.sha256(" ".join(content).encode()).hexdigest(),
-            choices=Choices(
-                unique=settings.unique,
-                k_core=settings.k_core,
-                minimum_value=settings.minimum_value,
-                columns=dict(settings.columns),
-                weights=dict(settings.weights),
-            ),
+            choices=Choices.model_validate(settings, from_attributes=True),
             entity_files=digests,
         )
 
 
-def keep_core(database: Database, k: int, known: Mapping[SideName, tuple[str, str]]) -> int:
-    """Keep the largest part of the interactions in which each query and each candidate has k, and
-    return how many rows were left out: those of an entity with fewer, until no entity has fewer.
+def _count(side: str) -> str:
+    """Return the column of entities that counts the interactions of a side."""
+    return f"{side}_count"
 
-    Args:
-        known: by side the file that has its earlier ids, and their column of counts.
-    Raises: DataError: no interaction is left.
-    """
+
+def keep_core(database: Database, k: int, files: Mapping[SideName, str]) -> int:
+    """Keep the largest part of the interactions in which each query and each candidate has k, with
+    those of earlier parts in the `files` of each side, and return how many rows were left out."""
     for side in SIDES:
         database.run(f"CREATE TABLE few_{side} AS SELECT {side} AS id FROM interactions LIMIT 0")
     left = (
@@ -826,36 +784,30 @@ def keep_core(database: Database, k: int, known: Mapping[SideName, tuple[str, st
     few, before = 0, -1
     while few > before:
         before = few
-        for side, (file, count) in known.items():
+        for side, file in files.items():
             database.run(
                 f"INSERT INTO few_{side} SELECT n.id FROM "
                 f"(SELECT i.{side} AS id, count(*) AS count FROM {left} GROUP BY i.{side}) n "
                 f"LEFT JOIN known_{file} k ON n.id = k.id "
-                f"WHERE n.count + coalesce(k.{count}, 0) < {k}"
+                f"WHERE n.count + coalesce(k.{_count(side)}, 0) < {k}"
             )
         few = sum(database.size(f"few_{side}") for side in SIDES)
     dropped = database.rewrite(f"SELECT i.* FROM {left} ORDER BY i.rowid")
     if not database.size("interactions"):
-        raise DataError(
-            f"No interaction is left with k_core (--k-core) {k}; give a smaller number."
-        )
+        raise DataError(f"No interaction is left with k_core (--k-core) {k}; give a smaller one.")
     return dropped
 
 
-def number_ids(database: Database, file: str, sides: Mapping[SideName, str]) -> None:
+def number_ids(database: Database, file: str, sides: Sequence[SideName]) -> None:
     """Make the table `entities_…` of a file: the earlier ids, and then the new ones in the order of
-    their first appearance; of shared ids, as in `Corpus`, those of queries come first.
-
-    Args:
-        sides: by side its column of counts.
-    """
-    counts = list(sides.values())
+    their first appearance; of shared ids, as in `Corpus`, those of queries come first."""
+    counts = list(map(_count, sides))
     size = database.size("interactions")
     each = " UNION ALL ".join(
         f"SELECT {side} AS id, min(rowid) + {number * size} AS first, "
-        + ", ".join(f"{'count(*)' if one == count else '0'} AS {one}" for one in counts)
+        + ", ".join(f"{'count(*)' if one == side else '0'} AS {_count(one)}" for one in sides)
         + f" FROM interactions GROUP BY {side}"
-        for number, (side, count) in enumerate(sides.items())
+        for number, side in enumerate(sides)
     )
     added = ", ".join(f"sum({one})::BIGINT AS {one}" for one in counts)
     database.run(
@@ -874,14 +826,8 @@ def number_ids(database: Database, file: str, sides: Mapping[SideName, str]) -> 
 def _described(
     table: pa.Table, features: Sequence[tuple[str, pa.Table]], before: pa.Table | None
 ) -> pa.Table:
-    """Return entities with their features: those of earlier parts as they were.
-
-    Args:
-        table: ids and counts of all entities, those of earlier parts first.
-        features: what errors call each table of features, and the table.
-        before: the entities of the earlier parts, whose features are all there are.
-    Raises: DataError: features have none of the ids of a first part, or other types than before.
-    """
+    """Return the ids and counts of all entities, `table`, with their features: those of earlier
+    parts as they were `before`."""
     known = 0 if before is None else len(before)
     new_ids = table["id"].slice(known).combine_chunks()
     new: dict[str, pa.ChunkedArray] = {}
@@ -931,8 +877,8 @@ def _least_types(record: PreparedRecord) -> dict[str, pa.DataType]:
 def _check_fits(
     record: PreparedRecord, types: Mapping[str, pa.DataType], database: Database, out: Path
 ) -> None:
-    """Refuse appended interactions whose columns or types are not those of the earlier parts, or
-    that are of before the last part's end."""
+    """Refuse appended interactions of other columns or types than the earlier parts', or of before
+    their end."""
     if set(record.columns) != set(types):
         raise DataError(
             f"{out} has the columns {', '.join(record.columns)}, and what is appended has "
@@ -952,7 +898,7 @@ def _check_fits(
         return
     first = database.rows("SELECT min(time) FROM interactions")[0][0]
     if first < last:
-        early = database.number(f"SELECT count(*) FROM interactions WHERE time < {last!r}")
+        early = database.size(f"interactions WHERE time < {last!r}")
         raise DataError(
             f"What is appended begins at {first}, before the end of {out} at {last} ({early:,} "
             f"interactions are earlier); append only later ones, or {AGAIN}."
@@ -1013,10 +959,8 @@ def _check_place(out: Path, *, append: bool, overwrite: bool) -> None:
 
 @contextmanager
 def _new_content(out: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which takes the place of `out` when the block ends without an error.
-
-    Raises: DataError: something cannot be written, as the disk is full.
-    """
+    """Yield a folder to fill, which takes the place of `out` when the block ends without an
+    error."""
     part = part_of(out)
     try:
         part.mkdir(parents=True)

@@ -43,7 +43,6 @@ def guess(names: Sequence[str]) -> dict[str, str]:
 
 
 def suggestions(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return for query, candidate, value and time all columns that their names suggest for it."""
     return {
         role: [name for name in names if _plain(name) & set(variants.split())]
         for role, variants in VARIANTS.items()
@@ -57,12 +56,7 @@ def has_no_header(names: Sequence[str]) -> bool:
 
 
 def refuse_unknown(source: str, wanted: Iterable[str], names: Sequence[str]) -> None:
-    """Raises: DataError: a table lacks columns that somebody named; the error names them all.
-
-    Args:
-        source: name of the table, for the error.
-        names: its columns.
-    """
+    """Raise a DataError that names all columns that somebody named and `source` lacks."""
     absent = [name for name in dict.fromkeys(wanted) if name not in names]
     if absent:
         listed = ", ".join(f"{name!r}{did_you_mean(name, names)}" for name in absent)
@@ -80,15 +74,8 @@ def lacking(
     *,
     header_line: bool = True,
 ) -> str:
-    """Return the error about missing columns: those that the table has, and a line to write.
-
-    Args:
-        source: name of the table, for the error.
-        wanted: the missing columns, by role.
-        names: all columns of the table.
-        chosen: `data.columns` of the recipe.
-        header_line: True if the names are the first line of a text, which may be a row.
-    """
+    """Return the error about missing columns, `wanted` by role, with the line or the options to
+    write; `header_line` is True if the names are the first line of a text, which may be a row."""
     first = min(wanted, key=list(VARIANTS).index)
     has, likely = ", ".join(names) or "none", guess(names)
     words = ["query", "candidate", "value", "time"][: max(2, len(names))]

@@ -6,11 +6,10 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
-import math
-import os
 import re
 import zipfile
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,9 +41,8 @@ ROWS, BLOCK = 1 << 17, 8 << 20
 HEADER = 1 << 16
 # Separators of cells to try if the first line lacks the one that the suffix implies.
 DELIMITERS = (",", ";", "\t", "|")
-LIMIT = "EVERGRAM_MAX_EXPANSION"
 # Text of interactions, articles and dumps expands 2 to 20 times; gzip can do 1,000 times.
-TIMES = 100.0
+TIMES = 100
 # An expanded size that is harmless, however well it was compressed.
 HARMLESS = 64 << 20
 _CHUNK = 1 << 20
@@ -70,10 +68,6 @@ class SourceFile:
     content: bytes | None = None
 
     @property
-    def is_on_disk(self) -> bool:
-        return self.files is None and self.content is None
-
-    @property
     def is_text(self) -> bool:
         return self.path.lower().endswith(TEXTS)
 
@@ -84,11 +78,6 @@ class SourceFile:
     @property
     def is_gzip(self) -> bool:
         return self.path.lower().endswith(".gz")
-
-    @property
-    def delimiter(self) -> str:
-        """The separator of cells that the suffix of a text implies."""
-        return "\t" if ".tsv" in self.path.lower()[-7:] else ","
 
     @property
     def folders(self) -> dict[str, str | None]:
@@ -103,14 +92,13 @@ class SourceFile:
         return dict(reversed(columns.items()))
 
     def size(self) -> int:
-        """Return its bytes."""
         if self.content is not None:
             return len(self.content)
-        size = Path(self.path).stat().st_size if self.files is None else self.files.size(self.path)
-        return int(size)
+        return int(
+            Path(self.path).stat().st_size if self.files is None else self.files.size(self.path)
+        )
 
     def open(self) -> IO[bytes]:
-        """Open it to read. Raises: OSError."""
         if self.content is not None:
             return io.BytesIO(self.content)
         if self.files is None:
@@ -187,12 +175,12 @@ def _remote(address: str) -> tuple[bool, list[SourceFile]]:
 
 
 class GzipReader(gzip.GzipFile):
-    """A reader of a gzip file, as of `gzip.open`, up to the limit of expansion.
+    """A reader of a gzip file, as of `gzip.open`, that raises a DataError past the limit of
+    expansion.
 
     Args:
         path: the file, or its address if it is open already.
         opened: the open file and its bytes, where it is on no disk of this machine.
-    Raises: DataError: on reading past the limit.
     """
 
     def __init__(self, path: Path | str, opened: tuple[IO[bytes], int] | None = None) -> None:
@@ -202,13 +190,11 @@ class GzipReader(gzip.GzipFile):
         super().__init__(path, "rb", fileobj=stream)
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return at most `size` bytes; all that are left if it is negative or None."""
         # One byte beyond the limit shows that it is passed.
         wanted = self._left + 1 if size is None or size < 0 else size
         return self._counted(super().read(wanted))
 
     def read1(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, all of them from before a damaged place."""
         return self._counted(super().read1(size))
 
     def _counted(self, content: bytes) -> bytes:
@@ -219,10 +205,7 @@ class GzipReader(gzip.GzipFile):
 
 
 def read_member(archive: zipfile.ZipFile, member: str, path: Path) -> bytes:
-    """Return the whole of one file in the zip at `path`.
-
-    Raises: DataError: it is past the limit of expansion.
-    """
+    """Return the whole of one file in the zip at `path`, up to the limit of expansion."""
     # The archive's own sizes may be wrong; the size on the disk is not.
     most = most_bytes(min(archive.getinfo(member).compress_size, path.stat().st_size))
     content = bytearray()
@@ -235,34 +218,14 @@ def read_member(archive: zipfile.ZipFile, member: str, path: Path) -> bytes:
 
 
 def most_bytes(packed: int) -> int:
-    """Return the number of bytes that a compressed file of `packed` bytes may expand to.
-
-    Raises: DataError: the limit in the environment is not a number of at least 1.
-    """
-    return max(HARMLESS, int(_times() * packed))
-
-
-def _times() -> float:
-    text = os.environ.get(LIMIT)
-    if not text:
-        return TIMES
-    try:
-        times = float(text)
-    except ValueError:
-        times = math.nan
-    if not 1 <= times < 1e9:
-        raise DataError(
-            f"{LIMIT} is {text!r}; it must be a number from 1 on: how many times its size a "
-            f"compressed file may expand to ({TIMES:g} by default)."
-        )
-    return times
+    """Return the number of bytes that a compressed file of `packed` bytes may expand to."""
+    return max(HARMLESS, TIMES * packed)
 
 
 def _too_large(path: Path | str, most: int) -> DataError:
     return DataError(
-        f"{path} expands to more than {most >> 20} MiB, over {_times():g} times its size, as no "
-        "genuine data does; get it from a source that you trust, or if it is right, set "
-        f"{LIMIT} to a larger number of times."
+        f"{path} expands to more than {most >> 20} MiB, over {TIMES} times its size, as no genuine "
+        "data does; get it from a source that you trust, or unpack it yourself if it is right."
     )
 
 
@@ -292,32 +255,48 @@ def _unreadable_csv(source: str, error: Exception) -> DataError:
     return DataError(f"{source}{where} cannot be read: {message}{todo}.")
 
 
-class TableStream:
-    """The columns and batches of a file.
+class Table:
+    """Columns that are read in batches.
 
-    The names of the folders that a file is in, such as `day=2024-05-31`, are columns, too.
-
-    Args:
-        file: Parquet, Arrow, CSV or TSV.
     Attributes:
         name: what errors call it.
         has_header_line: whether the names of its columns may be a row.
         types: by name of a column.
         texts: columns of cells of text, of a file of text or the name of a folder; they are read
             as strings, and null where they are empty.
+    """
+
+    has_header_line = False
+    texts: frozenset[str] = frozenset()
+
+    def __init__(self, name: str, types: dict[str, pa.DataType]) -> None:
+        self.name, self.types = name, types
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.types)
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield these columns, at most ROWS rows at a time."""
+
+
+class TableStream(Table):
+    """A file of Parquet, Arrow, CSV or TSV; the names of its folders, such as `day=2024-05-31`, are
+    columns, too.
+
     Raises: DataError: the file is missing, empty, damaged, or has two columns of one name.
     """
 
     def __init__(self, file: SourceFile) -> None:
-        self.file = file
-        self.name: str = file.name
+        self.file, self.name = file, file.name
         self.has_header_line: bool = file.is_text
-        self._delimiter = file.delimiter
         self._closes_marks = False
+        on_disk = file.files is None and file.content is None
+        self._plain = on_disk and not file.is_gzip
         if file.is_text:
-            if file.is_on_disk:
-                own = [b"\x1f\x8b"] if file.is_gzip else []
-                refuse_other_content(Path(file.path), *own)
+            if on_disk:
+                refuse_other_content(Path(file.path), *([b"\x1f\x8b"] if file.is_gzip else []))
             self._delimiter = self._delimiter_of_first_line()
         with self._reading() as opened:
             schema: pa.Schema = opened.schema_arrow if file.is_parquet else opened.schema
@@ -327,12 +306,8 @@ class TableStream:
         refuse_repeated_names(names, self.name)
         self._folders = {n: v for n, v in file.folders.items() if n not in names}
         self.texts: frozenset[str] = frozenset([*(names if file.is_text else ()), *self._folders])
-        self.types: dict[str, pa.DataType] = {field.name: field.type for field in schema}
-        self.types |= dict.fromkeys(self.texts, pa.string())
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.types)
+        types = {field.name: field.type for field in schema}
+        super().__init__(file.name, types | dict.fromkeys(self.texts, pa.string()))
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield these columns, at most ROWS rows at a time.
@@ -369,12 +344,11 @@ class TableStream:
         return pa.record_batch(cells, list(columns))
 
     def _refuse_swallowed_rows(self, rows: int) -> None:
-        """Refuse a text of more lines than rows, if one of its cells took other rows in."""
+        """Refuse a text with more lines than rows if a cell has swallowed other rows."""
         if self._closes_marks or self._lines.count <= rows + 1:  # one of them is the header
             return
         with self.file.open() as stream:
-            is_plain = self.file.is_on_disk and not self.file.is_gzip
-            unpacked = None if is_plain else self._unpacked(stream)
+            unpacked = None if self._plain else self._unpacked(stream)
             refuse_open_quotation(self.file.name, self._delimiter, unpacked)
         self._closes_marks = True  # what has blank lines, or cells of several, is read once for it
 
@@ -399,12 +373,12 @@ class TableStream:
         except FileNotFoundError as error:
             raise DataError(f"There is no file {self.file.name}; correct the path.") from error
         except (*DAMAGED, UnicodeDecodeError, pa.ArrowException) as error:
-            raise self._damage(self._of_one_thread(error, columns)) from error
+            if isinstance(error, pa.ArrowInvalid) and self.file.is_text:
+                error = self._with_row(error, columns)
+            raise self._damage(error) from error
 
-    def _of_one_thread(self, error: Exception, columns: Sequence[str]) -> Exception:
-        """Return an error of Arrow with the row of a text, which several threads do not know."""
-        if not isinstance(error, pa.ArrowInvalid) or not self.file.is_text:
-            return error
+    def _with_row(self, error: Exception, columns: Sequence[str]) -> Exception:
+        """Return Arrow's error with the row of the text, which several threads do not know."""
         try:
             with self.file.open() as stream:
                 for _ in self._csv(self._unpacked(stream), columns, use_threads=False):
@@ -446,12 +420,12 @@ class TableStream:
         except DAMAGED as error:
             raise self._damage(error) from error
         line = start.splitlines()[0].decode(errors="replace") if start.strip() else ""
-        first = self.file.delimiter
+        first = "\t" if ".tsv" in self.file.path.lower()[-7:] else ","
         return next((one for one in (first, *DELIMITERS) if one in line), first)
 
 
 class _Lines(io.RawIOBase):
-    """A stream that counts the lines that were read of it."""
+    """A stream that counts the lines that were read of it, also one without an end."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()
@@ -459,7 +433,6 @@ class _Lines(io.RawIOBase):
 
     @property
     def count(self) -> int:
-        """Lines so far, also one without an end."""
         return self._ends + (self._last != b"\n")
 
     def readable(self) -> bool:
@@ -472,30 +445,16 @@ class _Lines(io.RawIOBase):
         return part
 
 
-class MemoryTable:
-    """The columns and batches of a table in memory.
-
-    Args:
-        name: for errors.
-    Raises: DataError: two columns have one name.
-    """
-
-    has_header_line = False
-    texts: frozenset[str] = frozenset()
+class MemoryTable(Table):
+    """A table in memory. Raises: DataError: two columns have one name."""
 
     def __init__(self, table: pa.Table, name: str) -> None:
         refuse_repeated_names(table.column_names, name)
-        self.name = name
+        super().__init__(name, {field.name: field.type for field in table.schema})
         # Files say nothing of which columns have no nulls, and neither does this.
         self._table = pa.table(table.columns, names=table.column_names)
-        self.types: dict[str, pa.DataType] = {field.name: field.type for field in table.schema}
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.types)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield these columns, at most ROWS rows at a time."""
         yield from self._table.select(list(columns)).to_batches(max_chunksize=ROWS)
 
 

@@ -19,12 +19,14 @@ from evergram.data.reading.files import (
     DAMAGED,
     ROWS,
     MemoryTable,
+    Paths,
     SourceFile,
+    Table,
     TableStream,
     refuse_repeated_names,
     unpacked,
 )
-from evergram.data.reading.keyed_table import keyed_table, refuse_repeated_ids
+from evergram.data.reading.keyed_table import read_keyed_files, refuse_repeated_ids
 from evergram.data.reading.rules import (
     ROLES,
     SIDES,
@@ -34,6 +36,8 @@ from evergram.data.reading.rules import (
     Place,
     ReadAgainError,
     Rules,
+    SideName,
+    decoded,
     rounded,
 )
 from evergram.did_you_mean import did_you_mean
@@ -53,28 +57,22 @@ KINDS = (
 T = TypeVar("T")
 
 
-class AdjacencyList:
-    """The pairs of lines `query candidate candidate …`, as a table.
+class AdjacencyList(Table):
+    """The pairs of lines `query candidate candidate …`, of the UTF-8 file `path`, perhaps `.gz`.
 
     The public splits of LightGCN and NGCF (Gowalla, Yelp2018, Amazon-Book) have this form. Ids are
     divided by white space. A line that names a query alone has no pair; a query may have several
     lines.
-
-    Args:
-        path: UTF-8, perhaps `.gz`.
     """
 
-    has_header_line = False
     texts = frozenset(SIDES)
 
     def __init__(self, path: Path) -> None:
-        self.name, self.names, self._path = str(path), list(SIDES), path
+        super().__init__(str(path), dict.fromkeys(SIDES, pa.string()))
+        self._path = path
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield these columns and `LINE`, at most ROWS pairs at a time.
-
-        Raises: DataError: the file is damaged, is not in UTF-8, or has no pair.
-        """
+        """Yield these columns and `LINE`, at most ROWS pairs at a time."""
         line, pairs = 0, 0
         for text in self._blocks():
             lists = [line.split() for line in text.splitlines()]
@@ -117,9 +115,6 @@ def _pairs(lists: list[list[str]], first: int) -> pa.Table:
     return pa.table({"query": heads.take(line), "candidate": ids.filter(tails), LINE: numbers})
 
 
-Table = TableStream | MemoryTable | AdjacencyList
-
-
 @dataclass(frozen=True)
 class InteractionSource:
     """Interactions that can be read more than once.
@@ -133,21 +128,12 @@ class InteractionSource:
     names: Mapping[str, str]
 
     @property
-    def name(self) -> str:
-        """What errors call it."""
-        return self.table.name
-
-    @property
     def unread(self) -> list[str]:
-        """The names of its other columns."""
         return [name for name in self.table.names if name not in self.names.values()]
 
     def tables(self, rules: Rules) -> Iterator[pa.Table]:
-        """Yield its batches, checked: ids as int64 or string, `value` and `weight` as float32, and
-        `time` as int64 or float64. In a text, ids are of the type that the batch alone suggests.
-
-        Raises: DataError: the file is damaged, or see `Rules.checked`.
-        """
+        """Yield its batches as `Rules.checked` returns them. In a text, ids are of the type that
+        the batch alone suggests."""
         texts = frozenset(role for role, name in self.names.items() if name in self.table.texts)
         row = 0
         # Two roles may share a column, as value and weight.
@@ -155,7 +141,8 @@ class InteractionSource:
             lines = batch[LINE] if LINE in batch.schema.names else None
             table = pa.table({role: batch[name] for role, name in self.names.items()})
             if batch.num_rows:
-                yield rules.checked(table, Place(self.name, row, self.names, texts, lines))
+                place = Place(self.table.name, row, self.names, texts, lines)
+                yield rules.checked(table, place)
             row += batch.num_rows
 
 
@@ -200,12 +187,10 @@ class InteractionSources:
 
     @property
     def name(self) -> str:
-        """What errors call them."""
-        return self.sources[0].name
+        return self.sources[0].table.name
 
     def table(self) -> pa.Table:
-        """Return all of them, and warn of bad rows that were dropped. Raises: DataError: see
-        `read`."""
+        """Return all of them, and warn of bad rows that were dropped; see `read`."""
         table = self.read(lambda schema, batches: pa.Table.from_batches(batches, schema))
         self.bad_rows.warn()
         return table
@@ -232,7 +217,7 @@ class InteractionSources:
         rules = Rules(self.bad_rows, clock, self.weights, second_form)
         for source in self.sources:
             for table in source.tables(rules):
-                columns = [self._typed(table[r], r, source.name) for r in self.types]
+                columns = [self._typed(table[r], r, source.table.name) for r in self.types]
                 typed = pa.table(columns, list(self.types))
                 kept += typed.num_rows
                 self.rows = kept + self.bad_rows.count
@@ -266,18 +251,32 @@ class InteractionSources:
 def sources_of_files(
     files: Iterable[SourceFile], columns: Mapping[str, str]
 ) -> list[InteractionSource]:
-    """Return the interactions of files, whose own names of the roles are `columns`.
-
-    Raises: DataError: a file cannot be read, or lacks a column.
-    """
+    """Return the interactions of files, whose own names of the roles are `columns`."""
     check_roles(columns)
     return [source_of(TableStream(file), columns) for file in files]
 
 
 def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
-    """Return the interactions of a table, see `sources_of_files`."""
-    chosen = _chosen_columns(table, columns)
-    for role, column in guess(table.names).items():
+    """Return the interactions of a table; roles that `columns` does not name are columns of the
+    same name, if there are any.
+
+    Raises: DataError: it lacks the query, the candidate or a column of `columns`.
+    """
+    has = table.names
+    columns = {role: name for role, name in columns.items() if role in ROLES}
+    refuse_unknown(table.name, columns.values(), has)
+    names = {role: role for role in ROLES} | columns
+    absent = [side for side in SIDES if names[side] not in has]
+    if absent:
+        header = table.has_header_line
+        raise DataError(lacking(table.name, absent, has, columns, header_line=header))
+    if names["query"] == names["candidate"]:
+        raise DataError(
+            f"{table.name}: query and candidate are both the column {names['query']!r}; say in "
+            "data.columns (--column candidate=NAME) which is the other."
+        )
+    chosen = {role: names[role] for role in ROLES if names[role] in has}
+    for role, column in guess(has).items():
         if role in ("value", "time") and role not in chosen and column not in chosen.values():
             logging.getLogger(__name__).warning(
                 '%s: its column %s is not read; if it is the %s, add %s = "%s" to data.columns '
@@ -298,33 +297,25 @@ def check_roles(columns: Mapping[str, str]) -> None:
         )
 
 
+def read_features(
+    query_features: Paths | None,
+    candidate_features: Paths | None,
+    columns: Mapping[str, str],
+    bad_rows: BadRowsChoice,
+) -> dict[SideName, pa.Table]:
+    """Return the table of features of each side that has files of them."""
+    given: dict[SideName, Paths | None] = {"query": query_features, "candidate": candidate_features}
+    return {
+        side: read_keyed_files(files, bad_rows=BadRows(bad_rows), ids=names_of_ids(columns, side))
+        for side, files in given.items()
+        if files is not None
+    }
+
+
 def names_of_ids(columns: Mapping[str, str], side: str) -> list[str]:
-    """Return the names that the column of ids may have in a side's table of features, the likeliest
-    first: the one in `columns`; or else `id`, or what the interactions call the side."""
+    """Return what the column of ids may be called in a table of features, the likeliest first."""
     named = columns.get(f"{side}_id")
     return ["id", columns.get(side, side)] if named is None else [named]
-
-
-def _chosen_columns(table: Table, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each role that a table has; those that `columns` does not name are
-    called as their roles.
-
-    Raises: DataError: it lacks the query, the candidate or a column of `columns`.
-    """
-    has = table.names
-    columns = {role: name for role, name in columns.items() if role in ROLES}
-    refuse_unknown(table.name, columns.values(), has)
-    names = {role: role for role in ROLES} | dict(columns)
-    absent = [side for side in SIDES if names[side] not in has]
-    if absent:
-        header = table.has_header_line
-        raise DataError(lacking(table.name, absent, has, columns, header_line=header))
-    if names["query"] == names["candidate"]:
-        raise DataError(
-            f"{table.name}: query and candidate are both the column {names['query']!r}; say in "
-            "data.columns (--column candidate=NAME) which is the other."
-        )
-    return {role: names[role] for role in ROLES if names[role] in has}
 
 
 def _same_columns(sources: Sequence[InteractionSource]) -> list[str]:
@@ -335,8 +326,9 @@ def _same_columns(sources: Sequence[InteractionSource]) -> list[str]:
             lacks = [role for role in ROLES if role in one.names and role not in other.names]
             if lacks:
                 raise DataError(
-                    f"{one.name} has a column {one.names[lacks[0]]!r} and {other.name} has none; "
-                    f"give all sources this column, or name another as {lacks[0]} in neither."
+                    f"{one.table.name} has a column {one.names[lacks[0]]!r} and {other.table.name} "
+                    f"has none; give all sources this column, or name another as {lacks[0]} in "
+                    "neither."
                 )
     return [role for role in ROLES if role in first.names]
 
@@ -350,15 +342,11 @@ def interactions_of(
     names: Mapping[str, str],
     matrix_ids: Mapping[str, Sequence[int | str] | None],
 ) -> InteractionSource:
-    """Return the interactions of a table, a sparse matrix or a list.
+    """Return the interactions of a table, a sparse matrix or a list, see `Corpus.of`.
 
     Args:
-        data: as of `Corpus.of`.
-        names: by role (query, candidate, value, time, weight) the column of `data`; for other
-            roles, the column of the same name if it exists.
+        names: by role (query, candidate, value, time, weight) the column of `data`.
         matrix_ids: by side the ids of a matrix's rows and columns.
-    Raises: DataError: `data` is of another kind, lacks a column of `names`, or does not fit
-        `matrix_ids`.
     """
     if _library(data) == "scipy":
         return source_of(MemoryTable(_from_sparse(data, matrix_ids), "The matrix"), {})
@@ -367,7 +355,8 @@ def interactions_of(
             "query_ids and candidate_ids name the rows and columns of a sparse matrix; of a "
             f"{_kind(data)}, give the columns of ids with query=… and candidate=…."
         )
-    if _is_list_of_tuples(data):
+    is_list = isinstance(data, (list, tuple)) and len(data) > 0
+    if is_list and isinstance(data[0], (tuple, list)) and not hasattr(data[0], "_asdict"):
         return source_of(MemoryTable(table_of(_from_tuples(data), "The list"), "The list"), {})
     source = f"The {_kind(data)}"
     table = table_of(data, source)
@@ -382,20 +371,8 @@ def interactions_of(
     return source_of(MemoryTable(table, source), names)
 
 
-def features_of(data: Any, side: str, bad_rows: BadRowsChoice, ids: Sequence[str]) -> pa.Table:
-    """Return a table of features in memory, see `keyed_table`."""
-    source = f"The table of {side} features"
-    table = MemoryTable(table_of(data, source), source)
-    return keyed_table([table], bad_rows=BadRows(bad_rows), ids=ids)
-
-
 def table_of(data: Any, source: str) -> pa.Table:
-    """Return a frame, a mapping of columns or a list of mappings as an Arrow table.
-
-    Args:
-        source: its name, for errors.
-    Raises: DataError: `data` is of another kind, a column mixes types, or two have one name.
-    """
+    """Return a frame, a mapping of columns or a list of mappings as an Arrow table."""
     if isinstance(data, (list, tuple)) and not data:
         raise DataError(f"{source} has no rows; at least one interaction is needed.")
     table = None
@@ -414,7 +391,7 @@ def table_of(data: Any, source: str) -> pa.Table:
     if table is None:
         raise DataError(f"A {_kind(data)} is no table of interactions; give {KINDS}.")
     refuse_repeated_names(table.column_names, source)
-    return pa.table({n: _without_views(table[n]) for n in table.column_names})
+    return table
 
 
 def _arrow_table(data: Any) -> pa.Table | None:
@@ -493,7 +470,7 @@ def _column(values: Any, name: str) -> pa.Array:
     if _library(values) == "polars":
         return _from_polars(values)
     if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
-        return _without_views(pa.chunked_array(values)).combine_chunks()
+        return decoded(pa.chunked_array(values))
     if isinstance(values, np.ndarray) and values.dtype != object:
         return pa.array(values)
     values = _alike_dates(list(values))
@@ -516,23 +493,13 @@ def _column(values: Any, name: str) -> pa.Array:
 
 
 def _alike_dates(values: list[Any]) -> list[Any]:
-    """Return values with dates of several kinds as texts: Arrow would take a time without a zone
-    for one in UTC, and of a date with a time, the date alone."""
+    """Return dates of several kinds as texts: Arrow would take a time without a zone for one in
+    UTC, and drop the time of a column that begins with a date."""
     dates = [value for value in values if isinstance(value, date) and value == value]
     kinds = {(isinstance(d, datetime), getattr(d, "tzinfo", None) is not None) for d in dates}
     if len(kinds) < 2:
         return values
     return [value.isoformat() if isinstance(value, date) else value for value in values]
-
-
-def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the column with plain strings instead of views, large strings or dictionaries."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
-        return column.cast(pa.string())
-    return column
 
 
 def _missing_column(
@@ -544,11 +511,6 @@ def _missing_column(
         f"{source} has no column {names[missing[0]]!r}; its columns are: {', '.join(has) or 'none'}"
         f"{did_you_mean(names[missing[0]], has)}. Name the right ones: Corpus.of(…, {hint})."
     )
-
-
-def _is_list_of_tuples(data: Any) -> bool:
-    rows = isinstance(data, (list, tuple)) and len(data) > 0
-    return rows and isinstance(data[0], (tuple, list)) and not hasattr(data[0], "_asdict")
 
 
 def _library(data: Any) -> str:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.reading.column_names import refuse_unknown
-from evergram.data.reading.files import MemoryTable, Paths, TableStream, source_files
+from evergram.data.reading.files import Paths, Table, TableStream, source_files
 from evergram.data.reading.rules import (
     FLOAT_CELL,
     BadRows,
@@ -19,6 +19,7 @@ from evergram.data.reading.rules import (
     ids_of_cells,
     is_date,
     is_list,
+    is_number,
     refuse_non_ids,
 )
 from evergram.errors import DataError
@@ -26,7 +27,6 @@ from evergram.ids import INTEGER, is_text, refuse_other_form
 
 BAG = pa.list_(pa.string())
 ID = "id"
-Table = TableStream | MemoryTable
 
 
 def keyed_table(
@@ -65,7 +65,10 @@ def keyed_table(
                 "them the same columns."
             )
         refuse_non_ids(table.types[own], own, table.name)
-    whole = [(table, _whole(table, names)) for table in tables]
+    whole = []
+    for table in tables:
+        schema = pa.schema([(name, table.types[name]) for name in names])
+        whole.append((table, pa.Table.from_batches(list(table.batches(names)), schema)))
     kinds = {n: _type_of(n, whole, "" if n == own else separator, is_id=n == own) for n in names}
     schema = pa.schema([(ID if n == own else n, kind) for n, kind in kinds.items()])
     bad_rows, decimals, parts = bad_rows or BadRows(), Decimals(), []
@@ -84,11 +87,6 @@ def keyed_table(
     decimals.finish()
     bad_rows.warn()
     return pa.concat_tables(parts)
-
-
-def _whole(table: Table, names: Sequence[str]) -> pa.Table:
-    schema = pa.schema([(name, table.types[name]) for name in names])
-    return pa.Table.from_batches(list(table.batches(names)), schema)
 
 
 def _type_of(
@@ -150,7 +148,7 @@ def read_keyed_files(
     bad_rows: BadRows | None = None,
     ids: Sequence[str] = (ID,),
 ) -> pa.Table:
-    """Return the rows of files, each under its id, see `keyed_table`."""
+    """Return `keyed_table` of files."""
     streams = [TableStream(file) for file in source_files(path)]
     return keyed_table(streams, separator, columns, bad_rows, ids)
 
@@ -173,8 +171,6 @@ def rows_by_id(
         ids: of the table, int64 or string, each once.
         keys: ids of the interactions, int64 or string.
         must_match: one of them must be in the table, unless that is empty.
-    Raises: DataError: ids are text and keys are integers; both differ in their normal form alone;
-        or the table has none of the keys.
     """
     if pa.types.is_string(ids.type) and pa.types.is_integer(keys.type) and len(ids):
         raise DataError(
@@ -202,7 +198,7 @@ def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         inside = wider_type(one.value_type, other.value_type)
         return None if inside is None else pa.list_(inside)
     kinds = (one, other)
-    if all(map(_is_number, kinds)):
+    if all(map(is_number, kinds)):
         return pa.float64()
     if all(is_text(kind) or pa.types.is_integer(kind) for kind in kinds):
         return pa.string()
@@ -221,8 +217,3 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if is_text(kind):
         return pa.string()
     return pa.int64() if pa.types.is_integer(kind) else kind
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    return any(test(kind) for test in tests)

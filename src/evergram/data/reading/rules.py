@@ -32,7 +32,8 @@ from evergram.ids import BROKEN, INTEGER, NUMBER, is_text, missing_cells
 
 FLOAT32 = pa.float32()
 ROLES = ("query", "candidate", "value", "time", "weight")
-SIDES = ("query", "candidate")
+SideName: TypeAlias = Literal["query", "candidate"]
+SIDES: tuple[SideName, SideName] = ("query", "candidate")
 # What is done with bad rows.
 BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
 HOW_TO_DROP = "bad_rows = 'drop' (--drop-bad-rows), in a recipe under [data]"
@@ -83,12 +84,10 @@ class Place:
         return self.names.get(role, role)
 
     def row(self, row: int) -> str:
-        """Return the name of a row of the batch, which counts from 0."""
         number = self.first_row + row + 1 if self.rows is None else self.rows[row].as_py()
         return f"{self.source} row {number}"
 
     def cell(self, row: int, role: str, cells: pa.Array) -> str:
-        """Return the name and the content of a cell."""
         return f"{self.row(row)}: {self.name(role)} is {_shown(cells[row])}"
 
 
@@ -114,18 +113,14 @@ class BadRows:
     reasons: dict[tuple[str, str, bool], tuple[int, str]] = field(default_factory=dict)
 
     def reset(self) -> None:
-        """Forget the rows so far, as all are read again."""
         self.count = 0
         self.reasons.clear()
 
     def good_rows(
         self, place: Place, columns: Mapping[str, tuple[pa.Array, Iterable[Fault]]], size: int
     ) -> pa.Array:
-        """Count the bad rows of a batch, and return bool [n], True for the others.
-
-        Args:
-            columns: by role, cells and their faults.
-        """
+        """Count the bad rows of a batch, whose cells and faults are given by role, and return bool
+        [n], True for the others."""
         good = pa.array(np.ones(size, bool))
         for role, (cells, faults) in columns.items():
             for bad, wanted in faults:
@@ -149,14 +144,13 @@ class BadRows:
             self.reasons[name, wanted, empty] = count + pc.sum(mask).as_py(), first
 
     def finish(self) -> None:
-        """Raises: DataError: there are bad rows, and they are not to be dropped."""
+        """Raise a DataError if there are bad rows that are not to be dropped."""
         if self.count and self.choice == "refuse":
             them = "it" if self.count == 1 else "them"
             how = f"; or leave {them} out by {HOW_TO_DROP}" if self.advice else ""
             raise DataError(f"{self}. Correct {them}{how}.")
 
     def warn(self) -> None:
-        """Log what was dropped."""
         if self.count:
             logging.getLogger(__name__).warning("Bad rows were dropped: %s.", self)
 
@@ -191,7 +185,7 @@ class Clock:
     place: str = ""
 
     def see(self, form: str, place: str) -> None:
-        """Note the form of a time. Raises: DataError: it is another one than before."""
+        """Raise a DataError if a time has another form than those before."""
         # A small number, as of a counter or of before 1980, does not tell its unit.
         if not self.form or (self.form == NUMBERS and form.startswith(NUMBERS)):
             self.form, self.place = form, place
@@ -271,11 +265,8 @@ class Rules:
         return checked
 
     def finish(self) -> None:
-        """Check what all batches tell together.
-
-        Raises: DataError: there are bad rows that are not to be dropped; ids are numbers with
-            decimals; or days cannot be told from months.
-        """
+        """Raise a DataError if there are bad rows that are not to be dropped, ids with decimals, or
+        days that cannot be told from months."""
         if self._unsure:
             raise DataError(
                 f"{self._unsure}, of which the day cannot be told from the month; {TIMES}."
@@ -362,7 +353,7 @@ def decoded(cells: pa.ChunkedArray) -> pa.Array:
 
 
 def refuse_non_ids(kind: pa.DataType, name: str, source: str, example: object = None) -> None:
-    """Raises: DataError: a type holds neither integers nor strings, nor nulls alone."""
+    """Raise a DataError if a type holds neither integers nor strings, nor nulls alone."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
@@ -373,12 +364,8 @@ def refuse_non_ids(kind: pa.DataType, name: str, source: str, example: object = 
 
 
 def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fault]]:
-    """Return a column as int64 or string, and its bad cells, which are null.
-
-    Args:
-        cells: integers, strings, or nulls alone.
-        text_file: integers are what is written so, and words such as NULL stand for nothing.
-    """
+    """Return integers, strings or nulls as int64 or string, and the bad cells, which are null; in a
+    file of text, integers are what is written so, and words such as NULL stand for nothing."""
     missing = missing_cells(cells, text_file=text_file)
     faults: list[Fault] = []
     if text_file:
@@ -440,10 +427,7 @@ def _weights_of_events(cells: pa.Array, weights: Mapping[str, float]) -> _Read:
 
 
 def _comparable(cells: pa.Array, name: str, place: Place, *, dates: bool = False) -> pa.Array:
-    """Return a column of numbers, of dates, or of texts that may be them, as Arrow compares them.
-
-    Raises: DataError: it is of another type.
-    """
+    """Return numbers, dates, or texts that may be them, as Arrow compares them."""
     kind = cells.type
     if is_text(kind):
         return pc.utf8_trim_whitespace(cells)
@@ -461,8 +445,12 @@ def is_date(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
+def is_number(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(test(kind) for test in tests)
+
+
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether a type is of lists, in any of Arrow's forms."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(test(kind) for test in tests)
 
@@ -470,12 +458,7 @@ def is_list(kind: pa.DataType) -> bool:
 def _numbers(
     cells: pa.Array, kind: pa.DataType = FLOAT32, *, positive: bool, decimal: str
 ) -> tuple[pa.Array, list[Fault]]:
-    """Return numbers, or texts that are numbers, as floats, and the bad cells, which are null.
-
-    Args:
-        positive: no number is below 0.
-        decimal: the decimal sign of texts.
-    """
+    """Return numbers, or texts that are numbers, as floats, and the bad cells, which are null."""
     faults: list[Fault] = []
     if is_text(cells.type):
         words = pc.if_else(pc.match_substring_regex(cells, _WORD), pc.utf8_ltrim(cells, "+"), None)
@@ -493,7 +476,6 @@ def _numbers(
 
 
 def _times(cells: pa.Array, place: Place) -> _Read:
-    """Return times as int64 or float64."""
     given = pa.array(np.ones(len(cells), bool))
     if not is_text(cells.type):
         return _dates(cells, given) if is_date(cells.type) else _unix_times(cells, given)
@@ -561,8 +543,8 @@ def _unix_times(cells: pa.Array, given: pa.Array) -> _Read:
 
 
 def _refused_times(numbers: pa.Array, limit: float, given: pa.Array) -> list[Fault]:
-    """Return the times that are missing, or that 64 bits do not hold, in microseconds where they
-    are dates; the largest integers stand for no time."""
+    """Return the times that are missing, that stand for no time (the largest integers), or that 64
+    bits do not hold as microseconds."""
     lacking = pc.and_(_not_finite(numbers), given)
     beyond = pc.or_(pc.greater_equal(numbers, limit), pc.less_equal(numbers, -limit))
     return [
@@ -575,7 +557,6 @@ def _refused_times(numbers: pa.Array, limit: float, given: pa.Array) -> list[Fau
 
 
 def rounded(source: str) -> DataError:
-    """Return the error about times that float64 would round."""
     return DataError(
         f"{source}: some times have decimals and others are integers beyond 2⁵³, which a number "
         f"with decimals would round; {TIMES}."
@@ -583,7 +564,6 @@ def rounded(source: str) -> DataError:
 
 
 def all_match(texts: pa.Array, pattern: str) -> bool:
-    """Return whether all texts that are not null match."""
     return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
 
 
@@ -626,7 +606,6 @@ def moments_of(texts: pa.Array, zone: str | None) -> tuple[pa.Array, pa.Array]:
 
 
 def _shown(cell: pa.Scalar) -> str:
-    """Return a cell for an error."""
     try:
         value = cell.as_py()
     except (OverflowError, ValueError):  # a date that Python does not have
