@@ -30,7 +30,7 @@ from evergram.vector_files.open_embeddings import Block
 from evergram.vector_files.writers import write_embeddings
 
 RECORD, SUCCESS = "_SHARDS.json", "_SUCCESS"
-# The key of the record that has the finished shards; the others are settings.
+# The key of the record that has the finished shards.
 FINISHED = "finished"
 # A shard of any set, or one that is being written.
 _SHARD = re.compile(r"\.?part-\d{5}-of-(\d{5})\.parquet(\.part)?")
@@ -67,14 +67,16 @@ class ShardRecord:
         """Return those of the shards that are there as they were written; read each whole, and log
         a sentence on each that differs."""
         finished, whole = self._finished(), []
-        for path in paths:
-            if not path.is_file():
-                continue
-            difference = _difference(path, finished.get(path.name))
-            if difference is None:
-                whole.append(path)
+        for path in filter(Path.is_file, paths):
+            entry = finished.get(path.name)
+            if entry is None:
+                log.warning("%s is not among the finished shards; it is written again.", path)
+            elif entry != _digest(path):
+                log.warning(
+                    "%s has another SHA-256 than when it was written; it is written again.", path
+                )
             else:
-                log.warning("%s %s; it is written again.", path, difference)
+                whole.append(path)
         return whole
 
     def add(self, paths: Iterable[Path]) -> None:
@@ -98,15 +100,15 @@ class ShardRecord:
         """Return the shards that are not recorded, or not there in the size that is; with none,
         mark the set as whole."""
         with self._locked():
-            finished = self._finished()
-            absent = [path for path in paths if _size(path) != _bytes_in(finished.get(path.name))]
+            sizes = {name: entry.get("bytes") for name, entry in self._finished().items()}
+            absent = [p for p in paths if not p.is_file() or sizes.get(p.name) != p.stat().st_size]
             if not absent:
                 _write(self.folder / SUCCESS, b"")
         return absent
 
     def _begin(self, overwrite: bool) -> None:
         names = {path.name for path in self.folder.iterdir()}
-        began = _settings_of(self._read()) if RECORD in names else None
+        began = self._read()[0] if RECORD in names else None
         count = began and began.get("shards")
         if others := sorted(name for name in names if not _belongs(name, count)):
             raise DataError(
@@ -120,32 +122,31 @@ class ShardRecord:
                 raise self._other_settings(began)
             # Without this mark nobody takes what is left for a whole set.
             (self.folder / SUCCESS).unlink(missing_ok=True)
-            for name in names:
-                if _SHARD.fullmatch(name):
-                    (self.folder / name).unlink(missing_ok=True)
+            for name in filter(_SHARD.fullmatch, names):
+                (self.folder / name).unlink(missing_ok=True)
         self._replace({})
 
     def _finished(self) -> dict[str, Any]:
-        record = self._read()
-        if _settings_of(record) != self.settings:
+        settings, finished = self._read()
+        if settings != self.settings:
             raise DataError(
                 f"{self.folder} was begun again with other settings by another process; start this "
                 "one again, in a folder of its own."
             )
-        finished = record.get(FINISHED)
-        return finished if isinstance(finished, dict) else {}
+        return finished
 
     def _replace(self, finished: Mapping[str, Any]) -> None:
-        record = {**self.settings, FINISHED: dict(sorted(finished.items()))}
+        record = {"settings": self.settings, FINISHED: dict(sorted(finished.items()))}
         _write(self.folder / RECORD, json.dumps(record, indent=2).encode() + b"\n")
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the settings and the finished shards."""
         path = self.folder / RECORD
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return dict(record["settings"]), {n: dict(e) for n, e in record[FINISHED].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"{path} cannot be read: {error}; give another folder.") from error
-        return record if isinstance(record, dict) else {}
 
     def _other_settings(self, began: Settings) -> DataError:
         now = self.settings
@@ -174,10 +175,6 @@ class ShardRecord:
             os.close(descriptor)
 
 
-def _settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key != FINISHED}
-
-
 def _belongs(name: str, count: object) -> bool:
     """Return whether a folder of this many shards, or a new one (None), may have such a file."""
     if name.startswith((f".{RECORD}", f".{SUCCESS}")):
@@ -195,22 +192,6 @@ def _digest(path: Path) -> dict[str, str | int]:
             return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {reason_and_remedy(error)}.") from error
-
-
-def _difference(path: Path, entry: object) -> str | None:
-    if _bytes_in(entry) is None:
-        return f"is not among the finished shards of {RECORD}"
-    # Any other entry than the one of these bytes is a difference, too.
-    return None if _digest(path) == entry else "has another SHA-256 than when it was written"
-
-
-def _bytes_in(entry: object) -> int | None:
-    size = entry.get("bytes") if isinstance(entry, dict) else None
-    return size if isinstance(size, int) else None
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -74,7 +74,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # What the files do not have.
         (lambda v: v["sides"]["query"].update(entities=61), "query.arrow has 60 entities"),
         (lambda v: v["sides"]["query"].update(features=["age"]), "and age"),
-        (lambda v: v["columns"].update(weight="float64"), "weight.npy holds float32"),
+        (lambda v: v["columns"].update(weight="float64"), "of float32, and a column of"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_named(

@@ -143,16 +143,19 @@ class ColumnFile:
     sha256: str | None = None
 
     @classmethod
-    def open(cls, path: Path, length: int | None = None, sha256: str | None = None) -> ColumnFile:
-        """Return the file of one column of `length` numbers, or of any if that is None."""
+    def open(
+        cls, path: Path, length: int | None = None, sha256: str | None = None, kind: str = ""
+    ) -> ColumnFile:
+        """Return the file of one column, of `length` numbers of a kind where these are given."""
         try:
             mapped = np.lib.format.open_memmap(path, mode="r")
         except DAMAGE as error:
             raise DataError(f"{path} cannot be read: {error}; prepare the data again.") from error
-        if mapped.ndim != 1 or length not in (None, len(mapped)):
+        if mapped.ndim != 1 or length not in (None, len(mapped)) or kind not in ("", mapped.dtype):
             raise DataError(
-                f"{path} has the shape {mapped.shape}, and a column of {length or 'any'} numbers "
-                "is expected; the file was changed or is damaged. Prepare the data again."
+                f"{path} has the shape {mapped.shape} of {mapped.dtype}, and a column of "
+                f"{length or 'any'} numbers{kind and f' of {kind}'} is expected; the file was "
+                "changed or is damaged. Prepare the data again."
             )
         return cls(path, mapped.dtype, len(mapped), mapped.offset, sha256)
 

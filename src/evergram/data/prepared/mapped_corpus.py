@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from evergram.atomic_files import file_lock, new_folder, remove_tree
@@ -377,51 +375,33 @@ class PairIndex:
 
 def write_index(corpus: MappedCorpus, folder: Path) -> None:
     """Write the index of a corpus in memory of some buckets: one pass puts each interaction into
-    the file of a range of queries, a second one sorts each range by itself."""
+    the files of a range of queries, a second one sorts each range by itself."""
     types = {n: dtype for n, dtype in corpus.types.items() if n in ("query", *INDEXED)}
-    scratch = folder / "scratch"
+    scratch, counts = folder / "scratch", corpus.counts("query").numpy()
     scratch.mkdir()
-    bounds = _partition(corpus, scratch, types)
-    distinct = 0
-    kept = {name: dtype for name, dtype in types.items() if name in INDEXED}
-    with _new_columns(folder, kept, len(corpus)) as files, ExitStack() as stack:
-        sources = {name: stack.enter_context((scratch / name).open("rb")) for name in types}
-        for start, end in pairwise(bounds):
-            bucket = {n: np.fromfile(sources[n], types[n], end - start) for n in types}
-            pair = bucket["query"].astype(np.int64) * len(corpus.candidates) + bucket["candidate"]
+    bucket = ((np.cumsum(counts) - counts) // BUCKET).astype(np.int32)  # of each query
+    for block in corpus.blocks():
+        of_pair = bucket[block.query.numpy()]
+        order = np.argsort(of_pair, kind="stable")
+        numbers, starts = np.unique(of_pair[order], return_index=True)
+        piece = corpus.interactions.slice(block.start, len(block))
+        for name in types:
+            parts = np.split(piece[name].to_numpy()[order], starts[1:])
+            for number, values in zip(numbers, parts, strict=True):
+                with (scratch / f"{number}-{name}").open("ab") as file:
+                    file.write(values.tobytes())
+    distinct, kept = 0, {name: dtype for name, dtype in types.items() if name in INDEXED}
+    with _new_columns(folder, kept, len(corpus)) as files:
+        for number in np.unique(bucket[counts > 0]):
+            rows = {n: np.fromfile(scratch / f"{number}-{n}", types[n]) for n in types}
+            pair = rows["query"].astype(np.int64) * len(corpus.candidates) + rows["candidate"]
             order = np.argsort(pair, kind="stable")
             pair = pair[order]
-            distinct += int(end > start) + int((pair[1:] != pair[:-1]).sum())
-            for name, file in files.items():
-                file.write(bucket[name][order].tobytes())
+            distinct += 1 + int((pair[1:] != pair[:-1]).sum())
+            for name, column in files.items():
+                column.write(rows[name][order].tobytes())
     remove_tree(scratch)
     np.save(folder / "distinct.npy", distinct)
-
-
-def _partition(corpus: MappedCorpus, scratch: Path, types: Types) -> list[int]:
-    """Write each column ordered by ranges of queries, in the corpus's order within a range; return
-    the bounds of the ranges, as numbers of interactions."""
-    counts = corpus.counts("query").numpy()
-    begins = np.cumsum(counts) - counts
-    bucket = (begins // BUCKET).astype(np.int32)  # of each query
-    sizes = np.bincount(bucket, weights=counts).astype(np.int64)
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
-    place: NDArray[np.int64] = bounds[:-1].copy()
-    with ExitStack() as stack:
-        files = {name: stack.enter_context((scratch / name).open("wb")) for name in types}
-        for block in corpus.blocks():
-            of_pair = bucket[block.query.numpy()]
-            order = np.argsort(of_pair, kind="stable")
-            ends = np.cumsum(np.bincount(of_pair, minlength=len(sizes)))
-            piece = corpus.interactions.slice(block.start, len(block))
-            for name, file in files.items():
-                values = piece[name].to_numpy()[order]
-                for number in np.unique(of_pair):
-                    start = 0 if number == 0 else ends[number - 1]
-                    file.seek(int(place[number]) * types[name].itemsize)
-                    file.write(values[start : ends[number]].tobytes())
-            place += np.diff(ends, prepend=0)
-    return [int(bound) for bound in bounds]
 
 
 def load_prepared(path: Path) -> MappedCorpus:
@@ -448,19 +428,16 @@ def load_prepared(path: Path) -> MappedCorpus:
     columns = [
         {
             name: ColumnFile.open(
-                path / part.folder / f"{name}.npy", part.interactions, part.sha256.get(name)
+                path / part.folder / f"{name}.npy",
+                part.interactions,
+                part.sha256.get(name),
+                record.columns[name],
             )
             for name in COLUMNS
             if name in record.columns
         }
         for part in record.parts
     ]
-    for file in (file for part in columns for file in part.values()):
-        if file.dtype.name != record.columns[file.path.stem]:
-            raise DataError(
-                f"{file.path} holds {file.dtype.name}, and {path / NAME} says "
-                f"{record.columns[file.path.stem]}; prepare the data again."
-            )
     cache = path / CACHE / record.fingerprint[:32]
     if cache.parent.is_dir() and not cache.is_dir():
         # What is there is of older data. A process that has opened its files keeps them.
@@ -469,7 +446,7 @@ def load_prepared(path: Path) -> MappedCorpus:
     return MappedCorpus.of_files(
         (Side(vocabularies["query"], features[0]), Side(vocabularies["candidate"], features[1])),
         columns,
-        {side: to_tensor(tables[side]["count"]) for side in SIDES},
+        {side: to_tensor(tables[side][f"{side}_count"]) for side in SIDES},
         shared_ids=record.shared_ids,
         fingerprint=record.fingerprint,
         cache=cache,
@@ -477,7 +454,7 @@ def load_prepared(path: Path) -> MappedCorpus:
 
 
 def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
-    """Return the entities of a side: `id`, `count` and its features."""
+    """Return the entities of a side: `id`, the count of interactions, and its features."""
     file = path / ("entities.arrow" if record.shared_ids else f"{side}.arrow")
     again = "Prepare the data again."
     try:
@@ -503,5 +480,5 @@ def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
             f"The ids of {file} are {ids.type} with {ids.null_count} missing; they must be int64 "
             f"or string, each one there. {again}"
         )
-    columns = {"id": ids, "count": table[count].cast(pa.int64())}
+    columns = {"id": ids, count: table[count].cast(pa.int64())}
     return pa.table(columns | {name: table[name] for name in expected.features})

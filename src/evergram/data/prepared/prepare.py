@@ -917,25 +917,27 @@ def _link(old: Path, new: Path) -> None:
 
 @contextmanager
 def _writing(out: Path) -> Iterator[None]:
-    """Hold the lock of a prepared folder, and remove what a killed run left beside it."""
+    """Hold the lock of a prepared folder, and remove what a killed run left beside it.
+
+    Raises: DataError: another process holds it, or something cannot be written.
+    """
+    path = out.with_name(f".{out.name}.lock")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        path = out.with_name(f".{out.name}.lock")
         path.open("ab").close()  # the lock waits where no file can be made
-        lock = file_lock(path, timeout=0)
-        lock.acquire()
+        with file_lock(path, timeout=0):
+            try:
+                restore_displaced(out)
+                remove_tree(part_of(out))
+                yield
+            finally:
+                # filelock refuses a file that was removed between its opening and its locking.
+                path.unlink(missing_ok=True)
     except Timeout:
         raise DataError(f"Another process is preparing {out}; wait for it and try again.") from None
     except OSError as error:
-        raise _unwritable(out, error) from error
-    try:
-        restore_displaced(out)
-        remove_tree(part_of(out))
-        yield
-    finally:
-        # filelock refuses a file that was removed between its opening and its locking.
-        path.unlink(missing_ok=True)
-        lock.release()
+        why = reason_and_remedy(error, "it is as it was")
+        raise DataError(f"{out} cannot be written: {why}.") from error
 
 
 def _check_place(out: Path, *, append: bool, overwrite: bool) -> None:
@@ -959,8 +961,7 @@ def _check_place(out: Path, *, append: bool, overwrite: bool) -> None:
 
 @contextmanager
 def _new_content(out: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which takes the place of `out` when the block ends without an
-    error."""
+    """Yield a folder to fill, which takes the place of `out` when the block ends well."""
     part = part_of(out)
     try:
         part.mkdir(parents=True)
@@ -971,11 +972,5 @@ def _new_content(out: Path) -> Iterator[Path]:
             exchange_folders(part, out)
         else:
             commit(part, out)
-    except OSError as error:
-        raise _unwritable(out, error) from error
     finally:
         remove_tree(part)
-
-
-def _unwritable(out: Path, error: OSError) -> DataError:
-    return DataError(f"{out} cannot be written: {reason_and_remedy(error, 'it is as it was')}.")
