@@ -61,7 +61,12 @@ def load_table(
         bad_rows: as of `Corpus.of`, of features, too.
     Raises: DataError: a file cannot be read or used; the error names the row if one is wrong.
     """
-    interactions = _interactions(path, columns, weights, bad_rows, shared_ids=shared_ids)
+    interactions = InteractionSources(
+        sources_of_files(path, columns or {}),
+        shared_ids=shared_ids,
+        bad_rows=BadRows(bad_rows),
+        weights=weights or {},
+    )
     features = read_features(query_features, candidate_features, columns or {}, bad_rows)
     return Corpus.from_interactions(interactions, features.get("query"), features.get("candidate"))
 
@@ -148,20 +153,9 @@ def read_interactions(
 ) -> pa.Table:
     """Return those of the columns `query`, `candidate`, `value`, `time`, `weight` that files
     have."""
-    return _interactions(path, columns, weights, bad_rows).table()
-
-
-def _interactions(
-    path: Paths,
-    columns: Mapping[str, str] | None,
-    weights: Mapping[str, float] | None,
-    bad_rows: BadRowsChoice,
-    *,
-    shared_ids: bool = False,
-) -> InteractionSources:
-    sources = sources_of_files(source_files(path), columns or {})
-    bad = BadRows(bad_rows)
-    return InteractionSources(sources, shared_ids=shared_ids, bad_rows=bad, weights=weights or {})
+    sources = sources_of_files(path, columns or {})
+    them = InteractionSources(sources, bad_rows=BadRows(bad_rows), weights=weights or {})
+    return them.table()
 
 
 def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, Any]:

@@ -49,7 +49,7 @@ from evergram.data.prepared.files import (
     release,
     sha256_of,
 )
-from evergram.data.reading.files import MemoryTable, Paths, source_files
+from evergram.data.reading.files import MemoryTable, Paths
 from evergram.data.reading.interactions import (
     AdjacencyList,
     InteractionSource,
@@ -330,7 +330,7 @@ def _of_paths(sources: Paths, settings: PrepareSettings) -> list[InteractionSour
     kind, kinds = settings.kind, [one for one in path_kinds() if one != "prepared"]
     paths = sources if isinstance(sources, list | tuple) else [sources]
     if kind == "table":
-        return sources_of_files(source_files(paths), settings.columns)
+        return sources_of_files(paths, settings.columns)
     if kind not in kinds:
         raise DataError(
             f"kind (--kind) is {kind!r}; it is one of: {', '.join(kinds)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
@@ -20,10 +20,10 @@ from evergram.data.reading.files import (
     ROWS,
     MemoryTable,
     Paths,
-    SourceFile,
     Table,
     TableStream,
     refuse_repeated_names,
+    source_files,
     unpacked,
 )
 from evergram.data.reading.keyed_table import read_keyed_files, refuse_repeated_ids
@@ -248,12 +248,10 @@ class InteractionSources:
             raise rounded(source) from None
 
 
-def sources_of_files(
-    files: Iterable[SourceFile], columns: Mapping[str, str]
-) -> list[InteractionSource]:
+def sources_of_files(paths: Paths, columns: Mapping[str, str]) -> list[InteractionSource]:
     """Return the interactions of files, whose own names of the roles are `columns`."""
     check_roles(columns)
-    return [source_of(TableStream(file), columns) for file in files]
+    return [source_of(TableStream(file), columns) for file in source_files(paths)]
 
 
 def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
