@@ -286,7 +286,7 @@ def test_the_same_arguments_give_the_same_corpus() -> None:
     assert torch.equal(one.candidate_factors, two.candidate_factors)
     assert not one.corpus.interactions.equals(other.corpus.interactions)
     for interactions in (1, 3, 80):
-        corpus = generate(queries=5, candidates=5, interactions=interactions, slices=40).corpus
+        corpus = generate(queries=5, candidates=5, interactions=interactions).corpus
         assert corpus.column("time").tolist() == list(range(interactions))
 
 

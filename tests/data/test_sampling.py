@@ -194,18 +194,6 @@ def test_entities_drawn_apart_stand_for_the_measure() -> None:
             )
 
 
-def test_entity_draws_are_a_function_of_seed_and_epoch() -> None:
-    counts = torch.arange(1, 30)
-    share = measure(counts, 0)[:, None]
-    one, two = (EntitySampler(counts, share, kind="sqrt", batch_size=7, seed=3) for _ in range(2))
-    first = [d.ids.tolist() for d in one.epoch(0, 4)]
-    assert first == [d.ids.tolist() for d in two.epoch(0, 4)]
-    assert first != [d.ids.tolist() for d in one.epoch(1, 4)]
-    assert all(a != b for a, b in pairwise(first))
-    for start in range(6):
-        assert [d.ids.tolist() for d in two.epoch(0, 4, start)] == first[start:]
-
-
 def test_the_sparse_weights_keep_their_sum_however_pairs_are_drawn() -> None:
     data = Corpus.of([(0, 0), (0, 1), (0, 2), (1, 0), (2, 1)])
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -407,24 +395,28 @@ COUNTS = torch.tensor([1, 2])
 SHARE = torch.tensor([[0.5], [0.5]], dtype=torch.float64)
 
 
-def pools(kind_seed: int = 3, epoch: int = 0, start: int = 0) -> list[Pool]:
+def drawn(kind: str, seed: int = 3, epoch: int = 0, start: int = 0) -> list[list[float]]:
     counts = torch.arange(1, 30)
     share = measures(counts, [0.0, 1.0])
-    sampler = PoolSampler(counts, share, pool_size=40, batch_size=7, seed=kind_seed)
-    return [draw for draw in sampler.epoch(epoch, 4, start) if isinstance(draw, Pool)]
+    sampler: EntitySampler
+    if kind == "entities":
+        sampler = EntitySampler(counts, share, kind="sqrt", batch_size=7, seed=seed)
+    else:
+        sampler = PoolSampler(counts, share, pool_size=40, batch_size=7, seed=seed)
+    draws = list(sampler.epoch(epoch, 4, start))
+    sizes = {(len(d.ids), *([len(d.chance)] if isinstance(d, Pool) else [])) for d in draws}
+    assert sizes <= ({(7,)} if kind == "entities" else {(40, 7)})
+    return [[*d.ids.tolist(), *(d.chance.tolist() if isinstance(d, Pool) else [])] for d in draws]
 
 
-def test_pools_are_a_function_of_seed_and_epoch() -> None:
-    def key(pool: Pool) -> list[float]:
-        return [*pool.ids.tolist(), *pool.chance.tolist()]
-
-    first = [key(p) for p in pools()]
-    assert first == [key(p) for p in pools()]
-    assert first != [key(p) for p in pools(epoch=1)]
-    assert first != [key(p) for p in pools(kind_seed=4)]
+@pytest.mark.parametrize("kind", ["entities", "pools"])
+def test_draws_are_a_function_of_seed_and_epoch(kind: str) -> None:
+    first = drawn(kind)
+    assert first == drawn(kind)
+    assert first != drawn(kind, epoch=1)
+    assert first != drawn(kind, seed=4)
     assert all(a != b for a, b in pairwise(first))
-    assert all((len(p.ids), len(p.chance)) == (40, 7) for p in pools())
-    assert all([key(p) for p in pools(start=start)] == first[start:] for start in range(6))
+    assert all(drawn(kind, start=start) == first[start:] for start in range(6))
 
 
 def test_the_first_pass_draws_by_popularity_with_the_weights_of_the_measures() -> None:

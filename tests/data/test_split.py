@@ -96,15 +96,6 @@ def test_nothing_is_both_trained_and_tested(pairs: list[tuple[str, str]], salt: 
     assert int(split.training.column("time").max()) < round(0.8 * len(pairs))
 
 
-def test_a_published_split_by_external_ids() -> None:
-    data = corpus([("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")] * 5)
-    test = pa.table({"query": ["a", "b", "nobody"], "candidate": ["x", "never seen", "x"]})
-    split = given_split(data, test, share=0.1, held_out=HeldOut("salt"))
-    # (a, x) was trained on: it tests nothing.
-    assert named(split, split.test) == {("b", None)}
-    assert split.unknown_queries == 1
-
-
 Grown = st.lists(
     st.tuples(PAIRS, st.sampled_from(["random", "time", "given"]), st.floats(0.1, 0.6)),
     min_size=2,
@@ -147,18 +138,6 @@ def test_more_rows_in_another_order_hold_out_the_same_pairs() -> None:
     assert held(GRID) == held(more) & set(GRID)
     assert held(GRID) != held(GRID, "another")
     assert abs(len(held(GRID)) / len(GRID) - 0.3) < 0.07
-
-
-def test_queries_either_select_or_are_tested() -> None:
-    splits = [
-        random_split(corpus(rows), share=0.3, held_out=HeldOut("salt"))
-        for rows in (GRID, GRID[::-1], GRID[: len(GRID) // 2])
-    ]
-    selecting = [{q for q, _ in named(s, s.selection)} for s in splits]
-    testing = [{q for q, _ in named(s, s.test)} for s in splits]
-    assert selecting[0] == selecting[1]
-    assert selecting[2] <= selecting[0]
-    assert not set().union(*selecting) & set().union(*testing)
 
 
 def test_impossible_shares_are_refused() -> None:

@@ -14,7 +14,6 @@ from tests.support.tensor_bytes import TensorBytes
 from tests.support.thread_processes import Threads, in_threads
 from torch import Tensor
 
-from evergram.collectives import ALONE
 from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs
 from evergram.errors import DataError, RecipeError, ShapeError
@@ -25,7 +24,6 @@ from evergram.evaluation.ranking import (
     NOT_FINITE,
     Relevance,
     discriminating,
-    measured_by_all,
     query_metrics,
     rank_metrics,
 )
@@ -188,30 +186,6 @@ def test_training_pairs_are_masked_for_queries_with_targets() -> None:
 
 
 SHARED = ["recall@5", "ndcg@5", "map@3"]
-
-
-@settings(max_examples=25, deadline=None)
-@given(lengths=st.lists(st.integers(1, 4), max_size=7), size=st.integers(2, 5))
-def test_each_block_is_measured_once_and_all_have_it(lengths: list[int], size: int) -> None:
-    blocks = list(torch.split(torch.arange(sum(lengths)), lengths)) if lengths else []
-    measured: list[int] = []
-
-    def square(block: Tensor) -> dict[str, Tensor]:
-        measured.extend(block.tolist())
-        return {"square": block.double() ** 2, "third": block.double() / 3}
-
-    names = ["square", "third"]
-    alone = list(measured_by_all(square, iter(blocks), names, ALONE))
-    measured.clear()
-    results, processes = in_threads(
-        size, lambda p: list(measured_by_all(square, iter(blocks), names, p))
-    )
-    assert sorted(measured) == list(range(sum(lengths)))
-    for result in results:
-        assert [[v.tolist() for v in block.values()] for block in result] == [
-            [v.tolist() for v in block.values()] for block in alone
-        ]
-    assert processes[0].kinds == ["metrics"]
 
 
 def ranking() -> tuple[Tensor, Tensor, Relevance]:

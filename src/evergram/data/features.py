@@ -155,17 +155,9 @@ class Side:
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """What a feature of one side is.
-
-    Args:
-        side: "query" or "candidate".
-        type: "number", "time" or "category".
-        values: distinct values that objects of the side have.
-        coverage: share of its objects with a value.
-        most_frequent: the value that most of them have, as text; None if no object has one.
-        share: of the objects with a value, those with the most frequent one.
-        warning: what a person should know of it; None if nothing.
-    """
+    """What a feature of one side is: its type ("number", "time" or "category"), its distinct
+    values, the share of the side's objects with a value, the most frequent one as text and its
+    share of them, and what a person should know of it."""
 
     side: str
     name: str

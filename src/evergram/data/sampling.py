@@ -263,14 +263,8 @@ class ExampleSampler:
 
 
 class EntitySampler:
-    """Draws entities of one side, independently of the pairs, with replacement.
-
-    Args:
-        counts: int64 [N], interactions.
-        measures: float64 [N, R].
-        kind: "uniform", "sqrt" or "linear": drawn with r ∝ 1, √count or count ([G2] §4.1).
-        seed: of the draws; they are a function of (seed, epoch).
-    """
+    """Draws entities of one side, independently of the pairs, with replacement: "uniform", "sqrt"
+    or "linear" with r ∝ 1, √count or count ([G2] §4.1), as a function of (seed, epoch)."""
 
     def __init__(
         self, counts: Tensor, measures: Tensor, *, kind: str, batch_size: int, seed: int
@@ -370,15 +364,8 @@ POOL_FACTOR = 8
 
 
 class PoolSampler(EntitySampler):
-    """Draws pools of one side's entities, with r ∝ count and replacement, for `Pool.resample`.
-
-    Args:
-        counts: int64 [N], interactions.
-        measures: float64 [N, R].
-        pool_size: P.
-        batch_size: B, entities that a step keeps of a pool.
-        seed: of both passes; they are a function of (seed, epoch) and of the scores.
-    """
+    """Draws pools of P entities of one side, with r ∝ count and replacement, for `Pool.resample`,
+    as a function of (seed, epoch); a step keeps B, `batch_size`, of a pool."""
 
     def __init__(
         self, counts: Tensor, measures: Tensor, *, pool_size: int, batch_size: int, seed: int

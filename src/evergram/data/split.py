@@ -58,15 +58,9 @@ def first(number: int) -> PairRule:
 
 
 def arriving(corpus: Corpus, past: int, future: int, pair_hash: PairHash) -> PairRule:
-    """Return the rule that marks what is held out of the interactions `past` to `future`.
-
-    Of a query that the past does not have, its last interaction if there are several; of any other
-    query, all.
-
-    Args:
-        past, future: numbers of interactions, past <= future.
-        pair_hash: decides which of several interactions of one time is the last.
-    """
+    """Return the rule that marks what is held out of the interactions `past` to `future`: of a
+    query that the past does not have, its last interaction if there are several (of one time the
+    hash decides); of any other query, all."""
     size = len(corpus.queries)
     known = torch.zeros(size, dtype=torch.bool)
     # By query: its last time, and of that time the greatest hash.
@@ -119,13 +113,8 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True)
 class RowPairs:
-    """Pairs (query, candidate) as rows of the training corpus.
-
-    Args:
-        query: int64 [m].
-        candidate: int64 [m]; -1 for a candidate that training never saw. No list can hold it, so
-            it counts as a miss.
-    """
+    """Pairs (query, candidate) as rows of the training corpus, int64 [m]; the candidate is -1 if
+    training never saw it, and counts as a miss."""
 
     query: Tensor
     candidate: Tensor

@@ -12,7 +12,9 @@ from evergram.data.corpus import Corpus
 
 # The weight of affinity in the choice: the planted ranking is far better than popularity.
 SHARPNESS = 6.0
-GROUPS = 10
+GROUPS, FACTORS = 10, 8
+# The moments at which interactions are drawn, and how far the taste of each query moves.
+SLICES, DRIFT = 40, 0.3
 
 
 @dataclass(frozen=True)
@@ -43,45 +45,34 @@ def generate(
     queries: int = 2000,
     candidates: int = 1000,
     interactions: int = 60_000,
-    factors: int = 8,
     seed: int = 0,
-    drift: float = 0.3,
-    popularity: float = 1.0,
-    slices: int = 40,
 ) -> Planted:
     """Draw a corpus; the same arguments give the same one.
 
     Queries and candidates gather around a few centres. Two fifths of them are there at the start,
-    the others arrive until the end. At each of `slices` moments, queries that have arrived, the
+    the others arrive until the end. At each of `SLICES` moments, queries that have arrived, the
     busy ones more often, meet candidates by softmax of affinity and log-popularity. Ratings (1 to
     5) follow a quality that is linear in the candidate's factors, affinity, and noise.
-
-    Args:
-        queries, candidates, interactions, factors: how many of each.
-        seed: of all draws.
-        drift: how far the taste of each query moves from start to end, from 0 to 1.
-        popularity: exponent of the candidates' power law.
-        slices: the moments at which interactions are drawn.
     """
     draw = torch.Generator().manual_seed(seed)
-    centres = _unit(torch.randn(GROUPS, factors, generator=draw))
+    centres = _unit(torch.randn(GROUPS, FACTORS, generator=draw))
     taste, target = (_around(centres, queries, 0.6, draw)[0] for _ in range(2))
     item, group = _around(centres, candidates, 0.5, draw)
     rank = torch.randperm(candidates, generator=draw) + 1
-    log_popularity = -popularity * torch.log(rank.float() + 10)
+    log_popularity = -torch.log(rank.float() + 10)
     activity = 1 / (torch.randperm(queries, generator=draw) + 20).float()
-    direction = _unit(torch.randn(factors, generator=draw))
+    direction = _unit(torch.randn(FACTORS, generator=draw))
     quality = item @ direction + 0.1 * torch.randn(candidates, generator=draw)
     arrivals = _arrivals(queries, draw), _arrivals(candidates, draw)
     columns: dict[str, list[Tensor]] = {"query": [], "candidate": [], "value": [], "time": []}
-    for moment in range(slices):
-        now = (moment + 0.5) / slices
-        begun = interactions * moment // slices
-        count = interactions * (moment + 1) // slices - begun
+    for moment in range(SLICES):
+        now = (moment + 0.5) / SLICES
+        begun = interactions * moment // SLICES
+        count = interactions * (moment + 1) // SLICES - begun
         if not count:  # fewer interactions than slices
             continue
         who = torch.multinomial(activity * (arrivals[0] <= now), count, True, generator=draw)
-        current = _unit((1 - drift * now) * taste + drift * now * target)[who]
+        current = _unit((1 - DRIFT * now) * taste + DRIFT * now * target)[who]
         what = _chosen(current @ item.T, log_popularity, arrivals[1] <= now, draw)
         liking = (current * item[what]).sum(1)
         columns["query"].append(who)
@@ -92,7 +83,7 @@ def generate(
     groups = [f"g{g}" for g in group.tolist()]
     features = pa.table({"id": range(candidates), "group": groups, "tags": _tags(group, draw)})
     corpus = Corpus.from_tables(table, candidate_features=features, source="The synthetic corpus")
-    final = _unit((1 - drift) * taste + drift * target)
+    final = _unit((1 - DRIFT) * taste + DRIFT * target)
     who, what = (
         torch.from_numpy(side.vocabulary.keys.to_numpy().copy())
         for side in (corpus.queries, corpus.candidates)

@@ -157,15 +157,9 @@ class SampledTruth:
         size: int,
         generator: torch.Generator,
     ) -> SampledTruth:
-        """Return the moments of `size` entities, drawn by their share with replacement.
-
-        Args:
-            embed: returns the embeddings [m, D] and the factors [m, K] of ids int64 [m].
-            share: float64 [N], p.
-            size: at least two a group; rounded down to a multiple of the groups.
-            generator: of the draws, on the CPU.
-        Raises: ValueError: there are too few for the groups.
-        """
+        """Return the moments of `size` entities, drawn by their share, float64 [N], with
+        replacement; `embed` returns the embeddings [m, D] and the factors [m, K] of ids int64
+        [m]."""
         each = size // GROUPS
         if each < 2:
             raise ValueError(f"The sample is {size}; it must be at least {2 * GROUPS} entities.")

@@ -83,13 +83,8 @@ def table(
     rows: Sequence[Sequence[str]],
     words: Sequence[int] = (),
 ) -> str:
-    """Return a table of texts with a caption; the first cell of a row is its header.
-
-    A table that is wider than the screen scrolls, also by the keyboard.
-
-    Args:
-        words: columns of text, which stand to the left.
-    """
+    """Return a table of texts with a caption; the first cell of a row is its header, and columns of
+    `words` stand to the left. One that is wider than the screen scrolls, also by the keyboard."""
     of_words = [' class="words"' if place in words else "" for place in range(len(header))]
     # A header without words is none.
     head = "".join(
@@ -125,13 +120,8 @@ COLOURS, DASHES = 8, 3
 
 @dataclass(frozen=True)
 class Line:
-    """A curve.
-
-    Args:
-        points: x and y; those that are not finite are left out.
-        kind: "steps" holds y from each x to the next, as a histogram does; "dots" joins no points.
-        bars: how far the bar of each point reaches up and down; without them there are no bars.
-    """
+    """A curve. "steps" holds y from each x to the next, as a histogram does; "dots" joins no
+    points; bars reach up and down from each point."""
 
     name: str
     points: Sequence[tuple[float, float]]

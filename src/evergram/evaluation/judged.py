@@ -30,14 +30,9 @@ Judgements = dict[str, dict[str, int]]
 
 
 def read_judgements(path: Path) -> Judgements:
-    """Return the grades of a file of judgements.
-
-    Args:
-        path: a file of three columns, with tabs between them (query, text, grade) and a header, as
-            BEIR has it; or of four columns without a header (query, 0, text, grade), as TREC has
-            it. A folder stands for its `qrels/test.tsv`, or its `test.tsv`.
-    Raises: DataError: the file is missing, or a line is of neither form, or a pair has two grades.
-    """
+    """Return the grades of a file of judgements: three columns with tabs between them (query, text,
+    grade) and a header, as BEIR has it, or four without a header (query, 0, text, grade), as TREC
+    has it. A folder stands for its `qrels/test.tsv`, or its `test.tsv`."""
     if path.is_dir():
         inner = _plain_or_compressed(path / "test.tsv")
         path = inner if inner.is_file() else _plain_or_compressed(path / "qrels" / "test.tsv")
@@ -145,15 +140,9 @@ class JudgedQueries:
     def of(
         cls, judgements: Judgements, queries: Sequence[str], texts: Sequence[str]
     ) -> JudgedQueries:
-        """Return the judged ones of these queries.
-
-        A query without a relevant text is left out, as are judged queries that are not here. A
-        relevant text that is missing from the catalogue counts as one that was not retrieved.
-
-        Args:
-            queries, texts: ids in the order of the rows.
-        Raises: DataError: no query has a relevant text, or none of these is in the catalogue.
-        """
+        """Return the judged ones of these queries, ids in the order of the rows, without those that
+        have no relevant text; a relevant text that is missing from the catalogue counts as one that
+        was not retrieved."""
         judged = {text for grades in judgements.values() for text in grades}
         for ids, others, what in (
             (list(judgements), queries, "the queries"),
@@ -270,12 +259,8 @@ def bootstrap(values: Tensor, seed: int = 0) -> BootstrapInterval:
 
 def paired_bootstrap(values: Tensor, others: Tensor, seed: int = 0) -> BootstrapInterval:
     """Return the mean of `values` − `others`, both [Q] of the same queries, with its interval.
-
-    Query by query, as hard queries are hard for every method: the interval of the difference is
-    then far narrower than the intervals of the two means.
-
-    Raises: ShapeError: they are of different queries. DataError: as of `bootstrap`.
-    """
+    Query by query, as hard queries are hard for every method, it is far narrower than the intervals
+    of the two means."""
     if values.shape != others.shape:
         raise ShapeError(
             f"The values are {list(values.shape)} and the others {list(others.shape)}; both must "

@@ -70,10 +70,7 @@ class MetricSample:
 
 def sample_queries(relevance: Relevance, queries: int, seed: int) -> Relevance:
     """Return the relevance of so many queries, drawn without replacement; all of it, as it is, if
-    there are no more.
-
-    One seed draws nested samples: a smaller one is part of a larger one.
-    """
+    there are no more. One seed draws nested samples."""
     if queries >= len(relevance):
         return relevance
     draw = torch.Generator().manual_seed(seed)
@@ -98,12 +95,7 @@ class QueryDraw:
 
 @dataclass(frozen=True)
 class SampledRanking:
-    """Metrics of several models, measured on one sample of queries.
-
-    Args:
-        values: of each model, float64 [n] for each metric.
-        population: all queries that could have been drawn.
-    """
+    """Metrics of several models, float64 [n] of each, on one sample of queries of a population."""
 
     values: Mapping[str, Mapping[str, Tensor]]
     population: int
@@ -116,11 +108,8 @@ class SampledRanking:
 
     def as_json(self, references: Mapping[str, tuple[str, str]] | None = None) -> dict[str, Any]:
         """Return `queries`, `of` how many, and `errors`, the standard error of each metric of each
-        model; and `loss`, by the name of each reference, the error of the loss to it, in percent.
-
-        Args:
-            references: by name, the model that loses and the model that it is compared with.
-        """
+        model; and `loss`, the error in percent of the loss of a model to another, by the name of
+        each reference (model, other)."""
         errors = {
             model: {name: self._sample(model, name).standard_error for name in metrics}
             for model, metrics in self.values.items()

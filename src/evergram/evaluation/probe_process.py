@@ -45,12 +45,8 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "SYSTEMROOT", "
 
 @dataclass(frozen=True)
 class ProbeLimits:
-    """The most time and memory that one probe may use.
-
-    Args:
-        seconds: to answer all that it is asked, without the time to look embeddings up.
-        mib: MiB of memory, beside some 300 that every probe takes.
-    """
+    """The most time and memory that one probe may use: seconds to answer all that it is asked,
+    without the time to look embeddings up, and MiB beside some 300 that every probe takes."""
 
     seconds: float = 60.0
     mib: int = 4096

@@ -151,15 +151,9 @@ def query_metrics(
 
 
 def target_ranks(query: Tensor, candidate: Tensor, relevance: Relevance) -> Tensor:
-    """Return the rank of each target, int64 [T], in the order of `relevance.targets`.
-
-    Ranks are those of `rank_metrics`. A target outside the catalogue has rank 0; one that is also
-    seen, which no list holds, has rank `UNRANKED`.
-
-    Args:
-        query: [N_q, D]; candidate: [N_c, D].
-    Raises: ShapeError: the dims differ, or a score is not finite.
-    """
+    """Return the rank of each target, int64 [T], in the order of `relevance.targets`, as
+    `rank_metrics` has it: 0 outside the catalogue, and `UNRANKED` of one that is also seen, which
+    no list holds."""
     _check_dims(query, candidate)
     ranks, depth = torch.zeros(len(relevance.targets), dtype=torch.int64), len(candidate)
     blocks = ScoreBlocks(candidate, beside=_list_bytes(depth, candidate))
@@ -304,13 +298,9 @@ class _Cells:
 
 
 def values_of_ranks(metric: tuple[str, int], rank: Tensor, owner: Tensor, size: Tensor) -> Tensor:
-    """Return one metric for each query of a block, float64 [b].
-
-    Args:
-        metric: as of `parse_metric`.
-        rank, owner: int64 [t], of each target its rank from 1 and the place of its query.
-        size: int64 [b], targets of each query.
-    """
+    """Return a metric of `parse_metric` for each query of a block, float64 [b], by the rank of each
+    of its targets, from 1, and the place of its query, [t], and the number of targets of each
+    query, [b]."""
     kind, k = metric
     hit = rank <= k
     rank, owner = rank[hit], owner[hit]

@@ -50,13 +50,8 @@ class ScoreBlocks:
         return product * self.candidate.shape[-1] < torch.finfo(self.candidate.dtype).max / 2
 
     def of(self, query: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield the first candidate and the scores of each block, [Q, W] with W ≤ `width`.
-
-        The scores may be changed; the next block overwrites them.
-
-        Args:
-            query: [Q, D], Q ≤ `rows`; of any device and type.
-        """
+        """Yield the first candidate and the scores of each block of queries [Q, D], Q ≤ `rows`, [Q,
+        W] with W ≤ `width`; they may be changed, and the next block overwrites them."""
         query = query.detach().to(self.candidate)
         for start in range(0, len(self.candidate), self.width):
             block = self.candidate[start : start + self.width]

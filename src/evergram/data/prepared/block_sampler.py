@@ -111,23 +111,13 @@ def generator(seed: int, *place: int) -> torch.Generator:
 
 
 class BlockSampler(ExampleSampler):
-    """Draws epochs of the observed pairs of a corpus on disk, in memory that n does not change.
-
-    A buffer of blocks from all over the files is shuffled, while a thread reads and shuffles the
-    next one. Each epoch is a function of (seed, epoch), and every batch of it can be the first.
-
-    Args:
-        corpus, draws, batch_size, seed, measures: see `ExampleSampler`.
-        weighted: whether pairs have the weights of the column `weight`.
-    Attributes:
-        block, pairs: interactions of a block and of a buffer, see `BlockOrder`. Two buffers are in
-            memory, of 4 bytes a pair for each column that is read. In a batch of B, a pair has
-            B · block / pairs neighbours at most, a thirtieth at B = 4,096, by which the noise of
-            its gradient is larger at most, if neighbours are all alike.
-        least: interactions up to which a corpus is drawn from in memory, in the order there.
-    Raises: DataError: targets are values, or pairs are weighted, and the corpus has no such column.
-        An epoch raises it, too, for a row that is outside of its side.
-    """
+    """Draws epochs of the observed pairs of a corpus on disk, in memory that n does not change: a
+    buffer of blocks from all over the files is shuffled, while a thread reads the next one. Each
+    epoch is a function of (seed, epoch), and every batch of it can be the first. Arguments are
+    those of `ExampleSampler`; `weighted` pairs have the weights of the column `weight`, and a
+    corpus of `least` interactions is drawn from in memory. Two buffers of `pairs` are in memory, of
+    4 bytes a pair for each column. In a batch of B, a pair has B · block / pairs neighbours at
+    most, a thirtieth at B = 4,096, by which the noise of its gradient is larger at most."""
 
     block = 32
     pairs = 1 << 22

@@ -108,11 +108,7 @@ class SourceFile:
 
 
 def source_files(sources: Paths) -> list[SourceFile]:
-    """Return the files of all sources: those of a source in order of their names.
-
-    Raises: DataError: a source names no file of a known format; or fsspec, or its driver for an
-        address, is not installed.
-    """
+    """Return the files of all sources: those of a source in order of their names."""
     files: list[SourceFile] = []
     for source in map(str, sources if isinstance(sources, list | tuple) else [sources]):
         is_one, found = _remote(source) if _ADDRESS.match(source) else _local(source)
@@ -175,13 +171,8 @@ def _remote(address: str) -> tuple[bool, list[SourceFile]]:
 
 
 class GzipReader(gzip.GzipFile):
-    """A reader of a gzip file, as of `gzip.open`, that raises a DataError past the limit of
-    expansion.
-
-    Args:
-        path: the file, or its address if it is open already.
-        opened: the open file and its bytes, where it is on no disk of this machine.
-    """
+    """A reader of a gzip file, as of `gzip.open`, up to the limit of expansion; `opened` are the
+    open file and its bytes, where it is on no disk of this machine."""
 
     def __init__(self, path: Path | str, opened: tuple[IO[bytes], int] | None = None) -> None:
         stream, size = (None, Path(path).stat().st_size) if opened is None else opened

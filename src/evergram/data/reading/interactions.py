@@ -117,12 +117,8 @@ def _pairs(lists: list[list[str]], first: int) -> pa.Table:
 
 @dataclass(frozen=True)
 class InteractionSource:
-    """Interactions that can be read more than once.
-
-    Args:
-        table: a file, or a table in memory.
-        names: by role (query, candidate, perhaps value, time, weight) its own name of the column.
-    """
+    """Interactions that can be read more than once: a table, and by role (query, candidate, perhaps
+    value, time, weight) its own name of the column."""
 
     table: Table
     names: Mapping[str, str]
@@ -196,11 +192,8 @@ class InteractionSources:
         return table
 
     def read(self, take: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T]) -> T:
-        """Return what a function makes of their schema and batches; it is called again where a
-        type proves to be too narrow.
-
-        Raises: DataError: the sources have no row, a row that cannot be used, or no weight above 0.
-        """
+        """Return what a function makes of their schema and batches; it is called again where a type
+        proves to be too narrow."""
         second_form: dict[str, str] = {}
         while True:
             if self.shared_ids and pa.string() in (self.types["query"], self.types["candidate"]):
@@ -256,10 +249,7 @@ def sources_of_files(paths: Paths, columns: Mapping[str, str]) -> list[Interacti
 
 def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
     """Return the interactions of a table; roles that `columns` does not name are columns of the
-    same name, if there are any.
-
-    Raises: DataError: it lacks the query, the candidate or a column of `columns`.
-    """
+    same name, if there are any."""
     has = table.names
     columns = {role: name for role, name in columns.items() if role in ROLES}
     refuse_unknown(table.name, columns.values(), has)
@@ -340,12 +330,8 @@ def interactions_of(
     names: Mapping[str, str],
     matrix_ids: Mapping[str, Sequence[int | str] | None],
 ) -> InteractionSource:
-    """Return the interactions of a table, a sparse matrix or a list, see `Corpus.of`.
-
-    Args:
-        names: by role (query, candidate, value, time, weight) the column of `data`.
-        matrix_ids: by side the ids of a matrix's rows and columns.
-    """
+    """Return the interactions of a table, a sparse matrix or a list, see `Corpus.of`, by the own
+    names of its columns, or the ids of a matrix's rows and columns."""
     if _library(data) == "scipy":
         return source_of(MemoryTable(_from_sparse(data, matrix_ids), "The matrix"), {})
     if any(ids is not None for ids in matrix_ids.values()):

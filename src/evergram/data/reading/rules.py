@@ -173,13 +173,9 @@ class BadRows:
 
 @dataclass
 class Clock:
-    """How times are written, which must be one way in all that is read together.
-
-    Args:
-        form: the way so far: `ZONED`, `NAIVE`, `NUMBERS`, or "numbers in seconds" and the like;
-            "" before the first time.
-        place: where that was.
-    """
+    """How times are written, `ZONED`, `NAIVE`, `NUMBERS`, or "numbers in seconds" and the like,
+    which must be one way in all that is read together; "" before the first time, which is at
+    `place`."""
 
     form: str = ""
     place: str = ""
@@ -235,14 +231,8 @@ class Rules:
         self._ids = {side: Decimals() for side in SIDES}
 
     def checked(self, table: pa.Table, place: Place) -> pa.Table:
-        """Return a batch without its bad rows: ids as int64 or string, `value` and `weight` as
-        float32, and `time` as int64 or float64.
-
-        Args:
-            table: its columns are named by role.
-        Raises: DataError: a column is of a type that cannot be used, or numbers or times are
-            written in two ways; the error names the row, or the type. ReadAgainError.
-        """
+        """Return a batch, whose columns are named by role, without its bad rows: ids as int64 or
+        string, `value` and `weight` as float32, and `time` as int64 or float64."""
         cells = {role: decoded(table[role]) for role in table.column_names}
         read: dict[str, _Read] = {}
         for role, own in cells.items():
