@@ -44,12 +44,8 @@ _ARROW_PREFIX = re.compile(r"^Could not open Parquet input source '.*?': ")
 
 
 def refuse_other_content(path: Path, *own: bytes) -> None:
-    """Refuse a file that is of a known kind in spite of its name; a file of text has no NUL bytes.
-
-    Args:
-        own: the first bytes that the file may have; none for a file of text.
-    Raises: DataError: it is something else; the error says what, and what to do.
-    """
+    """Refuse a file that is of a known kind in spite of its name, by its first bytes, which may be
+    its `own`; a file of text, without any, has no NUL bytes."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -65,11 +61,8 @@ def refuse_other_content(path: Path, *own: bytes) -> None:
 
 
 def unreadable(path: Path, error: Exception, *own: bytes) -> DataError:
-    """Return the error about a file that another library could not read.
-
-    Args:
-        own: the first bytes that such a file has, if it is of no text.
-    """
+    """Return the error about a file that another library could not read; `own` are the first bytes
+    that such a file has."""
     if own and path.is_file():
         try:
             refuse_other_content(path, *own)
@@ -101,17 +94,9 @@ _REST = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 def refuse_open_quotation(
     path: Path | str, delimiter: str, unpacked: IO[bytes] | BufferedIOBase | None = None
 ) -> None:
-    """Refuse a CSV in which a quoted cell has no end, or ends before the cell does.
-
-    A parser takes all rows up to the next mark, or up to the end of the file, for one cell.
-
-    Args:
-        path: of the file, or its address.
-        delimiter: between cells, of one byte.
-        unpacked: its text, where the file is compressed or on no disk of this machine; it is
-            copied to a temporary file.
-    Raises: DataError: a quotation mark is not closed; the error names the line that opens it.
-    """
+    """Refuse a CSV in which a quoted cell has no end, or ends before the cell does: a parser takes
+    all rows up to the next mark for one cell. What is compressed or on no disk of this machine is
+    copied from `unpacked` to a temporary file."""
     sign = delimiter.encode()
     opening = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n" + re.escape(sign) + rb'])"')
     ends = (b"", b"\r", b"\n", sign)

@@ -37,11 +37,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -> int:
-    """Return the row of the first cell that is no id; -1 if every cell is one.
-
-    Args:
-        text_file: whether the cells come from a text file, where words may mean a missing value.
-    """
+    """Return the row of the first cell that is no id, -1 if every cell is one; in a text file words
+    may mean a missing value."""
     row: int = pc.index(missing_cells(ids, text_file=text_file), True).as_py()
     return row
 
@@ -62,14 +59,8 @@ def missing_cells(
 
 
 def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> None:
-    """Refuse ids that another set has in another Unicode normal form only: "é" may be one character
-    or two, which look the same.
-
-    Args:
-        ids, others: of both sets; null where there is none.
-        one, other: what has them, for the error.
-    Raises: DataError.
-    """
+    """Refuse `ids` that `others` have in another Unicode normal form only: "é" may be one character
+    or two, which look the same. The error calls their holders `one` and `other`."""
     if not (is_text(ids.type) and is_text(others.type)):
         return
     ids, others = (x.cast(pa.string()).drop_null() for x in (ids, others))
@@ -85,7 +76,6 @@ def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> 
 
 
 def in_other_form(count: int, example: str, one: str, other: str) -> DataError:
-    """Return the error of `refuse_other_form`, for `count` ids."""
     return DataError(
         f"{count} ids of {one}, such as {example!r}, are in {other} in another Unicode normal form "
         "and would be other objects; write both in one form, such as NFC."
@@ -93,13 +83,8 @@ def in_other_form(count: int, example: str, one: str, other: str) -> DataError:
 
 
 def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = False) -> str:
-    """Return a sentence on a cell that is no id, with its full stop.
-
-    Args:
-        where: the file and the row.
-        name: the column; "" in a file of ids only.
-        cell: the cell's value.
-    """
+    """Return a sentence on a cell of a column (or "" in a file of ids only) that is no id, with its
+    full stop; `where` is the file and the row."""
     if cell is None or cell == "":
         problem = f": {name} is empty" if name else " has no id"
         return f"{where}{problem}; give it one or leave it out."
@@ -143,7 +128,7 @@ Lists: TypeAlias = Sequence[Any]
 
 
 def as_lists(lists: Lists, what: str) -> list[list[Any]]:
-    """Return lists of lists: one, if it is a flat list. Raises: DataError: neither, or empty."""
+    """Return lists of lists: one, if it is a flat list."""
     outer = _as_list(lists)
     if outer is None:
         raise DataError(
