@@ -165,8 +165,10 @@ class Corpus(Guided):
             query, candidate: names of the columns of ids.
             value, time, weight: names of these columns; None reads the columns `value`, `time` and
                 `weight` if they exist.
-            query_features, candidate_features: tables of the same kinds with a column `id` and one
-                column a feature, as in `from_tables`.
+            query_features, candidate_features: tables of the same kinds with a column `id`, and one
+                column a feature: numbers, times, strings or booleans, or lists of keys for a bag.
+                Ids without an interaction are left out; ids without a row get empty bags. A feature
+                of the same name on both sides shares one vocabulary.
             query_id, candidate_id: names of their columns of ids; None reads `id` or, where there
                 is none, the column that is called as in the interactions.
             query_ids, candidate_ids: ids of a matrix's rows [queries] and of its columns
@@ -176,7 +178,8 @@ class Corpus(Guided):
                 weights holds such names.
             bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is
                 no number or date, and warns of them; "refuse" raises an error that counts them.
-        Raises: DataError: `interactions` is of another kind; or as of `from_tables`.
+        Raises: DataError: `interactions` is of another kind, has no rows or lacks a column; or an
+            id, a value or a time cannot be used, and the row is named.
         """
         names = {"query": query, "candidate": candidate}
         optional = {"value": value, "time": time, "weight": weight}
@@ -210,19 +213,8 @@ class Corpus(Guided):
         shared_ids: bool = False,
         source: str = "interactions",
     ) -> Corpus:
-        """Return the corpus of Arrow tables, with ids mapped to rows by first appearance.
-
-        Args:
-            interactions: columns `query`, `candidate`, optionally `value`, `time`, `weight`.
-            query_features, candidate_features: column `id`, and one column a feature: integers,
-                strings or booleans for a single key, lists of them for a bag. Ids without an
-                interaction are left out; ids without a row get empty bags. A feature of the same
-                name on both sides shares one vocabulary.
-            shared_ids: True if query and candidate ids name the same things.
-            source: name of the table of interactions, for errors.
-        Raises: DataError: a missing column, an empty table, a null id, a value or time that is
-            null or not finite, a feature of floats, a repeated id; the row is named.
-        """
+        """Return the corpus of Arrow tables whose columns are named by role, see `of`; errors call
+        that of interactions `source`."""
         them = InteractionSources(
             [source_of(MemoryTable(interactions, source), {})], shared_ids=shared_ids
         )

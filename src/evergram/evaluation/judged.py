@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -244,14 +244,8 @@ def bootstrap(values: Tensor, seed: int = 0) -> BootstrapInterval:
     if not len(values):
         raise DataError("There are no queries to take a mean over; give at least one.")
     values = values.double()
-    draw = torch.Generator().manual_seed(seed)
-    means = torch.empty(DRAWS, dtype=torch.float64)
-    # Some draws at a time, so that memory does not grow with both numbers.
-    step = max(1, (1 << 20) // len(values))
-    for start in range(0, DRAWS, step):
-        part = means[start : start + step]
-        rows = torch.randint(len(values), (len(part), len(values)), generator=draw)
-        part.copy_(values[rows].mean(1))
+    draw, size = torch.Generator().manual_seed(seed), len(values)
+    means = _drawn(size, lambda n: values[torch.randint(size, (n, size), generator=draw)].mean(1))
     ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
     low, high = means.quantile(ends).tolist()
     return BootstrapInterval(float(values.mean()), low, high)
@@ -293,12 +287,16 @@ def mean_bound(values: Tensor, seed: int = 0) -> float:
         raise DataError(f"The values are {between}; give at least one, all from -1 to 1.")
     worst = torch.cat([values.double(), torch.tensor([-1.0], dtype=torch.float64)])
     draw = torch.Generator().manual_seed(seed)
-    means = torch.empty(DRAWS, dtype=torch.float64)
-    # Some draws at a time, so that memory does not grow with both numbers.
-    step = max(1, (1 << 20) // len(worst))
-    for start in range(0, DRAWS, step):
-        part = means[start : start + step]
-        weights = torch.empty(len(part), len(worst), dtype=torch.float64)
+
+    def weighted(number: int) -> Tensor:
+        weights = torch.empty(number, len(worst), dtype=torch.float64)
         weights.exponential_(generator=draw)
-        part.copy_(weights @ worst / weights.sum(1))
-    return float(means.quantile(1 - LEVEL))
+        return weights @ worst / weights.sum(1)
+
+    return float(_drawn(len(worst), weighted).quantile(1 - LEVEL))
+
+
+def _drawn(size: int, means: Callable[[int], Tensor]) -> Tensor:
+    """Return `DRAWS` means over so many values; some at a time, so that memory stays small."""
+    step = max(1, (1 << 20) // size)
+    return torch.cat([means(min(step, DRAWS - start)) for start in range(0, DRAWS, step)])
