@@ -213,8 +213,7 @@ class PlainVectors(EmbeddingFile):
             self.has_ids = self._own is not None
             if written and not self.has_ids:
                 raise DataError(
-                    f"{beside} is missing, though {self.path} was written with its ids there; "
-                    "restore it."
+                    f"{beside} is missing, and {self.path} has its ids there; restore it."
                 )
             return
         self.has_ids = True
@@ -244,10 +243,8 @@ class PlainVectors(EmbeddingFile):
         if lines[-1] == "":
             lines.pop()
         if len(lines) != self.rows:
-            raise DataError(
-                f"{beside} has {len(lines)} ids and {self.path} {self.rows} vectors; one id a line "
-                "is needed."
-            )
+            both = f"{beside} has {len(lines)} ids and {self.path} {self.rows} vectors"
+            raise DataError(f"{both}; one id a line is needed.")
         texts, text_file = pa.array(lines, pa.string()), written != "string"
         line = first_missing(texts, text_file=text_file)
         if line >= 0:
@@ -283,10 +280,8 @@ class NpyVectors(PlainVectors):
             raise unreadable(path, ValueError("it is not a NumPy array"), NPY_SIGN)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 2 or array.dtype.kind != "f":
-            raise DataError(
-                f"{path} holds {array.dtype} of shape {list(array.shape)}; floats [N, D] are "
-                "needed."
-            )
+            what = f"{array.dtype} of shape {list(array.shape)}"
+            raise DataError(f"{path} holds {what}; floats [N, D] are needed.")
         super().__init__(path, *array.shape)
         record = read_provenance_file(path)
         self.provenance: dict[str, str] = provenance_in(record)

@@ -238,10 +238,8 @@ class Shards:
         if not 1 <= self.count <= MOST:
             raise DataError(f"{self.count} shards were asked for; 1 to {MOST} are allowed.")
         if self.only is not None and not 0 <= self.only < self.count:
-            raise DataError(
-                f"Shard {self.only} was asked for; {self.count} shards are numbered 0 to "
-                f"{self.count - 1}."
-            )
+            last = self.count - 1
+            raise DataError(f"Shard {self.only} was asked for; shards are numbered 0 to {last}.")
 
     @classmethod
     def parsed(cls, folder: Path, text: str | None, together: Collectives = ALONE) -> Shards | None:

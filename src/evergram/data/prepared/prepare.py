@@ -263,10 +263,8 @@ def prepare(
         with _new_content(out) as folder:
             opened, features, settings = _opened(sources, settings)
             if record is not None and settings.shared_ids != record.shared_ids:
-                raise DataError(
-                    f"Queries and candidates of {out} have ids of their own, and those of "
-                    f"{sources!r} share theirs; {AGAIN}."
-                )
+                own = f"Queries and candidates of {out} have ids of their own"
+                raise DataError(f"{own}, and those of {sources!r} share theirs; {AGAIN}.")
             summary = NewPart(out, folder, settings, record, progress).write(opened, features)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return replace(summary, size=size, seconds=time.monotonic() - started)
@@ -575,10 +573,8 @@ class NewPart:
             types={} if before is None else _least_types(before),
         )
         if least is not None and "value" not in interactions.types:
-            raise DataError(
-                f"minimum_value (--minimum-value) is {least}, and {interactions.name} has no "
-                "values; name their column by --column value=NAME."
-            )
+            what = f"{interactions.name} has no values for minimum_value (--minimum-value)"
+            raise DataError(f"{what}; name their column by --column value=NAME.")
 
         def fill(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
             database.run("DROP TABLE IF EXISTS interactions")
@@ -586,10 +582,7 @@ class NewPart:
 
         interactions.read(fill)
         if not database.size("interactions"):
-            raise DataError(
-                f"No interaction has a value of at least {least}; give a smaller "
-                "minimum_value (--minimum-value)."
-            )
+            raise DataError(f"No value is at least {least}; give a smaller --minimum-value.")
         if before is not None:
             _check_fits(before, interactions.types, database, self._out)
         return interactions
@@ -673,10 +666,7 @@ class NewPart:
         )
         database.run("DROP TABLE old_rows")
         if not database.size("interactions"):
-            raise DataError(
-                f"All pairs are in {self._out} already, which keeps each once; there is nothing "
-                "to append."
-            )
+            raise DataError(f"All pairs are in {self._out} already; there is nothing to append.")
         return dropped
 
     def _write_columns(self, database: Database, interactions: InteractionSources) -> PartRecord:
@@ -953,10 +943,8 @@ def _check_place(out: Path, *, append: bool, overwrite: bool) -> None:
     if not (out / NAME).is_file():
         raise DataError(f"{out} holds other files and is no prepared corpus; name a new folder.")
     if not overwrite:
-        raise DataError(
-            f"{out} is a prepared corpus already; --append adds a new part to it, --overwrite "
-            "replaces it."
-        )
+        how = "--append adds a new part to it, --overwrite replaces it"
+        raise DataError(f"{out} is a prepared corpus already; {how}.")
 
 
 @contextmanager

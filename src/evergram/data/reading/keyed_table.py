@@ -60,10 +60,8 @@ def keyed_table(
         refuse_unknown(table.name, names if own in table.names else [own, *names], table.names)
         more = [n for n in table.names if columns is None and n not in tables[0].names]
         if more:
-            raise DataError(
-                f"{table.name} has a column {more[0]!r} and {tables[0].name} has none; give all of "
-                "them the same columns."
-            )
+            both = f"{table.name} has a column {more[0]!r} and {tables[0].name} has none"
+            raise DataError(f"{both}; give all of them the same columns.")
         refuse_non_ids(table.types[own], own, table.name)
     whole = []
     for table in tables:
@@ -172,19 +170,17 @@ def rows_by_id(
         keys: ids of the interactions, int64 or string.
         must_match: one of them must be in the table, unless that is empty.
     """
+    none = f"{source} have none of the ids of the interactions"
     if pa.types.is_string(ids.type) and pa.types.is_integer(keys.type) and len(ids):
         raise DataError(
-            f"{source} have none of the ids of the interactions: theirs are text, such as "
-            f"{ids[0].as_py()!r}, and those are integers, such as {keys[0]}; are they of the other "
-            "side? If not, write both in one type."
+            f"{none}: theirs are text, such as {ids[0].as_py()!r}, and those are integers, such as "
+            f"{keys[0]}; are they of the other side? If not, write both in one type."
         )
     refuse_other_form(ids, keys, source, "the interactions")
     rows = pc.index_in(keys, value_set=ids.cast(keys.type))
     if must_match and len(ids) and rows.null_count == len(rows):
-        raise DataError(
-            f"{source} have none of the ids of the interactions (an id there is {ids[0]}, here "
-            f"{keys[0]}); are they of the other side?"
-        )
+        example = f"(an id there is {ids[0]}, here {keys[0]})"
+        raise DataError(f"{none} {example}; are they of the other side?")
     return rows
 
 
