@@ -21,7 +21,7 @@ import torch
 from benchmarks import gowalla
 from benchmarks.defaults import METRIC, Runs, recipe_of
 from benchmarks.tiny import recipes
-from benchmarks.which_loss_report import Kind, Row, tables
+from benchmarks.which_loss_report import Row, tables
 
 TRIALS, SEEDS = 6, 3
 FOLDER = gowalla.ROOT / "benchmarks" / "kept" / "which-loss"
@@ -162,7 +162,7 @@ def _row(
         tested = [runs.test(best, seed) for seed in seeds]
         recalls[objective] = [run[METRIC] for run in tested]
         popularity = mean(run["popularity"] for run in tested)
-    return Row(name, Kind.of(runs.corpus), recalls, popularity)
+    return Row(name, recalls, popularity)
 
 
 def _drawn(

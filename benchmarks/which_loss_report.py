@@ -1,5 +1,4 @@
-"""The tables of `which_loss`: recall by data and objective, differences to the default loss, and
-what the data is like.
+"""The tables of `which_loss`: recall by data and objective, and differences to the default loss.
 
 A loss is above or below the default on a data set where the 95 % interval of their difference, over
 seeds and paired by split, is on one side of zero.
@@ -13,45 +12,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from benchmarks.defaults import STUDENT, interval
-from evergram.data.corpus import Corpus
 
 DEFAULT = "squared"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a data set is like.
-
-    Args:
-        pairs: interactions.
-        per_query: the median number of a query's.
-        top: share of the interactions that the most popular hundredth of the candidates has.
-        repeats: share of the interactions whose pair was there before.
-    """
-
-    queries: int
-    candidates: int
-    pairs: int
-    per_query: float
-    top: float
-    repeats: float
-
-    @property
-    def density(self) -> float:
-        """The share of all pairs of a query and a candidate that was observed."""
-        return self.pairs * (1 - self.repeats) / (self.queries * self.candidates)
-
-    @classmethod
-    def of(cls, corpus: Corpus) -> Kind:
-        counts = corpus.counts("candidate").sort(descending=True).values
-        return cls(
-            len(corpus.queries),
-            len(corpus.candidates),
-            len(corpus),
-            float(corpus.counts("query").float().median()),
-            float(counts[: math.ceil(len(counts) / 100)].sum() / len(corpus)),
-            corpus.repeats / len(corpus),
-        )
 
 
 @dataclass(frozen=True)
@@ -63,7 +25,6 @@ class Row:
     """
 
     data: str
-    kind: Kind
     recalls: Mapping[str, list[float]]
     popularity: float
 
@@ -77,8 +38,7 @@ class Row:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Return Recall@20 by data and objective, differences to the default, and what the data is
-    like."""
+    """Return Recall@20 by data and objective, and differences to the default."""
     names = list(dict.fromkeys(name for row in rows for name in row.recalls))
     lines = [f"| data | {' | '.join(names)} | popularity |", "|---" * (len(names) + 2) + "|"]
     for row in rows:
@@ -90,18 +50,6 @@ def tables(rows: Sequence[Row]) -> str:
         gains = [row.gains(name) for name in others]
         cells = ["–" if own is None else interval(own, 4) for own in gains]
         lines.append(f"| {row.data} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| data | queries × candidates | pairs | density | repeats | a query's pairs, median "
-        "| pairs of the most popular 1 % |",
-        "|---" * 7 + "|",
-    ]
-    for row in rows:
-        kind = row.kind
-        lines.append(
-            f"| {row.data} | {kind.queries:,} × {kind.candidates:,} | {kind.pairs:,} "
-            f"| {kind.density:.2%} | {kind.repeats:.0%} | {kind.per_query:.0f} | {kind.top:.0%} |"
-        )
     seeds = max(len(values) for row in rows for values in row.recalls.values())
     lines += [
         "",
