@@ -28,13 +28,7 @@ from evergram.errors import DataError, LineageError, RecipeError, UnknownVersion
 from evergram.lineage.lineage import PairHistory
 from evergram.training import data_source as sources
 from evergram.training.checkpoint import held_out, load_encoder
-from evergram.training.corpora import (
-    final_split,
-    load_corpus,
-    recorded_recipe,
-    salt_of,
-    split_for,
-)
+from evergram.training.corpora import final_split, load_corpus, recorded_recipe, salt_of, split_for
 from evergram.training.data_source import columns_of, source_at
 from evergram.training.first_recipe import Survey, first_recipe, recipe_text
 from evergram.training.recipe import Recipe
@@ -255,7 +249,7 @@ def test_what_a_path_is_is_told_or_refused(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "tables" / name).write_text("user,item,at\n1,2,2020-01-01\n")
     columns = {"query": "user", "candidate": "item", "time": "at"}
     assert source_at(tmp_path / "tables").columns == columns
-    monkeypatch.setattr(sources, "memory_bytes", lambda: 4)
+    monkeypatch.setattr(sources, "machine_memory", lambda: 4)
     with pytest.raises(DataError, match=r"'evergram prepare .*tables FOLDER'"):
         source_at(tmp_path / "tables")
 

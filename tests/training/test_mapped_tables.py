@@ -35,11 +35,7 @@ from evergram.training.build import build_sampler, prepare
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.distributed import join_processes
 from evergram.training.loop import Trainer
-from evergram.training.memory import (
-    memory_bytes,
-    needed_bytes,
-    place_tables,
-)
+from evergram.training.memory import needed_bytes, place_tables
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.selection import EarlyStopping
@@ -183,18 +179,6 @@ def test_the_dim_of_the_version_counts_and_so_do_hashed_rows(small: Recipe) -> N
     assert needed[0] - needed[1] == 4 * 8 * (entities - 2 * 10)
 
 
-def test_a_container_may_have_less_than_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, limit = memory_bytes(), tmp_path / "max"
-    assert whole > 2**20
-    monkeypatch.setattr(memory, "CGROUPS", (limit, tmp_path / "none"))
-    for text, least in (("max\n", whole), ("1000000\n", 1_000_000)):
-        limit.write_text(text)
-        assert memory_bytes() >= least
-    assert memory_bytes() == 1_000_000
-
-
 def fit_settings(recipe: Recipe, *overrides: str) -> tuple[FitSettings, Corpus]:
     recipe = changed(recipe, *overrides)
     corpus = split_of(recipe).training
@@ -207,9 +191,9 @@ def test_auto_maps_what_memory_cannot_hold_and_says_so(
     settings, corpus = fit_settings(small)
     in_memory, _ = fit_settings(small, "training.tables=memory")
     needed = needed_bytes(settings.model, schema_of(corpus), 0)
-    monkeypatch.setattr(memory, "memory_bytes", lambda: needed)
+    monkeypatch.setattr(memory, "machine_memory", lambda: needed)
     assert place_tables(settings, schema_of(corpus), CPU, tmp_path) is None
-    monkeypatch.setattr(memory, "memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr(memory, "machine_memory", lambda: needed - 1)
     assert place_tables(settings, schema_of(corpus), CPU, tmp_path) == tmp_path
     assert str(tmp_path) in caplog.text
     # What is no row of a table must fit into memory in any case, and so must several processes'.
@@ -219,7 +203,7 @@ def test_auto_maps_what_memory_cannot_hold_and_says_so(
         (settings, 1, 2),
     ):
         monkeypatch.setenv("WORLD_SIZE", str(processes))
-        monkeypatch.setattr(memory, "memory_bytes", lambda some=bytes_: some)
+        monkeypatch.setattr(memory, "machine_memory", lambda some=bytes_: some)
         with pytest.raises(RecipeError, match=r"needs at least [\d,]+ bytes of memory"):
             place_tables(chosen, schema_of(corpus), CPU, tmp_path)
 

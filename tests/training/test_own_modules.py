@@ -77,7 +77,7 @@ def test_modules_whose_candidates_are_beyond_memory_are_refused(
     recipe = changed(RECIPE, "task={kind='softmax_all'}", "training.epochs=1")
     # All candidates' vectors of 8 numbers, their gradient, and that of a table.
     needed = 3 * 4 * 8 * len(split_of(recipe).training.candidates)
-    monkeypatch.setattr(memory, "memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr(memory, "machine_memory", lambda: needed - 1)
     with pytest.raises(RecipeError, match=f"vectors of 8 numbers .* at least {needed:,} bytes"):
         train(recipe, corpus, encoder=modules(corpus), progress=False)
 

@@ -210,7 +210,7 @@ def test_what_needs_all_rows_in_a_process_or_a_version_before_is_refused() -> No
 
 def test_memory_is_that_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = needed_bytes(settings_of().model, SCHEMA, 0)
-    monkeypatch.setattr(memory, "memory_bytes", lambda: needed // 2)
+    monkeypatch.setattr(memory, "machine_memory", lambda: needed // 2)
     place_tables(settings_of(), SCHEMA, CPU, None, 2)
     with pytest.raises(RecipeError, match=f"{needed:,} bytes"):
         place_tables(settings_of(), SCHEMA, CPU, None, 1)

@@ -383,10 +383,10 @@ def test_candidates_that_are_elsewhere_or_beyond_memory_are_refused(
 ) -> None:
     with pytest.raises(RecipeError, match="'mapped', which needs steps that read a batch's"):
         softmax("training.tables=mapped")
-    monkeypatch.setattr(memory, "memory_bytes", lambda: 947)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 947)
     with pytest.raises(RecipeError, match=r"all 9 candidates .* 948 bytes"):
         parts_of(softmax(), SOFTMAX)
-    monkeypatch.setattr(memory, "memory_bytes", lambda: 948)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 948)
     parts_of(softmax(), SOFTMAX)
 
 

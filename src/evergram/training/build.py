@@ -32,12 +32,7 @@ from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings
 from evergram.tasks.objective import Objective
-from evergram.training.factors import (
-    build_measures,
-    prior_constant,
-    sparse_weights,
-    start_tables,
-)
+from evergram.training.factors import build_measures, prior_constant, sparse_weights, start_tables
 from evergram.training.joint import JointAlignment
 from evergram.training.memory import place_tables, refuse_beyond_memory, run_traits
 from evergram.training.optimizers import build_optimizers

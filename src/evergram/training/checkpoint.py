@@ -18,11 +18,7 @@ from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.mapped_tensors import mapping_folder
-from evergram.encoders.module_encoder import (
-    ModuleEncoder,
-    check_vectors,
-    restore_module_encoder,
-)
+from evergram.encoders.module_encoder import ModuleEncoder, check_vectors, restore_module_encoder
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.canary_check import id_hash

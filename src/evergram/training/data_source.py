@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from evergram.data.loaders import path_kinds
 from evergram.data.prepared.files import NAME as PREPARED_RECORD
+from evergram.data.prepared.prepare import machine_memory
 from evergram.data.reading.column_names import (
     guess,
     has_no_header,
@@ -30,7 +31,6 @@ from evergram.data.reading.files import (
 from evergram.data.reading.rules import NAIVE, NUMBERS, ROLES, forms_of_times
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.training.memory import memory_bytes
 
 # The end of a column's name that holds ids, which may be as large as Unix times are.
 _ID = re.compile(r"(id|ids|key|no|num|number|code|uuid)$", re.IGNORECASE)
@@ -234,7 +234,7 @@ def _header_of_a_table(path: Path) -> str | None:
 def _refuse_too_large(path: Path) -> None:
     """Raises: DataError: a table is larger than memory can read at once."""
     size = sum(file.size() for file in source_files(path))
-    limit = memory_bytes() // SHARE_OF_MEMORY
+    limit = machine_memory() // SHARE_OF_MEMORY
     if size > limit:
         raise DataError(
             f"{path} has {size:,} bytes, and a table of more than {limit:,} is not read at once "

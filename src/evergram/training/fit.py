@@ -21,12 +21,7 @@ from evergram.evaluation.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import selection
 from evergram.training.build import Companions, prepare
-from evergram.training.callbacks import (
-    Callback,
-    Limits,
-    ProgressReport,
-    SoundNumbers,
-)
+from evergram.training.callbacks import Callback, Limits, ProgressReport, SoundNumbers
 from evergram.training.distributed import embed_together
 from evergram.training.loop import Trainer
 from evergram.training.progress import QUIET, Progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import torch
 
 from evergram.atomic_files import make_folder
 from evergram.collectives import process_count
+from evergram.data.prepared.prepare import machine_memory
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.kinds import EncoderSettings
 from evergram.errors import RecipeError, TrainingError
@@ -28,11 +28,6 @@ LAYER_COPIES = 4
 # Mapped tables and those of the best epoch are files, as are the embeddings of all entities that
 # are evaluated and published; a checkpoint has the first two.
 MAPPED_COPIES, CHECKPOINT_COPIES = 2, 2
-# Files that state a container's limit.
-CGROUPS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
 
 def place_tables(
@@ -66,7 +61,7 @@ def place_tables(
         return folder
     has = settings.traits | run_traits(settings, device)
     can_map = choice != "memory" and all(trait in has for trait in MAPPED.traits)
-    exceeds = needed > memory_bytes()
+    exceeds = needed > machine_memory()
     if not (choice == "mapped" or (exceeds and can_map)):
         refuse_beyond_memory(settings, needed, sizes, dim)
         return None
@@ -98,7 +93,7 @@ def refuse_beyond_memory(
         sizes: entities of each side.
         dim: D.
     """
-    there = memory_bytes()
+    there = machine_memory()
     if needed <= there:
         return
     model, task = settings.model, settings.task
@@ -148,14 +143,3 @@ def _tables_and_vectors(model: EncoderSettings, schema: Schema, version: int) ->
     query, candidate = (schema.ids(side) for side in SIDES)
     sizes, row = (len(query), len(candidate)), FLOAT * model.dim_of(version)
     return row * model.table_rows(*sizes, shared=query is candidate), row * sum(sizes)
-
-
-def memory_bytes() -> int:
-    """Return the most that this process may use: the machine's memory, or its container's share."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in CGROUPS:
-        try:
-            limits.append(int(path.read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return min(limits)

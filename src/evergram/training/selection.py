@@ -20,11 +20,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.evaluation.metric_sample import (
-    MetricSample,
-    SampledRanking,
-    sample_queries,
-)
+from evergram.evaluation.metric_sample import MetricSample, SampledRanking, sample_queries
 from evergram.evaluation.ranking import (
     popularity,
     popularity_metrics,

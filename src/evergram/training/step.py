@@ -19,13 +19,7 @@ from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Po
 from evergram.gramian.penalty import contributions, preconditioner
 from evergram.tasks.objective import Loss, Objective
 from evergram.tasks.task import Encoded, Moments, Spread
-from evergram.training.distributed import (
-    Part,
-    WholeRows,
-    learned_from,
-    part_of,
-    sum_gradients,
-)
+from evergram.training.distributed import Part, WholeRows, learned_from, part_of, sum_gradients
 from evergram.training.joint import JointAlignment
 from evergram.training.optimizers import decay_rates
 

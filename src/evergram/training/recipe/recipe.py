@@ -21,17 +21,8 @@ from evergram.tasks.kinds import TASKS, PointwiseSettings, TaskSettings
 from evergram.tasks.pointwise_losses import LOSSES
 from evergram.training.priors import PRIORS, PriorSettings, ZeroSettings
 from evergram.training.recipe.split import SPLITS, RandomSplit, SplitSettings
-from evergram.training.recipe.training import (
-    TRAININGS,
-    AdaptiveTraining,
-    Metric,
-    Training,
-)
-from evergram.training.recipe.upgrade import (
-    UPGRADES,
-    JointUpgrade,
-    UpgradeSettings,
-)
+from evergram.training.recipe.training import TRAININGS, AdaptiveTraining, Metric, Training
+from evergram.training.recipe.upgrade import UPGRADES, JointUpgrade, UpgradeSettings
 from evergram.training.recipe.values import copied, overridden, override_keys, resolve_paths
 from evergram.validation import sentence_of
 
