@@ -94,6 +94,14 @@ class Trait(Enum):
     # Of [upgrade].
     NEW_MODEL = "a model that does not go on from another (upgrade.start other than 'previous')"
     FITTED_AFTERWARDS = "a transform that is fitted afterwards (upgrade.method = 'post-closed')"
+    NOTHING_TO_FIT = "a transform that is not fitted (upgrade.transform = 'truncate')"
+    CLOSED_FORM = (
+        "a transform with a closed form (upgrade.transform = 'linear' or 'affine', for example)"
+    )
+    WEIGHABLE = (
+        "a transform that is solved for by side (upgrade.transform = 'linear' or 'affine') or "
+        "trained by steps (upgrade.method = 'bc-aligner')"
+    )
     # Of a run.
     FIRST_VERSION = "version 0 of a lineage, trained by itself"
     NO_JOINT_TRANSFORM = (

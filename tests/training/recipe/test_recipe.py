@@ -73,7 +73,7 @@ WRONG = [
     ("upgrade.method=magic", "keep-all"),
     ("upgrade.consumer_weight=1.0", "less than 1"),
     ("upgrade.consumer_weight=0.5|upgrade.transform=orthogonal", "linear"),
-    ("upgrade.method=non-bc|upgrade.transform=affine", "fits nothing"),
+    ("upgrade.method=non-bc|upgrade.transform=affine", "a transform that is not fitted"),
     ("upgrade.method=post-closed|upgrade.transform=residual_mlp", "closed form"),
     ("model.hash_rows=9|model.start=svd", "hash_rows"),
     # What needs something of another table: the key, and what it needs.

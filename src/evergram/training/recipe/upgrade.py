@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from evergram.compatibility.kinds import (
     TRANSFORMS,
@@ -14,7 +14,7 @@ from evergram.compatibility.kinds import (
     TransformSettings,
     TruncateSettings,
 )
-from evergram.kinds import Kinds, Settings, Share, Trait, Weight, traits_where
+from evergram.kinds import Kinds, Needs, Settings, Share, Trait, Weight, traits_where
 
 Fit = Literal["joint", "posthoc", "none"]
 Start = Literal["fresh", "previous", "frozen"]
@@ -104,24 +104,21 @@ class UpgradeSettings(Settings):
             {
                 Trait.NEW_MODEL: self.start != "previous",
                 Trait.FITTED_AFTERWARDS: self.fit != "joint",
+                Trait.NOTHING_TO_FIT: not self.transform.is_learned,
+                Trait.CLOSED_FORM: self.transform.has_closed_form,
+                Trait.WEIGHABLE: self.solver != "closed" or self.transform.kind in SOLVED_BY_SIDE,
             }
         )
+
+
+Unfitted = Literal["non-bc", "finetune-m0", "fix-m0", "keep-all"]
 
 
 class UnfittedUpgrade(UpgradeSettings):
     """Nothing is fitted: a transform that is learned would stay as it was drawn."""
 
-    method: Literal["non-bc", "finetune-m0", "fix-m0", "keep-all"] = "non-bc"
+    method: Annotated[Unfitted, Needs(Trait.NOTHING_TO_FIT, values=get_args(Unfitted))] = "non-bc"
     transform: Annotated[TransformSettings, TRANSFORMS] = TruncateSettings()
-
-    @model_validator(mode="after")
-    def _nothing_to_learn(self) -> Self:
-        if self.transform.is_learned:
-            raise ValueError(
-                f"upgrade.transform = {self.transform.kind!r} is fitted, and upgrade.method = "
-                f"{self.method!r} fits nothing; leave it out, or choose another method"
-            )
-        return self
 
 
 @dataclass(frozen=True)
@@ -163,19 +160,7 @@ class WeighingUpgrade(UpgradeSettings):
     """The keys of ways of fitting that weigh errors by what known consumers make of them."""
 
     # μ: how much of an error is weighed by what consumers that have a probe make of it.
-    consumer_weight: Ratio = 0.0
-
-    @model_validator(mode="after")
-    def _weighs_consumers_where_it_can(self) -> Self:
-        solved = self.solver == "closed" and self.transform.kind not in SOLVED_BY_SIDE
-        if self.consumer_weight and solved:
-            raise ValueError(
-                f"upgrade.transform = {self.transform.kind!r} cannot be solved for with "
-                f"upgrade.consumer_weight = {self.consumer_weight:g}, "
-                f"{' and '.join(SOLVED_BY_SIDE)} can; set upgrade.method = 'bc-aligner', or "
-                "upgrade.consumer_weight = 0"
-            )
-        return self
+    consumer_weight: Annotated[Ratio, Needs(Trait.WEIGHABLE, free=(0,))] = 0.0
 
 
 class JointUpgrade(GradientUpgrade, WeighingUpgrade):
@@ -194,17 +179,9 @@ class PosthocUpgrade(GradientUpgrade):
 class SolvedUpgrade(WeighingUpgrade):
     """The transform is solved for after the model was trained."""
 
-    method: Literal["post-closed"] = "post-closed"
-
-    @model_validator(mode="after")
-    def _has_a_closed_form(self) -> Self:
-        if not self.transform.has_closed_form:
-            closed = [kind for kind, each in TRANSFORMS.items() if each.has_closed_form]
-            raise ValueError(
-                f"upgrade.transform = {self.transform.kind!r} has no closed form, "
-                f"{', '.join(closed)} have one; set upgrade.method = 'post-lin-mloss'"
-            )
-        return self
+    method: Annotated[Literal["post-closed"], Needs(Trait.CLOSED_FORM, values=("post-closed",))] = (
+        "post-closed"
+    )
 
 
 class Upgrades(Kinds[UpgradeSettings]):
