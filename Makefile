@@ -58,7 +58,7 @@ release-check: .venv/ready
 # A part of the suite with the lowest versions that pyproject.toml allows, in an environment of their own
 # (downloads some gigabytes). Old releases warn of newer ones beside them; that is no fault of a bound.
 LOW := build/lowest
-LOW_EXTRAS := als client faiss graph onnx pgvector prepare qdrant remote serve tune
+LOW_EXTRAS := client faiss graph onnx pgvector prepare qdrant remote serve tune
 lower-bounds:
 	$(PYTHON) -m venv $(LOW)/tools && $(LOW)/tools/bin/pip install --quiet uv
 	$(LOW)/tools/bin/uv pip compile --quiet pyproject.toml tests/support/lower_bounds.in $(LOW_EXTRAS:%=--extra %) \
