@@ -1,10 +1,11 @@
 """Texts, queries and people's judgements to measure retrieval by: SciFact, Cranfield, and five
 collections of the University of Glasgow's archive.
 
-Cranfield is read from `cranfield` in the folder of data, with the files of
-github.com/oussbenk/cranfield-trec-dataset: queries are numbered by their place, as in its
-judgements. The five are read from `glasgow`, with the folder `datasets` of
-github.com/ericlabouve/Term-Proximity-Research, in SMART's format.
+In the folder of data: `scifact` as docs/data-sets.md has it; `cranfield`, a clone of
+github.com/oussbenk/cranfield-trec-dataset, whose queries are numbered by their place, as in its
+judgements; and `glasgow` with `cisi`, `lisa`, `med` and `npl` of the folder `datasets` of
+github.com/ericlabouve/Term-Proximity-Research and `cacm`, which is `data/cacm` of
+github.com/lucene4ir/lucene4ir, all in SMART's format. Texts in capitals alone are lower-cased.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror}; see docs/migration-results.md."
+            f"{path} cannot be read: {error.strerror}; see benchmarks/judged_corpora.py."
         ) from error
 
 
