@@ -6,13 +6,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import gowalla, plots
+from benchmarks import gowalla
 from benchmarks.instrument import machine, runs
 from benchmarks.instrument.figures import Figure, figures_of_table, together
 from benchmarks.instrument.runs import KEPT, UNKEPT
@@ -129,9 +128,6 @@ def show(name: str, *, tiny: bool, write: bool, repeats: int = 1) -> list[Figure
         own = section.figures
         repeated.append(figures_of_table(text) if own is None else own(figures))
     print(f"\n## {name}\n\n{text}", flush=True)
-    if section.drawn and (tiny or write):
-        with tempfile.TemporaryDirectory() as folder:
-            plots.draw(figures, Path(folder) if tiny else ROOT / "docs")
     pictures = section.pictures(figures) if write else {}
     if write:
         put(name, text)

@@ -47,16 +47,14 @@ class Section:
         measure: takes the measurement and returns its figures.
         tiny: the same in seconds on small made-up data, to check that it runs.
         table: makes a table in Markdown of the figures of either.
-        drawn: whether `plots.draw` makes a picture of the figures.
         needs_data: whether it reads real data.
-        pictures: returns other pictures for docs/, by name.
+        pictures: returns pictures for docs/, by name.
         figures: returns the figures with their repeated measurements; None reads the table.
     """
 
     measure: Callable[[], Any]
     tiny: Callable[[], Any]
     table: Callable[[Any], str] = str
-    drawn: bool = False
     needs_data: bool = False
     pictures: Callable[[Any], dict[str, bytes]] = lambda _: {}
     figures: Callable[[Any], list[Figure]] | None = None
@@ -72,9 +70,7 @@ SECTIONS = {
         scale_runs.measure, scale_runs.tiny, scale_runs.table, figures=scale_runs.figures
     ),
     "sharded-tables": Section(sharded_tables.measure, sharded_tables.tiny, sharded_tables.table),
-    "cluster-bias": Section(
-        cluster_bias.measure, cluster_bias.tiny, cluster_bias.table, drawn=True
-    ),
+    "cluster-bias": Section(cluster_bias.measure, cluster_bias.tiny, cluster_bias.table),
     "cluster-growth": Section(cluster_growth.measure, cluster_growth.tiny, cluster_growth.table),
     "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import ROOT
-from benchmarks.instrument import plots
 from benchmarks.instrument.figures import Figure
 from benchmarks.instrument.runs import KEPT, Run, kept, last_of_each
 from benchmarks.scale_model import (
@@ -41,17 +40,11 @@ pair, in order) and evaluation; nothing in a step overlaps. [Many processes](man
 has what runs today."""
 
 
-def pages(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the page and its picture; nothing if no run has the section."""
-    run = last_of_each(runs).get(SECTION)
-    if run is None:
-        return {}
+def page(run: Run) -> str:
+    """Return the page of a run that has the section."""
     figures = run.sections[SECTION].figures
     by_row = {row: {f.column: f for f in figures if f.row == row} for row in _rows(figures)}
-    pairs = [(columns["measured"], columns["predicted"]) for columns in by_row.values()]
     note = f"\n\n**{run.busy_note(SECTION)}**" if run.is_busy(SECTION) else ""
-    picture = plots.predictions(pairs, "milliseconds a step", 0.2)
-    mark = plots.fingerprint([f for pair in pairs for f in pair])
     source, rates = _rates(by_row)
     parts = [
         HEAD + note,
@@ -62,24 +55,18 @@ def pages(runs: Sequence[Run]) -> dict[str, str]:
         _plans(rates),
         LIMITS,
         "## The model against runs",
-        f"![predicted and measured](benchmarks/predicted.svg)<!-- {mark} -->",
-        "The dotted lines are 20 % from equality.",
         _checks(by_row),
     ]
-    return {
-        "internet-scale.md": "\n\n".join(parts) + "\n",
-        "benchmarks/predicted.svg": picture,
-    }
+    return "\n\n".join(parts) + "\n"
 
 
-def write_pages(folder: Path = ROOT / "docs", results: Path = KEPT) -> list[Path]:
-    """Write the page and its picture. Raises: DataError: no kept run has the section."""
-    files = pages(kept(results))
-    if not files:
+def write_page(folder: Path = ROOT / "docs", results: Path = KEPT) -> Path:
+    """Write the page of the last kept run. Raises: DataError: no kept run has the section."""
+    run = last_of_each(kept(results)).get(SECTION)
+    if run is None:
         raise DataError(f"{results} has no run; python -m benchmarks {SECTION} --keep writes one.")
-    for name, text in files.items():
-        replace_file(folder / name, text.encode())
-    return [folder / name for name in files]
+    replace_file(folder / "internet-scale.md", page(run).encode())
+    return folder / "internet-scale.md"
 
 
 def _rows(figures: Sequence[Figure]) -> list[str]:
@@ -162,7 +149,6 @@ def _checks(by_row: Mapping[str, Mapping[str, Figure]]) -> str:
 
 if __name__ == "__main__":
     try:
-        for path in write_pages():
-            print(path.relative_to(ROOT))
+        print(write_page())
     except DataError as error:
         sys.exit(f"Error: {error}")
