@@ -104,15 +104,15 @@ def figures(measured: list[Checked]) -> list[Figure]:
         name = str(one.size)
         predicted = [1e3 * seconds(one.size, rates) for rates in one.rates]
         rows += [
-            Figure(name, "measured", "ms", [1e3 * s for s in one.steps]),
-            Figure(name, "predicted", "ms", predicted),
-            Figure(name, "seconds, predicted over measured", "ratio", one.ratios),
-            Figure(name, "resident, measured", "B", [one.resident]),
-            Figure(name, "resident, predicted", "B", [sum(memory(one.size).values())]),
-            Figure(name, "bytes, predicted over measured", "ratio", [one.bytes_ratio]),
+            Figure(name, "measured", [1e3 * s for s in one.steps]),
+            Figure(name, "predicted", predicted),
+            Figure(name, "seconds, predicted over measured", one.ratios),
+            Figure(name, "resident, measured", [one.resident]),
+            Figure(name, "resident, predicted", [sum(memory(one.size).values())]),
+            Figure(name, "bytes, predicted over measured", [one.bytes_ratio]),
         ]
         rows += [
-            Figure(name, f"rate: {rate}", "s", [getattr(r, rate) for r in one.rates])
+            Figure(name, f"rate: {rate}", [getattr(r, rate) for r in one.rates])
             for rate in StepRates.__dataclass_fields__
         ]
     return rows

@@ -1,4 +1,4 @@
-"""What a section has measured: figures with units, each with its repeated measurements."""
+"""What a section has measured: figures, each with its repeated measurements."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-# Of no unit: a ratio, a share, a measure of quality.
-RATIO = "ratio"
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
-# What stands after a number in a cell, or as a word in the name of its column or row.
-_UNITS = {
-    **{unit: unit for unit in ("ms", "µs", "s", "h", "kB", "MB", "GB", "kiB", "MiB", "GiB", "%")},
-    **{"second": "s", "seconds": "s", "minutes": "min", "milliseconds": "ms", "bytes": "B"},
-}
-_RATES = re.compile(r"a second|per second|/s\b")
-_RATIOS = re.compile(r"\bover\b|\bratio\b| / |^× ")
 
 
 @dataclass(frozen=True)
@@ -27,13 +18,11 @@ class Figure:
 
     Args:
         row, column: name it; together they are unique in a section.
-        unit: "ratio" for what has none.
         values: its measurements, one or more.
     """
 
     row: str
     column: str
-    unit: str
     values: Sequence[float]
 
     @property
@@ -56,7 +45,7 @@ def figure_of(plain: Mapping[str, Any]) -> Figure:
     values = [math.nan if v is None else float(v) for v in plain["values"]]
     if not values:
         raise ValueError("a figure has no values")
-    return Figure(str(plain["row"]), str(plain["column"]), str(plain["unit"]), values)
+    return Figure(str(plain["row"]), str(plain["column"]), values)
 
 
 def figures_of_table(table: str) -> list[Figure]:
@@ -86,34 +75,15 @@ def figures_of_table(table: str) -> list[Figure]:
         rows.add(row)
         for column, cell in zip(columns, rest, strict=True):
             if number := _NUMBER.search(cell):
-                unit = _unit(cell[number.end() :], column, row)
                 value = float(number[0].replace(",", ""))
-                figures[row, column] = Figure(row, column, unit, [value])
+                figures[row, column] = Figure(row, column, [value])
     return list(figures.values())
 
 
 def together(repeats: Iterable[Sequence[Figure]]) -> list[Figure]:
     """Return the figures of several measurements of a section, each with the values of all."""
     values: dict[tuple[str, str], list[float]] = {}
-    units: dict[tuple[str, str], str] = {}
     for figures in repeats:
         for figure in figures:
             values.setdefault(figure.name, []).extend(figure.values)
-            units[figure.name] = figure.unit
-    return [Figure(*name, units[name], each) for name, each in values.items()]
-
-
-def _unit(after: str, column: str, row: str) -> str:
-    """Return the unit of a number: what stands after it, else what its column or row says."""
-    word = re.match(r"\s*([^\W\d_]+|%)", after)
-    if word and word[1] in _UNITS:
-        return _UNITS[word[1]]
-    if _RATIOS.search(column):
-        return RATIO
-    for name in (column, row):
-        if _RATES.search(name):
-            return "1/s"
-        for part in re.findall(r"[^\W\d_]+|%", name):
-            if part in _UNITS:
-                return _UNITS[part]
-    return RATIO
+    return [Figure(*name, each) for name, each in values.items()]

@@ -28,7 +28,7 @@ class Measured:
     Args:
         load: of the machine before the section started, in processes.
         seconds: that it took.
-        figures: with units and repeated measurements.
+        figures: with their repeated measurements.
     """
 
     load: float
