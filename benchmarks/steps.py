@@ -13,8 +13,7 @@ import torch
 from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
 from evergram.process_settings import while_training
-from evergram.training.build import Companions, prepare
-from evergram.training.joint import JointAlignment
+from evergram.training.build import prepare
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -156,20 +155,10 @@ class Products:
 class Turns:
     """A training that continues for some steps whenever its turn comes."""
 
-    def __init__(
-        self,
-        recipe: dict[str, Any],
-        corpus: Corpus,
-        settings: list[str],
-        joint: JointAlignment | None = None,
-    ) -> None:
+    def __init__(self, recipe: dict[str, Any], corpus: Corpus, settings: list[str]) -> None:
         self.device = torch.device("cpu")
-        self.step, self.sampler, self.draws = prepare(
-            FitSettings.of(Recipe.of(recipe, settings), corpus, 0),
-            corpus,
-            self.device,
-            Companions(joint),
-        )
+        fit_settings = FitSettings.of(Recipe.of(recipe, settings), corpus, 0)
+        self.step, self.sampler, self.draws = prepare(fit_settings, corpus, self.device)
         self.epoch = 0
         self.running: Iterator[object] = iter(())
         self.left = 0
