@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from benchmarks.process_runs import run_processes
+from benchmarks import ROOT
 from evergram.data.corpus import Corpus
 from evergram.process_settings import no_denormals
 from evergram.training.build import prepare
@@ -112,7 +114,12 @@ def table(results: list[Divided]) -> str:
 def _run(processes: int, tables: str, size: Size, out: Path) -> list[dict[str, Any]]:
     """Train in so many processes and return the report of each."""
     settings = json.dumps({"tables": tables, **asdict(size)})
-    run_processes(processes, "benchmarks.sharded_tables", str(out), settings)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    module = [f"--nproc-per-node={processes}", "-m", "benchmarks.sharded_tables"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*torchrun, *module, str(out), settings], cwd=ROOT, env=environment, check=True, timeout=900
+    )
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(processes)]
 
 
