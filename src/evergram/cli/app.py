@@ -168,10 +168,8 @@ def with_json_first(arguments: Sequence[str]) -> list[str]:
 
 
 def log_format_of(arguments: Sequence[str]) -> LogFormat:
-    """Return the format that a command line asks for; text for one that is unknown.
-
-    It is needed before the command line is parsed, as an error of parsing is a line, too.
-    """
+    """Return the format that a command line asks for, before it is parsed: an error of parsing is a
+    line, too."""
     chosen = re.findall(r"(?:^| )--log-format[ =](text|json)(?= |$)", " ".join(arguments))
     return LogFormat(chosen[-1]) if chosen else LogFormat.text
 

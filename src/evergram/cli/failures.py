@@ -69,11 +69,7 @@ def warnings_on_stderr() -> Iterator[None]:
 
 
 def sentence_and_code(error: Exception) -> tuple[str, int]:
-    """Return an error as one sentence, and the exit code.
-
-    The sentence on an unforeseen error names a log file that has the details. It is empty where
-    help was printed instead.
-    """
+    """Return an error as one sentence, and the exit code; "" where help was printed."""
     if isinstance(error, EvergramError):
         return with_own_options(_one_line(str(error))), REFUSED
     if hasattr(error, "format_message"):  # typer's, of the command line itself
@@ -193,10 +189,8 @@ class _LastingFile(io.FileIO):
 
 @contextmanager
 def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
-    """Let no write to stdout or stderr fail in a `with` block.
-
-    A stream may be closed (`>&-`), its reader may end (`| head -1`), and its encoding may lack a
-    character, which is then written as an escape.
+    """Let no write to stdout or stderr fail in a `with` block: a stream may be closed (`>&-`), its
+    reader may end (`| head -1`), and its encoding may lack a character, which becomes an escape.
 
     Yields: a function that returns why the results could not be written on stdout, such as a full
         disk; None if they were, or if their reader has read enough.

@@ -63,8 +63,7 @@ def list_versions(lineage: str) -> None:
 
 
 def _versions_table(lineage: Lineage, shown: str, rows: list[dict[str, Any]]) -> Grid:
-    """Return a line for each version, with the metric that selected the newest, if it was measured,
-    else the first measured one; ± its standard error if it is of a sample of queries."""
+    """Return a line for each version, with the metric that selected the newest, or another."""
     from evergram.lineage.diagnosis import standard_errors, with_error
 
     measured = rows[-1]["metrics"].get("model", {}) if rows else {}
@@ -422,13 +421,8 @@ def run_probe(lineage: str, name: str | None = None) -> None:
 def _measured(
     lineage: Lineage, pinned: str, files: tuple[Path | None, Path | None], **options: Any
 ) -> Probe | None:
-    """Return the probe of a model and its data with its baseline; None if neither is given.
-
-    Args:
-        options: `side`, `metric` and `limit`.
-    Raises: DataError: an option is missing, makes no sense without a probe, or has a value that no
-        probe can have; or as `measured_probe`.
-    """
+    """Return the probe of a model and its data with its baseline; None if neither is given. The
+    options are `side`, `metric` and `limit`."""
     from evergram.lineage.consumers import Probe
     from evergram.lineage.lineage import side_of
     from evergram.releasing.probes import measured_probe
@@ -455,7 +449,7 @@ def _measured(
 
 
 def _threshold(text: str | None) -> Threshold | None:
-    """Return the threshold of the option. Raises: DataError: it cannot be one."""
+    """Return the threshold of the option."""
     from evergram.lineage.consumers import Threshold
 
     if text is None:
@@ -471,7 +465,7 @@ def _threshold(text: str | None) -> Threshold | None:
 
 
 def _validated(kind: type[Record], facts: dict[str, Any]) -> Record:
-    """Return a probe or a threshold with these values. Raises: DataError: it cannot have them."""
+    """Return a probe or a threshold with these values."""
     from pydantic import ValidationError
 
     from evergram.validation import sentence_of

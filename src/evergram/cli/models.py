@@ -364,11 +364,7 @@ def evaluate(
 
 
 def checkout() -> Path:
-    """Return the folder of the repository: the one that this Evergram was installed from, or the
-    working directory.
-
-    Raises: DataError: neither has `reproduction/`.
-    """
+    """Return the folder with `reproduction/`: that of the installation, or the current one."""
     installed_from = Path(evergram.__file__).parents[2]
     for folder in (installed_from, Path.cwd()):
         if (folder / "reproduction" / "catalogue.py").is_file():

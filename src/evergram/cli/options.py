@@ -28,12 +28,8 @@ Description = str | dict[str, Any]
 
 
 def described(text: str, **more: Any) -> dict[str, Any]:
-    """Return what typer takes of an argument or an option.
-
-    Args:
-        text: "METAVAR | help", or the help alone.
-        more: as of `typer.Option`; `name` is the option's, if it is not that of its parameter.
-    """
+    """Return what typer takes of an argument or an option, from "METAVAR | help" or the help alone,
+    and from more options of `typer.Option`; `name` is its name, if not that of its parameter."""
     metavar, bar, words = text.partition(" | ")
     return {"help": words, "metavar": metavar, **more} if bar else {"help": text, **more}
 
@@ -133,13 +129,8 @@ def load_recipe(
     unread: Collection[str] = (),
     thorough: bool = False,
 ) -> Recipe:
-    """Return the recipe of a command.
-
-    Args:
-        overrides: the values of `--set`.
-        unread: tables or keys that the command ignores; overrides of them are refused.
-        thorough: whether `--thorough` was given.
-    """
+    """Return the recipe of a command. Overrides (`--set`) of `unread` tables or keys are
+    refused."""
     from evergram.training.recipe import Recipe
 
     refuse_unread(overrides, unread)
@@ -149,7 +140,7 @@ def load_recipe(
 
 
 def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
-    """Refuse overrides that would change nothing. Raises: RecipeError."""
+    """Refuse overrides that would change nothing."""
     for override in overrides or ():
         key = override.partition("=")[0].strip()
         if key in unread or key.partition(".")[0] in unread:
@@ -165,10 +156,8 @@ def pairs_of(
     """Return the values of an option NAME=VALUE by name.
 
     Args:
-        form: "NAME=VALUE" in the option's words, with an example.
-        key: what a name matches.
+        form: "NAME=VALUE" in the option's words, with an example. key: what a name matches.
         secret: whether there may be a password in it, so that no error repeats it.
-    Raises: DataError: one has another form, or a name comes twice.
     """
     values: dict[str, str] = {}
     for text in given or ():
@@ -188,7 +177,7 @@ def columns_by_role(given: list[str] | None) -> dict[str, str]:
 
 
 def weights_of(given: list[str] | None) -> dict[str, float]:
-    """Return the values of `--weight EVENT=NUMBER`. Raises: DataError: one has another form."""
+    """Return the values of `--weight EVENT=NUMBER`."""
     form = "EVENT=NUMBER, as in cart=3"
     weights: dict[str, float] = {}
     for text in given or ():
@@ -212,7 +201,7 @@ def stores_by_side(given: Iterable[str]) -> dict[str, str]:
 
 
 def one_store(given: list[str], what: str) -> tuple[str, str]:
-    """Return the side and the address of the one `--store`. Raises: DataError: there are more."""
+    """Return the side and the address of the one `--store`."""
     if len(given) > 1:
         raise DataError(
             f"{what} is of one store; {len(given)} were given by --store: run the command once "
@@ -225,10 +214,7 @@ def one_store(given: list[str], what: str) -> tuple[str, str]:
 def columns_of(
     files: Iterable[Path], given: list[str] | None, content: str = "vector"
 ) -> dict[str, Any]:
-    """Return the columns that `--column` names, as `open_embeddings` and `read_texts` take them.
-
-    Raises: DataError: a column has another role, or none of the files has columns.
-    """
+    """Return the columns that `--column` names, as `open_embeddings` and `read_texts` take them."""
     names = columns_by_role(given)
     for role in names.keys() - {"id", content}:
         raise DataError(f"--column names {role!r}; the columns are those of id and {content}.")

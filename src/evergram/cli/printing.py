@@ -68,8 +68,7 @@ def number(value: float | None) -> str:
 
 
 def written_to(path: Path, outcome: WrittenShards | None = None) -> str:
-    """Return for a sentence what was written: a file of vectors, with the file of its ids where
-    there is one, or a folder of shards, which may be whole."""
+    """Return for a sentence what was written: a file of vectors, or a folder of shards."""
     from evergram.vector_files.open_embeddings import companion
 
     if outcome is not None:
@@ -201,12 +200,8 @@ def metrics_table(
     sampled: dict[str, Any] | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> list[str | Grid]:
-    """Return a table with a row of metrics for each model, and a sentence on its sample.
-
-    Args:
-        sampled: of metrics of a sample of queries, their standard errors and the sample's size.
-        titles: of the rows, by model; the model's name where there is none.
-    """
+    """Return a table with a row of metrics for each model, and a sentence on its sample; `titles`
+    of rows are by model."""
     from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
 
     names = list(next(iter(metrics.values())))

@@ -105,8 +105,7 @@ def serve(
 
 
 def limits_of(options: list[str] | None) -> dict[str, Any]:
-    """Return the settings that `--set LIMIT=NUMBER` sets. Raises: DataError: one has another form,
-    or is no number that its limit can have."""
+    """Return the settings that `--set LIMIT=NUMBER` sets."""
     limits: dict[str, Any] = {}
     for option in options or ():
         name, _, text = option.partition("=")

@@ -36,11 +36,7 @@ POOLING = {
 
 def use_common_settings(folder: Path, modules: Sequence[torch.nn.Module]) -> None:
     """Rewrite the settings of a saved model's standard modules, where earlier releases have a form
-    that says the same; those of other modules stay.
-
-    Args:
-        modules: those of the folder, in their order.
-    """
+    that says the same; those of other modules stay."""
     listed = json.loads((folder / LISTED).read_text())
     for entry, module in zip(listed, modules, strict=True):
         kind = entry["type"].rpartition(".")[2]

@@ -30,14 +30,7 @@ HASH_DIGITS = 6
 
 @dataclass(frozen=True)
 class ExportedMap:
-    """z̃ = W z + b, from a stored version to a past one.
-
-    Args:
-        name: of functions and tables that hold it: a letter, then letters, digits and `_`.
-        about: what the file is, in sentences.
-        weight: W, float32 [D_j, D_k].
-        offset: b, float32 [D_j].
-    """
+    """z̃ = W z + b from a stored version to a past one: W is float32 [D_j, D_k], b [D_j]."""
 
     name: str
     about: str
@@ -56,15 +49,7 @@ class ExportedMap:
 
 
 def affine_map(view: View, lineage: str, name: str | None = None) -> ExportedMap:
-    """Return how a view reads vectors.
-
-    Args:
-        lineage: its name, for the file's first line and for the default name.
-        name: None is evergram_LINEAGE_as_vN; where a lineage's name cannot stand in SQL as it is,
-            with digits of its hash.
-    Raises: DataError: the name cannot be one of SQL. ShapeError: a transform between the two
-        versions is not affine, so that no matrix is the way.
-    """
+    """Return how a view reads vectors; its name is by default evergram_LINEAGE_as_vN."""
     name = checked_name(view, lineage, name)
     try:
         weight, offset = view.affine()
@@ -79,10 +64,8 @@ def affine_map(view: View, lineage: str, name: str | None = None) -> ExportedMap
 
 
 def checked_name(view: View, lineage: str, name: str | None) -> str:
-    """Return a name of functions and graphs, by default evergram_LINEAGE_as_vN.
-
-    Raises: DataError: it cannot be one of SQL.
-    """
+    """Return a name of functions and graphs, by default evergram_LINEAGE_as_vN; where a lineage's
+    name cannot stand in SQL as it is, with digits of its hash."""
     if name is None:
         suffix = f"_as_v{view.version}"
         name = f"evergram_{lineage}{suffix}"
@@ -113,10 +96,8 @@ def about_view(view: View, lineage: str, source_dim: int) -> str:
 
 
 def literal_rows(way: ExportedMap) -> Iterator[tuple[int, str, str]]:
-    """Yield each coordinate's number from 1, its row of W as "[…]", and its offset.
-
-    The numbers are those that read back as the same float32.
-    """
+    """Yield each coordinate's number from 1, its row of W as "[…]", and its offset, as numbers that
+    read back as the same float32."""
     for number, (row, offset) in enumerate(zip(way.weight, way.offset, strict=True), 1):
         yield number, f"[{','.join(map(str, row))}]", str(offset)
 
@@ -128,11 +109,9 @@ def comment(way: ExportedMap) -> str:
 
 
 def write_duckdb_macro(path: Path, way: ExportedMap) -> None:
-    """Write a script that makes the macro NAME(list or array of numbers), or replaces it.
-
-    The rows of W are in the macro's own text, as a table would be looked up in the caller's schema;
-    each is one string, as DuckDB is slow to parse long lists of numbers.
-    """
+    """Write a script that makes the macro NAME(list or array of numbers), or replaces it. W is in
+    its own text, as a table would be looked up in the caller's schema; each row is one string, as
+    DuckDB is slow to parse long lists of numbers."""
     rows = ",\n".join(f"    ({n}, '{w}', {b}::DOUBLE)" for n, w, b in literal_rows(way))
     # In quotation marks a word that SQL reserves is a name, too.
     name = f'"{way.name}"'
@@ -152,12 +131,9 @@ CREATE OR REPLACE MACRO {name}(embedding) AS (
 
 def write_pgvector_function(path: Path, way: ExportedMap) -> None:
     """Write a script that makes the function NAME(vector), or replaces it where it stands: views
-    that use it and grants stay.
-
-    The rows of W are in the function's own text, so that it reads no table. Its search path is that
-    of the installation, as refreshing a materialised view or building an index has another.
-    PL/pgSQL keeps a parsed function for the whole session, where SQL parses it for each query.
-    """
+    and grants stay. It reads no table, and its search path is that of the installation, as
+    refreshing a materialised view has another. PL/pgSQL keeps a parsed function for the whole
+    session."""
     rows = ",\n".join(
         f"    {offset} - ('{weights}'::vector <#> whole)"
         for _, weights, offset in literal_rows(way)
@@ -187,12 +163,8 @@ INPUT, OUTPUT = "vectors", "vectors_as"
 
 
 def write_onnx_graph(path: Path, view: View, source_dim: int, name: str, about: str) -> None:
-    """Write a graph with the input "vectors" and the output "vectors_as", float32.
-
-    Affine transforms that follow each other are one node; one of kind residual_mlp is five.
-
-    Raises: DataError: onnx is not installed. ShapeError: a transform is of another kind.
-    """
+    """Write a graph with the input "vectors" and the output "vectors_as", float32. Affine
+    transforms that follow each other are one node; one of kind residual_mlp is five."""
     try:
         from onnx import TensorProto, checker, helper
     except ModuleNotFoundError:
@@ -263,13 +235,8 @@ FORMATS = (GRAPH, *MATRIX_FILES, FOLDER)
 
 @dataclass(frozen=True)
 class Written:
-    """What was written.
-
-    Args:
-        name: of the function, macro or graph.
-        source, version: k and j.
-        dims: D_k and D_j.
-    """
+    """What was written: the name of the function, macro or graph; `source` and `version` are k and
+    j, `dims` D_k and D_j."""
 
     path: Path
     name: str

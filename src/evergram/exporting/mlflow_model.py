@@ -87,24 +87,14 @@ def _parts(view: View, side: str, folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class VersionModel:
-    """What MLflow loads: the vectors of one side at one version.
-
-    Args:
-        vectors: [N], lists of D_j float32.
-    """
+    """What MLflow loads: the vectors of one side at one version, [N] lists of D_j float32."""
 
     lookup: IdLookup
     vectors: pa.Array
     id_type: pa.DataType
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Return the vectors of ids.
-
-        Args:
-            model_input: a frame with the column `id`, or a series, an array or a list of ids.
-            params: MLflow's; there are none.
-        Raises: DataError: no column `id`, or ids of another type than the stored ones.
-        """
+        """Return the vectors of ids: of a frame's column `id`, or a series, an array or a list."""
         if isinstance(model_input, pd.DataFrame):
             if "id" not in model_input.columns:
                 has = ", ".join(map(str, model_input.columns)) or "none"
@@ -121,7 +111,7 @@ class VersionModel:
 
 
 def _load_pyfunc(data_path: str) -> VersionModel:
-    """Load the data of a model; MLflow calls it. Raises: IntegrityError: the file was changed."""
+    """Load the data of a model; MLflow calls it."""
     folder = Path(data_path)
     record = json.loads((folder / _RECORD).read_text())
     if sha256(folder / _VECTORS) != record["sha256"]:

@@ -50,14 +50,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class EncoderFacts(BaseModel):
-    """The version that an encoder is of.
-
-    Args:
-        name: such as "shop@v3".
-        fingerprint: of the space that its vectors are in.
-        dim: D.
-        created: when the version was published.
-    """
+    """The version that an encoder is of: its `name` is such as "shop@v3", the `fingerprint` of its
+    space, and it was `created` when it was published."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -317,7 +311,6 @@ class PretrainedEncoder:
 
 
 def _read_config(folder: Path) -> _Config:
-    """Raises: DataError, IntegrityError, FormatError: as `PretrainedEncoder.from_pretrained`."""
     path = folder / CONFIG
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -348,7 +341,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _read_vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabulary]:
-    """Return the vocabularies of an encoder. Raises: IntegrityError: one is missing or damaged."""
+    """Return the vocabularies of an encoder."""
     try:
         keys = json.loads(path.read_text(encoding="utf-8"))
         return {
@@ -368,13 +361,8 @@ def _read_vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabular
 def model_card(
     record: EncoderRecord, facts: EncoderFacts, metrics: Mapping[str, Any], address: str
 ) -> str:
-    """Return a model card in Markdown, with its facts and metrics as they were published.
-
-    The front matter is YAML, as huggingface_hub's `ModelCard` reads it.
-
-    Args:
-        address: the folder that `from_pretrained` is called with.
-    """
+    """Return a model card in Markdown, for a folder at an address, with facts and metrics as they
+    were published. The front matter is YAML, as huggingface_hub's `ModelCard` reads it."""
     sides = "\n".join(
         f"| {side} | {', '.join(f'`{name}`' for name in inputs)} |"
         for side, inputs in record.inputs.items()

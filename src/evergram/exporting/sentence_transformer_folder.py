@@ -41,15 +41,7 @@ def write_sentence_transformer(
 ) -> None:
     """Write the recorded encoder's own files, a Dense module with W and b, and Normalize if the
     past version's vectors are normalised. The folder is loaded again and tried on the canary texts
-    before it is put in its place.
-
-    Args:
-        view: whose transforms are affine.
-        name, about: for the model card.
-    Raises: DataError: there is no record, or its encoder is of another library or not the recorded
-        one; or sentence-transformers is not installed. IntegrityError: the folder's vectors are
-        others than the chain's.
-    """
+    before it is put in its place. `name` and `about` are for the model card."""
     try:
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize
     except ModuleNotFoundError:
@@ -100,8 +92,7 @@ def _write_own_files(encoder: SentenceTransformerEncoder, place: Path, folder: P
 
 
 def _append(folder: Path, behind: list[torch.nn.Module]) -> None:
-    """Add modules behind those of a model's folder, as all versions of the library since 3 read
-    them."""
+    """Add modules behind those of a model's folder, as all versions of the library since 3 do."""
     modules = json.loads((folder / LISTED).read_text())
     for number, module in enumerate(behind, len(modules)):
         kind = type(module).__name__
@@ -137,7 +128,7 @@ def _check(
     record: TextEncoderRecord,
     encoder: SentenceTransformerEncoder,
 ) -> None:
-    """Raises: IntegrityError: the folder does not encode canaries as encoder and map do."""
+    """Refuse a folder that does not encode canaries as encoder and map do."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), trust_remote_code=False)
@@ -162,14 +153,7 @@ def _check(
 def folder_card(
     name: str, about: str, dim: int, version: int, metrics: Mapping[str, Any], address: str
 ) -> str:
-    """Return a model card in Markdown, with what the newest version's record has measured.
-
-    Args:
-        about: what the folder is, in sentences.
-        dim, version: D_j and j, of the past version.
-        metrics: of the newest version.
-        address: by which the folder is loaded.
-    """
+    """Return a model card in Markdown, with what the newest version's `metrics` have measured."""
     measured = "\n".join(_measured(metrics, version)) or "The record has no measurement of it."
     return f"""---
 library_name: sentence-transformers

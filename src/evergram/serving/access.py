@@ -54,9 +54,6 @@ class Access:
 
         A consumer gets the same answer for every version that it may not read, whether the version
         exists or not.
-
-        Raises: UnknownVersionError: the version may be read, but does not exist. RefusedError: it
-            may not be read.
         """
         if self.allowed is None:
             return lineage.resolve(what)
@@ -81,7 +78,7 @@ class Access:
         )
 
     def require_admin(self, what: str) -> None:
-        """Refuse a consumer's token. Raises: RefusedError."""
+        """Refuse a consumer's token."""
         if self.allowed is not None:
             raise RefusedError(
                 403, "forbidden", f"{what} is for the administrator; ask with that token."
@@ -97,14 +94,8 @@ def _plain(what: int | str | None) -> str:
 def authenticate(
     settings: ServiceSettings, consumers: ConsumerRegistry, tokens: bool, headers: Sequence[str]
 ) -> Access:
-    """Return the rights of a request.
-
-    Args:
-        tokens: whether any consumer has a token.
-        headers: the values of all its headers `Authorization`.
-    Raises: RefusedError: a token is needed, the token is unknown, or there are several: a proxy in
-        front of the service may have checked another one than the service would.
-    """
+    """Return the rights of a request with these headers `Authorization`; `tokens`: whether any
+    consumer has one. Several headers are refused, as a proxy may have checked another one."""
     if len(headers) > 1:
         raise RefusedError(
             400, "several_tokens", "The header 'Authorization' was sent more than once; send one."

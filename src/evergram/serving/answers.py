@@ -59,13 +59,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer as it is sent.
-
-    Args:
-        version: the version that the rows are read as.
-        sources: version to the number of rows that were computed from it.
-        reranked: objects that a search re-ranked, by where their vector came from.
-    """
+    """An answer as it is sent: `sources` is version to the number of rows that were computed from
+    it, `reranked` the objects that a search re-ranked, by where their vector came from."""
 
     body: bytes
     media: str
@@ -76,10 +71,7 @@ class Answer:
 
 
 def looked_up(lookup: Callable[[], R]) -> R:
-    """Look up rows in the stores, and return the result.
-
-    Raises: RefusedError: a row is of a version so new that the service has not loaded it yet.
-    """
+    """Look up rows in the stores; refuse rows of a version that the service has not loaded yet."""
     try:
         return lookup()
     except UnknownVersionError as error:
@@ -97,13 +89,8 @@ def vectors_answer(
     ids: pa.Array | None = None,
     encoding: str | None = None,
 ) -> Answer:
-    """Return the answer of vectors [n, D], computed from the versions `sources` [n].
-
-    Args:
-        encoding: "float" or "base64" (of little-endian float32) of embeddings in OpenAI's form;
-            None of plain vectors.
-    Raises: DataError: a value is not finite.
-    """
+    """Return the answer of vectors [n, D], computed from the versions `sources` [n]. The `encoding`
+    is "float" or "base64" (little-endian float32) of OpenAI's form, or None of plain vectors."""
     if not np.isfinite(vectors).all():
         raise DataError(
             "A vector is not finite at the version that it is read as; give shorter vectors."
@@ -135,7 +122,7 @@ def hits_answer(
     calibrated: bool = False,
     reranked: Mapping[str, int] | None = None,
 ) -> Answer:
-    """Return the answer of the hits of each query. Raises: DataError: a score is not finite."""
+    """Return the answer of the hits of each query."""
     if not all(np.isfinite(hits.scores).all() for hits in results):
         raise DataError("A score is not finite; give shorter vectors.")
     counts = Counter(source for hits in results for source in hits.versions.tolist())
@@ -396,7 +383,7 @@ def models(state: ServedState, access: Access) -> ModelsAnswer:
 
 
 def model(state: ServedState, access: Access, name: str) -> ModelAnswer:
-    """Return one model. Raises: RefusedError: it does not exist, or may not be read."""
+    """Return one model."""
     for listed in models(state, access).data:
         if listed.id == name:
             return listed
@@ -406,7 +393,7 @@ def model(state: ServedState, access: Access, name: str) -> ModelAnswer:
 
 
 def consumers(state: ServedState, access: Access) -> ConsumersAnswer:
-    """Return the consumers without their tokens. Raises: RefusedError: a consumer asks."""
+    """Return the consumers without their tokens, to the administrator."""
     access.require_admin("The list of consumers")
     answers = []
     for consumer in state.consumers.list():

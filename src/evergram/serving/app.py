@@ -13,10 +13,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from evergram.errors import EvergramError
-from evergram.serving import answers, vector_routes
+from evergram.serving import answers
 from evergram.serving.access import HostCheck, refusal_response
 from evergram.serving.answers import (
     ConsumersAnswer,
@@ -42,6 +42,7 @@ from evergram.serving.requests import (
 )
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
+from evergram.serving.vector_routes import embeddings, fold_in, search, transform
 from evergram.tracing import tracer_provider
 
 # What machines ask for every few seconds, which has no span.
@@ -56,48 +57,26 @@ _NOT_FOUND = {
 
 
 # The page loads nothing from elsewhere, runs nothing inline, and no other page may frame it.
-_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src 'self' data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
-)
 _PAGE_HEADERS = {
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_PAGE_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-}
-
-
-class HeadAsGet:
-    """Middleware that answers HEAD as GET, whose body the server then leaves out."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
+_PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
 class _Application(FastAPI):
-    """Drops queries: no page has one, and spans would export what a client wrongly puts there."""
+    """Drops queries: no page has one, and spans would export what a client wrongly puts there.
+    Answers HEAD as GET, whose body the server leaves out."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__({**scope, "query_string": b""}, receive, send)
+        scope = {**scope, "query_string": b""}
+        if scope.get("method") == "HEAD":
+            scope["method"] = "GET"
+        await super().__call__(scope, receive, send)
 
 
 def create_app(service: Service, settings: ServiceSettings | None = None) -> FastAPI:
@@ -145,14 +124,8 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
     _listing_routes(app, handler)
     _health_routes(app, handler)
     _refusals(app)
-    # The middleware that is added last runs first.
-    app.add_middleware(HeadAsGet)
-    app.add_middleware(
-        HostCheck,
-        settings=settings,
-        tokens=lambda: service.tokens,
-        refused=handler.count_refusal,
-    )
+    watch: dict[str, Any] = {"tokens": lambda: service.tokens, "refused": handler.count_refusal}
+    app.add_middleware(HostCheck, settings=settings, **watch)
     _describe(app, settings)
     return app
 
@@ -171,12 +144,10 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
     found = _vectors(SearchRequest, SearchAnswer, "vector")
     read = _vectors(TransformRequest, TransformAnswer, "vector")
     folded = _vectors(FoldInRequest, TransformAnswer | SearchAnswer, None)
-    routes = vector_routes
-    add("embeddings", routes.embeddings, "Embeddings of ids, of texts, or of features", embedded)
-    add("search", routes.search, "The nearest stored objects", found)
-    add("transform", routes.transform, "Vectors of one version as another reads them", read)
-    summary = "Vectors of new queries, from the candidates that they met"
-    add("fold-in", routes.fold_in, summary, folded)
+    add("embeddings", embeddings, "Embeddings of ids, of texts, or of features", embedded)
+    add("search", search, "The nearest stored objects", found)
+    add("transform", transform, "Vectors of one version as another reads them", read)
+    add("fold-in", fold_in, "Vectors of new queries, from the candidates that they met", folded)
 
 
 def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
@@ -223,9 +194,10 @@ def dashboard_pages() -> APIRouter:
     They hold no data, so everybody may load them.
     """
     static = {
-        path.name: (path.read_bytes(), _PAGE_TYPES[path.name.rpartition(".")[2]])
+        path.name: (path.read_bytes(), kind)
         for path in files("evergram.serving.dashboard").joinpath("static").iterdir()
-        if path.name.rpartition(".")[2] in _PAGE_TYPES
+        for suffix, kind in _PAGE_TYPES.items()
+        if path.name.endswith(suffix)
     }
     routes = APIRouter(include_in_schema=False)
 
@@ -357,7 +329,10 @@ def _describe(app: FastAPI, settings: ServiceSettings) -> None:
             _limit(schemas, settings)
             components = schema.setdefault("components", {})
             components.setdefault("schemas", {}).update(schemas)
-            _without_422(schema)
+            # FastAPI lists it for paths with a name, none of which is invalid.
+            del schema["paths"]["/v1/models/{model}"]["get"]["responses"]["422"]
+            for unused in ("HTTPValidationError", "ValidationError"):
+                del components["schemas"][unused]
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             # A token, or none where the service is open.
             schema["security"] = [{"token": []}, {}]
@@ -365,15 +340,6 @@ def _describe(app: FastAPI, settings: ServiceSettings) -> None:
         return app.openapi_schema
 
     app.openapi = description  # type: ignore[method-assign]
-
-
-def _without_422(schema: dict[str, Any]) -> None:
-    """Remove the answer 422: FastAPI lists it for paths with a name, none of which is invalid."""
-    for path in schema["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        schema["components"]["schemas"].pop(name, None)
 
 
 def _limit(schemas: dict[str, Any], settings: ServiceSettings) -> None:

@@ -87,10 +87,7 @@ class Connections:
     extra: dict[LimitedProtocol, None] = field(default_factory=dict)
 
     def add(self, new: LimitedProtocol) -> bool:
-        """Admit a connection, in place of a waiting one where there is no room.
-
-        Returns: False where every connection is busy, and the new one is not admitted.
-        """
+        """Admit a connection, in place of a waiting one; return False where every one is busy."""
         if new in self.open:
             return True
         if len(self.open) >= self.most:
@@ -123,10 +120,6 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     It reads pieces of at most `READ` bytes, and between two of them lets the loop look at its other
     connections: uvloop asks a protocol for the size of a piece only if it is a buffered one, and
     reads up to 32 of them from one connection at once.
-
-    Args:
-        rules: the limits, and all open connections.
-        inner: the server's protocol.
     """
 
     def __init__(self, rules: Connections, inner: H11Protocol) -> None:
@@ -265,12 +258,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self.end("full", busy if self.waits is Wait.BODY and not self.begun else None)
 
     def end(self, why: str, error: RefusedError | None = None) -> None:
-        """Close the connection, whatever its client does.
-
-        Args:
-            why: the reason, for `Connections.ended`.
-            error: sent to the client first.
-        """
+        """Close the connection, whatever its client does; `error` is sent to the client first."""
         self.rules.ended(why)
         if error is not None:
             self.transport.write(_written(error_response(error)))
@@ -373,10 +361,8 @@ def _written(response: ErrorResponse) -> bytes:
 
 
 class StoppingServer(uvicorn.Server):
-    """A server that, told to stop, first answers the requests that have been sent.
-
-    uvicorn closes idle connections at once, also those with a request on its way.
-    """
+    """A server that, told to stop, first answers what has been sent; uvicorn closes idle
+    connections at once, also those with a request on its way."""
 
     connections: Connections
 

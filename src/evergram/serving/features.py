@@ -74,10 +74,7 @@ class Features(BaseModel):
 
 
 class FeatureEncoders:
-    """The encoders of a lineage's versions, each loaded when it is first needed.
-
-    Several threads may use one.
-    """
+    """The encoders of a lineage's versions, each loaded when it is first needed, for any thread."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
@@ -85,12 +82,7 @@ class FeatureEncoders:
         self._lock = threading.Lock()
 
     def encode(self, version: int, side: str, objects: Sequence[Features]) -> Floats:
-        """Return the embeddings [n, D] of objects, as a version encodes them.
-
-        Raises: LineageError: the version has no encoder, or its encoder needs the whole graph.
-            DataError: the side or a feature is unknown, or an object has no feature that the
-            encoder knows.
-        """
+        """Return the embeddings [n, D] of objects, as a version encodes them."""
         encoder = self._encoder(version)
         inputs = _inputs(encoder, version, side, objects)
         blocks = [block.numpy() for block in encoder.blocks(side, inputs)]

@@ -75,10 +75,7 @@ class _RunningMoments:
 
 
 class Drift:
-    """Drift of each side, at each version that served rows are stored at.
-
-    Several threads may use one.
-    """
+    """Drift of each side, at each version that served rows are stored at, for any thread."""
 
     def __init__(self) -> None:
         self._served_ids: deque[tuple[str, pa.Array, npt.NDArray[np.int64]]] = deque(maxlen=128)
@@ -105,7 +102,7 @@ class Drift:
             self._add(reader, side, version, fingerprint, vectors)
 
     def _sampled(self) -> dict[tuple[str, int], list[pa.Array]]:
-        """Take the ids that were noted. Returns: a sample of them by side and version."""
+        """Take the ids that were noted, and return a sample of them by side and version."""
         sampled: dict[tuple[str, int], list[pa.Array]] = {}
         for _ in range(len(self._served_ids)):
             side, ids, sources = self._served_ids.popleft()
@@ -158,12 +155,8 @@ class Drift:
 
 
 class Metrics:
-    """The metrics of one service, in a registry of its own.
-
-    Args:
-        process: number of the process among several of a service; every series has it as the label
-            `process`.
-    """
+    """The metrics of one service, in a registry of its own. Among several processes, every series
+    has the number of its `process` as a label."""
 
     def __init__(self, process: int | None = None) -> None:
         self._process = process
@@ -272,15 +265,9 @@ def wants_traces(environment: Mapping[str, str]) -> bool:
 
 
 def export_traces(environment: Mapping[str, str] = os.environ) -> bool:
-    """Export spans from now on, if the variables ask for it and none are recorded yet.
-
-    The SDK reads the variables itself: endpoint, headers, time-out, sampler, resource. The name of
-    the service is "evergram" where OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say none. What
-    was not sent is sent when the process ends.
-
-    Returns: whether spans are recorded. Where packages are missing they are not, and the log says
-        what to install: a service answers without traces, too.
-    """
+    """Export spans from now on, if the variables ask for it and none are recorded yet; return
+    whether spans are recorded. The SDK reads the variables itself: endpoint, headers, time-out,
+    sampler, resource. A service answers without traces, too."""
     if tracer() is not None:
         return True
     if not wants_traces(environment):

@@ -44,10 +44,7 @@ class BodyBudget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Take bytes from the budget; give them back where negative.
-
-        Raises: RefusedError: fewer are left.
-        """
+        """Take bytes from the budget, if there are as many left; give them back where negative."""
         with self._lock:
             if size > 0 and self.held + size > self._most:
                 raise RefusedError(
@@ -74,18 +71,10 @@ class HeldBody:
             last = not self._holders
         if last:
             self._budget.take(-self._taken)
-            self._taken = 0
 
     async def read(self, request: Request, limit: int, patience: float) -> None:
-        """Receive the body.
-
-        Its bytes are counted as they come, as the header of its length may be wrong or missing.
-
-        Args:
-            limit: bytes that the body may have.
-            patience: seconds from one part to the next.
-        Raises: RefusedError: the body is longer, stops coming, or does not fit the budget.
-        """
+        """Receive a body of at most `limit` bytes, with `patience` seconds from part to part. Bytes
+        are counted as they come, as the header of the length may be wrong or missing."""
         clock = asyncio.get_running_loop()
         size, parts = 0, list[bytes]()
         try:
@@ -108,31 +97,21 @@ class HeldBody:
 
 
 def is_arrow(request: Request) -> bool:
-    """Return whether the header `Content-Type` says Arrow, and not JSON.
-
-    Nothing else is accepted: a web page of another origin can send texts and forms without asking
-    first, but neither of these two.
-
-    Raises: RefusedError: the header says something else, or is missing; or the body is compressed.
-    """
+    """Return whether the header `Content-Type` says Arrow, and not JSON. A web page of another
+    origin can send texts and forms without asking first, but neither of these two."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
-    if coding != "identity":
-        raise RefusedError(
-            415,
-            "media_type",
-            f"The body is compressed ({coding[:80]!r}); send it as it is, without the header "
-            "'Content-Encoding'.",
-        )
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in (JSON, ARROW):
-        described = f"of the type {kind[:80]!r}" if kind else "of no type"
-        raise RefusedError(
-            415,
-            "media_type",
-            f"The body is {described}; send JSON with the header 'Content-Type: {JSON}', or an "
-            f"Arrow stream with 'Content-Type: {ARROW}'.",
-        )
-    return kind == ARROW
+    problem = f"of the type {kind[:80]!r}" if kind else "of no type"
+    if coding != "identity":
+        problem = f"compressed ({coding[:80]!r})"
+    elif kind in (JSON, ARROW):
+        return kind == ARROW
+    raise RefusedError(
+        415,
+        "media_type",
+        f"The body is {problem}; send JSON with the header 'Content-Type: {JSON}', or an Arrow "
+        f"stream with 'Content-Type: {ARROW}', and without 'Content-Encoding'.",
+    )
 
 
 T = TypeVar("T")
@@ -144,18 +123,14 @@ DRIFT_EVERY = 10.0
 
 
 class Workers:
-    """Threads next to the event loop, and a limit on the requests that wait for one."""
+    """Threads next to the event loop, and a limit on the requests that wait for one; `busy` are
+    worked on, or wait."""
 
     def __init__(self, size: int, waiting: int) -> None:
         self._pool = ThreadPoolExecutor(size, thread_name_prefix="evergram-worker")
         self._most = size + waiting
-        self._busy = 0
+        self.busy: int = 0
         self._lock = threading.Lock()
-
-    @property
-    def busy(self) -> int:
-        """The number of requests that are worked on, or wait."""
-        return self._busy
 
     async def run(self, work: Callable[[], T], done: Callable[[], None]) -> T:
         """Run `work` in a worker's thread, and return its result.
@@ -167,15 +142,15 @@ class Workers:
         Raises: RefusedError: too many requests wait, or the workers are closed.
         """
         with self._lock:
-            full = self._busy >= self._most
-            self._busy += not full
+            full = self.busy >= self._most
+            self.busy += not full
         if full:
             done()
             raise RefusedError(503, "busy", "Too many requests wait already; try again.")
 
         def ended(_: Future[T] | None) -> None:
             with self._lock:
-                self._busy -= 1
+                self.busy -= 1
             done()
 
         try:
@@ -191,27 +166,21 @@ class Workers:
 
     def close(self) -> None:
         """Cancel the work that waits, and wait for what has started."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
 
 class Refresher:
     """Refreshes a service: again and again, and when a request names an unknown version."""
 
     def __init__(self, service: Service, settings: ServiceSettings, metrics: Metrics) -> None:
-        self.service: Service = service
-        self.settings: ServiceSettings = settings
-        self.metrics: Metrics = metrics
+        self.service, self.settings, self.metrics = service, settings, metrics
         self._next_drift = 0.0
         # Loading a new version may take long; its own thread keeps it apart from requests.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
         self._refresh: Future[bool] | None = None
 
     async def reloaded(self, before: SharedReader) -> bool:
-        """Refresh the service, and wait a moment. Returns: whether its reader is a new one.
-
-        Args:
-            before: the reader that a request was refused with.
-        """
+        """Refresh the service, wait a moment, and return whether its reader is another."""
         if self.service.least_poll:
             return False
         # All requests that wait share one refresh that has not started yet: no queue of them
@@ -253,7 +222,7 @@ class Refresher:
 
     def close(self) -> None:
         """Wait for the refresh under way; none that waits is begun."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.shutdown(cancel_futures=True)
 
 
 Operation = Callable[[Call], Answer]
@@ -285,23 +254,21 @@ class RequestHandler:
     """Answers requests from a service, which its `refresher` reloads when its lineage changes."""
 
     def __init__(self, service: Service, settings: ServiceSettings) -> None:
-        self.service: Service = service
-        self.settings: ServiceSettings = settings
-        self.metrics: Metrics = Metrics(settings.process)
-        self.traffic: TrafficLog = TrafficLog()
-        self.workers: Workers = Workers(settings.workers, settings.max_waiting)
+        self.service, self.settings = service, settings
+        self.metrics, self.traffic = Metrics(settings.process), TrafficLog()
+        self.workers = Workers(settings.workers, settings.max_waiting)
         # Apart, as an encoder of text may keep its requests waiting, which must hold neither the
         # threads nor the connections of all others.
         waiting = min(settings.max_waiting, settings.max_connections // 2)
-        self.text_workers: Workers = Workers(settings.workers, waiting)
-        self.bodies: BodyBudget = BodyBudget(max(settings.max_buffered, settings.max_body))
-        self.connections: Connections = Connections(
+        self.text_workers = Workers(settings.workers, waiting)
+        self.bodies = BodyBudget(max(settings.max_buffered, settings.max_body))
+        self.connections = Connections(
             settings.max_connections,
             settings.silence,
             settings.keep_alive,
             self.metrics.connection_ended,
         )
-        self.refresher: Refresher = Refresher(service, settings, self.metrics)
+        self.refresher = Refresher(service, settings, self.metrics)
         self._pages = Workers(1, PAGES)
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
@@ -325,34 +292,31 @@ class RequestHandler:
     async def list(
         self, request: Request, route: str, listing: Listing, *, metrics: bool = False
     ) -> Response:
-        """Return the answer of a listing, or the refusal of the request.
-
-        Args:
-            metrics: whether it is the page for Prometheus. One at a time is made, as all set the
-                same gauges; apart, as it is read most when all other threads wait for a store.
-        """
+        """Return the answer of a listing, or the refusal of the request. One page of `metrics` is
+        made at a time, as all set the same gauges; apart, as it is read most when threads wait."""
         asked = _Asked(request, route)
         workers = self._pages if metrics else self.workers
+
+        async def listed() -> BaseModel | bytes:
+            state, access = self._enter(asked)
+            return await workers.run(lambda: listing(state, access), state.leave)
+
         try:
             async with asyncio.timeout(self.settings.timeout):
                 before = self.service.shared
                 try:
-                    answer = await self._listed(asked, listing, workers)
+                    answer = await listed()
                 except LineageError:
                     # A publication since then has removed files of the version before.
                     if not await self.refresher.reloaded(before):
                         raise
-                    answer = await self._listed(asked, listing, workers)
+                    answer = await listed()
         except Exception as error:
             return self._refuse(asked, error)
         if isinstance(answer, bytes):
             return Response(answer, media_type=MEDIA)
         self._count(asked, None, 200, asked.seconds)
         return Response(answer.model_dump_json(), media_type=JSON)
-
-    async def _listed(self, asked: _Asked, listing: Listing, workers: Workers) -> BaseModel | bytes:
-        state, access = self._enter(asked)
-        return await workers.run(lambda: listing(state, access), state.leave)
 
     async def _operate(self, asked: _Asked, operation: Operation) -> Answer:
         # The token is checked before anything else of the request is read.

@@ -286,11 +286,7 @@ REQUESTS: tuple[type[BaseModel], ...] = (
 
 
 def parse(kind: type[M], body: bytes, settings: ServiceSettings, rows: Any = None) -> M:
-    """Parse a request into its schema. Raises: RefusedError: it does not fit, or has too much.
-
-    Args:
-        rows: stand for the rows of a request that come as a stream.
-    """
+    """Parse a request into its schema; `rows` stand for those that come as a stream."""
     # Without escapes; a backslash outside a text is no JSON, and nothing behind it is parsed.
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     _refuse_many("texts", bare.count(b'"'), settings)
@@ -358,16 +354,11 @@ class Stream:
 
 
 def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
-    """Return the one column of a request, and its metadata.
+    """Return the one column of a request of at most `limit` rows, and its metadata.
 
     Compressed batches are refused: a few bytes of them may become any number of rows. The type of
     each message is checked before Arrow reads it: Arrow takes it for granted, and a record batch
     that is read as a schema ends the process.
-
-    Args:
-        column: "id" or "vector".
-        limit: rows that the stream may have.
-    Raises: DataError: the body is not a stream of that column, or is longer.
     """
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
@@ -406,7 +397,7 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
 
 
 def column_vectors(column: pa.ChunkedArray) -> Floats:
-    """Return a column of lists as vectors [n, D]. Raises: DataError: their lengths differ."""
+    """Return a column of lists as vectors [n, D]."""
     rows = column.combine_chunks()
     if isinstance(rows, pa.ChunkedArray):
         rows = rows.combine_chunks()

@@ -151,15 +151,12 @@ def listen(
 
 
 def sidecars_of(settings: ServiceSettings, *, required: bool = True) -> SidecarFiles:
-    """Return the sidecars that settings name. Raises: DataError: their depth is not positive."""
+    """Return the sidecars that settings name."""
     return SidecarFiles(settings.sidecars, settings.sidecar_depth, required=required)
 
 
 def texts_of(settings: ServiceSettings) -> ServedTexts | None:
-    """Return the encoders of text that settings name; None if they name none.
-
-    Raises: DataError: the file of texts cannot be read, or an address is of no encoder's form.
-    """
+    """Return the encoders of text that settings name; None if they name none."""
     if not settings.encoders:
         return None
     for address in settings.encoders:
@@ -189,11 +186,7 @@ def serve(
 
 
 def checked_settings(place: str | Path, settings: ServiceSettings) -> ServiceSettings:
-    """Return the settings with as many connections as this process may hold.
-
-    Raises: ServiceError: a package of `evergram[serve]` is missing, or as `ServiceSettings.check`.
-        EvergramError: the lineage's consumers cannot be read.
-    """
+    """Return the settings with as many connections as this process may hold."""
     try:
         import evergram.serving.app
         import evergram.serving.connections  # noqa: F401
@@ -218,8 +211,8 @@ def _uvicorn_server(service: Service, settings: ServiceSettings) -> uvicorn.Serv
 def allowed_connections(wanted: int) -> int:
     """Return how many connections the process may hold, at most `wanted`; each takes a file.
 
-    The process's limit of open files is raised as far as the system allows. A process at that limit
-    accepts no connection at all, and closes none, so a smaller number is logged and returned.
+    Its limit of open files is raised as far as the system allows. A process at that limit accepts
+    no connection at all, and closes none.
     """
     try:
         import resource
@@ -245,12 +238,7 @@ def allowed_connections(wanted: int) -> int:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address.
-
-    uvicorn itself would log a traceback and end the process where the port is taken.
-
-    Raises: ServiceError: the address cannot be bound.
-    """
+    """Return a socket that is bound to an address. uvicorn would log a traceback of one in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio otherwise leaves Nagle's algorithm on, and an answer of
     # several packets waits 40 ms for the client's delayed acknowledgement.

@@ -33,11 +33,8 @@ FileStamp = tuple[object, ...]
 
 
 class ChangeWatch:
-    """Watches `lineage.json` and `consumers.json`, which every change of a lineage rewrites.
-
-    Args:
-        place: a folder, or an fsspec address such as `s3://bucket/shop`.
-    """
+    """Watches `lineage.json` and `consumers.json`, which every change of a lineage rewrites, in a
+    folder or at an fsspec address such as `s3://bucket/shop`."""
 
     def __init__(self, place: str | Path) -> None:
         from evergram.lineage.remote import filesystem, local_folder
@@ -48,15 +45,11 @@ class ChangeWatch:
         self._remote = None if folder is not None else filesystem(str(place))
 
     def stamps(self) -> tuple[FileStamp, FileStamp]:
-        """Return the stamps of the lineage and of its consumers, as they are now.
-
-        Raises: OSError, or a remote driver's own error: the place cannot be reached.
-        """
+        """Return the stamps of the lineage and of its consumers, as they are now."""
         return self._stamp(_RECORD), self._stamp(_CONSUMERS)
 
     def _stamp(self, name: str) -> FileStamp:
-        """Return a file's time, length and inode; of a remote file, which may have no time, its
-        content."""
+        """Return a file's time, length and inode; of a remote file its content."""
         if self.folder is not None:
             try:
                 status = (self.folder / name).stat()
@@ -92,7 +85,7 @@ class SharedReader:
         return published_facts(self.reader.lineage)
 
     def enter(self) -> bool:
-        """Count one more user. Returns: False where the reader is closed already."""
+        """Count one more user; return False where the reader is closed already."""
         with self._lock:
             if not self._users:
                 return False
@@ -198,10 +191,7 @@ class Service:
         return (*of_lineage, *self._sidecars.stamps()), of_consumers
 
     def enter(self) -> ServedState:
-        """Return the state as it is now; call `ServedState.leave` when done with it.
-
-        Raises: ServiceError: the service is closed.
-        """
+        """Return the state as it is now; call `ServedState.leave` when done with it."""
         while True:
             state = self._state
             if state.shared.enter():
@@ -220,11 +210,8 @@ class Service:
             state.leave()
 
     def refresh(self) -> bool:
-        """Load what has changed of the lineage and its consumers; return True if anything was.
-
-        A change that cannot be loaded is logged and described in `problem`; the state before it
-        is served on.
-        """
+        """Load what has changed of the lineage and its consumers; return True if anything was. What
+        cannot be loaded is logged and described in `problem`; the state before it is served on."""
         with self._refreshing:
             try:
                 stamps = self._read_stamps()
@@ -238,11 +225,8 @@ class Service:
             return self._load(stamps)
 
     def refresh_consumers(self) -> bool:
-        """Load changed consumers alone; return True if they had changed.
-
-        It does not wait for a `refresh` that fills stores: a revoked token must not stay valid
-        until they are full. Errors are left to `refresh` to report.
-        """
+        """Load changed consumers alone, without waiting for a `refresh` that fills stores: revoked
+        tokens must not stay valid until they are full. Errors are left to `refresh` to report."""
         try:
             return self._load_consumers(self._read_stamps()[1])
         except Exception:  # each remote driver has its own
@@ -367,8 +351,7 @@ class Service:
 
 
 def checked_sentence(files: Mapping[str, bool]) -> str:
-    """Return a sentence on the published files that were compared with their hashes so far, of
-    those that `Service.files` returns."""
+    """Return a sentence on the published files that were compared with their hashes so far."""
     checked = [name for name, done in files.items() if done]
     sentence = f"Compared with the hashes of their publication: {', '.join(checked) or 'no file'}"
     if len(checked) == len(files):

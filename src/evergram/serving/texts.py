@@ -64,10 +64,7 @@ BATCH = 64
 
 
 class VectorCache:
-    """Vectors of recent texts, up to `most` bytes: the least recently used are dropped first.
-
-    Several threads may use one.
-    """
+    """Vectors of recent texts, up to `most` bytes: the least recently used are dropped first."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -137,8 +134,7 @@ class Batcher:
 
     def encode(self, texts: list[str], role: Role, encode: Encode) -> Vectors:
         """Return the vectors [n, D] of texts, in a batch of `encode`. A DataError of a batch is one
-        of its texts' own, any other error is of all. Raises: CrowdedError: their turn did not come.
-        """
+        of its texts' own, any other error is of all."""
         job = _EncodingJob(texts, role)
         with self._queueing:
             self._waiting.append(job)
@@ -201,8 +197,7 @@ class CheckedEncoder:
     """A version's encoder, used only while it is the recorded one. Several threads may use one.
 
     Args:
-        opened: returns the recorded encoder. Raises: MismatchError: there are only others.
-            EvergramError: it cannot be opened.
+        opened: returns the recorded encoder.
         failed: called when the encoder fails, or turns out to be another.
         limit: seconds that one call of the encoder may take; one that takes longer hangs.
     """
@@ -228,9 +223,7 @@ class CheckedEncoder:
 
     def check(self) -> bool:
         """Open the encoder if it is not open, compare its canaries, and set or lift `problem`.
-
-        Returns: whether it is the recorded one; False where a call of it does not end.
-        """
+        Return whether it is the recorded one."""
         if not self._checking.acquire(timeout=self._limit):
             return False
         try:
@@ -246,16 +239,12 @@ class CheckedEncoder:
             self._fail("does not answer", f"One call has lasted for more than {seconds}.")
 
     def require(self) -> None:
-        """Raise the problem, if there is one. Raises: TextEncoderError."""
+        """Raise the problem, if there is one."""
         if (problem := self.problem) is not None:
             raise TextEncoderError(problem)
 
     def encode(self, texts: list[str], role: Role) -> Vectors:
-        """Return the vectors [n, D] of texts.
-
-        Raises: TextEncoderError: the encoder fails, cannot be used, or is another.
-            UnencodableTextError: it works, and cannot encode one of the texts.
-        """
+        """Return the vectors [n, D] of texts."""
         self.require()
         assert self._batcher is not None
         try:
@@ -376,8 +365,7 @@ class Documents:
         self._read()
 
     def texts_of(self, ids: pa.Array) -> list[str]:
-        """Return the texts of ids. Raises: MissingTextError: one has none. DataError: the file has
-        changed and cannot be read."""
+        """Return the texts of ids."""
         asked = [str(id_) for id_ in ids.to_pylist()]
         if not self._texts.keys() >= set(asked):
             with self._lock:
@@ -399,12 +387,8 @@ class Documents:
         encode: Callable[[list[str]], Vectors],
         encoder: Record = None,
     ) -> KeptVectors:
-        """Return the kept vectors of a version, with those that were saved before.
-
-        Args:
-            encode: texts as the version's model encodes them.
-            encoder: the record of that model, written into the files that are saved.
-        """
+        """Return the kept vectors of a version, with those that were saved before; `encode` and
+        `encoder` are of the version's model."""
         with self._lock:
             kept = self._kept.get(version)
             # A lineage restored from a copy may have published another version under the number.
@@ -551,13 +535,8 @@ class ServedTexts:
     def encode(
         self, version: int, texts: Sequence[str], role: Role, record: Record = None
     ) -> Vectors:
-        """Return the vectors [n, D] of texts, as a version's encoder makes them.
-
-        Args:
-            record: of the encoder in the caller's lineage, where another is refused; None takes
-                the one of the lineage that was loaded last.
-        Raises: as `CheckedEncoder.encode`.
-        """
+        """Return the vectors [n, D] of texts, as a version's encoder makes them. One that has
+        another `record` than that of the caller's lineage is refused."""
         encoder, rows = self._looked_up(version, texts, role, record)
         absent = list(dict.fromkeys(t for t, row in zip(texts, rows, strict=True) if row is None))
         if absent:
@@ -573,7 +552,7 @@ class ServedTexts:
     def cached(
         self, version: int, texts: Sequence[str], role: Role, record: Record = None
     ) -> Vectors:
-        """Return what `encode` does. Raises: EncoderWaitError: it would have to wait."""
+        """Return what `encode` does, if it need not wait."""
         _, rows = self._looked_up(version, texts, role, record)
         known = [row for row in rows if row is not None]
         if len(known) < len(rows):

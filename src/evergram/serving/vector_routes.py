@@ -62,7 +62,7 @@ _INTEGER = re.compile(INTEGER, re.ASCII)
 
 
 def embeddings(call: Call) -> Answer:
-    """Answer `POST /v1/embeddings`. Raises: EvergramError."""
+    """Answer `POST /v1/embeddings`."""
     options, stream = _read(call, "id", EmbeddingsRequest, {"input": 0})
     if stream is None:
         inputs = _inputs(options, call.settings)
@@ -91,7 +91,7 @@ def embeddings(call: Call) -> Answer:
 
 
 def search(call: Call) -> Answer:
-    """Answer `POST /v1/search`. Raises: EvergramError."""
+    """Answer `POST /v1/search`."""
     options, stream = _read(call, "vector", SearchRequest, {"vector": [0.0]})
     reader, settings = call.state.reader, call.settings
     version = call.access.version(call.lineage, options.version)
@@ -136,7 +136,7 @@ def search(call: Call) -> Answer:
 
 
 def transform(call: Call) -> Answer:
-    """Answer `POST /v1/transform`. Raises: EvergramError."""
+    """Answer `POST /v1/transform`."""
     options, stream = _read(call, "vector", TransformRequest, {"vectors": [[0.0]]})
     if stream is None:
         vectors = _vectors(options.vectors, call.settings)
@@ -153,7 +153,7 @@ def transform(call: Call) -> Answer:
 
 
 def fold_in(call: Call) -> Answer:
-    """Answer `POST /v1/fold-in`. Raises: EvergramError."""
+    """Answer `POST /v1/fold-in`."""
     if call.arrow_in:
         raise RefusedError(415, "request", "Candidates of new queries are sent as JSON.")
     reader, settings = call.state.reader, call.settings
@@ -196,10 +196,6 @@ def as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
 
     OpenAI's client sends strings. Where the store's ids are integers, a string stands for one if it
     is written as `evergram.ids` writes integers: "17" is 17, and "017" is another id.
-
-    Args:
-        keys: integers or strings, all of one type.
-    Raises: DataError: the keys are of a type that the store does not have.
     """
     numbers = pa.types.is_int64(store.id_type)
     if isinstance(keys, pa.Array):
@@ -266,8 +262,8 @@ def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floa
 def missing_ids(
     missing: Sequence[Any], asked: int, side: str, *, integers: bool = False
 ) -> RefusedError:
-    """Return the refusal of ids that are not stored, out of those asked for; `integers`
-    where texts were asked for and only integers are stored."""
+    """Return the refusal of ids that are not stored, out of those asked for; `integers` where only
+    integers are stored."""
     first = ", ".join(str(key)[:40] for key in missing[:_NAMED])
     more = ", …" if len(missing) > _NAMED else ""
     return RefusedError(
@@ -281,7 +277,7 @@ def missing_ids(
 
 
 def check_count(count: int, limit: int, field: str, what: str) -> None:
-    """Refuse more elements than one request may have. Raises: RefusedError."""
+    """Refuse more elements than one request may have."""
     if count > limit:
         raise too_much(f"{count} {what}s are more than the {limit} of one request.", field)
 
@@ -456,11 +452,10 @@ def _check_fingerprints(
 def encoded(
     call: Call, version: int, side: str, objects: Sequence[Any], role: Role | None
 ) -> tuple[Floats, Sources]:
-    """Encode objects with features, or texts of a role, and read them as a version.
+    """Return vectors [n, D] of objects with features, or of texts of a role, read as a version, and
+    the version that each was computed from.
 
     Production's encoder is used, as if the objects were stored; a later version's own encoder.
-    Returns: vectors [n, D], and the version that each was computed from.
-    Raises: EncoderWaitError: texts must be encoded, for which this thread may not wait.
     """
     source = max(version, call.lineage.production)
     manifest, served = call.lineage.manifest(source), call.state.texts
@@ -537,10 +532,7 @@ def reranked(
     encode: Callable[[int], Floats] | None = None,
 ) -> Reranked:
     """Return the hits of a search that `check_rerank` let pass, by the version's own vectors.
-
-    Args:
-        encode: encodes the queries as a version's own model does; None if they are not texts.
-    """
+    `encode` encodes the queries as a version's own model does; None if they are not texts."""
     assert options.rerank is not None
     texts = call.state.texts
 

@@ -29,13 +29,8 @@ _PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 
 
 class CallableEncoder(TextEncoder):
-    """A function that takes a list of texts and returns an array [n, D].
-
-    Args:
-        place: "package.module:function"; a module of the current folder will do.
-        prompts: put before each text.
-    Raises: DataError: there is no such function, or its module cannot be imported.
-    """
+    """A function "package.module:function" from a list of texts to an array [n, D]; a module of the
+    current folder will do."""
 
     plain_prompts: ClassVar[bool] = True
 
@@ -75,14 +70,9 @@ _DOCUMENT = ("document", "passage", "corpus")
 
 
 class SentenceTransformerEncoder(TextEncoder):
-    """A model of sentence-transformers.
+    """A model of sentence-transformers, by folder or name; `prompts` are its own by default.
 
     Code from a model's repository is never run (`trust_remote_code` stays off).
-
-    Args:
-        place: a folder, or a name that the library finds in its cache or downloads.
-        prompts: None takes the model's own "query" and "document" (or "passage") prompts.
-    Raises: DataError: there is no such model. ModuleNotFoundError: the library is not installed.
     """
 
     def __init__(self, place: str, prompts: Prompts | None = None) -> None:
@@ -144,10 +134,7 @@ WORDLLAMA_DIMS = (64, 128, 256)
 
 
 class Model2VecEncoder(TextEncoder):
-    """A static model of the package model2vec, by path or name.
-
-    Raises: DataError: there is no such model. ModuleNotFoundError: model2vec is not installed.
-    """
+    """A static model of the package model2vec, by path or name."""
 
     def __init__(self, place: str, prompts: Prompts | None = None) -> None:
         from model2vec import StaticModel
@@ -175,12 +162,8 @@ class Model2VecEncoder(TextEncoder):
 
 
 class WordLlamaEncoder(TextEncoder):
-    """The static model whose weights are in the package wordllama; nothing is downloaded.
-
-    Args:
-        dim: 64, 128 or 256; "" is 256.
-    Raises: DataError: another dim. ModuleNotFoundError: wordllama is not installed.
-    """
+    """The static model whose weights are in the package wordllama; nothing is downloaded. Its dim
+    is 64, 128 or, where it is "", 256."""
 
     def __init__(self, dim: str = "", prompts: Prompts | None = None) -> None:
         dims = {str(d): d for d in WORDLLAMA_DIMS} | {"": WORDLLAMA_DIMS[-1]}
@@ -274,11 +257,7 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
 
 
 def open_with_prompts(address: str, query: str | None, document: str | None) -> TextEncoder:
-    """Open an encoder with other prompts for one role or both; where it is None, the model's own
-    stays.
-
-    Raises: as `open_text_encoder`.
-    """
+    """Open an encoder with other prompts for one role or both, in place of the model's own."""
     encoder = open_text_encoder(address)
     own = encoder.prompts
     encoder.prompts = Prompts(
@@ -288,10 +267,7 @@ def open_with_prompts(address: str, query: str | None, document: str | None) -> 
 
 
 def check_encoder_address(address: str) -> tuple[str, str]:
-    """Return the kind and the rest of an encoder's address; it need not be there.
-
-    Raises: DataError: the address is of another form.
-    """
+    """Return the kind and the rest of an encoder's address; it need not be there."""
     kind, colon, rest = address.partition(":")
     if not colon or kind not in _CLASSES:
         raise DataError(

@@ -37,18 +37,12 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class EndpointEncoder(TextEncoder):
-    """A model behind an OpenAI-compatible endpoint.
+    """A model behind an OpenAI-compatible endpoint, at a place "https://host/v1#model".
 
     What may pass is tried again: `TRIES` times in all, or for as long as `limit` lets it.
 
     The key is read from the environment variable EVERGRAM_ENCODER_KEY (for api.openai.com also from
-    OPENAI_API_KEY) and is written nowhere.
-
-    Args:
-        place: "https://host/v1#model".
-        transport: httpx's transport, in place of the network.
-    Raises: DataError: the place is of another form, or a key would be sent unencrypted.
-        ModuleNotFoundError: httpx is not installed.
+    OPENAI_API_KEY), is written nowhere, and is never sent unencrypted.
     """
 
     plain_prompts: ClassVar[bool] = True
@@ -153,8 +147,8 @@ def _is_last(attempt: int, pause: float, end: float) -> bool:
 
 
 def _refusal(url: str, status: int, content: bytes) -> str:
-    """Return a sentence on an answer that is no success; servers repeat keys in theirs, so only
-    its status and its code are named."""
+    """Return a sentence on an answer that is no success, with its status and code alone, as servers
+    repeat keys in theirs."""
     try:
         code = str(json.loads(content)["error"]["code"])[:80]
     except (ValueError, KeyError, TypeError):

@@ -80,21 +80,14 @@ class TextEncoderRecord(BaseModel):
         return self
 
     def mismatch(self, encoder: TextEncoder) -> str | None:
-        """Return why an encoder is not the recorded one, for a sentence; None if it is.
-
-        Its weights are compared where both have a fingerprint, and its canaries in any case.
-
-        Raises: DataError, ServiceError: it cannot encode.
-        """
+        """Return why an encoder is not the recorded one, for a sentence; None if it is. Its weights
+        are compared where both have a fingerprint, and its canaries in any case."""
         if (why := self._other(encoder.prompts, encoder.fingerprint)) is not None:
             return why
         return self.canary_mismatch(encoder.encode(self.texts))
 
     def record_mismatch(self, other: TextEncoderRecord) -> str | None:
-        """Return why another record is not of the same encoder, for a sentence; None if it is.
-
-        The records are compared as they are, whichever model is there now.
-        """
+        """Return why another record is not of the same encoder, for a sentence; None if it is."""
         if other.texts != self.texts:
             return "its canary texts are others"
         why = self._other(prompts_of(other), other.fingerprint)
@@ -108,11 +101,8 @@ class TextEncoderRecord(BaseModel):
         return None
 
     def canary_mismatch(self, now: Vectors, number: int | None = None) -> str | None:
-        """Return why the canaries' vectors [n, D], as they are now, are not those recorded.
-
-        Args:
-            number: of the one canary that was encoded; None if all were.
-        """
+        """Return why the canaries' vectors [n, D], or that of one `number`, are not those
+        recorded."""
         then = canary_vectors(self)
         if now.shape[1] != self.dim:
             return f"its vectors have {now.shape[1]} dims, not {self.dim}"
@@ -165,7 +155,7 @@ def prompts_of(record: TextEncoderRecord) -> Prompts:
 
 
 def canary_vectors(record: TextEncoderRecord) -> Vectors:
-    """Return the recorded vectors of the canaries, [n, D]. Raises: ValueError: they are damaged."""
+    """Return the recorded vectors of the canaries, [n, D]."""
     rows = [np.frombuffer(binascii.a2b_base64(row), "<f4") for row in record.vectors]
     if len(rows) != len(record.texts) or any(row.shape != (record.dim,) for row in rows):
         raise ValueError("its canaries are not one vector of its dim for each text")
@@ -176,12 +166,7 @@ def canary_vectors(record: TextEncoderRecord) -> Vectors:
 
 
 def parse_record(text: str | bytes, source: str) -> TextEncoderRecord:
-    """Return a record from its JSON.
-
-    Args:
-        source: what holds it, for errors.
-    Raises: DataError: it is damaged.
-    """
+    """Return a record from its JSON, which `source` holds."""
     try:
         return TextEncoderRecord.model_validate_json(text)
     except ValidationError as error:
@@ -196,14 +181,10 @@ class MismatchError(ServiceError):
 
 
 class RecordedEncoder(TextEncoder):
-    """The encoder of a record. Several threads may use one.
+    """The encoder of a record, which was compared with it. Several threads may use one.
 
     If the encoder's weights are not available, each call has a canary as the last text of its
     batch, so that no vector is returned without one that shows the recorded model.
-
-    Args:
-        encoder: one that was compared with the record.
-    Raises: DataError: the encoder takes one text at a time, which leaves no place for a canary.
     """
 
     def __init__(self, encoder: TextEncoder, record: TextEncoderRecord) -> None:
@@ -230,8 +211,7 @@ class RecordedEncoder(TextEncoder):
         return self.record.dim
 
     def check(self) -> None:
-        """Compare its prompts, weights and canaries. Raises: MismatchError: it is another by now.
-        DataError, ServiceError: it cannot encode."""
+        """Compare its prompts, weights and canaries. Raises: MismatchError: it is another."""
         if (why := self.record.mismatch(self.encoder)) is not None:
             raise MismatchError(why)
 
@@ -242,7 +222,6 @@ class RecordedEncoder(TextEncoder):
         return self.encoder.fingerprint
 
     def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
-        """Raises: MismatchError: the canary shows another model."""
         if self.encoder.fingerprint is not None:
             return self.encoder._checked(texts, prompt)
         number = self._canaries[next(self._turns) % len(self._canaries)]
@@ -258,14 +237,10 @@ def open_recorded(
     addresses: Sequence[str],
     opener: Callable[[str, Prompts], TextEncoder] = open_text_encoder,
 ) -> TextEncoder:
-    """Return the recorded encoder.
+    """Return the recorded encoder, opened by `opener` at one of `addresses`. "recorded" stands for
+    the address that the record names, unless it is one of `TRUSTED_ONLY`.
 
-    Args:
-        addresses: those that may be opened; "recorded" stands for the one that the record names,
-            which is never one of `TRUSTED_ONLY`: those must be named themselves.
-        opener: opens an address.
-    Raises: MismatchError: there are only others, or none. DataError, ServiceError: one cannot be
-        opened.
+    Raises: MismatchError: there are only others, or none.
     """
     kind = record.address.partition(":")[0]
     named = [address for address in addresses if address != RECORDED]
@@ -288,10 +263,8 @@ def checked_dims(
     """Return how many coordinates are kept; None if all are, as they are.
 
     Args:
-        asked: None for all.
-        dim: D of the version.
-        declared: the numbers that its encoder's record allows besides D.
-    Raises: DataError: another number.
+        declared: the numbers that the encoder's record allows besides D, the version's `dim`.
+    Raises: DataError: another number was asked for.
     """
     if asked is None or asked == dim:
         return None
@@ -308,13 +281,9 @@ def checked_dims(
 
 
 def cut(vectors: Vectors, dims: int | None) -> Vectors:
-    """Return the first coordinates [n, dims] of vectors [n, D], each row of length 1.
-
-    A row of zeros stays one: it stands for an id that is not stored.
-
-    Args:
-        dims: None returns the vectors as they are.
-    """
+    """Return the first coordinates [n, dims] of vectors [n, D], each row of length 1. A row of
+    zeros stays one: it stands for an id that is not stored. With None, return the vectors as they
+    are."""
     if dims is None:
         return vectors
     kept = vectors[:, :dims].astype(np.float64)

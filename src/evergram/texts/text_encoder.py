@@ -148,8 +148,6 @@ class TextEncoder(Reopened, ABC):
 
         All are in one call, so that one model encodes them. Only where the document has another
         prompt, and prompts are not `plain_prompts`, is the document in a call right after.
-
-        Raises: DataError, ServiceError: as for `encode`.
         """
         own = self.prompts.document
         if prompt == own:

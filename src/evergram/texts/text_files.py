@@ -22,13 +22,7 @@ SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".jsonl", "
 def read_texts(
     path: Path, *, id_column: str = "id", text_column: str = "text"
 ) -> tuple[pa.Array, list[str]]:
-    """Return the ids, int64 or string, and the texts of a file, in its order.
-
-    Args:
-        id_column, text_column: names of the columns, or of the keys of each line.
-    Raises: DataError: the file is missing, damaged or of another format, or lacks a column; an id
-        or a text is missing, or an id is there twice; the error names the row.
-    """
+    """Return the ids, int64 or string, and the texts of a file, in its order. Errors name rows."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(f"{path} is of no known format; texts are in {', '.join(SUFFIXES)}.")
