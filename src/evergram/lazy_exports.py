@@ -18,12 +18,10 @@ from evergram.did_you_mean import instead
 
 
 class LazyPackage(ModuleType):
-    """A package that imports each of its exports at the first use of it.
-
-    A class and not the `__getattr__` of PEP 562, because the import system binds every submodule to
-    its package: once `releasing/publish.py` was imported, `releasing.publish` would be that file
-    and no longer the function in it. `__setattr__` binds the function.
-    """
+    """A package that imports each of its exports at the first use of it. A class and not the
+    `__getattr__` of PEP 562, because the import system binds every submodule to its package: once
+    `releasing/publish.py` was imported, `releasing.publish` would be that file. `__setattr__` binds
+    the function."""
 
     _lazy_homes: Mapping[str, str]
     _lazy_guesses: Mapping[str, str]

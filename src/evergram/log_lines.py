@@ -43,14 +43,8 @@ def set_log_format(chosen: LogFormat) -> None:
 def write_line(
     event: str, sentence: str, *, level: str = "info", before: str = "", **figures: Any
 ) -> None:
-    """Write a line on stderr.
-
-    Args:
-        sentence: without a line break at its end.
-        before: words that only people need before it, such as "warning: ".
-        figures: of a JSON line; numbers that are not finite become null, and what JSON does not
-            know becomes text.
-    """
+    """Write a line on stderr; `before` are words that only people need before the sentence. Figures
+    are of a JSON line: numbers that are not finite become null, what JSON does not know text."""
     sys.stderr.write(line_of(event, sentence, level=level, before=before, **figures) + "\n")
     sys.stderr.flush()
 
@@ -64,11 +58,7 @@ def line_of(
     at: float | None = None,
     **figures: Any,
 ) -> str:
-    """Return the line that `write_line` writes.
-
-    Args:
-        at: seconds since 1970; None for now.
-    """
+    """Return the line that `write_line` writes, `at` so many seconds since 1970, or now."""
     if _format is LogFormat.text:
         return before + sentence
     moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
@@ -82,13 +72,8 @@ def _plain(value: Any) -> Any:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats the records of Python's logging as lines.
-
-    Args:
-        pattern: of a line for people, as of `logging.Formatter`.
-        event: of a JSON line.
-        figures: of every JSON line.
-    """
+    """Formats the records of Python's logging as lines: by a pattern of `logging.Formatter` for
+    people, or as JSON with an event and figures."""
 
     def __init__(self, pattern: str, event: str, **figures: Any) -> None:
         super().__init__(pattern, "%H:%M:%S")
@@ -107,11 +92,8 @@ class LineFormatter(logging.Formatter):
 
 
 def log_to_stderr(process: int | None = None) -> None:
-    """Log what a service does on stderr: the library's news, and others' warnings.
-
-    Args:
-        process: number of this process, where several serve; its lines name it.
-    """
+    """Log what a service does on stderr: the library's news, and others' warnings. Where several
+    serve, lines have the number of the process."""
     handler = logging.StreamHandler()
     if process is None:
         handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "service"))

@@ -1,9 +1,5 @@
-"""Spans of OpenTelemetry around what takes time: off, at the price of one comparison, until a
-tracer is set.
-
-`evergram serve` sets one where the standard variables name an exporter
-(`serving.metrics`); a program with a provider of its own calls `trace_with`.
-"""
+"""Spans of OpenTelemetry around what takes time: off, at the price of one comparison, until
+`evergram serve` (`serving.metrics`) or a program calls `trace_with`."""
 
 from __future__ import annotations
 
@@ -19,10 +15,8 @@ _provider: TracerProvider | None = None
 
 
 def trace_with(provider: TracerProvider | None) -> None:
-    """Record spans with a provider from now on, in all threads; with None, record none.
-
-    A service records its requests if this is called before its application is made.
-    """
+    """Record spans with a provider from now on, in all threads; with None, record none. A service
+    records its requests if this is called before its application is made."""
     global _tracer, _provider
     _provider = provider
     _tracer = None if provider is None else provider.get_tracer("evergram")
@@ -39,7 +33,7 @@ def tracer_provider() -> TracerProvider | None:
 
 
 def annotate(**attributes: str | int) -> None:
-    """Add attributes to the span that is open in this thread or task, named as by `span`."""
+    """Add attributes to the span that is open in this thread or task, as "evergram.NAME"."""
     if _tracer is not None:
         from opentelemetry.trace import get_current_span
 
@@ -47,15 +41,9 @@ def annotate(**attributes: str | int) -> None:
 
 
 def span(name: str, **attributes: str | int) -> AbstractContextManager[Any]:
-    """Return a span for a `with` block, a child of the one that is open in this thread or task.
-
-    Where none is open, or the open one is not sampled, nothing is recorded: what a service does
-    beside requests, such as filling stores, would be a trace for each block of rows.
-
-    Args:
-        name: such as "chain"; the span's is "evergram.chain".
-        attributes: likewise: `rows=3` is recorded as evergram.rows.
-    """
+    """Return a span for a `with` block, below the one that is open in this thread or task. Where
+    none is open, or the open one is not sampled, nothing is recorded: what a service does besides
+    requests, such as filling stores, would be a trace for each block of rows."""
     if _tracer is None:
         return _NOTHING
     from opentelemetry.trace import get_current_span

@@ -15,11 +15,7 @@ from tests.support.click_shop import RECIPE
 from tests.support.command import Command, every_command, run_process
 
 from evergram.cli.app import PANELS, log_format_of
-from evergram.cli.options import (
-    columns_by_role,
-    columns_of,
-    stores_by_side,
-)
+from evergram.cli.options import columns_by_role, columns_of, stores_by_side
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.log_lines import LogFormat

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from evergram.cli.printing import (
-    dump,
-    print_version,
-    table,
-)
+from evergram.cli.printing import dump, print_version, table
 
 Output = pytest.CaptureFixture[str]
 

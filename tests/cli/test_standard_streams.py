@@ -57,8 +57,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("redirections", "code"),
-    [(">&-", 0), (">&- 2>&-", 1), ("2>&1 | true", 1), ("| head -1", 0)],
+    ("redirections", "code"), [(">&-", 0), (">&- 2>&-", 1), ("2>&1 | true", 1), ("| head -1", 0)]
 )
 def test_a_stream_without_a_reader_leaves_the_work_and_its_exit_code(
     redirections: str, code: int

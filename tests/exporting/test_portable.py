@@ -25,7 +25,6 @@ from tests.texts.test_endpoint import static_model
 
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.exporting.common_settings import use_common_settings
 from evergram.exporting.formats import (
     LONGEST_NAME,
     ExportedMap,
@@ -36,6 +35,7 @@ from evergram.exporting.formats import (
 from evergram.exporting.sentence_transformer_folder import (
     _write_own_files,
     folder_card,
+    use_common_settings,
 )
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage

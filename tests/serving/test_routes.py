@@ -558,9 +558,7 @@ FAR = list(range(1500))
 ROW = [0.5] * 10
 
 
-def test_a_wrong_element_is_refused_wherever_it_stands(
-    served: Running,
-) -> None:
+def test_a_wrong_element_is_refused_wherever_it_stands(served: Running) -> None:
     asked: dict[str, Any]
     for path, asked, status, words in (
         ("/v1/embeddings", {"input": [*FAR, "a"]}, 400, "'input' is an id"),

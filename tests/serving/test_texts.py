@@ -203,9 +203,7 @@ def test_a_replaced_model_closes_strings_and_leaves_ids(lineage: Lineage) -> Non
         recovered(http, texts)
 
 
-def test_a_search_by_texts_in_any_script_is_one_by_their_vectors(
-    http: TestClient,
-) -> None:
+def test_a_search_by_texts_in_any_script_is_one_by_their_vectors(http: TestClient) -> None:
     for version in ("v0", "v1"):
         queries = vectors(embed(http, TEXTS, model=f"line@{version}", input_type="query"))
         asked = {"version": version, "k": 5, "metric": "cosine"}
@@ -613,12 +611,12 @@ def test_a_number_that_goes_to_another_version_is_encoded_by_its_encoder() -> No
     texts.load(lineage_with(0, FIRST))
     texts.load(lineage_with(1, FIRST, THIRD))
     with pytest.raises(EncoderWaitError):
-        texts.cached(1, TEXTS, "document")
+        texts.encode(1, TEXTS, "document", wait=False)
     assert_allclose(texts.encode(1, TEXTS, "document"), word_vectors(TEXTS, 2, 11), rtol=1e-5)
     # A request under way may be of the lineage before.
-    for ask in (texts.encode, texts.cached):
+    for wait in (True, False):
         with pytest.raises(TextEncoderError, match="was replaced"):
-            ask(1, TEXTS, "document", SECOND)
+            texts.encode(1, TEXTS, "document", SECOND, wait=wait)
     texts.load(lineage_with(1, FIRST, None))
     with pytest.raises(TextEncoderError, match="records no encoder"):
         texts.encode(1, TEXTS, "document")

@@ -127,8 +127,7 @@ def _print_version(asked: bool) -> None:
 def _before_every_command(
     context: typer.Context,
     quiet: Annotated[
-        bool,
-        typer.Option("--quiet", help="Show no progress; results, warnings and errors stay."),
+        bool, typer.Option("--quiet", help="Show no progress; results, warnings and errors stay.")
     ] = False,
     as_json: Annotated[
         bool,

@@ -390,11 +390,7 @@ def remove(lineage: str, name: str) -> None:
     show({"removed": name}, f"{name} is no consumer any more.")
 
 
-@command(
-    "consumer probe",
-    "lineages/shop",
-    name="[NAME] | Run one consumer's probe only.",
-)
+@command("consumer probe", "lineages/shop", name="[NAME] | Run one consumer's probe only.")
 def run_probe(lineage: str, name: str | None = None) -> None:
     """Run the consumers' probes on the newest version; exit code 1 if one is past its limit."""
     from evergram.releasing.probes import run_probes

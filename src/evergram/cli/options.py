@@ -123,11 +123,7 @@ def open_lineage(address: str) -> Lineage:
 
 
 def load_recipe(
-    path: Path,
-    overrides: list[str] | None,
-    *,
-    unread: Collection[str] = (),
-    thorough: bool = False,
+    path: Path, overrides: list[str] | None, *, unread: Collection[str] = (), thorough: bool = False
 ) -> Recipe:
     """Return the recipe of a command. Overrides (`--set`) of `unread` tables or keys are
     refused."""
@@ -151,17 +147,24 @@ def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
 
 
 def pairs_of(
-    option: str, given: Iterable[str] | None, form: str, *, key: str = r".+", secret: bool = False
+    option: str,
+    given: Iterable[str] | None,
+    form: str,
+    *,
+    key: str = r".+",
+    secret: bool = False,
+    last: bool = False,
 ) -> dict[str, str]:
     """Return the values of an option NAME=VALUE by name.
 
     Args:
         form: "NAME=VALUE" in the option's words, with an example. key: what a name matches.
         secret: whether there may be a password in it, so that no error repeats it.
+        last: whether names may have an equals sign, and not values.
     """
     values: dict[str, str] = {}
     for text in given or ():
-        name, _, value = text.partition("=")
+        name, _, value = text.rpartition("=") if last else text.partition("=")
         if not value or not re.fullmatch(key, name):
             shown = "what was given is not" if secret else f"it is {text!r}"
             raise DataError(f"{option} must be {form}; {shown}.")
@@ -179,18 +182,11 @@ def columns_by_role(given: list[str] | None) -> dict[str, str]:
 def weights_of(given: list[str] | None) -> dict[str, float]:
     """Return the values of `--weight EVENT=NUMBER`."""
     form = "EVENT=NUMBER, as in cart=3"
-    weights: dict[str, float] = {}
-    for text in given or ():
-        event, _, number = text.rpartition("=")  # an event's name may have an equals sign
-        if event in weights:
-            raise DataError(f"--weight is given twice for {event!r}; give each once.")
-        try:
-            weights[event] = float(number)
-        except ValueError:
-            raise DataError(f"--weight must be {form}; it is {text!r}.") from None
-        if not event:
-            raise DataError(f"--weight must be {form}; it is {text!r}.")
-    return weights
+    weights = pairs_of("--weight", given, form, last=True)
+    try:
+        return {event: float(number) for event, number in weights.items()}
+    except ValueError:
+        raise DataError(f"--weight must be {form}; it is {given}.") from None
 
 
 def stores_by_side(given: Iterable[str]) -> dict[str, str]:

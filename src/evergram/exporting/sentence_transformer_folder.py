@@ -1,10 +1,15 @@
-"""The newest encoder and the backward transform, as one folder of sentence-transformers."""
+"""The newest encoder and the backward transform, as one folder of sentence-transformers.
+
+Its settings are written as every release since 3 reads them. Releases since 5.4 write other names
+and keys, which earlier ones and text-embeddings-inference do not read: the latter then leaves all
+Dense modules out, so that a backward transform has no effect.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,6 @@ import torch
 
 from evergram.atomic_files import new_folder
 from evergram.errors import DataError, IntegrityError
-from evergram.exporting.common_settings import LISTED, use_common_settings
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import View
 from evergram.texts.addresses import SentenceTransformerEncoder
@@ -33,6 +37,24 @@ _READINGS = {
     "relative_error": "relative error",
     "overlap@10": "overlap@10",
     "overlap@10_own_queries": "overlap@10 of old queries among new vectors",
+}
+
+LISTED = "modules.json"
+LIBRARY = "sentence_transformers."
+Settings = Mapping[str, Any]
+STANDARD = ("Transformer", "Pooling", "Normalize", "Dense", "StaticEmbedding")
+TRANSFORMER = "sentence_bert_config.json"
+# What releases since 5.4 write of a transformer that earlier ones can be told of.
+TEXT_ALONE = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+# The earlier key of each way of pooling is "pooling_mode_" and this.
+POOLING = {
+    **{"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"},
+    **{"mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "lasttoken": "lasttoken"},
+    "weightedmean": "weightedmean_tokens",
 }
 
 
@@ -105,6 +127,55 @@ def _append(folder: Path, behind: list[torch.nn.Module]) -> None:
         named = {"idx": number, "name": str(number), "path": own.name}
         modules.append({**named, "type": f"sentence_transformers.models.{kind}"})
     (folder / LISTED).write_text(json.dumps(modules, indent=2))
+
+
+def use_common_settings(folder: Path, modules: Sequence[torch.nn.Module]) -> None:
+    """Rewrite the settings of a saved model's standard modules, where earlier releases have a form
+    that says the same; those of other modules stay."""
+    listed = json.loads((folder / LISTED).read_text())
+    for entry, module in zip(listed, modules, strict=True):
+        kind = entry["type"].rpartition(".")[2]
+        if not entry["type"].startswith(LIBRARY) or kind not in STANDARD:
+            continue
+        own = folder / entry["path"]
+        path = own / (TRANSFORMER if kind == "Transformer" else "config.json")
+        # Early models have no such file, or one of another name; today's releases write it.
+        if kind in ("Transformer", "Pooling") and path.is_file():
+            form = _of_transformer if kind == "Transformer" else _of_pooling
+            settings = form(json.loads(path.read_text()), module)
+            if settings is None:
+                continue
+            path.write_text(json.dumps(settings, indent=2))
+        entry["type"] = f"{LIBRARY}models.{kind}"
+    (folder / LISTED).write_text(json.dumps(listed, indent=2))
+
+
+def _of_transformer(settings: Settings, module: torch.nn.Module) -> Settings | None:
+    """Return the earlier form of a module's settings; None where there is none."""
+    if not settings.keys() & TEXT_ALONE.keys():
+        return settings
+    if settings != TEXT_ALONE:
+        return None
+    length, lower = (getattr(module, n, None) for n in ("max_seq_length", "do_lower_case"))
+    return {"max_seq_length": length, "do_lower_case": bool(lower)}
+
+
+def _of_pooling(settings: Settings, _: torch.nn.Module) -> Settings | None:
+    ways = settings.get("pooling_mode")
+    if ways is None:
+        return settings
+    chosen = [ways] if isinstance(ways, str) else ways
+    # Several are joined in the order in which they are named; earlier releases have one of theirs.
+    if set(settings) != {"embedding_dimension", "pooling_mode", "include_prompt"} or (
+        len(chosen) != 1 or chosen[0] not in POOLING
+    ):
+        return None
+    flags = {f"pooling_mode_{key}": way == chosen[0] for way, key in POOLING.items()}
+    return {
+        "word_embedding_dimension": settings["embedding_dimension"],
+        **flags,
+        "include_prompt": settings["include_prompt"],
+    }
 
 
 def _set_prompts(folder: Path, record: TextEncoderRecord) -> None:

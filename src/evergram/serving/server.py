@@ -29,7 +29,7 @@ from evergram.errors import EvergramError, ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
 from evergram.retrieval.sidecar_files import SidecarFiles
-from evergram.serving.service import Service, checked_sentence, has_tokens
+from evergram.serving.service import Service, has_tokens
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts
 from evergram.stores.qdrant_store import is_local_mode
@@ -63,16 +63,6 @@ class Server:
     @property
     def url(self) -> str:
         return str(self.as_json()["url"])
-
-    @property
-    def is_open(self) -> bool:
-        """True if requests need no token."""
-        return self.settings.is_open(self.service.tokens)
-
-    @property
-    def checked_sentence(self) -> str:
-        """A sentence on the published files that were compared with their hashes so far."""
-        return checked_sentence(self.service.files())
 
     def as_json(self) -> dict[str, Any]:
         """Return the server's address, version and checked files, as `evergram serve --json`."""
@@ -110,13 +100,13 @@ class Server:
 
 
 def _facts(service: Service, settings: ServiceSettings, listening: socket.socket) -> dict[str, Any]:
-    host, files = settings.host, service.files()
+    host, (checked, others) = settings.host, service.files()
     return {
         "url": f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}",
         "version": service.production,
         "open": settings.is_open(service.tokens),
-        "checked": [name for name, checked in files.items() if checked],
-        "unchecked": [name for name, checked in files.items() if not checked],
+        "checked": checked,
+        "unchecked": others,
     }
 
 
@@ -287,6 +277,18 @@ class _Running:
     process: SpawnProcess
     pipe: Connection
 
+    def let_answer(self) -> None:
+        with suppress(OSError):  # one that has ended is replaced
+            self.pipe.send(None)
+
+    def reason(self) -> str:
+        """Return why a process that has ended could not serve, after a colon; "" if it did."""
+        reason = None
+        with suppress(EOFError, OSError):
+            while self.pipe.poll():
+                reason = self.pipe.recv()
+        return "" if reason is None else f": {reason.rstrip('.')}"
+
 
 class ServerProcesses:
     """Several processes that serve one lineage at one address; `run` keeps them alive.
@@ -305,8 +307,6 @@ class ServerProcesses:
         service = Service(work.place, work.stores, None, sidecars_of(work.settings))
         with closing(service):
             self._facts = {**_facts(service, work.settings, listening), "processes": count}
-            # A sentence on the published files that were compared with their hashes.
-            self.checked_sentence: str = checked_sentence(service.files())
         try:
             self._running = [self._start(number) for number in range(count)]
             waits: Sequence[int] = range(count)
@@ -315,7 +315,7 @@ class ServerProcesses:
                     self._await(number)
                 waits = [n for n, r in enumerate(self._running) if not r.process.is_alive()]
             for running in self._running:
-                _let_answer(running)
+                running.let_answer()
         except BaseException:
             self.close()
             raise
@@ -405,8 +405,8 @@ class ServerProcesses:
             if running.process.is_alive() or self._stopping.is_set():
                 continue
             # The others answer meanwhile, so nobody waits until it listens.
-            self._replace(number, _reason(running.pipe), PAUSE)
-            _let_answer(self._running[number])
+            self._replace(number, running.reason(), PAUSE)
+            self._running[number].let_answer()
 
     def _replace(self, number: int, reason: str, pause: float = 0.0) -> None:
         ended = self._running[number]
@@ -417,11 +417,6 @@ class ServerProcesses:
         if not self._stopping.wait(pause):
             ended.pipe.close()
             self._running[number] = self._start(number, again=bool(pause))
-
-
-def _let_answer(running: _Running) -> None:
-    with suppress(OSError):  # one that has ended is replaced
-        running.pipe.send(None)
 
 
 def listen_processes(
@@ -458,15 +453,6 @@ def listen_processes(
     except BaseException:
         listening.close()
         raise
-
-
-def _reason(pipe: Connection) -> str:
-    """Return why a process that has ended could not serve, after a colon; "" if it did serve."""
-    reason = None
-    with suppress(EOFError, OSError):
-        while pipe.poll():
-            reason = pipe.recv()
-    return "" if reason is None else f": {reason.rstrip('.')}"
 
 
 def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:

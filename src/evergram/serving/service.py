@@ -284,7 +284,7 @@ class Service:
         before.leave()
         if lineage is not before.lineage:
             log.info("Serving %s, version %d.", lineage.name, lineage.production)
-            log.info("%s", checked_sentence(self.files()))
+            log.info("%s", checked_sentence(*self.files()))
 
     @property
     def tokens(self) -> bool:
@@ -315,12 +315,12 @@ class Service:
     def production(self) -> int:
         return self._state.lineage.production
 
-    def files(self) -> dict[str, bool]:
-        """Return the published files of all versions: whether each was compared with its hash."""
+    def files(self) -> tuple[list[str], list[str]]:
+        """Return the published files that were compared with their hashes, and the others."""
         with self.entered() as state:
             lineage = state.reader.lineage
-            numbers = [m.version for m in lineage.versions]
-            return {k: v for n in numbers for k, v in lineage.files(n).items()}
+            all_ = [f for m in lineage.versions for f in lineage.files(m.version).items()]
+        return [name for name, done in all_ if done], [name for name, done in all_ if not done]
 
     def check_stores(self) -> None:
         """Ask each store a small question, and set `store_problem` to the first that fails."""
@@ -350,13 +350,12 @@ class Service:
         return False
 
 
-def checked_sentence(files: Mapping[str, bool]) -> str:
+def checked_sentence(checked: list[str], others: list[str]) -> str:
     """Return a sentence on the published files that were compared with their hashes so far."""
-    checked = [name for name, done in files.items() if done]
     sentence = f"Compared with the hashes of their publication: {', '.join(checked) or 'no file'}"
-    if len(checked) == len(files):
+    if not others:
         return f"{sentence}; these are all."
-    return f"{sentence}. The other {len(files) - len(checked)} are compared when first read."
+    return f"{sentence}. The other {len(others)} are compared when first read."
 
 
 def has_tokens(consumers: ConsumerRegistry) -> bool:

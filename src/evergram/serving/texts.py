@@ -533,36 +533,19 @@ class ServedTexts:
                     self.documents.distrust(n)  # no check will come after its vectors
 
     def encode(
-        self, version: int, texts: Sequence[str], role: Role, record: Record = None
+        self,
+        version: int,
+        texts: Sequence[str],
+        role: Role,
+        record: Record = None,
+        *,
+        wait: bool = True,
     ) -> Vectors:
         """Return the vectors [n, D] of texts, as a version's encoder makes them. One that has
-        another `record` than that of the caller's lineage is refused."""
-        encoder, rows = self._looked_up(version, texts, role, record)
-        absent = list(dict.fromkeys(t for t, row in zip(texts, rows, strict=True) if row is None))
-        if absent:
-            vectors = encoder.encode(absent, role)
-            for text, vector in zip(absent, vectors, strict=True):
-                self._cache.put((encoder.key, role, text), vector, 4 * len(text))
-            if len(absent) == len(texts):
-                return vectors
-            fresh = dict(zip(absent, vectors, strict=True))
-            rows = [fresh[t] if row is None else row for t, row in zip(texts, rows, strict=True)]
-        return np.stack([row for row in rows if row is not None])
+        another `record` than that of the caller's lineage is refused.
 
-    def cached(
-        self, version: int, texts: Sequence[str], role: Role, record: Record = None
-    ) -> Vectors:
-        """Return what `encode` does, if it need not wait."""
-        _, rows = self._looked_up(version, texts, role, record)
-        known = [row for row in rows if row is not None]
-        if len(known) < len(rows):
-            raise EncoderWaitError
-        return np.stack(known)
-
-    def _looked_up(
-        self, version: int, texts: Sequence[str], role: Role, record: TextEncoderRecord | None
-    ) -> tuple[CheckedEncoder, list[Vectors | None]]:
-        """Return a version's encoder and what is kept of texts."""
+        Raises: EncoderWaitError: it must encode, and may not `wait`.
+        """
         encoder = self._encoders.get(version)
         if encoder is None:
             raise TextEncoderError(
@@ -574,7 +557,16 @@ class ServedTexts:
                 f"The encoder of version {version} was replaced in the meantime; try again."
             )
         encoder.require()
-        return encoder, [self._cache.get((encoder.key, role, text)) for text in texts]
+        held = {text: self._cache.get((encoder.key, role, text)) for text in texts}
+        absent = [text for text, vector in held.items() if vector is None]
+        if absent:
+            if not wait:
+                raise EncoderWaitError
+            vectors = encoder.encode(absent, role)
+            for text, vector in zip(absent, vectors, strict=True):
+                self._cache.put((encoder.key, role, text), vector, 4 * len(text))
+            held |= zip(absent, vectors, strict=True)
+        return np.stack([row for text in texts if (row := held[text]) is not None])
 
     def is_due(self) -> bool:
         """Return whether `check` should be called now: every so often, sooner after a failure."""

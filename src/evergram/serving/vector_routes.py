@@ -19,14 +19,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import unknown_candidates
 from evergram.migration.cascade import EncodingLimitError, KeptVectors, Reranked, reranked_search
 from evergram.retrieval.embedded import Embedded
-from evergram.serving.answers import (
-    Answer,
-    Call,
-    Sources,
-    hits_answer,
-    looked_up,
-    vectors_answer,
-)
+from evergram.serving.answers import Answer, Call, Sources, hits_answer, looked_up, vectors_answer
 from evergram.serving.errors import RefusedError, too_much, wrong
 from evergram.serving.features import Features
 from evergram.serving.requests import (
@@ -85,7 +78,7 @@ def embeddings(call: Call) -> Answer:
             raise missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
         call.drift.note(side, ids, sources)
     # After the backward transform: the coordinates that are kept are the version's own first ones.
-    vectors = cut(vectors, dims)
+    vectors = vectors if dims is None else cut(vectors, dims)
     encoding = options.encoding_format
     return vectors_answer(call, version, side, vectors, sources, ids=ids, encoding=encoding)
 
@@ -356,7 +349,7 @@ def _check_hits(call: Call, queries: int, k: int, wider: int) -> None:
     if queries * wider > most:
         raise too_much(
             f"{queries} queries of {wider} results each are more than the {most} results that one "
-            "request may ask for; send fewer at a time.",
+            "request may ask for; send fewer at a time."
         )
 
 
@@ -475,7 +468,7 @@ def encoded(
         elif call.may_wait:
             encode = partial(served.encode, source, objects, role, manifest.text_encoder)
         else:
-            known = served.cached(source, objects, role, manifest.text_encoder)
+            known = served.encode(source, objects, role, manifest.text_encoder, wait=False)
             encode = lambda: known  # noqa: E731
         with span("encoder", version=source, side=side, rows=len(objects)):
             vectors = encode()
