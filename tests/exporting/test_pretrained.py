@@ -17,7 +17,12 @@ import evergram
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import EntityInputs
 from evergram.errors import DataError, FormatError, IntegrityError, LineageError
-from evergram.exporting.pretrained_encoder import EncoderFacts, PretrainedEncoder, model_card
+from evergram.exporting.pretrained_encoder import (
+    EncoderFacts,
+    PretrainedEncoder,
+    _Config,
+    model_card,
+)
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import EncoderRecord, sha256
 
@@ -194,10 +199,15 @@ def test_a_damaged_folder_is_refused(encoder: PretrainedEncoder, tmp_path: Path)
     vocabularies = folder / "vocabularies.json"
     vocabularies.write_text('{"query.id": [{}]}')
     hashes = {**config["files"], vocabularies.name: sha256(vocabularies)}
+
+    def sealed(files: dict[str, str]) -> str:
+        return _Config.model_validate({**config, "files": files}).to_json()
+
     for text, error, named in (
         (json.dumps({**config, "format_version": 2}), FormatError, "upgrade Evergram"),
-        (json.dumps({**config, "files": {}}), IntegrityError, "does not list"),
-        (json.dumps({**config, "files": hashes}), IntegrityError, r"vocabularies\.json"),
+        (json.dumps({**config, "evergram": "9"}), IntegrityError, "checksum"),
+        (sealed({}), IntegrityError, "does not list"),
+        (sealed(hashes), IntegrityError, r"vocabularies\.json"),
         ("{", IntegrityError, r"config\.json"),
         ("[]", IntegrityError, r"config\.json"),
         (json.dumps({**config, "encoder": {"kind": "odd"}}), IntegrityError, r"config\.json"),

@@ -8,13 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
@@ -33,27 +32,31 @@ from evergram.encoders.encoder_inputs import (
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
-from evergram.errors import DataError, FormatError, IntegrityError, LineageError, reason_and_remedy
+from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
 from evergram.kinds import kinds_where
 from evergram.lineage.artefact import load_tensors, plain_numbers, save_tensors
 from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.record import EncoderRecord, check_files, sha256
-from evergram.validation import sentence_of
+from evergram.lineage.record import (
+    FORMAT_VERSION,
+    ChecksummedRecord,
+    EncoderRecord,
+    FrozenRecord,
+    check_files,
+    sha256,
+)
 
 SIDE = "candidate"
-FORMAT_VERSION = 1
+
 CONFIG, TENSORS, VOCABULARIES = "config.json", "model.safetensors", "vocabularies.json"
 METRICS, CARD = "metrics.json", "README.md"
 HASHED = (TENSORS, VOCABULARIES, METRICS)
 log: logging.Logger = logging.getLogger(__name__)
 
 
-class EncoderFacts(BaseModel):
+class EncoderFacts(FrozenRecord):
     """The version that an encoder is of: its `name` is such as "shop@v3", the `fingerprint` of its
     space, and it was `created` when it was published."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     version: int
@@ -62,10 +65,8 @@ class EncoderFacts(BaseModel):
     created: str
 
 
-class _Config(BaseModel):
+class _Config(ChecksummedRecord):
     """`config.json`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     format_version: int
     evergram: str
@@ -172,7 +173,7 @@ class PretrainedEncoder:
                     of=self.facts,
                     files={name: sha256(part / name) for name in HASHED},
                 )
-                (part / CONFIG).write_text(config.model_dump_json(indent=2), encoding="utf-8")
+                (part / CONFIG).write_text(config.to_json(), encoding="utf-8")
                 if folder.exists():
                     remove_folder(folder)
         except OSError as error:
@@ -313,25 +314,13 @@ class PretrainedEncoder:
 def _read_config(folder: Path) -> _Config:
     path = folder / CONFIG
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        version = raw.get("format_version") if isinstance(raw, dict) else None
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise FormatError(
-                f"{path} has format_version {version}; this Evergram reads {FORMAT_VERSION}, so "
-                "upgrade Evergram to read it."
-            )
-        config = _Config.model_validate(raw)
+        config = _Config.of_json(path.read_bytes(), path)
     except OSError as error:
         raise DataError(
             f"{folder} is not a folder that save_pretrained wrote: {CONFIG} cannot be read "
             f"({reason_and_remedy(error)})."
         ) from error
-    except ValidationError as error:
-        raise IntegrityError(f"{path} is damaged: {sentence_of(error, _Config)}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise IntegrityError(f"{path} is damaged: {error}.") from error
-    missing = set(HASHED) - config.files.keys()
-    if missing:
+    if missing := set(HASHED) - config.files.keys():
         raise IntegrityError(f"{path} is damaged: it does not list {min(missing)}.")
     return config
 

@@ -85,27 +85,16 @@ class PinnedTexts:
 
     @cached_property
     def _encode(self) -> Callable[[Sequence[str], Role], Vectors]:
-        return self._by_lineage() if self.url is None else self._by_service(self.url)
-
-    def _by_service(self, url: str) -> Callable[[Sequence[str], Role], Vectors]:
-        client = Client(url, self.token)
-        # No framework closes its embeddings.
-        weakref.finalize(self, client.close)
-
-        def encode(texts: Sequence[str], role: Role) -> Vectors:
-            return client.encode(texts, self.version, role, dimensions=self.dimensions)
-
-        return encode
-
-    def _by_lineage(self) -> Callable[[Sequence[str], Role], Vectors]:
-        """Encode as a service would, in this process."""
+        version, dims = self.version, self.dimensions
+        if self.url is not None:
+            client = Client(self.url, self.token)
+            # No framework closes its embeddings.
+            weakref.finalize(self, client.close)
+            return lambda texts, role: client.encode(texts, version, role, dimensions=dims)
+        # As a service would, in this process.
         lineage = Lineage.open(str(self.lineage))
-        version = lineage.resolve(self.version)
+        version = lineage.resolve(version)
         manifest = lineage.manifest(version)
-        dims = checked_dims(self.dimensions, manifest.dim, manifest.cuts, version)
+        dims = checked_dims(dims, manifest.dim, manifest.cuts, version)
         vectors = TextVectors(lineage, self.encoder)
-
-        def encode(texts: Sequence[str], role: Role) -> Vectors:
-            return cut(vectors.encode(texts, version, role), dims)
-
-        return encode
+        return lambda texts, role: cut(vectors.encode(texts, version, role), dims)
