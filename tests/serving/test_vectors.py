@@ -542,7 +542,7 @@ def test_what_is_no_filter_is_refused(adopted: tuple[TestClient, str], served: R
         ({"title": "Title 1"}, "may name category, year"),
         ({"category\" = 'news' or \"category": "x"}, "may name category, year"),
         ({"year": "2001"}, "of type int4, with a text"),
-        ({"year": {"gte": True}}, "filter"),
+        ({"year": {"gte": True}}, "of type int4, with a boolean"),
         ({"category": "x\0"}, "no text has"),
     ):
         refused(filtered(adopted[0], conditions), 400, words)

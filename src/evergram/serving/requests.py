@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,20 +22,19 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
-    StrictFloat,
     StrictInt,
     StrictStr,
     ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, PydanticUseDefault, from_json
+from pydantic_core import PydanticUseDefault, from_json
 
 from evergram.errors import DataError
 from evergram.serving.errors import too_much, wrong
 from evergram.serving.features import Features, Id, Int64, Text
 from evergram.serving.settings import ServiceSettings
-from evergram.stores.filters import FORM, MOST_FIELDS, MOST_VALUES
+from evergram.stores.filters import read_conditions
 from evergram.stores.store import Floats
 from evergram.texts.text_encoder import Role
 
@@ -75,38 +74,6 @@ def _default_of_null(value: Any) -> Any:
 
 # A field whose default is not null, which null stands for: clients send null for what is not set.
 OrDefault = Annotated[T, BeforeValidator(_default_of_null)]
-
-# Values of a filter, which is never SQL: the store gets them as bound parameters.
-LONGEST_FIELD = 256
-FieldName = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_FIELD)]
-FilterValue = StrictBool | Int64 | StrictFloat | Text
-FilterValues = Annotated[
-    list[FilterValue], Field(min_length=1, max_length=MOST_VALUES, fail_fast=True)
-]
-Bound = Literal["gt", "gte", "lt", "lte"]
-
-
-def _few(most: int, what: str) -> BeforeValidator:
-    """Count the entries of an object before they are validated, as `Features` does."""
-
-    def counted(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError("too_long", f"{what} at most {most}, not {len(value)}")
-        return value
-
-    return BeforeValidator(counted)
-
-
-Bounds = Annotated[
-    dict[Bound, Int64 | StrictFloat | Text],
-    Field(min_length=1),
-    _few(len(get_args(Bound)), "The bounds of a field are"),
-]
-Conditions = Annotated[
-    dict[FieldName, FilterValue | FilterValues | Bounds],
-    Field(min_length=1, max_length=MOST_FIELDS),
-    _few(MOST_FIELDS, "The fields of a filter are"),
-]
 
 
 class _RequestModel(BaseModel):
@@ -202,7 +169,7 @@ class SearchRequest(_RequestModel):
     side: SideName | None = None
     metric: Metric | None = None
     ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
-    filter: Conditions | None = None
+    filter: dict[str, Any] | None = None
     fingerprint: Fingerprint | None = None
     rerank: Annotated[StrictInt, Field(ge=1)] | None = None
     scores: OrDefault[Literal["raw", "calibrated"]] = "raw"
@@ -226,6 +193,14 @@ class SearchRequest(_RequestModel):
         if self.query_vectors is not None and self.vector is None and self.vectors is None:
             raise ValueError("'query_vectors' is for 'vector' and 'vectors'; leave it out")
         return self
+
+    @field_validator("filter")
+    @classmethod
+    def _conditions(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Refuse what is no filter, which is never SQL: its values are bound parameters."""
+        if value is not None:
+            read_conditions(value)
+        return value
 
     @field_validator("input", mode="before")
     @classmethod
@@ -324,7 +299,7 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
     where = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
     where = [part if isinstance(part, int) else part[:80] for part in where]
     field = str(where[0]) if where else None
-    reason = str(first["msg"]).removeprefix("Value error, ")
+    reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     if field == "input" and first["type"] == "value_error":
         return f"{reason}.", field
     if field == "input":
@@ -333,9 +308,6 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
             f"{reason[:1].lower()}{reason[1:]}.",
             field,
         )
-    if field == "filter":
-        limits = [e for e in errors if e["type"] in ("too_long", "string_too_long")]
-        reason = f"{reason}. {FORM}" if not limits else limits[0]["msg"]
     place = "The request" if field is None else f"'{'.'.join(map(str, where))}'"
     return f"{place} is wrong: {reason[:1].lower()}{reason[1:]}.", field
 
