@@ -28,7 +28,7 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.exporting.formats import (
     LONGEST_NAME,
     ExportedMap,
-    affine_map,
+    checked_name,
     export_transform,
     literal_rows,
 )
@@ -71,10 +71,10 @@ def test_what_cannot_be_written_is_refused(lineage: Lineage, tmp_path: Path) -> 
     assert "MACRO" in path.read_text()
     # Default names are of SQL, whatever the lineage is called.
     view = lineage.view(0)
-    assert affine_map(view, "line").name == "evergram_line_as_v0"
-    assert affine_map(view, "Ünïcode shop; v2").name == "evergram_n_code_shop_v2_56bd18_as_v0"
-    assert len(affine_map(view, "x" * 300).name) == LONGEST_NAME
-    assert affine_map(view, "é").name == "evergram_4a9955_as_v0"
+    assert checked_name(view, "line", None) == "evergram_line_as_v0"
+    assert checked_name(view, "Ünïcode shop; v2", None) == "evergram_n_code_shop_v2_56bd18_as_v0"
+    assert len(checked_name(view, "x" * 300, None)) == LONGEST_NAME
+    assert checked_name(view, "é", None) == "evergram_4a9955_as_v0"
 
 
 def test_a_way_that_a_format_cannot_hold_is_refused(
@@ -336,7 +336,7 @@ def test_each_call_of_the_library_encodes_as_the_version(
 
 def test_another_model_in_the_recorded_place_is_refused(shop: Lineage, tmp_path: Path) -> None:
     place = shop.path.parent / "new"
-    with pytest.raises(DataError, match="is a folder with files in it"):
+    with pytest.raises(DataError, match="is there already"):
         export_transform(shop, place, "sentence-transformers", 0)
     kept = Path(shutil.move(place, tmp_path / "kept"))
     static_model(place, np.eye(5, dtype=np.float32), prompts={"query": "ask "})
@@ -436,8 +436,10 @@ def test_the_card_shows_the_record_of_that_version_and_no_other_number() -> None
     certificate = {"0": {"relative": 0.12345}, "1": {"relative": 0.6}}
     metrics = {"alignment": {"certificate": certificate, "held_out": held_out}}
     none: dict[str, Any] = {"metrics": {}}
-    about = "as_v0", "Reads vectors of version 2.", 3, 0
-    text, nothing = (folder_card(*about, found, "texts-as-v0") for found in (metrics, none))
+    way = ExportedMap(
+        "as_v0", "Reads vectors.", np.eye(3, dtype=np.float32), np.zeros(3, np.float32)
+    )
+    text, nothing = (folder_card(way, 0, found, "texts-as-v0") for found in (metrics, none))
     assert "| relative error as version 0, by the certificate | 0.1235 |" in text
     assert "| cosine, held-out objects, as the version before | 0.9877 |" in text
     assert "| overlap@10, held-out objects, as the version before | 0.75 |" in text

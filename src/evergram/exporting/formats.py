@@ -48,9 +48,8 @@ class ExportedMap:
         return int(self.weight.shape[0])
 
 
-def affine_map(view: View, lineage: str, name: str | None = None) -> ExportedMap:
-    """Return how a view reads vectors; its name is by default evergram_LINEAGE_as_vN."""
-    name = checked_name(view, lineage, name)
+def affine_map(view: View, name: str, about: str) -> ExportedMap:
+    """Return how a view reads vectors, if its transforms are affine."""
     try:
         weight, offset = view.affine()
     except ShapeError as error:
@@ -60,7 +59,7 @@ def affine_map(view: View, lineage: str, name: str | None = None) -> ExportedMap
             "version's transform as 'linear' or 'affine'."
         ) from None
     arrays = [np.ascontiguousarray(t.to(torch.float32).numpy()) for t in (weight, offset)]
-    return ExportedMap(name, about_view(view, lineage, weight.shape[1]), *arrays)
+    return ExportedMap(name, about, *arrays)
 
 
 def checked_name(view: View, lineage: str, name: str | None) -> str:
@@ -272,36 +271,23 @@ def export_transform(
             f"There is no format {form!r}; give one of {', '.join(FORMATS)}"
             f"{did_you_mean(form, FORMATS)}."
         )
-    path = Path(path)
-    view = lineage.view(version, source)
-    if form == GRAPH:
-        name, dim = checked_name(view, lineage.name, name), lineage.manifest(view.source).dim
-        _check_place(path, overwrite=overwrite)
-        write_onnx_graph(path, view, dim, name, about_view(view, lineage.name, dim))
-        return Written(path, name, view.source, view.version, (dim, view.dim))
-    way = affine_map(view, lineage.name, name)
-    if form == FOLDER:
-        # Imported here, as it needs an extra and loads transformers.
-        from evergram.exporting.sentence_transformer_folder import write_sentence_transformer
-
-        _check_place(path, overwrite=False)
-        write_sentence_transformer(path, lineage, view, way.name, way.about)
-    else:
-        _check_place(path, overwrite=overwrite)
-        MATRIX_FILES[form](path, way)
-    return Written(path, way.name, view.source, view.version, (way.source_dim, way.dim))
-
-
-def _check_place(path: Path, *, overwrite: bool) -> None:
-    """Raises: DataError: nothing can be written there, or something is there already."""
+    path, view = Path(path), lineage.view(version, source)
+    name, dim = checked_name(view, lineage.name, name), lineage.manifest(view.source).dim
+    about = about_view(view, lineage.name, dim)
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is not there; make the folder first.")
-    if path.is_dir() and any(path.iterdir()):
-        raise DataError(
-            f"{path} is a folder with files in it and is not written over; give another name."
-        )
-    if path.is_dir() or (path.exists() and not overwrite):
+    if path.is_dir() or (path.exists() and not (overwrite and form != FOLDER)):
         raise DataError(
             f"{path} is there already and is not written over; give another name, or remove it "
             "first (--force of the command replaces a file)."
         )
+    if form == GRAPH:
+        write_onnx_graph(path, view, dim, name, about)
+    elif form == FOLDER:
+        # Imported here, as it needs an extra and loads transformers.
+        from evergram.exporting.sentence_transformer_folder import write_sentence_transformer
+
+        write_sentence_transformer(path, lineage, view, affine_map(view, name, about))
+    else:
+        MATRIX_FILES[form](path, affine_map(view, name, about))
+    return Written(path, name, view.source, view.version, (dim, view.dim))
