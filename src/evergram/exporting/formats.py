@@ -287,7 +287,8 @@ def export_transform(
         # Imported here, as it needs an extra and loads transformers.
         from evergram.exporting.sentence_transformer_folder import write_sentence_transformer
 
-        write_sentence_transformer(path, lineage, view, affine_map(view, name, about))
+        affine_map(view, name, about)  # refused in its words, if there is none
+        write_sentence_transformer(path, lineage, view, name, about)
     else:
         MATRIX_FILES[form](path, affine_map(view, name, about))
     return Written(path, name, view.source, view.version, (dim, view.dim))

@@ -18,12 +18,11 @@ import torch
 
 from evergram.atomic_files import new_folder
 from evergram.errors import DataError, IntegrityError
-from evergram.exporting.formats import ExportedMap
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import View
 from evergram.texts.addresses import SentenceTransformerEncoder
 from evergram.texts.record import TextEncoderRecord, canary_vectors, prompts_of
-from evergram.texts.text_encoder import Role
+from evergram.texts.text_encoder import Role, Vectors
 
 KIND = "sentence-transformers:"
 # The settings of a Dense module that every release of the library since 3 reads.
@@ -59,10 +58,12 @@ POOLING = {
 }
 
 
-def write_sentence_transformer(path: Path, lineage: Lineage, view: View, way: ExportedMap) -> None:
+def write_sentence_transformer(
+    path: Path, lineage: Lineage, view: View, name: str, about: str
+) -> None:
     """Write the recorded encoder's own files, a Dense module with W and b, and Normalize if the
     past version's vectors are normalised. The folder is loaded again and tried on the canary texts
-    before it is put in its place."""
+    before it is put in its place. `name` and `about` are for the model card."""
     try:
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize
     except ModuleNotFoundError:
@@ -80,10 +81,11 @@ def write_sentence_transformer(path: Path, lineage: Lineage, view: View, way: Ex
     encoder = SentenceTransformerEncoder(place, prompts_of(newest))
     if why := newest.mismatch(encoder):
         raise DataError(f"{newest.address} is not the encoder that was recorded: {why}.")
+    weight, offset = (part.to(torch.float32).contiguous() for part in view.affine())
     dense = Dense(
-        *(way.source_dim, way.dim, True, torch.nn.Identity()),
-        init_weight=torch.from_numpy(way.weight),
-        init_bias=torch.from_numpy(way.offset),
+        *(weight.shape[1], len(weight), True, torch.nn.Identity()),
+        init_weight=weight,
+        init_bias=offset,
     )
     behind: list[torch.nn.Module] = [dense]
     if past is not None:
@@ -95,9 +97,10 @@ def write_sentence_transformer(path: Path, lineage: Lineage, view: View, way: Ex
         use_common_settings(part, encoder.modules())
         _append(part, behind)
         _set_prompts(part, newest)
-        card = folder_card(way, view.version, lineage.metrics(view.source), path.name)
+        measured = lineage.metrics(view.source)
+        card = folder_card(name, about, view.dim, view.version, measured, path.name)
         (part / "README.md").write_text(card, encoding="utf-8")
-        _check(part, way, newest, encoder)
+        _check(part, (weight.numpy(), offset.numpy()), newest, encoder)
 
 
 def _write_own_files(encoder: SentenceTransformerEncoder, place: Path, folder: Path) -> None:
@@ -192,7 +195,7 @@ def _set_prompts(folder: Path, record: TextEncoderRecord) -> None:
 
 def _check(
     folder: Path,
-    way: ExportedMap,
+    way: tuple[Vectors, Vectors],
     record: TextEncoderRecord,
     encoder: SentenceTransformerEncoder,
 ) -> None:
@@ -206,7 +209,7 @@ def _check(
         (model.encode_query, "query"),
     )
     for encode, role in calls:
-        own = encoder.encode(record.texts, role) @ way.weight.T + way.offset
+        own = encoder.encode(record.texts, role) @ way[0].T + way[1]
         read = encode(record.texts, show_progress_bar=False, convert_to_numpy=True)
         products = (own * read).sum(1)
         cosine = products / np.linalg.norm(own, axis=1) / np.linalg.norm(read, axis=1)
@@ -218,7 +221,9 @@ def _check(
             )
 
 
-def folder_card(way: ExportedMap, version: int, metrics: Mapping[str, Any], address: str) -> str:
+def folder_card(
+    name: str, about: str, dim: int, version: int, metrics: Mapping[str, Any], address: str
+) -> str:
     """Return a model card in Markdown, with what the newest version's `metrics` have measured."""
     measured = "\n".join(_measured(metrics, version)) or "The record has no measurement of it."
     return f"""---
@@ -229,15 +234,15 @@ tags:
 - evergram
 ---
 
-# {way.name}
+# {name}
 
-{way.about}
+{about}
 
 ```python
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{address}")
-vectors = model.encode_document(["a text"])  # [1, {way.dim}]
+vectors = model.encode_document(["a text"])  # [1, {dim}]
 queries = model.encode_query(["a question"])
 ```
 
