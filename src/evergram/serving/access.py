@@ -6,7 +6,6 @@ import hmac
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -17,7 +16,7 @@ from evergram.errors import LineageError, UnknownVersionError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.serving.errors import ErrorResponse, RefusedError, error_response
-from evergram.serving.settings import ServiceSettings
+from evergram.serving.settings import ServiceSettings, is_address, is_loopback
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::([0-9]{1,5}))?", re.I)
 _PORTS = {"http": "80", "https": "443"}
@@ -190,10 +189,10 @@ class HostCheck:
             return True
         if not host:
             return False
-        if _is_loopback(host) or host == settings.host.lower() or self._is_listed(host, "*"):
+        if is_loopback(host) or host == settings.host.lower() or self._is_listed(host, "*"):
             return True
         # Only a name can be made to lead elsewhere; an address cannot.
-        return not settings.loopback and _is_address(host)
+        return not settings.loopback and is_address(host)
 
     def _is_listed(self, host: str, *anything: str) -> bool:
         return any(
@@ -226,15 +225,3 @@ def _parted(text: str) -> tuple[str, str | None]:
     """Return a header's host, in lower case and without brackets, and its port; "" for none."""
     match = _HOST.fullmatch(text.strip())
     return ("", None) if match is None else (match[1].strip("[]").rstrip(".").lower(), match[2])
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True

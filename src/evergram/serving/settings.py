@@ -84,12 +84,7 @@ class ServiceSettings:
     @cached_property
     def loopback(self) -> bool:
         """True if only this machine can reach the service."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def is_open(self, tokens: bool) -> bool:
         """Return whether requests need no token; `tokens`: whether any consumer has one."""
@@ -137,6 +132,19 @@ class ServiceSettings:
             "one with 'evergram consumer token', "
             f"set {ADMIN_TOKEN}, bind to 127.0.0.1, or say --no-auth."
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address is this machine's own."""
+    return host == "localhost" or (is_address(host) and ip_address(host).is_loopback)
+
+
+def is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def admin_token() -> str | None:
