@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -25,7 +24,6 @@ from evergram.texts.text_encoder import (
 )
 
 BATCH = 256
-_PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 
 
 class CallableEncoder(TextEncoder):
@@ -35,25 +33,16 @@ class CallableEncoder(TextEncoder):
     plain_prompts: ClassVar[bool] = True
 
     def __init__(self, place: str, prompts: Prompts | None = None) -> None:
-        if not _PLACE.fullmatch(place):
-            raise DataError(
-                f"python:{place} is not a function; write python:package.module:function."
-            )
-        name, _, attribute = place.partition(":")
         here = str(Path.cwd())
         if here not in sys.path and "" not in sys.path:
             sys.path.append(here)
         try:
-            function: Any = getattr(import_module(name), attribute)
-        except (ImportError, AttributeError) as error:
+            function: Any = resolve_name(place)
+        except Exception as error:  # also of whatever the module does when it is imported
             raise DataError(
-                f"python:{place} cannot be imported: {str(error).rstrip('.')}; name a function of "
-                "a module that is installed, or that lies in this folder."
-            ) from error
-        except Exception as error:  # of whatever the module does when it is imported
-            raise DataError(
-                f"python:{place} cannot be imported, as the module fails: {one_line(error)}; "
-                "correct it."
+                f"python:{place} cannot be imported ({one_line(error)}); write "
+                "python:package.module:function, of a module that is installed or lies in this "
+                "folder."
             ) from error
         if not callable(function):
             raise DataError(f"python:{place} is not a function; it is a {type(function).__name__}.")
