@@ -436,10 +436,8 @@ def test_the_card_shows_the_record_of_that_version_and_no_other_number() -> None
     certificate = {"0": {"relative": 0.12345}, "1": {"relative": 0.6}}
     metrics = {"alignment": {"certificate": certificate, "held_out": held_out}}
     none: dict[str, Any] = {"metrics": {}}
-    way = ExportedMap(
-        "as_v0", "Reads vectors.", np.eye(3, dtype=np.float32), np.zeros(3, np.float32)
-    )
-    text, nothing = (folder_card(way, 0, found, "texts-as-v0") for found in (metrics, none))
+    about = "as_v0", "Reads vectors of version 2.", 3, 0
+    text, nothing = (folder_card(*about, found, "texts-as-v0") for found in (metrics, none))
     assert "| relative error as version 0, by the certificate | 0.1235 |" in text
     assert "| cosine, held-out objects, as the version before | 0.9877 |" in text
     assert "| overlap@10, held-out objects, as the version before | 0.75 |" in text

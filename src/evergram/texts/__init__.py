@@ -1,10 +1,9 @@
 """Text encoders of others, and the record by which a version recognises its own.
 
 `text_encoder`: `TextEncoder`, from texts to vectors [n, D], with prompts for queries and documents.
-`addresses` opens one by its address: of an installed package (`package_encoders`), behind an
-OpenAI-compatible `endpoint`, or a Python function. `canaries`: texts whose vectors show whether an
-encoder is still the same; `record` keeps them with vectors and versions; `recorded_encoder` opens
-the encoder of a record, and notices when it is replaced. `text_files` reads ids and texts.
+`addresses` opens one by its address: of an installed package, behind an OpenAI-compatible
+`endpoint`, or a Python function. `record` keeps canaries with vectors and versions, by which it
+opens the recorded encoder and notices when it is replaced. `text_files` reads ids and texts.
 """
 
 from __future__ import annotations
