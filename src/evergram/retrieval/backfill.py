@@ -80,18 +80,9 @@ class BackfillStatus:
 
 
 class BackfillRecord(BaseModel):
-    """All that a backfill's folder says of it, in one file that is replaced after each batch.
-
-    Args:
-        store: its address.
-        target, fingerprint: of the version that rows are refreshed to.
-        batch: rows that are refreshed at once.
-        rows, without, absent: as in `BackfillStatus`.
-        done: rows that are refreshed.
-        at: when this was written, in seconds since 1970.
-        paused: whether `apply` stopped after the rows that it was asked for.
-        since, begun: when the last `apply` began, and how many rows were refreshed then.
-    """
+    """All that a backfill's folder says of it, in one file that is replaced after each batch: `at`
+    is when it was written, `since` and `begun` when the last `apply` began and how many rows were
+    refreshed then, `paused` whether it stopped after the rows that it was asked for."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
 
@@ -145,16 +136,9 @@ class BackfillRecord(BaseModel):
 
 @dataclass(frozen=True)
 class BackfillProgress:
-    """The progress of one backfill, as its files show it.
-
-    Args:
-        version: the one that rows are refreshed to.
-        done, total: rows.
-        state: one of `State`, "paused", "stalled" (under way, and nothing was written for long:
-            `apply` hangs, failed or was killed) or `UNREADABLE`.
-        rate: rows a second in the last run of `apply`; None where it is not known.
-        idle: seconds since the progress was last written.
-    """
+    """The progress of one backfill, as its files show it: rows, rows a second in the last `apply`,
+    seconds since it was last written. The state is one of `State`, "paused", "stalled" (under way,
+    and nothing was written for long) or `UNREADABLE`."""
 
     side: str
     version: int
@@ -173,12 +157,8 @@ class BackfillProgress:
 
 
 def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillProgress]:
-    """Return every backfill that is planned, under way or done; of a store, the last one.
-
-    Args:
-        lineage: its folder.
-        now: seconds since 1970; by default the clock.
-    """
+    """Return every backfill in a lineage's folder that is planned, under way or done; of a store,
+    the last one."""
     found = []
     for path in sorted((lineage / "backfills").glob(f"*/{RECORD}")):
         try:
@@ -191,13 +171,7 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
 
 @dataclass(frozen=True)
 class BackfillOrder:
-    """Rows to refresh, worst first.
-
-    Args:
-        ids: [n].
-        errors: [n], descending: the predicted error of reading each row as the new version.
-        without, absent: as in `BackfillStatus`.
-    """
+    """The ids [n] of the rows to refresh, worst first, and the predicted error of each."""
 
     ids: pa.Array
     errors: npt.NDArray[np.float64]
@@ -208,11 +182,7 @@ class BackfillOrder:
 def backfill_order(
     lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
 ) -> BackfillOrder:
-    """Return the rows of a store that another version has an embedding for.
-
-    Args:
-        source: holds the embeddings of version `target`.
-    """
+    """Return the rows of a store that `source`, the embeddings of version `target`, has."""
     maps, none = VersionMaps(lineage), pa.array([], store.id_type)
     ids, held, errors, without = [none], [none], [np.zeros(0)], 0
     for version in store.count():

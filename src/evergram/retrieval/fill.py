@@ -104,14 +104,7 @@ def remove_withdrawn(lineage: Lineage, store: Store) -> None:
 
 @dataclass(frozen=True)
 class FilledStore:
-    """A store that was filled.
-
-    Args:
-        store: its address.
-        side: the side whose embeddings it holds.
-        rows: rows written.
-        held: rows in the store by version.
-    """
+    """A store that was filled: rows written, and rows in it by version."""
 
     store: str
     side: str

@@ -33,12 +33,8 @@ TANGENTS = 6
 
 @dataclass(frozen=True)
 class Field:
-    """Rows of one version in a store, searched as version `target`.
-
-    Args:
-        dim: D_v, the number of a row's coordinates that are its vector.
-        width: the number of all its coordinates: norms may follow the vector.
-    """
+    """Rows of one version in a store, searched as version `target`: `dim` of their `width`
+    coordinates are the vector, after which norms may follow."""
 
     store: StoreView
     maps: VersionMaps
@@ -258,8 +254,8 @@ def _cosines(field: Field, unit: Floats, k: int, ids: Ids) -> list[Hits]:
 def _with_norms(
     field: Field, unit: Floats, k: int, ids: Ids
 ) -> tuple[list[Hits], tuple[float, float] | None]:
-    """Return the k best by inner product of each query of length 1, and the smallest and the
-    largest ‖z̃‖², in the same pass over the rows; None without stored norms, or without rows."""
+    """Return the k best by inner product of each query of length 1, and the smallest and largest
+    ‖z̃‖², in one pass over the rows; None without stored norms, or without rows."""
     asked, offsets = field.linear(unit)
     if field.norm is None:
         return field.search(asked, offsets, k, ids), None

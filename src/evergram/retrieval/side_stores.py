@@ -76,10 +76,8 @@ class SideStores:
 
     @contextmanager
     def opened_again(self, lineage: Lineage) -> Iterator[tuple[BySide, BySide, int]]:
-        """Yield stores, canaries and the settled version for the lineage as it is now.
-
-        If the `with` block fails, the stores are closed again. See `Reader.carried`.
-        """
+        """Yield stores, canaries and the settled version for the lineage as it is now. If the
+        `with` block fails, the stores are closed again. See `Reader.carried`."""
         with ExitStack() as failed:
             canaries: BySide = {}
             if lineage.newest != lineage.production:
@@ -111,14 +109,8 @@ def opened_stores(
     stores: Mapping[str, str | ReadableStore] | None,
     progress: SideProgress | None,
 ) -> Iterator[tuple[BySide, BySide]]:
-    """Yield the stores and the canaries of a lineage for a `with` block.
-
-    If the block fails, the stores that were opened here are closed again.
-
-    Args:
-        stores, progress: as for `Reader.open`.
-    Raises: LineageError, DataError, StoreError.
-    """
+    """Yield the stores and the canaries of a lineage for a `with` block; if it fails, those that
+    were opened here are closed again. Raises: LineageError, DataError, StoreError."""
     opened: BySide = {}
     opened.update(
         local_stores(lineage, progress) if stores is None else open_stores(lineage, stores)
@@ -163,10 +155,7 @@ def open_stores(
 
 @contextmanager
 def open_side(lineage: Lineage, side: str, address: str) -> Iterator[ReadableStore]:
-    """Open the store of a side for a `with` block.
-
-    Raises: LineageError: the lineage has no such side. StoreError: the store cannot be opened.
-    """
+    """Open the store of a side for a `with` block. Raises: LineageError, StoreError."""
     # The side is checked before a store is opened, which may be a database far away.
     lineage.stored(side, lineage.production)
     with open_store(address) as store:
@@ -175,11 +164,7 @@ def open_side(lineage: Lineage, side: str, address: str) -> Iterator[ReadableSto
 
 def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
     """Return the lineage's own snapshots, DIR/stores/<side>, filled with production's version.
-
-    Args:
-        progress: called with the side, the version, rows written and rows in all.
-    Raises: StoreError: another process is filling them.
-    """
+    Raises: StoreError: another process is filling them."""
     sides = lineage.manifest(lineage.production).embeddings
     folders = {side: (lineage.path / "stores" / side, False) for side in sides}
     return _snapshots(lineage, folders, lineage.production, progress)
@@ -231,12 +216,8 @@ def _snapshots(
     version: int,
     progress: SideProgress | None,
 ) -> dict[str, Store]:
-    """Return snapshots filled with a version.
-
-    Args:
-        folders: for each side its folder, and whether ids are texts there whatever they are in the
-            lineage.
-    """
+    """Return snapshots filled with a version, given for each side its folder, and whether ids are
+    texts there whatever they are in the lineage."""
     stores: dict[str, Store] = {}
     for folder, _ in folders.values():
         check_tree(lineage.path, folder.parent)

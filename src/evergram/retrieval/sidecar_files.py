@@ -68,13 +68,9 @@ class Sidecars:
         return max(k, min(max(self._depth, PER_RESULT * k), MOST_HITS)) if later else k
 
     def rows(self, maps: VersionMaps, rows: Rows, target: int, side: str) -> Floats:
-        """Return rows of one version as another reads them, [n, D_target].
-
-        From version to version, objects with codes of their vectors are read by these, and others
-        by the backward transform.
-
-        Raises: as `VersionMaps.rows`.
-        """
+        """Return rows of one version as another reads them, [n, D_target]: from version to version
+        by codes of their vectors where there are some, and else by the backward transform.
+        Raises: as `VersionMaps.rows`."""
         vectors, version = rows.vectors, rows.version
         sidecar = self._of.get((side, version))
         if sidecar is None or version <= target:
@@ -108,10 +104,8 @@ def reread(
     metric: Metric,
     k: int,
 ) -> list[Hits]:
-    """Return the best k of each query's hits by the vectors that `embed` reads; a query each.
-
-    Rows are fetched once for a block of queries.
-    """
+    """Return the best k of each query's hits by the vectors that `embed` reads, which is asked for
+    the rows of a block of queries at once."""
     best = []
     for start in range(0, len(hits), BLOCK):
         part = hits[start : start + BLOCK]

@@ -34,13 +34,12 @@ from evergram.retrieval.sidecar_files import Sidecars, queries_at_once, reread
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.filters import Filter
-from evergram.stores.rows import best_by, check_k
-from evergram.stores.store import Floats, Hits, Rows, StoreView, merge_hits
+from evergram.stores.rows import check_k
+from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 from evergram.tracing import span
 
-# Rows that one search may read here, and how many at once.
+# Rows that one search may read here.
 MOST_READ = 200_000
-BLOCK = 8_192
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 # For hits that are ranked anew.
 PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
@@ -48,13 +47,8 @@ PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
 
 @dataclass(frozen=True)
 class ViewSearch:
-    """A search in a view of a store as it is at one moment, whoever writes it.
-
-    Args:
-        target: the version of the queries, [Q, D_j].
-        metric: "ip", "l2" or "cosine".
-        ids: search among these alone.
-    """
+    """A search in a view of a store as it is at one moment, whoever writes it, by queries [Q, D_j]
+    of version `target`, among `ids` alone unless they are None."""
 
     view: StoreView
     maps: VersionMaps
@@ -104,20 +98,21 @@ class ViewSearch:
         among = None if self.ids is None else pc.unique(view.as_ids(self.ids))
         parts = []
         for version in versions:
-            if metric == "ip" and view.computes("ip", version):
+            computed = view.computes(metric, version)
+            if metric == "ip" and computed:
                 turned, offset = self.maps.affine(version, self.target).queries(queries)
                 offsets = None if offset is None else {version: offset}
                 parts.append(view.search({version: turned}, k, offsets=offsets, ids=among))
-            elif version == self.target and view.computes(metric, version):
-                parts.append(view.nearest_by(metric, version, queries, k, among))
-            else:
-                parts.append(self._by_reading(view, version, k, among))
+                continue
+            if version != self.target or not computed:
+                self._refuse_many(view, version, among)
+            read = partial(self.maps.rows, source=version, target=self.target)
+            mapped = None if version == self.target else read
+            parts.append(view.nearest_by(metric, version, queries, k, among, mapped))
         return [merge_hits(of_query, k) for of_query in zip(*parts, strict=True)]
 
-    def _by_reading(
-        self, view: AdoptedStore, version: int, k: int, ids: pa.Array | None
-    ) -> list[Hits]:
-        """Return the k best rows of one version, each read here as the target."""
+    def _refuse_many(self, view: AdoptedStore, version: int, ids: pa.Array | None) -> None:
+        """Raises: DataError: too many rows of a version would have to be read."""
         count = view.count().get(version, 0) if ids is None else len(ids)
         if count > MOST_READ:
             raise DataError(
@@ -127,18 +122,6 @@ class ViewSearch:
                 "filter or by ids, or by a metric that the database itself computes at the rows' "
                 "own version, or fill a store of Evergram's, which has the lengths."
             )
-        blocks = view.scan(version, BLOCK)
-        if ids is not None:
-            parts = (ids.slice(start, BLOCK) for start in range(0, len(ids), BLOCK))
-            blocks = (r for part in parts for r in view.fetch(part) if r.version == version)
-        read = (
-            Rows(version, block.ids, self.maps.rows(block.vectors, version, self.target))
-            for block in blocks
-        )
-        results = best_by(self.metric, self.queries, k, read, version, view.id_type)
-        for hits in results:
-            view.refuse_twice_in(hits.ids)
-        return results
 
 
 Scores = Literal["raw", "calibrated"]
@@ -148,15 +131,8 @@ UNIT = 1e-3
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Everything about a search except the query vectors and k.
-
-    Args:
-        target: the version that the queries are of.
-        side: that is searched.
-        ids: search only among these.
-        query_side, query_vectors: as for `Reader.calibrated`.
-    Raises: DataError: there is no such metric, or no such scores.
-    """
+    """Everything about a search except the query vectors and k; see `Reader.search`.
+    Raises: DataError: there is no such metric, or no such scores."""
 
     target: int
     side: str
@@ -177,11 +153,7 @@ class SearchOptions:
 
 
 class VersionSearch:
-    """Searches a reader's stores. Several threads may use one.
-
-    Args:
-        embed: reads ids at a version, `Reader.embed`.
-    """
+    """Searches a reader's stores, and reads ids by `Reader.embed`. Several threads may use one."""
 
     def __init__(
         self,

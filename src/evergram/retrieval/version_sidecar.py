@@ -127,10 +127,8 @@ class VersionSidecar:
         )
 
     def places(self, ids: pa.Array) -> npt.NDArray[np.int64]:
-        """Return the row of each id [n]; -1 for one that it has no codes of.
-
-        Stores may have text ids where the lineage has integers, and the other way round.
-        """
+        """Return the row of each id [n]; -1 for one that it has no codes of. Stores may have text
+        ids where the lineage has integers, and the other way round."""
         if ids.type not in self._lookups:
             try:
                 self._lookups[ids.type] = IdLookup(self.ids.cast(ids.type))
@@ -139,10 +137,8 @@ class VersionSidecar:
         return self._lookups[ids.type].rows(ids)
 
     def known(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Return the places of rows [n] of its version; -1 unless the vector is the published one.
-
-        An object that was embedded anew has another.
-        """
+        """Return the places of rows [n] of its version; -1 unless the vector is the published one:
+        an object that was embedded anew has another."""
         places = self.places(rows.ids)
         # Place -1 compares with the last row, and stays -1.
         return np.where(same_marks(rows.vectors, self.marks[places]), places, -1)
@@ -151,10 +147,7 @@ class VersionSidecar:
         self, later: VersionSidecar, read: npt.NDArray[np.int64], ids: pa.Array
     ) -> npt.NDArray[np.int64]:
         """Return the places of ids [n] that `later` reads from its places `read`; -1 unless both
-        have codes of one vector.
-
-        An object that was embedded anew between the two sidecars has two.
-        """
+        have codes of one vector: an object that was embedded anew between the two has two."""
         places = self.places(ids)
         marks = self.marks[places]
         # The root mean square of marks is a vector's length.
@@ -186,10 +179,7 @@ class VersionSidecar:
             )
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all, over an existing file.
-
-        Raises: DataError: the file cannot be written.
-        """
+        """Write it, whole or not at all. Raises: DataError: the file cannot be written."""
         tensors = self.sidecar.tensors() | {
             "codes": torch.from_numpy(np.ascontiguousarray(self.codes)),
             "marks": torch.from_numpy(np.ascontiguousarray(self.marks)),
@@ -389,7 +379,7 @@ def _encoded(
     pairing: Pairing, sidecar: Sidecar, progress: Progress | None
 ) -> tuple[tuple[npt.NDArray[np.uint8], Floats, Floats], dict[str, float], npt.NDArray[np.float64]]:
     """Return the codes and both marks of all objects; the errors of reading them, as
-    `VersionSidecar` has them; and for each object the relative error of the backward transform."""
+    `VersionSidecar` has them; and the relative error of the backward transform on each."""
     codes, marks, old_marks, lefts, alones, lengths = [], [], [], [], [], []
     done = 0
     for past, present in _floats(pairing):

@@ -238,14 +238,7 @@ def quoted(name: str) -> str:
 
 
 def sql_of(asked: Filter, columns: Mapping[str, pa.DataType], allowed: Sequence[str]) -> str:
-    """Return a filter as a boolean expression in parentheses.
-
-    Args:
-        asked: conditions; or LanceDB's SQL, which is used as it is.
-        columns: of the table, with their types.
-        allowed: columns that conditions may name.
-    Raises: DataError: the filter is wrong.
-    """
+    """Return a filter as a boolean expression in parentheses. Raises: DataError: it is wrong."""
     if isinstance(asked, Mapping):
         parts = []
         for condition in read_conditions(asked):

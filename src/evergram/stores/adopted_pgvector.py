@@ -218,11 +218,8 @@ class AdoptedTable(AdoptedStore):
         own: bool = True,
         **parts: Composable,
     ) -> list[Any]:
-        """Return the rows of a query over the rows of a version, which `{rows}` stands for.
-
-        Args:
-            before, after: parameters that stand before those of the filter, and after them.
-        """
+        """Return the rows of a query over the rows of a version, which `{rows}` stands for, with
+        parameters before and after those of the filter."""
         condition, values = SQL("true") + SQL(""), list(before)
         if version is not None:
             parts["column"] = name_of(self._names.vectors[version])
@@ -342,13 +339,7 @@ def sql_of(
     asked: Filter, columns: Mapping[str, str], allowed: Sequence[str]
 ) -> tuple[Composable, list[Any]]:
     """Return a filter as a boolean expression in parentheses, and its parameters.
-
-    Args:
-        asked: conditions; or SQL, or SQL and its parameters, which is used as it is.
-        columns: of the table, with their types.
-        allowed: columns that conditions may name.
-    Raises: DataError: the filter is wrong.
-    """
+    Raises: DataError: the filter is wrong."""
     if isinstance(asked, Mapping):
         parts, bound = [], []
         for condition in read_conditions(asked):
@@ -381,10 +372,8 @@ def sql_of(
 
 
 def _check_text(field: str, column: str, text: str) -> None:
-    """Refuse a text that is no date, time or UUID where the column has these.
-
-    PostgreSQL would take words, such as "yesterday", for some.
-    """
+    """Refuse a text that is no date, time or UUID where the column has these: PostgreSQL would take
+    words, such as "yesterday", for some."""
     if column not in _EXAMPLES:
         return
     try:

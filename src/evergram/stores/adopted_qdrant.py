@@ -149,10 +149,8 @@ class AdoptedCollection(AdoptedStore):
         return distance
 
     def _read_id_type(self) -> pa.DataType:
-        """Return the type of the ids, after a look at the fields that the address names.
-
-        Raises: StoreError: there is no point, or no point has a field.
-        """
+        """Return the type of the ids. Raises: StoreError: there is no point, or no point has a
+        field that the address names."""
         first = next(self._pages(None, [], 1), None)
         if first is None:
             raise StoreError(
@@ -390,13 +388,7 @@ def _asked(vectors: Sequence[str]) -> bool | list[str]:
 
 
 def filter_of(asked: Filter, allowed: Sequence[str]) -> Any:
-    """Return a filter as a `models.Filter`.
-
-    Args:
-        asked: conditions; or a `models.Filter`, which is used as it is.
-        allowed: fields of the payload that conditions may name.
-    Raises: DataError: the filter is wrong.
-    """
+    """Return a filter as a `models.Filter`. Raises: DataError: it is wrong."""
     from qdrant_client import models
 
     if isinstance(asked, Mapping):

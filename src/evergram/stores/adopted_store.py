@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 from urllib.parse import quote, unquote
 
@@ -33,13 +33,8 @@ _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a database says of a table now.
-
-    Args:
-        id_type: int64 or string.
-        dims: version to the dim of its vectors; None where nothing says it yet.
-        types: of the columns by their names; in Qdrant, the distances of the vectors.
-    """
+    """What a database says of a table now: the dim of each version, None where nothing says it yet,
+    and the types of its columns, in Qdrant the distances of its vectors."""
 
     id_type: pa.DataType
     dims: dict[int, int | None]
@@ -106,8 +101,8 @@ class AdoptedStore(ReadableStore):
 
     @abstractmethod
     def _look(self) -> TableFacts:
-        """Return what the table is like now. Raises: DataError: it is not there. StoreError: it
-        lacks a column, or has one of another type than it may have."""
+        """Return what the table is like now. Raises: DataError, StoreError: it is not there, or
+        lacks a column, or has one of a type that it may not have."""
 
     @abstractmethod
     def _refuse_twice(self) -> None:
@@ -121,11 +116,8 @@ class AdoptedStore(ReadableStore):
     def _rows(
         self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
     ) -> Iterator[Rows]:
-        """Yield rows of a version, of some ids or of all, in blocks of about `size` at most.
-
-        Args:
-            own: whether to leave out rows that have a newer version's vector as well.
-        """
+        """Yield rows of a version, of some ids or of all, in blocks of about `size` at most; with
+        `own`, without those that have a newer version's vector as well."""
 
     @abstractmethod
     def _count(self, version: int) -> int: ...
@@ -147,7 +139,7 @@ class AdoptedStore(ReadableStore):
     def _by_database(
         self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[Hits] | None:
-        """Return for each query of [Q, D] the k best rows, all compared by the database; None where
+        """Return for each query of [Q, D] the k best rows, compared by the database; None where
         they are to be read and compared here."""
         return None
 
@@ -241,8 +233,7 @@ class AdoptedStore(ReadableStore):
             self._checked.add(version)
 
     def column_rows(self, version: int, ids: pa.Array | None, size: int) -> Rows:
-        """Return at most `size` vectors of a version, of some ids or of any, also of rows that have
-        a newer version's vector as well."""
+        """Return at most `size` vectors of a version, also of rows that have a newer version's."""
         dim, held = self._facts().dims[version] or 0, 0
         blocks = [Rows(version, pa.array([], self._id_type), np.zeros((0, dim), np.float32))]
         for rows in self._rows(version, ids, size, own=False):
@@ -251,24 +242,43 @@ class AdoptedStore(ReadableStore):
             if held >= size:
                 break
         keys = pa.concat_arrays([rows.ids for rows in blocks])[:size]
-        self.refuse_twice_in(keys)
+        self._refuse_twice_in(keys)
         return Rows(version, keys, np.concatenate([rows.vectors for rows in blocks])[:size])
 
     def nearest_by(
-        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
+        self,
+        metric: str,
+        version: int,
+        queries: Floats,
+        k: int,
+        ids: pa.Array | None,
+        read: Callable[[Floats], Floats] | None = None,
     ) -> list[Hits]:
         """Return for each query of [Q, D] the k rows of a version that are best by "ip", by
-        "cosine" or by "l2", −‖q − z‖², by a comparison with all rows."""
+        "cosine" or by "l2", −‖q − z‖², by a comparison with all rows.
+
+        Args:
+            read: maps vectors [n, D_v] of the version to those of the queries' version, [n, D].
+        """
         self.require(version)
         hits = None
-        if self.computes(metric, version):
+        if read is None and self.computes(metric, version):
             hits = self._by_database(metric, version, queries, k, ids)
         if hits is None:
-            blocks = self._finite(self._rows(version, ids, BLOCK))
+            blocks = self._as_read(version, ids, read)
             hits = best_by(metric, queries, k, blocks, version, self._id_type)
         for one in hits:
-            self.refuse_twice_in(one.ids)
+            self._refuse_twice_in(one.ids)
         return hits
+
+    def _as_read(
+        self, version: int, ids: pa.Array | None, read: Callable[[Floats], Floats] | None
+    ) -> Iterator[Rows]:
+        parts = [ids] if ids is None else [ids[i : i + BLOCK] for i in range(0, len(ids), BLOCK)]
+        for part in parts:
+            for rows in self._rows(version, part, BLOCK):
+                self._verify(rows, NO_CHECKS)
+                yield rows if read is None else replace(rows, vectors=read(rows.vectors))
 
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
@@ -281,24 +291,23 @@ class AdoptedStore(ReadableStore):
             mine = [rows for rows in self._rows(version, ids, BLOCK) if len(rows)]
             if mine:
                 self.require(version)
-                self.refuse_twice_in(pa.concat_arrays([rows.ids for rows in mine]))
+                self._refuse_twice_in(pa.concat_arrays([rows.ids for rows in mine]))
             blocks += [(rows, NO_CHECKS) for rows in mine]
         return blocks
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         self.require(version)
         for rows in self._rows(version, None, size):
-            self.refuse_twice_in(rows.ids)
+            self._refuse_twice_in(rows.ids)
             yield rows, NO_CHECKS
 
-    def refuse_twice_in(self, keys: pa.Array) -> None:
+    def _refuse_twice_in(self, keys: pa.Array) -> None:
         """Raises: IntegrityError: an id of rows that were read is there twice."""
         if len(pc.unique(keys)) < len(keys):
             raise IntegrityError(f"{self.address} has an id twice; each row needs its own.")
 
     def _facts(self) -> TableFacts:
-        """Return the table's facts. Raises: StoreError: its owner has given the ids another type
-        since it was opened."""
+        """Raises: StoreError: the ids have another type than when the table was opened."""
         if self._closed:
             raise was_closed(self.address)
         if not self._is_moment:
@@ -316,11 +325,6 @@ class AdoptedStore(ReadableStore):
         view = copy(self)
         view._is_moment = True
         return view
-
-    def _finite(self, blocks: Iterator[Rows]) -> Iterator[Rows]:
-        for rows in blocks:
-            self._verify(rows, NO_CHECKS)
-            yield rows
 
     def _verify(self, rows: Rows, checks: Checks) -> None:
         bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
@@ -363,15 +367,8 @@ def read_only(shown: str) -> StoreError:
 
 @dataclass(frozen=True)
 class AdoptedNames:
-    """The names after the # of an address.
-
-    Args:
-        table: or collection.
-        id: where the ids are; None if the address does not say.
-        vectors: version to the column, or the named vector, that holds its vectors.
-        filters: columns or fields that filters may name.
-        fragment: all of it again, as an address writes it.
-    """
+    """The names after the # of an address: of the table, of the columns of ids (None if it does not
+    say) and of each version's vectors, of those that filters may name, and all of it again."""
 
     table: str
     schema: str | None
@@ -382,22 +379,14 @@ class AdoptedNames:
 
 
 def wrong_address(why: str, form: str) -> DataError:
-    """Return the error for an address that is wrong.
-
-    Args:
-        why: which part of it, in a clause that repeats no part, as a password may be in it.
-        form: of the whole address.
-    """
+    """Return the error for an address; `why` repeats no part of it: a password may be in it."""
     return DataError(f"The address of a store is wrong: {why}. A table of your own is {form}.")
 
 
 def read_names(rest: str, known: Sequence[str], form: str) -> AdoptedNames:
-    """Parse `table=TABLE&id=COLUMN&v0=COLUMN&filter=COLUMN,COLUMN`, what stands after the #.
-
-    Args:
-        known: keys beside versions; the first must be there.
-    Raises: DataError: it is wrong; no name in it is repeated, as a password may be among them.
-    """
+    """Parse `table=TABLE&id=COLUMN&v0=COLUMN&filter=COLUMN,COLUMN`, what stands after the #; of the
+    keys `known` the first must be there. Raises: DataError: it is wrong; no name in it is repeated,
+    as a password may be among them."""
     names: dict[str, str] = {}
     for number, part in enumerate(rest.split("&"), start=1):
         key, equals, name = part.partition("=")

@@ -39,12 +39,8 @@ FORM = (
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on one field.
-
-    Args:
-        operator: "in" one of the values; or "gt", "gte", "lt", "lte" than the one value.
-        values: all of one type, at least one; ints and floats are one type.
-    """
+    """One condition on one field: "in" one of the values, or "gt", "gte", "lt", "lte" than the one;
+    all values are of one type, and ints and floats are one."""
 
     field: str
     operator: str
@@ -52,12 +48,8 @@ class Condition:
 
 
 def read_conditions(conditions: Mapping[str, Any]) -> list[Condition]:
-    """Return the conditions of a filter, all of which must hold.
-
-    Args:
-        conditions: field to a value, to a list of values, or to bounds by "gt", "gte", "lt", "lte".
-    Raises: DataError: it has another form.
-    """
+    """Return the conditions of a filter, all of which must hold. Raises: DataError: it has another
+    form."""
     if not conditions or len(conditions) > MOST_FIELDS:
         raise DataError(
             f"A filter has {len(conditions)} fields; it needs 1 to {MOST_FIELDS}: {FORM}."
@@ -127,13 +119,9 @@ def check_allowed(condition: Condition, allowed: Sequence[str]) -> None:
 
 
 def check_closed(text: str, strings: str) -> None:
-    """Refuse an SQL expression a part of which would stand beside the conditions it is put among.
-
-    Args:
-        strings: a regular expression of the strings and quoted names of its SQL.
-    Raises: DataError: a parenthesis outside of them and of comments has no partner; or a comment is
-        within another, which not every SQL ends at the same place.
-    """
+    """Refuse an SQL expression a part of which would stand beside the conditions it is put among:
+    with a parenthesis outside of `strings` and comments that has no partner, or a comment within
+    another, which not every SQL ends at the same place. Raises: DataError."""
     depth = 0
     for token in re.finditer(strings + r"|--[^\n]*|/\*.*?\*/|[()]", text, re.DOTALL):
         depth += {"(": 1, ")": -1}.get(token[0], 0)

@@ -86,11 +86,8 @@ def tell_apart(scores: Floats, estimates: Floats, k: int) -> bool:
 
 
 def share_found(pairs: Iterable[tuple[Floats, Floats]]) -> float:
-    """Return which share of the best a search by codes finds; nothing measured is nothing found.
-
-    Args:
-        pairs: of each query, the scores of the best rows, and of those that the codes find.
-    """
+    """Return which share of the best a search by codes finds, given the scores of the best rows of
+    each query and of those that the codes find; nothing measured is nothing found."""
     matched, wanted = 0, 0
     for best, found in pairs:
         wanted += len(best)

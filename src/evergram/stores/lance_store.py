@@ -88,8 +88,7 @@ class LanceStore(TablePerVersionStore):
 
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Build an index (IVF_FLAT, or IVF_SQ or IVF_RQ of codes) of every space of at least
-        INDEXED_FROM rows. Raises: DataError: LanceDB has no such codes of these rows, or they do
-        not find enough of the best."""
+        INDEXED_FROM rows. Raises: DataError: LanceDB has no such codes, or they find too few."""
         spaces = self.spaces()
         counts = self.count()
         large = [spaces[v] for v, count in counts.items() if count >= INDEXED_FROM]
@@ -105,8 +104,7 @@ class LanceStore(TablePerVersionStore):
         return [space.version for space in large]
 
     def _check_codes(self, codes: IndexCodes, spaces: list[Space]) -> None:
-        """Raises: DataError: LanceDB has no such codes, or not in the version that is installed, or
-        not for vectors of this length."""
+        """Raises: DataError: LanceDB has no such codes, or none of rows of this length."""
         import lancedb.index
 
         codes.check(list(FORMS), self.address)
@@ -283,10 +281,8 @@ class LanceStore(TablePerVersionStore):
 
 
 def build_index(table: Any, space: Space, codes: IndexCodes) -> None:
-    """Build the index of a table by inner product, in place of the one that it has.
-
-    Raises: DataError: codes do not find enough of the best; the index is then the one before.
-    """
+    """Build the index of a table by inner product, in place of the one that it has, which stays
+    where codes find too few. Raises: DataError: they do."""
     import lancedb.index
 
     # The name says which codes they are.
@@ -318,13 +314,7 @@ def _codes_of(table: Any) -> IndexCodes:
 def _nearest(
     table: Any, query: Floats, k: int, codes: IndexCodes, count: int
 ) -> tuple[pa.Array, Floats]:
-    """Return the ids [≤k] of the rows with the largest inner products, and the products.
-
-    Args:
-        query: [D].
-        codes: of the table's index.
-        count: the table's rows, at least 1.
-    """
+    """Return the ids [≤k] of the rows with the largest inner products with a query [D], and these."""
     lists = isqrt(count) + 1
     probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
     if codes.whole:
@@ -337,8 +327,7 @@ def _nearest(
 def _by_codes(
     table: Any, query: Floats, k: int, codes: IndexCodes, count: int, probes: int
 ) -> tuple[pa.Array, Floats] | None:
-    """Return the best of the rows with the largest estimates; None where a row that was left out
-    may be better."""
+    """Return the best of the rows with the largest estimates; None where another may be better."""
     for size in looked_at(k, codes.oversample):
         ids, scores, estimates = _search(table, query, min(size, count), probes)
         # Where the lists have fewer rows, none was left out.
@@ -350,8 +339,7 @@ def _by_codes(
 def _search(
     table: Any, query: Floats, size: int, probes: int | None
 ) -> tuple[pa.Array, Floats, Floats]:
-    """Return the rows that the index chooses, or all rows compared choose: their ids, their
-    products, and its estimates."""
+    """Return the rows that the index, or a comparison of all, chooses: ids, products, estimates."""
     search = table.search(query).distance_type("dot").limit(size)
     if probes is None:
         search = search.bypass_vector_index()
@@ -375,7 +363,7 @@ def _ranked(keys: pa.Array, scores: Floats, k: int) -> tuple[pa.Array, Floats]:
 
 def _share_found(table: Any, codes: IndexCodes) -> float:
     """Return which share of the ten best codes find for stored rows as queries. A query that they
-    do not answer counts as missed: all rows are compared for it."""
+    do not answer is missed: all rows are compared for it."""
     count = table.count_rows()
     drawn = np.random.default_rng(0).permutation(count)[:SAMPLE]
     rows = table.take_offsets(sorted(drawn.tolist())).select([COLUMN]).to_arrow()
@@ -391,12 +379,8 @@ def _share_found(table: Any, codes: IndexCodes) -> float:
 
 
 def check_local(place: str, kind: str) -> None:
-    """Refuse an address that is no folder of this machine.
-
-    Args:
-        kind: of the store, such as "lance-table".
-    Raises: DataError; the place is not repeated, as there may be a key in it.
-    """
+    """Refuse an address of a `kind` that is no folder of this machine. Raises: DataError; the place
+    is not repeated, as there may be a key in it."""
     scheme, colon, _ = place.partition("://")
     if colon:
         raise DataError(
@@ -420,11 +404,7 @@ def connected(folder: Path, shown: str) -> Any:
 
 
 def conditions(ids: pa.Array, column: str = "id") -> Iterator[str]:
-    """Yield conditions `id in (…)` in SQL, each for as many ids as one should have.
-
-    Args:
-        column: of the ids, as SQL writes it.
-    """
+    """Yield conditions `id in (…)` in SQL, each for as many ids as one should have."""
     for start in range(0, len(ids), LOOKED_UP):
         yield f"{column} in ({', '.join(map(literal, ids.slice(start, LOOKED_UP).to_pylist()))})"
 

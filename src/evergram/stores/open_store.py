@@ -15,22 +15,12 @@ from evergram.stores.store import ReadableStore, Store
 
 @dataclass(frozen=True)
 class StoreKind:
-    """A kind of store that an address can name.
-
-    Args:
-        form: how its addresses are written.
-        module, name: of its class, which is imported only when it is opened: its client need not
-            be installed.
-    """
+    """How the addresses of a kind are written, and its class, whose module is imported when a store
+    is opened: its client need not be installed."""
 
     form: str
     module: str
     name: str
-
-    def open(self, address: str, create: str | None) -> ReadableStore:
-        store_class = getattr(import_module(self.module), self.name)
-        store: ReadableStore = store_class.open(address, create)
-        return store
 
 
 # By the scheme of its addresses. A new kind of store is one line here: docs/extend/store.md.
@@ -105,4 +95,6 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
                 f"'://'; give a folder's path, or {forms}."
             )
         scheme = "snapshot"
-    return KINDS[scheme].open(address, create)
+    kind = KINDS[scheme]
+    store: ReadableStore = getattr(import_module(kind.module), kind.name).open(address, create)
+    return store

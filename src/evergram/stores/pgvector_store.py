@@ -396,10 +396,8 @@ def _refuse_others(connection: Connection, name: str) -> None:
 
 
 def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]:
-    """Return the type of ids of an existing store, and the oid of the type vector.
-
-    Raises: DataError: there is no such store. StoreError: pgvector is too old.
-    """
+    """Return the type of ids of a store, and the oid of the type vector. Raises: DataError: there
+    is no such store. StoreError: pgvector is too old."""
     extension = connection.execute(
         SQL("select extversion from pg_extension where extname = 'vector'")
     ).fetchone()
@@ -436,11 +434,8 @@ def index_key(dim: int, kind: str) -> tuple[Composed, Composed]:
 
 
 def orders(dim: int, oversample: int | None) -> tuple[Composed, Composed]:
-    """Return the order by which an index chooses rows, and one that compares all rows.
-
-    Args:
-        oversample: of the index of halves; None where there is none.
-    """
+    """Return the order by which an index (of halves, if it has an `oversample`) chooses rows, and
+    one that compares all rows."""
     product = SQL("{0} <#> %s::{1}")
     chosen = product.format(*index_key(dim, FLOAT32.kind if oversample is None else "float16"))
     # With `+ 0` it is no longer the order of the index.

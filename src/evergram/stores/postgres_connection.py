@@ -58,11 +58,7 @@ def vector(values: Floats) -> Raw:
 
 
 def vectors(values: Floats, oid: int) -> Raw:
-    """Return the parameter of an array of vectors [n, D].
-
-    Args:
-        oid: of the type vector in this database.
-    """
+    """Return the parameter of an array of vectors [n, D], given the oid of the type vector."""
     dim = values.shape[1]
     items = np.zeros(len(values), dtype=[("bytes", ">i4"), ("item", layout(dim))])
     items["bytes"] = items.dtype["item"].itemsize
@@ -166,13 +162,7 @@ def show_address(params: dict[str, str], name: str) -> str:
 
 
 class ConnectionPool:
-    """A few connections that threads share.
-
-    Args:
-        params: of libpq.
-        shown: how errors name the place.
-        prepare: run once on every new connection.
-    """
+    """A few connections that threads share; `prepare` is run once on every new one."""
 
     def __init__(
         self, params: dict[str, str], shown: str, prepare: Callable[[Connection], Any]
@@ -215,8 +205,7 @@ class ConnectionPool:
             self._semaphore.release()
 
     def connect(self) -> Connection:
-        """Return a new connection, for the caller to close. Raises: StoreError: there is none to be
-        had."""
+        """Return a new connection, for the caller to close. Raises: StoreError."""
         if self._closed:
             raise was_closed(self.shown)
         try:

@@ -113,8 +113,7 @@ class QdrantStore(TablePerVersionStore):
 
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Wait until a server has indexed, by itself, whole vectors or codes of them; the local
-        mode has no index, and a version without rows none of codes. Raises: DataError: there are
-        no such codes, or they find too few."""
+        mode has no index. Raises: DataError: there are no such codes, or they find too few."""
         if self._remote:
             codes.check(KINDS, self.address)
         elif not codes.whole:
@@ -385,13 +384,8 @@ def points_of(keys: Sequence[int | str]) -> list[Any]:
 
 
 def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any:
-    """Return how a server is to search for the k best.
-
-    Args:
-        oversample: of the collection's codes; None for a search by whole vectors, also where the
-            server has codes.
-        exact: whether to compare all points.
-    """
+    """Return how a server is to search for the k best; without `oversample` by whole vectors, also
+    where the server has codes."""
     from qdrant_client import models
 
     codes = models.QuantizationSearchParams(ignore=True)
@@ -425,14 +419,8 @@ def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:
 
 class QdrantConnection:
     """The requests of one store to a server, or to a folder in the local mode.
-
-    Args:
-        place: URL of a server, or a folder.
-        shown: how errors name the store.
-        create: make the folder where it is not there.
     Raises: DataError: there is no such folder; the client is not installed. StoreError: it cannot
-        be opened, say because another process has it open.
-    """
+        be opened, say because another process has it open."""
 
     # Qdrant lets one client a process open a folder, so stores in a folder share one.
     _living: ClassVar[WeakValueDictionary[Path, LocalClient]] = WeakValueDictionary()
@@ -470,13 +458,8 @@ class QdrantConnection:
         self._local, self._client, self.writing = local, local.client, local.turn
 
     def ask(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return the answer of a method of the client.
-
-        It is called a second time if a server that was restarted has cut the connection, so calling
-        it twice must be safe.
-
-        Raises: StoreError: there is no answer, or an error.
-        """
+        """Return the answer of a method of the client, which is called a second time if a server
+        that was restarted has cut the connection. Raises: StoreError: none, or an error."""
         from qdrant_client.http.exceptions import ResponseHandlingException
 
         if self._closed:
@@ -520,11 +503,7 @@ class QdrantConnection:
 
 
 class LocalClient:
-    """A client of a folder, and how many stores use it.
-
-    Args:
-        folder: resolved.
-    """
+    """A client of a folder, and how many stores use it."""
 
     def __init__(self, folder: Path) -> None:
         from qdrant_client import QdrantClient

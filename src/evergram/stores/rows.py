@@ -189,12 +189,8 @@ Doubles = npt.NDArray[np.float64]
 
 
 def scores_by(metric: str, queries: Doubles, vectors: Doubles) -> Doubles:
-    """Return the scores [Q, n] of queries [Q, D] with vectors [n, D]; a vector of zeros has the
-    cosine 0.
-
-    Args:
-        metric: "ip", "cosine", or "l2", −‖q − z‖².
-    """
+    """Return the scores [Q, n] of queries [Q, D] with vectors [n, D] by "ip", "cosine" (0 for a
+    vector of zeros) or "l2", −‖q − z‖²."""
     products: Doubles = queries @ vectors.T
     if metric == "ip":
         return products
@@ -212,11 +208,7 @@ def best_by(
     metric: str, queries: Floats, k: int, blocks: Iterable[Rows], version: int, id_type: pa.DataType
 ) -> list[Hits]:
     """Return for each query of [Q, D] the k best rows of some blocks, all of them compared; among
-    rows of one score the first. An id that is twice may be twice among them.
-
-    Args:
-        version: that the hits are of.
-    """
+    rows of one score the first. An id that is twice may be twice among them."""
     asked = queries.astype(np.float64)
     keys = [pa.array([], id_type)] * len(queries)
     best = [np.zeros(0)] * len(queries)

@@ -48,12 +48,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class IndexRecord:
-    """A faiss index of a segment.
-
-    Args:
-        lists, probes: how many lists it has, and how many are searched for a query.
-        recall: of the ten best, measured with stored rows when it was built.
-    """
+    """A faiss index of a segment: how many lists it has and a search looks into, and its recall of
+    the ten best, measured with stored rows when it was built."""
 
     sha256: str
     lists: int
@@ -64,12 +60,7 @@ class IndexRecord:
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """Rows that were written together.
-
-    Args:
-        vectors, ids, dead: the SHA-256 of files.
-        gone: how many rows `dead` has.
-    """
+    """Rows that were written together: the SHA-256 of their files, and how many are gone."""
 
     version: int
     dim: int
@@ -135,8 +126,7 @@ class Segment:
     index: Any
 
     def find(self, ids: pa.Array, keys: Keys) -> tuple[Places, Places]:
-        """Return which of some ids [n] with keys [n] have a living row, in their order, and the
-        rows."""
+        """Return which of some ids [n] have a living row, in their order, and the rows."""
         number = pa.types.is_integer(ids.type)
         which, rows = self._of_numbers(keys) if number else self._of_texts(ids, keys)
         if self.dead is None:
@@ -173,11 +163,7 @@ class Segment:
         return np.arange(len(self.keys)) if self.dead is None else np.flatnonzero(~self.dead)
 
     def take(self, rows: Places, ids: pa.Array | None = None) -> tuple[Rows, Checks]:
-        """Return copies of rows [n] with the checksums that they were written with.
-
-        Args:
-            ids: of the rows, where they are known; they are read otherwise.
-        """
+        """Return copies of rows [n], whose ids may be known, with the checksums that they have."""
         ids = self._ids_of(rows) if ids is None else ids
         return Rows(self.record.version, ids, self.vectors[rows]), self.checks[rows]
 
@@ -195,13 +181,8 @@ class Segment:
 def read_segment(
     folder: Path, record: SegmentRecord, known: Segment | None, trusted: set[str]
 ) -> Segment:
-    """Map the files of a segment.
-
-    Args:
-        known: the segment under an earlier record, whose files stay mapped.
-        trusted: SHA-256 of files that this process has just written.
-    Raises: IntegrityError: a file is not what was written. FileNotFoundError.
-    """
+    """Map the files of a segment, but for those of `known`, which stay mapped; those that this
+    process has just written are `trusted`. Raises: IntegrityError. FileNotFoundError."""
 
     def path_of(sha256: str, kind: str) -> Path:
         path = folder / f"{sha256}.{kind}"
@@ -235,10 +216,7 @@ def write_segment(
     folder: Path, space: Space, blocks: Iterable[tuple[Rows, Checks]]
 ) -> SegmentRecord | None:
     """Write rows of a version; a later row of an id replaces the one before. Vectors go to the disk
-    as they come, and ids are in memory until the end.
-
-    Returns: the record; None without a row.
-    """
+    as they come, and ids are in memory until the end. Returns: None without a row."""
     path, ids, checks = folder / "new", [], []
     with path.open("wb") as file:
         for rows, some in blocks:
@@ -342,11 +320,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 class SnapshotFolder:
-    """A folder with `store.json` and `segments/`.
-
-    Args:
-        wait: seconds to wait for another process that is writing.
-    """
+    """A folder with `store.json` and `segments/`."""
 
     def __init__(self, path: Path, wait: float) -> None:
         self.path: Path = path
@@ -385,10 +359,7 @@ class SnapshotFolder:
             )
 
     def current(self) -> Generation:
-        """Return the newest generation.
-
-        Raises: IntegrityError: a file is not what was written. StoreError: it cannot be read.
-        """
+        """Return the newest generation. Raises: IntegrityError, StoreError."""
         generation = self._generation
         try:
             if generation is not None and generation.is_newest():
@@ -429,10 +400,7 @@ class SnapshotFolder:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the write lock, and delete all files that are not listed, before and after: those of
-        a write that was killed or failed, and replaced ones.
-
-        Raises: StoreError: another process holds it, there is no room, or no permission.
-        """
+        a write that was killed or failed, and replaced ones. Raises: StoreError."""
         try:
             with self._one_writer, self._file_lock.acquire(timeout=self._wait):
                 if self._file_lock.lock_counter > 1:

@@ -66,11 +66,7 @@ def _largest(scores: Floats, k: int) -> Places:
 
 
 def scored_rows(segment: Segment, queries: Floats, k: int, rows: Places | None) -> Iterator[Scored]:
-    """Yield living rows with their scores, among which are the k best.
-
-    Args:
-        rows: these alone, compared one by one.
-    """
+    """Yield living rows, or `rows` alone, with their scores; the k best are among them."""
     if rows is None and segment.index is not None:
         found = _by_index(segment, queries, min(k, segment.record.living))
         if found is not None:
@@ -106,9 +102,9 @@ def products(queries: Floats, block: Floats) -> Floats:
 
 
 def _by_index(segment: Segment, queries: Floats, k: int) -> Scored | None:
-    """Return the k nearest living rows of each query; None if so many are wanted that most rows
-    would be compared anyway, if codes cannot tell which, or if a sum of faiss is past float32,
-    which may hide that its end is not."""
+    """Return the k nearest living rows of each query; None if most rows would be compared anyway,
+    codes cannot tell which, or a sum of faiss is past float32, which may hide that its end is not.
+    """
     record = segment.record.index
     assert record is not None
     codes, lists = record.codes, record.lists
@@ -124,8 +120,8 @@ def _by_index(segment: Segment, queries: Floats, k: int) -> Scored | None:
 
 
 def _most_probes(lists: int, codes: IndexCodes) -> int:
-    """Return how many lists a search may look into. With whole vectors that is fewer than half: a
-    comparison of all rows would be as fast. Codes of all rows are less to read than the rows."""
+    """Return how many lists a search may look into. Of whole vectors that is fewer than half: to
+    compare all rows would be as fast. Codes of all rows are less to read than the rows."""
     return (lists - 1) // 2 if codes.whole else lists
 
 
@@ -174,13 +170,10 @@ def _chosen(segment: Segment, index: Any, queries: Floats, k: int, probes: int) 
 def build(folder: Path, segment: Segment, codes: IndexCodes) -> IndexRecord | str:
     """Index a segment, and write the index.
 
-    The recall is that of stored rows as queries; queries of another distribution may have another.
-
-    Returns: a sentence that says what was measured if, with whole vectors, the recall takes half of
-        the lists or more: comparing all rows is then about as fast, and misses none.
-    Raises: DataError: faiss is not installed or too old; codes do not give the recall, or cannot
-        hold a value. StoreError: it cannot write.
-    """
+    Returns: a sentence that says what was measured if, with whole vectors, the recall of stored
+        rows as queries takes half of the lists or more: comparing all rows is then about as fast.
+    Raises: DataError: no faiss, or one too old; codes find too few, or cannot hold a value.
+        StoreError."""
     faiss, vectors = faiss_module(), segment.vectors
     dim = vectors.shape[1]
     lists = max(1, min(round(2 * len(vectors) ** 0.5), len(vectors) // TRAINING))
@@ -211,16 +204,11 @@ def build(folder: Path, segment: Segment, codes: IndexCodes) -> IndexRecord | st
 
 
 def _empty_index(codes: IndexCodes, inner: Any, lists: int, bounds: Floats) -> Any:
-    """Return an index without rows.
+    """Return an index without rows, given that of the centres and the bounds [2, D] of coordinates.
 
     float16 and int8 are scalar quantizers, int8 of each coordinate between its bounds. binary is
     RaBitQ (Gao and Long, SIGMOD 2024, "RaBitQ", §3): the signs of what a row is more than its
-    list's centre, and two floats that make its inner products unbiased.
-
-    Args:
-        inner: faiss's index of the centres.
-        bounds: float32 [2, D], the smallest and largest value of each coordinate.
-    """
+    list's centre, and two floats that make its inner products unbiased."""
     faiss, dim, metric = faiss_module(), inner.d, faiss_module().METRIC_INNER_PRODUCT
     if codes.whole:
         return faiss.IndexIVFFlat(inner, dim, lists, metric)
@@ -249,8 +237,8 @@ def _empty_index(codes: IndexCodes, inner: Any, lists: int, bounds: Floats) -> A
 def _enough_probes(
     index: Any, segment: Segment, lists: int, codes: IndexCodes
 ) -> tuple[int, float] | str:
-    """Return the number of lists that give the recall, and the recall; if these are too many lists,
-    a sentence that says so. Raises: DataError: codes do not give it."""
+    """Return the number of lists that give the recall, and the recall; or a sentence that says that
+    these are too many lists. Raises: DataError: codes do not give it."""
     sample = np.random.default_rng(1).permutation(segment.living())[:SAMPLE]
     queries = segment.vectors[sample]
     compared = scored_rows(segment, queries, NEAREST, segment.living())

@@ -42,17 +42,10 @@ IDLE = 8
 
 
 class SqliteFile:
-    """The connections of one store.
-
-    They come from apsw, which brings an SQLite of its own: Python's may be built without loadable
-    extensions, and is then of no use here.
-
-    Args:
-        shown: how errors name the store.
-        create: make the file where it is not there.
-    Raises: DataError: there is no such file; apsw or sqlite-vec is not installed. StoreError: it
-        cannot be opened.
-    """
+    """The connections of one store. They come from apsw, which brings an SQLite of its own:
+    Python's may be built without loadable extensions, and is then of no use here.
+    Raises: DataError: there is no such file; no apsw or sqlite-vec. StoreError: it cannot be
+        opened."""
 
     def __init__(self, path: Path, shown: str, create: bool) -> None:
         self._apsw, self._extension = _clients()

@@ -24,13 +24,7 @@ WIDER = 4
 
 @dataclass(frozen=True)
 class StoreRecord:
-    """What a store says of itself.
-
-    Args:
-        id_type: "int64" or "string".
-        spaces: by version, ascending.
-        side: of the rows; None until it is set.
-    """
+    """What a store says of itself; its spaces are in the order of their versions."""
 
     id_type: str
     spaces: dict[int, Space]
@@ -42,12 +36,8 @@ class StoreRecord:
 
 
 def parse_record(read: Callable[[], Mapping[str, Any]], shown: str) -> StoreRecord:
-    """Return a store's record.
-
-    Args:
-        read: returns what `StoreRecord.as_json` returned, or raises what reading JSON raises.
-    Raises: FormatError: it is of a later format. StoreError: it is damaged, or no record.
-    """
+    """Return a store's record, given a function that reads it, or raises as reading JSON does.
+    Raises: FormatError: it is of a later format. StoreError: it is damaged, or no record."""
     try:
         raw = read()
         if raw["format_version"] != FORMAT:
