@@ -526,11 +526,10 @@ class Reader(Reopened):
 
     def _as(self, rows: Rows, target: int, side: str, sidecars: bool) -> Floats:
         """Return stored rows, which may have norms after their vectors, as a version reads them."""
-        dim = self.lineage.manifest(rows.version).dim
-        own = Rows(rows.version, rows.ids, rows.vectors[:, :dim])
-        if not sidecars:
-            return self._maps.rows(own.vectors, own.version, target)
-        return self._sidecars.rows(self._maps, own, target, side)
+        own = rows.vectors[:, : self.lineage.manifest(rows.version).dim]
+        if not (sidecars and self._sidecars.apply(side, target, [rows.version])):
+            return self._maps.rows(own, rows.version, target)
+        return self._sidecars.rows(self._maps, replace(rows, vectors=own), target, side)
 
     def queries(self, queries: npt.ArrayLike, version: int) -> Floats:
         """Return queries of a version as float32 [Q, D].

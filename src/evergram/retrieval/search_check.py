@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import get_args
 
 import numpy as np
@@ -22,7 +23,7 @@ from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.rows import check_k, scores_by
-from evergram.stores.store import Floats, Hits, ReadableStore
+from evergram.stores.store import Floats, Hits, ReadableStore, Rows
 from evergram.vector_files.open_embeddings import EmbeddingFile
 
 Doubles = npt.NDArray[np.float64]
@@ -73,7 +74,7 @@ def checked_versions(lineage: Lineage, store: ReadableStore) -> list[int]:
 
 
 def canary_queries(
-    lineage: Lineage, versions: Iterable[int], side: str, sample: int = 200, seed: int = 0
+    lineage: Lineage, versions: Iterable[int], side: str, sample: int = 200
 ) -> dict[int, Floats]:
     """Return vectors [≤ sample, D_j] of version j for each version: of its canaries of the side
     "query", or of `side` where it has no queries, as it published them; each once, and none of
@@ -87,7 +88,7 @@ def canary_queries(
         if of_side is not None:
             vectors = of_side[1].numpy().astype(np.float32)
         vectors = _told_apart(vectors)
-        order = np.random.default_rng(seed).permutation(len(vectors))
+        order = np.random.default_rng(0).permutation(len(vectors))
         drawn[version] = vectors[np.sort(order[:sample])]
     return drawn
 
@@ -146,23 +147,18 @@ def check_searches(
         )
     hits: dict[tuple[int, Metric], list[Hits]] = {}
     checks: dict[tuple[int, Metric], SearchCheck] = {}
-    for version, asked in queries.items():
-        for metric in metrics:
-            problem = None if len(asked) else "there is no query whose length is above 0"
-            try:
-                if problem is None:
-                    hits[version, metric] = reader.search(asked, k, version, side, metric)
-            except LineageError as error:
-                problem = str(error).rstrip(".")
-            checks[version, metric] = SearchCheck(version, metric, len(asked), problem=problem)
-    best, done = {key: _Best(queries[key[0]], k, key[1]) for key in hits}, 0
+    for version, metric in product(queries, metrics):
+        asked, problem = queries[version], "there is no query whose length is above 0"
+        try:
+            if len(asked):
+                hits[version, metric] = reader.search(asked, k, version, side, metric)
+        except LineageError as error:
+            problem = str(error).rstrip(".")
+        checks[version, metric] = SearchCheck(version, metric, len(asked), problem=problem)
+    best = {key: _Best(queries[key[0]], k, key[1]) for key in hits}
+    done = 0
     for rows in store.scan(size=BLOCK) if best else ():
-        own = rows.vectors[:, : maps.dim(rows.version)]
-        for version in dict.fromkeys(version for version, _ in best):
-            read = maps.rows(own, rows.version, version)
-            for (of_version, _), of_search in best.items():
-                if of_version == version:
-                    of_search.add(read)
+        _compare(rows, maps, best)
         done += len(rows)
         if progress is not None:
             progress(done, total)
@@ -175,11 +171,25 @@ def check_searches(
         for place, found in enumerate(hits[version, metric]):
             embedded = reader.embed(found.ids.unique(), version, side)
             shares.append(of_search.share(place, embedded.vectors[embedded.sources >= 0]))
-        with_none = bootstrap(torch.tensor([*shares, 0.0], dtype=torch.float64))
-        of_queries = bootstrap(torch.tensor(shares, dtype=torch.float64))
-        recall = of_queries.mean, with_none.low, of_queries.high, min(shares)
-        checks[version, metric] = SearchCheck(version, metric, len(shares), *recall)
+        checks[version, metric] = _measured(version, metric, shares)
     return list(checks.values())
+
+
+def _compare(rows: Rows, maps: VersionMaps, best: Mapping[tuple[int, Metric], _Best]) -> None:
+    """Compare stored rows with the best so far of each version and metric."""
+    own = rows.vectors[:, : maps.dim(rows.version)]
+    for version in dict.fromkeys(version for version, _ in best):
+        read = maps.rows(own, rows.version, version)
+        for (of_version, _), of_search in best.items():
+            if of_version == version:
+                of_search.add(read)
+
+
+def _measured(version: int, metric: Metric, shares: list[float]) -> SearchCheck:
+    with_none = bootstrap(torch.tensor([*shares, 0.0], dtype=torch.float64))
+    of_queries = bootstrap(torch.tensor(shares, dtype=torch.float64))
+    recall = of_queries.mean, with_none.low, of_queries.high, min(shares)
+    return SearchCheck(version, metric, len(shares), *recall)
 
 
 class _Best:

@@ -68,13 +68,12 @@ class Sidecars:
         return max(k, min(max(self._depth, PER_RESULT * k), MOST_HITS)) if later else k
 
     def rows(self, maps: VersionMaps, rows: Rows, target: int, side: str) -> Floats:
-        """Return rows of one version as another reads them, [n, D_target]: from version to version
-        by codes of their vectors where there are some, and else by the backward transform.
-        Raises: as `VersionMaps.rows`."""
+        """Return rows of a version that a sidecar may apply to as an earlier one reads them, [n,
+        D_target]: from version to version by codes of their vectors where there are some, and else
+        by the backward transform. Raises: as `VersionMaps.rows`."""
         vectors, version = rows.vectors, rows.version
         sidecar = self._of.get((side, version))
-        if sidecar is None or version <= target:
-            return maps.rows(vectors, version, target)
+        assert sidecar is not None
         places = sidecar.known(rows)
         # A withdrawn version may be asked for, which is before none of them.
         while sidecar is not None and sidecar.target >= target and (places >= 0).any():

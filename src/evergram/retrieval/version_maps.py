@@ -135,8 +135,8 @@ class VersionMaps:
 
 
 def checked_vectors(vectors: npt.ArrayLike, dim: int, version: int) -> Floats:
-    """Return vectors of a version, one or several, as float32 [Q, D].
-    Raises: ShapeError, DataError: they are no finite vectors of it."""
+    """Return vectors of a version, one or several, as float32 [Q, D]. Raises: ShapeError,
+    DataError: they are no finite vectors of it."""
     try:
         if np.iscomplexobj(vectors):
             raise ValueError

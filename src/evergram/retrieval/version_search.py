@@ -131,8 +131,8 @@ UNIT = 1e-3
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Everything about a search except the query vectors and k; see `Reader.search`.
-    Raises: DataError: there is no such metric, or no such scores."""
+    """Everything about a search except the query vectors and k; see `Reader.search`. Raises:
+    DataError: there is no such metric, or no such scores."""
 
     target: int
     side: str

@@ -301,29 +301,21 @@ def make_sidecar(
             f"The backward transform from version {number} is not affine, and a sidecar needs an "
             "affine one."
         )
-    stored, compares = open_embeddings(lineage.stored(side, number)), old is not None
+    stored = open_embeddings(lineage.stored(side, number))
     if old is not None:
         _refuse_another(old, lineage, target, side)
-    elif target in lineage.versions_with_embeddings:
-        old = open_embeddings(lineage.stored(side, target))
-    else:
+    elif target not in lineage.versions_with_embeddings:
         raise LineageError(
             f"The vectors of version {target} are not stored in {lineage} any more; give the file "
             "of them (--old)."
         )
-    pairing = Pairing(old, stored)
-    weight, offset = lineage.chain.affine(number, target)
-    shift = offset if bool(offset.any()) else None
-    before, after = _sampled(pairing, old.dim)
-    if error is None:
-        assert size is not None
-        sidecar = Sidecar.fit(weight, shift, after, before, size)
-    else:
-        if progress is not None:
-            progress(0, len(pairing))  # the bytes for an error take a while to be found
-        sidecar = Sidecar.fit_for_error(weight, shift, after, before, error)
+    past = open_embeddings(lineage.stored(side, target)) if old is None else old
+    pairing = Pairing(past, stored)
+    if error is not None and progress is not None:
+        progress(0, len(pairing))  # the bytes for an error take a while to be found
+    sidecar = _fitted(pairing, lineage.chain.affine(number, target), size, error)
     arrays, errors, distances = _encoded(pairing, sidecar, progress)
-    if compares:
+    if old is not None:
         kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
         compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
         _refuse_mixed_up(distances, compared.to_numpy(zero_copy_only=False), str(old.path))
@@ -351,6 +343,20 @@ def _checked_versions(lineage: Lineage, version: int | None) -> tuple[int, int]:
     if not before:
         raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
     return number, max(before)
+
+
+def _fitted(
+    pairing: Pairing, backward: tuple[Tensor, Tensor], size: int | None, error: float | None
+) -> Sidecar:
+    """Return a sidecar of a sample of the pairs, given the weight and the offset of the backward
+    transform."""
+    weight, offset = backward
+    shift = offset if bool(offset.any()) else None
+    before, after = _sampled(pairing, len(weight))
+    if error is not None:
+        return Sidecar.fit_for_error(weight, shift, after, before, error)
+    assert size is not None
+    return Sidecar.fit(weight, shift, after, before, size)
 
 
 def _warn(sidecar: Sidecar, errors: Mapping[str, float], error: float | None) -> None:

@@ -338,8 +338,8 @@ def name_of(column: str) -> Identifier:
 def sql_of(
     asked: Filter, columns: Mapping[str, str], allowed: Sequence[str]
 ) -> tuple[Composable, list[Any]]:
-    """Return a filter as a boolean expression in parentheses, and its parameters.
-    Raises: DataError: the filter is wrong."""
+    """Return a filter as a boolean expression in parentheses, and its parameters. Raises:
+    DataError: the filter is wrong."""
     if isinstance(asked, Mapping):
         parts, bound = [], []
         for condition in read_conditions(asked):

@@ -314,7 +314,7 @@ def _codes_of(table: Any) -> IndexCodes:
 def _nearest(
     table: Any, query: Floats, k: int, codes: IndexCodes, count: int
 ) -> tuple[pa.Array, Floats]:
-    """Return the ids [≤k] of the rows with the largest inner products with a query [D], and these."""
+    """Return the ids [≤k] of the rows with the largest inner products with a query, and these."""
     lists = isqrt(count) + 1
     probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
     if codes.whole:

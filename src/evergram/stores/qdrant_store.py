@@ -418,9 +418,9 @@ def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:
 
 
 class QdrantConnection:
-    """The requests of one store to a server, or to a folder in the local mode.
-    Raises: DataError: there is no such folder; the client is not installed. StoreError: it cannot
-        be opened, say because another process has it open."""
+    """The requests of one store to a server, or to a folder in the local mode. Raises: DataError:
+    there is no such folder; the client is not installed. StoreError: it cannot be opened, say
+    because another process has it open."""
 
     # Qdrant lets one client a process open a folder, so stores in a folder share one.
     _living: ClassVar[WeakValueDictionary[Path, LocalClient]] = WeakValueDictionary()

@@ -168,12 +168,10 @@ def _chosen(segment: Segment, index: Any, queries: Floats, k: int, probes: int) 
 
 
 def build(folder: Path, segment: Segment, codes: IndexCodes) -> IndexRecord | str:
-    """Index a segment, and write the index.
-
-    Returns: a sentence that says what was measured if, with whole vectors, the recall of stored
-        rows as queries takes half of the lists or more: comparing all rows is then about as fast.
-    Raises: DataError: no faiss, or one too old; codes find too few, or cannot hold a value.
-        StoreError."""
+    """Index a segment, and write the index; or return a sentence that says what was measured if,
+    with whole vectors, the recall of stored rows as queries takes half of the lists or more:
+    comparing all rows is then about as fast. Raises: DataError: no faiss, or one too old; codes
+    find too few, or cannot hold a value. StoreError."""
     faiss, vectors = faiss_module(), segment.vectors
     dim = vectors.shape[1]
     lists = max(1, min(round(2 * len(vectors) ** 0.5), len(vectors) // TRAINING))

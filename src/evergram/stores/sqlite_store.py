@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
@@ -42,10 +42,9 @@ IDLE = 8
 
 
 class SqliteFile:
-    """The connections of one store. They come from apsw, which brings an SQLite of its own:
-    Python's may be built without loadable extensions, and is then of no use here.
-    Raises: DataError: there is no such file; no apsw or sqlite-vec. StoreError: it cannot be
-        opened."""
+    """The connections of one store, by apsw, whose SQLite can load extensions: Python's may be
+    built without them. Raises: DataError: there is no such file; no apsw or sqlite-vec. StoreError:
+    it cannot be opened."""
 
     def __init__(self, path: Path, shown: str, create: bool) -> None:
         self._apsw, self._extension = _clients()
@@ -429,15 +428,9 @@ class SqliteStore(TablePerVersionStore):
 
     def _ask(self, query: str, *values: Any) -> list[Any]:
         """Return the rows of a query. Raises: StoreError."""
+        return self._ask_each(query, [values])
 
-        def ask(view: Self) -> list[Any]:
-            assert view._moment is not None
-            with view._file.errors():
-                return list(view._moment.execute(query, values))
-
-        return self._at_one_moment(ask)
-
-    def _ask_each(self, query: str, several: Iterator[tuple[Any, ...]]) -> list[Any]:
+    def _ask_each(self, query: str, several: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Return the rows of a query that is asked with each of several values."""
 
         def ask(view: Self) -> list[Any]:
