@@ -132,15 +132,15 @@ EXTRAS = [
     ("sqlite_vec", "sqlite", "sqlite:{}/s.db#emb"),
     ("psycopg", "pgvector", "postgresql://ann@db/vectors#emb"),
 ]
+CLIENTS = ["lance_store", "qdrant_store", "sqlite_store", "pgvector_store", "postgres_connection"]
 
 
 @pytest.mark.parametrize(("module", "extra", "address"), EXTRAS)
 def test_without_its_client_the_error_says_what_to_install(
     module: str, extra: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if module == "psycopg":
-        for name in ("pgvector_store", "postgres_connection"):
-            monkeypatch.delitem(sys.modules, f"evergram.stores.{name}")
+    for name in CLIENTS:
+        monkeypatch.delitem(sys.modules, f"evergram.stores.{name}", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match=rf"pip install 'evergram\[{extra}\]'"):
         open_store(address.format(tmp_path / "s"), create="int64")

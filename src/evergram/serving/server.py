@@ -32,7 +32,7 @@ from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.serving.service import Service, has_tokens
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts
-from evergram.stores.qdrant_store import is_local_mode
+from evergram.stores.open_store import is_local_mode
 from evergram.texts.addresses import check_encoder_address
 from evergram.texts.record import RECORDED
 

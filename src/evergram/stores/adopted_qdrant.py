@@ -27,9 +27,13 @@ from evergram.stores.adopted_store import (
     wrong_address,
 )
 from evergram.stores.filters import Condition, Filter, check_allowed, read_conditions, type_of
-from evergram.stores.qdrant_store import KEY, QdrantConnection, blocks_of, is_url
+from evergram.stores.open_store import is_url
+from evergram.stores.qdrant_store import KEY, QdrantConnection, blocks_of
 from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, best_by, merge_hits
 from evergram.stores.store import StoreView
+
+# After the import above, which says so where qdrant-client is missing.
+from qdrant_client import models  # isort: skip
 
 T = TypeVar("T")
 
@@ -239,8 +243,6 @@ class AdoptedCollection(AdoptedStore):
     def _by_database(
         self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[Hits]:
-        from qdrant_client import models
-
         # A server's own codes of vectors are left out, too. The local mode compares all in any
         # case, and warns of parameters.
         whole = models.QuantizationSearchParams(ignore=True)
@@ -328,8 +330,6 @@ class AdoptedCollection(AdoptedStore):
 
     def _among(self, ids: pa.Array | None) -> Iterator[Any]:
         """Yield conditions for some ids, or None for all."""
-        from qdrant_client import models
-
         if ids is None:
             yield None
             return
@@ -352,8 +352,6 @@ class AdoptedCollection(AdoptedStore):
         self, vector: str | None, more: Sequence[Any] = (), without: Sequence[str] = ()
     ) -> Any:
         """Return the filter for points with an id, a vector and not others, and more conditions."""
-        from qdrant_client import models
-
         must: list[Any] = [] if vector is None else [models.HasVectorCondition(has_vector=vector)]
         must += [one for one in more if one is not None]
         must_not: list[Any] = [models.HasVectorCondition(has_vector=name) for name in without]
@@ -362,8 +360,6 @@ class AdoptedCollection(AdoptedStore):
         return models.Filter(must=must, must_not=must_not)
 
     def _with_field(self, field: str) -> Any:
-        from qdrant_client import models
-
         empty = models.IsEmptyCondition(is_empty=models.PayloadField(key=field))
         return models.Filter(must_not=[empty])
 
@@ -389,8 +385,6 @@ def _asked(vectors: Sequence[str]) -> bool | list[str]:
 
 def filter_of(asked: Filter, allowed: Sequence[str]) -> Any:
     """Return a filter as a `models.Filter`. Raises: DataError: it is wrong."""
-    from qdrant_client import models
-
     if isinstance(asked, Mapping):
         conditions = read_conditions(asked)
         for one in conditions:
@@ -405,8 +399,6 @@ def filter_of(asked: Filter, allowed: Sequence[str]) -> Any:
 
 
 def _condition(condition: Condition) -> Any:
-    from qdrant_client import models
-
     def of_field(**test: Any) -> Any:
         return models.FieldCondition(key=condition.field, **test)
 
@@ -431,8 +423,6 @@ def _condition(condition: Condition) -> Any:
 
 def _range(condition: Condition, bound: Any) -> Any:
     """Return a range of numbers, or of times, which without a zone are of UTC."""
-    from qdrant_client import models
-
     named = condition.field[:80]
     if type_of(condition) == "number":
         if isinstance(bound, int) and abs(bound) > EXACT:

@@ -37,6 +37,12 @@ from evergram.stores.store import (
 )
 from evergram.stores.table_per_version import StoreRecord, TablePerVersionStore, parse_record
 
+try:
+    import lancedb
+    import lancedb.index
+except ImportError as error:
+    raise DataError("A store in LanceDB needs lancedb: pip install 'evergram[lance]'.") from error
+
 T = TypeVar("T")
 
 # As many ids stand in one condition.
@@ -105,8 +111,6 @@ class LanceStore(TablePerVersionStore):
 
     def _check_codes(self, codes: IndexCodes, spaces: list[Space]) -> None:
         """Raises: DataError: LanceDB has no such codes, or none of rows of this length."""
-        import lancedb.index
-
         codes.check(list(FORMS), self.address)
         name, step = FORMS[codes.kind]
         if not hasattr(lancedb.index, name):
@@ -178,8 +182,6 @@ class LanceStore(TablePerVersionStore):
             raise not_ours(f"table {path.stem}", self.address)
 
     def _make_table(self, space: Space) -> None:
-        from lancedb.index import BTree
-
         name = f"{self._name}-v{space.version}"
         fields = {"id": self._id_type, COLUMN: pa.list_(pa.float32(), space.dim)}
         schema = pa.schema({**fields, "check": pa.uint32()})
@@ -188,7 +190,9 @@ class LanceStore(TablePerVersionStore):
             if left.schema.names != schema.names or left.count_rows():
                 raise not_ours(f"table {name}", self.address)
             self._database.drop_table(name)
-        self._database.create_table(name, schema=schema).create_index("id", config=BTree())
+        self._database.create_table(name, schema=schema).create_index(
+            "id", config=lancedb.index.BTree()
+        )
 
     def _put(self, rows: Rows, checks: Checks) -> None:
         flat = pa.array(rows.vectors.reshape(-1))
@@ -283,8 +287,6 @@ class LanceStore(TablePerVersionStore):
 def build_index(table: Any, space: Space, codes: IndexCodes) -> None:
     """Build the index of a table by inner product, in place of the one that it has, which stays
     where codes find too few. Raises: DataError: they do."""
-    import lancedb.index
-
     # The name says which codes they are.
     name = WHOLE if codes.whole else f"{COLUMN}_{codes.kind}_{codes.oversample}"
     make = getattr(lancedb.index, FORMS[codes.kind][0])
@@ -391,13 +393,7 @@ def check_local(place: str, kind: str) -> None:
 
 
 def connected(folder: Path, shown: str) -> Any:
-    """Return the database in a folder. Raises: DataError: LanceDB is not installed."""
-    try:
-        import lancedb
-    except ImportError:
-        raise DataError(
-            "A store in LanceDB needs lancedb: pip install 'evergram[lance]'."
-        ) from None
+    """Return the database in a folder."""
     with errors_as_store_errors(shown):
         # 0: every read looks whether another process has written.
         return lancedb.connect(folder, read_consistency_interval=timedelta(0))

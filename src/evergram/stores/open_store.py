@@ -64,6 +64,17 @@ def snapshot_folder(address: str) -> Path | None:
     return None if scheme in KINDS else Path(address)
 
 
+def is_url(place: str) -> bool:
+    """Return whether a place is the URL of a Qdrant server; otherwise it is a folder."""
+    return place.startswith(("http://", "https://"))
+
+
+def is_local_mode(address: str) -> bool:
+    """Return whether an address of a store is a folder of Qdrant's local mode."""
+    scheme, _, place = address.partition(":")
+    return scheme in ("qdrant", "qdrant-collection") and not is_url(place)
+
+
 @overload
 def open_store(address: str, *, create: str) -> Store: ...
 @overload

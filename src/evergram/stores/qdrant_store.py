@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from evergram.errors import DataError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes, share_found, too_few_found
+from evergram.stores.open_store import is_url
 from evergram.stores.rows import Checks, Floats, Rows, Space
 from evergram.stores.store import (
     StoreView,
@@ -37,6 +38,14 @@ from evergram.stores.table_per_version import (
     TablePerVersionStore,
     parse_record,
 )
+
+try:
+    from qdrant_client import QdrantClient, models
+    from qdrant_client.http.exceptions import ResponseHandlingException
+except ImportError as error:
+    raise DataError(
+        "A store in Qdrant needs qdrant-client: pip install 'evergram[qdrant]'."
+    ) from error
 
 T = TypeVar("T")
 
@@ -151,8 +160,6 @@ class QdrantStore(TablePerVersionStore):
     def _quantize(self, version: int, codes: IndexCodes) -> None:
         """Have a collection quantized as the codes say, with whole vectors on the disk; for whole
         vectors take both back. Raises: StoreError: the server has no such codes."""
-        from qdrant_client import models
-
         if codes.whole and self._quantized(version) is None:
             return
         # `always_ram` is what servers of every age know.
@@ -185,8 +192,6 @@ class QdrantStore(TablePerVersionStore):
     def _share_found(self, version: int, oversample: int) -> float:
         """Return which share of the best that the graph finds among whole vectors it finds by
         codes, with stored rows as queries."""
-        from qdrant_client import models
-
         at, pairs = self._at(version), []
         # Ids of points are hashes of the rows' ids, so the first of them are drawn by chance.
         points, _ = self._ask("scroll", at, limit=SAMPLE, with_payload=False, with_vectors=True)
@@ -226,8 +231,6 @@ class QdrantStore(TablePerVersionStore):
         return None if payload is None else parse_record(lambda: payload, self.address)
 
     def _save(self, record: StoreRecord) -> None:
-        from qdrant_client import models
-
         facts, held = record.as_json(), self._payload()
         if held is None:
             self._make(self._name, 1)
@@ -258,8 +261,6 @@ class QdrantStore(TablePerVersionStore):
                 self._set_fields({"oversample": after})
 
     def _make(self, collection: str, dim: int) -> None:
-        from qdrant_client import models
-
         if self._ask("collection_exists", collection):
             return
         shape = models.VectorParams(size=dim, distance=models.Distance.DOT)
@@ -288,8 +289,6 @@ class QdrantStore(TablePerVersionStore):
         self._make(at, space.dim)
 
     def _put(self, rows: Rows, checks: Checks) -> None:
-        from qdrant_client import models
-
         at, keys = self._at(rows.version), rows.ids.to_pylist()
         step = max(1, min(POINTS, FLOATS // rows.vectors.shape[1]))
         for start in range(0, len(keys), step):
@@ -303,8 +302,6 @@ class QdrantStore(TablePerVersionStore):
             self._ask("upsert", at, batch, wait=True)
 
     def _remove(self, version: int, ids: pa.Array) -> None:
-        from qdrant_client import models
-
         at, announced = self._at(version), False
         for keys in blocks_of(points_of(ids.to_pylist()), POINTS):
             # The local mode writes to its disk for every id, be it there or not.
@@ -340,8 +337,6 @@ class QdrantStore(TablePerVersionStore):
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        from qdrant_client import models
-
         at, among = self._at(version), None
         exact = exact or (ids is not None and len(ids) <= LOOKED_UP)
         if ids is not None:
@@ -386,8 +381,6 @@ def points_of(keys: Sequence[int | str]) -> list[Any]:
 def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any:
     """Return how a server is to search for the k best; without `oversample` by whole vectors, also
     where the server has codes."""
-    from qdrant_client import models
-
     codes = models.QuantizationSearchParams(ignore=True)
     if oversample is not None and not exact:
         # Without `rescore` scores may be those of the codes.
@@ -398,17 +391,6 @@ def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any
 
 
 # The client, which collections of one's own have as well.
-
-
-def is_url(place: str) -> bool:
-    """Say whether a place is the URL of a server; otherwise it is a folder."""
-    return place.startswith(("http://", "https://"))
-
-
-def is_local_mode(address: str) -> bool:
-    """Return whether an address of a store is a folder of Qdrant's local mode."""
-    scheme, _, place = address.partition(":")
-    return scheme in ("qdrant", "qdrant-collection") and not is_url(place)
 
 
 def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:
@@ -427,12 +409,6 @@ class QdrantConnection:
     _opening: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, place: str, shown: str, create: bool) -> None:
-        try:
-            from qdrant_client import QdrantClient
-        except ImportError:
-            raise DataError(
-                "A store in Qdrant needs qdrant-client: pip install 'evergram[qdrant]'."
-            ) from None
         self._shown = shown
         self._closed = False
         # A writer holds it: one at a time of this store, or of all stores in the folder.
@@ -460,8 +436,6 @@ class QdrantConnection:
     def ask(self, method: str, *args: Any, **options: Any) -> Any:
         """Return the answer of a method of the client, which is called a second time if a server
         that was restarted has cut the connection. Raises: StoreError: none, or an error."""
-        from qdrant_client.http.exceptions import ResponseHandlingException
-
         if self._closed:
             raise was_closed(self._shown)
         call = getattr(self._client, method)
@@ -506,8 +480,6 @@ class LocalClient:
     """A client of a folder, and how many stores use it."""
 
     def __init__(self, folder: Path) -> None:
-        from qdrant_client import QdrantClient
-
         # The local mode knows nothing of threads: one at a time has the turn.
         self.turn: threading.RLock = threading.RLock()
         self.users = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +31,13 @@ from evergram.stores.store import (
 )
 from evergram.stores.table_per_version import StoreRecord, TablePerVersionStore, parse_record
 
-if TYPE_CHECKING:
-    from apsw import Connection
+try:
+    import apsw
+    import sqlite_vec
+except ImportError as error:
+    raise DataError(
+        "A store in SQLite needs apsw and sqlite-vec: pip install 'evergram[sqlite]'."
+    ) from error
 
 T = TypeVar("T")
 
@@ -47,22 +52,26 @@ class SqliteFile:
     it cannot be opened."""
 
     def __init__(self, path: Path, shown: str, create: bool) -> None:
-        self._apsw, self._extension = _clients()
+        if not hasattr(apsw.Connection, "load_extension"):
+            raise DataError(
+                "The apsw that is installed was built without loadable extensions, so that it "
+                "cannot load sqlite-vec: install a wheel of it, pip install --force-reinstall apsw."
+            )
         self._path = path.absolute()
         self._shown = shown
         self._closed = False
-        self._idle: list[Connection] = []
+        self._idle: list[apsw.Connection] = []
         self._guard = threading.Lock()
         if create:
             with self.errors():
                 self._path.parent.mkdir(parents=True, exist_ok=True)
         elif not self._path.exists():
             raise no_store(shown)
-        flags = self._apsw.SQLITE_OPEN_READWRITE
-        self._flags = flags | (self._apsw.SQLITE_OPEN_CREATE if create else 0)
+        flags = apsw.SQLITE_OPEN_READWRITE
+        self._flags = flags | (apsw.SQLITE_OPEN_CREATE if create else 0)
 
     @contextmanager
-    def moment(self, begin: str = "begin") -> Iterator[Connection]:
+    def moment(self, begin: str = "begin") -> Iterator[apsw.Connection]:
         """Lend a connection with a transaction: one that sees the file as it is now, and only that,
         or, with "begin immediate", the one that writes; it is whole, and on the disk, when the
         block ends, or undone where it raises.
@@ -99,7 +108,7 @@ class SqliteFile:
                             f"{self._shown} cannot have a write-ahead log, for which SQLite needs "
                             "shared memory; move it to a local disk."
                         )
-                except self._apsw.BusyError:
+                except apsw.BusyError:
                     if time.monotonic() > until:
                         raise
                     time.sleep(0.05)
@@ -121,14 +130,14 @@ class SqliteFile:
         with errors_as_store_errors(self._shown, todo):
             try:
                 yield
-            except self._apsw.BusyError:
+            except apsw.BusyError:
                 raise StoreError(
                     f"Another process has been writing {self._shown} for {WAIT:.0f} s; try again "
                     "later."
                 ) from None
 
     @contextmanager
-    def _lent(self) -> Iterator[Connection]:
+    def _lent(self) -> Iterator[apsw.Connection]:
         with self._guard:
             if self._closed:
                 raise was_closed(self._shown)
@@ -146,16 +155,16 @@ class SqliteFile:
             if not kept:
                 self._drop(connection)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> apsw.Connection:
         try:
-            connection: Connection = self._apsw.Connection(str(self._path), flags=self._flags)
-        except self._apsw.CantOpenError:
+            connection: apsw.Connection = apsw.Connection(str(self._path), flags=self._flags)
+        except apsw.CantOpenError:
             # SQLite does not say why; the system does.
             with self._path.open("r+b" if self._path.exists() else "xb"):
                 raise
         try:
             connection.enable_load_extension(True)
-            connection.load_extension(self._extension)
+            connection.load_extension(sqlite_vec.loadable_path())
             connection.enable_load_extension(False)
             connection.set_busy_timeout(round(WAIT * 1000))
             # A commit is on the disk when it returns, whatever this SQLite was built to do.
@@ -165,27 +174,10 @@ class SqliteFile:
             raise
         return connection
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: apsw.Connection) -> None:
         # What was written is on the disk already; the last one to leave only tidies up the log.
-        with suppress(self._apsw.Error):
+        with suppress(apsw.Error):
             connection.close()
-
-
-def _clients() -> tuple[Any, str]:
-    """Return the module apsw, and the path of sqlite-vec's extension."""
-    try:
-        import apsw
-        import sqlite_vec
-    except ImportError:
-        raise DataError(
-            "A store in SQLite needs apsw and sqlite-vec: pip install 'evergram[sqlite]'."
-        ) from None
-    if not hasattr(apsw.Connection, "load_extension"):
-        raise DataError(
-            "The apsw that is installed was built without loadable extensions, so that it cannot "
-            "load sqlite-vec: install a wheel of it, pip install --force-reinstall apsw."
-        )
-    return apsw, str(sqlite_vec.loadable_path())
 
 
 # Of a row whose length is in here, the distances of sqlite-vec neither overflow nor vanish.
@@ -219,7 +211,7 @@ class SqliteStore(TablePerVersionStore):
     two_steps: ClassVar[bool] = False
 
     # The connection that a view of one moment has; None where each call borrows one.
-    _moment: Connection | None = None
+    _moment: apsw.Connection | None = None
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
