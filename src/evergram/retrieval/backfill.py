@@ -42,8 +42,8 @@ from evergram.validation import sentence_of
 BATCH = 10_000
 # The error of a row of a withdrawn version, which is refreshed before all others.
 OF_WITHDRAWN = 1e9
-# A backfill has stalled when it wrote nothing for so many seconds, and for the time of so many of
-# its batches.
+# A backfill has stalled when it wrote nothing for PATIENCE seconds and for the time of this many
+# batches.
 PATIENCE, BATCHES = 60.0, 5
 # The state of a backfill whose files are damaged.
 UNREADABLE = "cannot be read; plan again"
@@ -293,7 +293,7 @@ class Backfill:
         """Refresh rows in the planned order.
 
         Args:
-            rows: stop after so many more; all by default.
+            rows: stop after this many more; all by default.
             progress: called with rows done and rows in all.
         Raises: LineageError: nothing is planned, it was rolled back or is half rolled back, its
             version was withdrawn, or another version is in production by now.
@@ -361,15 +361,11 @@ class Backfill:
         record = self._record()
         errors = read_table(self.folder / ORDER)["error"].to_numpy()
         total = float(errors.sum())
+        known = ("state", "side", "target", "rows", "without", "absent")
         return BackfillStatus(
-            state=record.state,
-            side=self.side,
+            **{name: getattr(record, name) for name in known},
             store=self.store.address,
-            target=record.target,
-            rows=record.rows,
             refreshed=record.done,
-            without=record.without,
-            absent=record.absent,
             remaining=float(errors[record.done :].sum()) / total if total else 0.0,
             held=self.store.count(),
         )

@@ -83,7 +83,7 @@ def fill(
     def blocks() -> Iterator[Rows]:
         done = 0
         for ids, vectors in file.blocks():
-            # A table of one's own may have integers as texts.
+            # The store may have integers as texts.
             keys = ids.cast(pa.string()) if store.id_type == pa.string() else ids
             yield stored_rows(lineage, maps, space, keys, vectors.numpy())
             done += len(ids)

@@ -193,7 +193,7 @@ def canary_stores(
     for side in lineage.manifest(lineage.newest).embeddings:
         store = (beside or {}).get(side)
         if store is None or not _has_newest(lineage, store):
-            # A table of one's own may have integers as texts.
+            # The user's own table may have integers as texts.
             as_texts = store is not None and store.id_type == pa.string()
             as_texts = as_texts and id_type(lineage, side, lineage.newest) == "int64"
             folders[side] = parent / (f"{side}.string" if as_texts else side), as_texts

@@ -20,7 +20,7 @@ from evergram.vector_files.open_embeddings import open_embeddings
 # A vector is the published one if it differs from it by less than this part of its length: the
 # rounding of half precision and of another run of the same model are less, another model is more.
 TOLERANCE = 2e-3
-# So many of the compared vectors must be the published ones: some texts may have changed since.
+# The share of the compared vectors that must be the published ones: some texts may have changed.
 AGREEING = 0.9
 # Rows of the table that are looked for in the published file, if it has no canary.
 LOOKED_FOR = 200

@@ -13,9 +13,8 @@ from evergram.lineage.lineage import Lineage
 from evergram.stores.store import Floats
 from evergram.tracing import span
 
-# A stored squared norm is scaled by this: beside a vector of length up to some hundreds it is then
-# a small coordinate, and a graph built on inner products of stored rows is that of the vectors.
-# A power of two loses nothing.
+# A stored squared norm is scaled by this: for vectors of length up to some hundreds it is then a
+# small coordinate, which hardly changes a graph of inner products. A power of two loses nothing.
 NORM_SCALE = 2.0**-10
 
 

@@ -1,7 +1,7 @@
 """Search at a version in stores that hold rows of any, with scores as they are or calibrated.
 
-A table of one's own has no ‖A z + b‖ beside its rows, which cosine and distance at another version
-need. At the rows' own version the database computes these; otherwise the rows are read here.
+The user's own tables do not store ‖A z + b‖, which cosine and distance at another version need. At
+the rows' own version the database computes these; otherwise the rows are read here.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ Progress = Callable[[int, int], None]
 log: logging.Logger = logging.getLogger(__name__)
 # Coordinates of the objects that directions and bits are chosen by.
 SAMPLE = 20_000_000
-# The backward transform's error on other objects may be this many times the error on those that the
-# lineage can compare; so many of these must be there, if there are others.
+# The backward transform's error on other objects may be WORSE times the error on those that the
+# lineage can compare; at least LEAST of these must be there, if there are others.
 WORSE, LEAST = 1.2, 20
 # A larger share of objects that codes read worse than the backward transform is logged as a
 # warning.
@@ -47,7 +47,7 @@ MARKS = 3
 TOLERANCE = 2e-3
 KEY = "evergram.version_sidecar"
 FORMAT_VERSION = 1
-# What a file says beside its tensors and the sidecar's own numbers.
+# What a file says besides its tensors and the sidecar's own numbers.
 FACTS = {
     **{"version": int, "target": int, "side": str, "fingerprints": list},
     **{"error": float, "way_back_error": float, "worse": float},

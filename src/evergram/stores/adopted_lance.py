@@ -1,4 +1,4 @@
-"""A table of one's own in LanceDB, with a column of vectors for each version.
+"""A table of the user's own in LanceDB, with a column of vectors for each version.
 
 Every search reads all rows that it may return and compares them here: LanceDB's own searches round
 their distances, and its indexes miss rows.

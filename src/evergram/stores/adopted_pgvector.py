@@ -1,4 +1,4 @@
-"""A table of one's own in PostgreSQL, with a column of pgvector for each version.
+"""A table of the user's own in PostgreSQL, with a column of pgvector for each version.
 
 Every search compares all rows that it may return: indexes of the table are for one metric and one
 column, and none are for rows that have a NULL in another column.

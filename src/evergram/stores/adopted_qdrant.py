@@ -1,4 +1,4 @@
-"""A collection of one's own in Qdrant, with a named vector for each version.
+"""A collection of the user's own in Qdrant, with a named vector for each version.
 
 A search by the distance that Qdrant keeps for a vector is Qdrant's, exact and without its graph;
 others are by reading.
@@ -44,10 +44,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 # By the distance of a vector, the metrics by which Qdrant orders its rows as a comparison of all
 # would. Vectors under Cosine have length 1, or 0, so the order by inner product is that by cosine.
 COMPUTED = {"Dot": ("ip",), "Cosine": ("ip", "cosine"), "Euclid": ("l2",)}
-# A server's answer has so many points at most, and a page of ids alone so many.
+# The most points in a server's answer, and in a page of ids alone.
 POINTS, IDS = 1_000, 10_000
 LARGEST = 2**63 - 1
-# So often a reading begins again because rows came to a version that had none.
+# Attempts to read while rows come to versions that had none.
 LOOKS = 10
 # Qdrant compares bounds as doubles, which hold whole numbers up to here.
 EXACT = 2**53

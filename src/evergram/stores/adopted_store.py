@@ -1,5 +1,5 @@
-"""Tables and collections of one's own, read where they are: one reader, which a class for each
-database derives from."""
+"""The user's own tables and collections, read where they are: one reader, from which a class for
+each database derives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evergram.stores.filters import Filter
 from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, best_by
 from evergram.stores.store import ReadableStore, was_closed
 
-# A row of one's own has no checksum.
+# A row of the user's own has no checksum.
 NO_CHECKS: Checks = np.zeros(0, dtype=np.uint32)
 # Rows that are read at once.
 BLOCK = 8_192
@@ -54,7 +54,7 @@ class AdoptedStore(ReadableStore):
         names: of the columns.
     """
 
-    # How an address is written, and the keys after its # beside versions.
+    # How an address is written, and the keys after its # other than versions.
     form: ClassVar[str]
     keys: ClassVar[tuple[str, ...]] = ("table", "id", "filter")
 
@@ -356,7 +356,7 @@ def check_column(
 
 
 def read_only(shown: str) -> StoreError:
-    """Return the error for writing to a table or a collection of one's own."""
+    """Return the error for writing to a table or a collection that Evergram only reads."""
     return StoreError(
         f"{shown} is a table or a collection of your own, which Evergram only reads. Write new "
         "vectors to it by your own program, into a column (in Qdrant: a named vector) of their "

@@ -6,27 +6,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evergram.errors import DataError
 
-
-class QdrantFilter(Protocol):
-    """A `qdrant_client.models.Filter`, whose package need not be installed."""
-
-    @property
-    def must(self) -> Any: ...
-
-    @property
-    def must_not(self) -> Any: ...
-
-    @property
-    def should(self) -> Any: ...
-
+if TYPE_CHECKING:
+    from qdrant_client import models
 
 # The form below; or, in Python alone, a store's own terms: SQL, SQL and its parameters, or a filter
 # of Qdrant's.
-Filter: TypeAlias = Mapping[str, Any] | str | tuple[str, Sequence[Any]] | QdrantFilter
+Filter: TypeAlias = "Mapping[str, Any] | str | tuple[str, Sequence[Any]] | models.Filter"
 Value: TypeAlias = bool | int | float | str
 
 SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}

@@ -17,8 +17,8 @@ LARGEST_OVERSAMPLE = 100
 
 @dataclass(frozen=True)
 class IndexCodes:
-    """The codes of an index. The store holds the vectors themselves beside it, and every score is
-    theirs; codes only choose the rows that are scored.
+    """The codes of an index. The store also holds the vectors themselves, which give every score;
+    codes only choose the rows that are scored.
 
     Args:
         kind: one of `CODES`.
@@ -60,7 +60,7 @@ class IndexCodes:
 FLOAT32 = IndexCodes("float32", 1)
 
 
-# A query that `oversample` rows for each result do not answer gets so many times as many.
+# How many times as many rows are scored for a query that `oversample` does not answer.
 WIDER = 4
 
 

@@ -45,23 +45,22 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-# As many ids stand in one condition.
+# The most ids in one condition.
 LOOKED_UP = 10_000
 WAIT = 60.0  # seconds, for another process that writes
-# Every write adds a version of the table, and files; after so many they are put together, and
-# those that nobody can be reading any more are removed.
+# Every write adds a version of the table, and files; after this many they are compacted, and
+# versions older than KEPT are removed.
 COMPACTED_AFTER = 64
 KEPT = timedelta(hours=1)
 # A space smaller than this is searched exactly.
 INDEXED_FROM = 1_000
-# So often it is looked for a moment at which nobody writes, before writers are kept waiting.
+# Attempts to find a moment at which nobody writes, before writers are made to wait.
 LOOKS = 50
-# Vectors are in √n lists, and a search looks into the nearest fifth of them, and into lists with
-# so many rows for each that is wanted.
+# Vectors are in √n lists; a search looks into the nearest fifth of them, or into lists with this
+# many rows for each result.
 PROBED = 0.2
 ROWS_A_RESULT = 20
-# So many stored rows are the queries by which codes are measured; codes must find this share of the
-# ten best.
+# Codes must find this share of the ten best, with SAMPLE stored rows as queries.
 SAMPLE, NEAREST, RECALL = 100, 10, 0.95
 COLUMN, WHOLE = "vector", "vector_idx"
 # By kind of codes, the class of an index in `lancedb.index`, and what the length of vectors must be
@@ -377,7 +376,7 @@ def _share_found(table: Any, codes: IndexCodes) -> float:
     return share_found(pairs)
 
 
-# What tables of one's own share.
+# `adopted_lance` uses these too.
 
 
 def check_local(place: str, kind: str) -> None:

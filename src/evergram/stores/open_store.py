@@ -84,7 +84,7 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
 
     Args:
         create: make it where it is not there, for ids of this type, "int64" or "string".
-    Returns: a `Store`; of a table of one's own, a `ReadableStore`.
+    Returns: a `Store`; for a table of your own, a `ReadableStore`.
     Raises: DataError: no such scheme; a store that is not there; another type of ids.
         StoreError: it cannot be reached.
     """
@@ -93,7 +93,7 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
     scheme, colon, _ = address.partition(":")
     if scheme not in KINDS:
         forms = "; ".join(kind.form for kind in KINDS.values())
-        # A letter and a colon are a drive; more is a scheme, and a misspelt one is no folder.
+        # One letter and a colon are a drive; more is a scheme, perhaps a misspelt one.
         if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
             raise DataError(
                 f"No kind of store has the scheme {scheme!r}; give a folder's path, or {forms}."

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 # A space smaller than this is searched exactly.
 INDEXED_FROM = 1_000
-# As many ids are looked up and compared one by one; more of them filter the index's own order.
+# At most this many ids are looked up and compared; more of them filter the index's own order.
 LOOKED_UP = 10_000
 
 WRITTEN_AT_ONCE = 10_000
@@ -59,7 +59,7 @@ OWN = {
 CREATE = (
     "create table if not exists {table} (id {id} primary key, version bigint not null,"
     " vector vector not null, check_ bigint not null)",
-    # For a space that is small beside the others.
+    # For a space that is small compared with the others.
     "create index if not exists {index} on {table} (version)",
     "create table if not exists {meta} (version bigint primary key, dim integer not null,"
     " fingerprint text not null)",
@@ -377,7 +377,7 @@ def create_tables(connection: Connection, name: str, id_type: str) -> None:
 
 
 def _refuse_others(connection: Connection, name: str) -> None:
-    """Refuse tables of somebody's own that have the names of the store's. Raises: StoreError."""
+    """Refuse other tables that have the names of the store's. Raises: StoreError."""
     for suffix, columns in OWN.items():
         shown = Identifier(f"{name}{suffix}").as_string(connection)
         there = connection.execute(

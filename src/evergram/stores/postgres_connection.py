@@ -82,8 +82,8 @@ def _array(items: npt.NDArray[Any], oid: int) -> Raw:
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# As many are open at once; a later caller waits as long as others get on, and gives up where in so
-# many seconds, which a statement may take, no one does.
+# The most connections at once. A later caller waits while others finish, and gives up when nobody
+# has finished for WAIT seconds, the longest that a statement may take.
 CONNECTIONS = 10
 WAIT = 60.0
 

@@ -51,11 +51,11 @@ T = TypeVar("T")
 
 KEY = "QDRANT_API_KEY"
 TIMEOUT = 10  # seconds a request
-# A request has so many points, and so many floats, at most: 32 MB is what a server takes.
+# The most points, and floats, of a request: a server takes 32 MB.
 POINTS, FLOATS = 1_000, 500_000
 # A search among so few ids is exact.
 LOOKED_UP = 10_000
-# So often something is read again because rows moved meanwhile.
+# Attempts to read while rows move.
 LOOKS = 10
 # Every point's id is made with it, so it never changes.
 NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
@@ -63,10 +63,10 @@ NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
 KINDS = (FLOAT32.kind, "int8", "binary")
 INDEXING = 3_600.0  # seconds that a server may take
 UNFINISHED, FAILED = "yellow", "red"
-# A search of the graph looks at so many points at least.
+# The least points that a search of the graph looks at.
 LOOKED_AT = 128
-# So many stored rows are the queries by which codes are measured; codes must find this share of the
-# ten that the graph finds of whole vectors.
+# Codes must find this share of the ten that the graph finds of whole vectors, with SAMPLE stored
+# rows as queries.
 SAMPLE, NEAREST, RECALL = 100, 10, 0.95
 
 
@@ -388,9 +388,6 @@ def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any
             ignore=False, rescore=True, oversampling=float(oversample)
         )
     return models.SearchParams(hnsw_ef=max(LOOKED_AT, k), exact=exact, quantization=codes)
-
-
-# The client, which collections of one's own have as well.
 
 
 def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:

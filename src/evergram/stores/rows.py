@@ -178,7 +178,7 @@ def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
 
 
 def check_k(k: object) -> None:
-    """Raises: DataError: `k`, of a search, is no whole number from 1 to `MOST_HITS`."""
+    """Raises: DataError: `k`, of a search, is not an integer from 1 to `MOST_HITS`."""
     if not isinstance(k, (int, np.integer)) or not 1 <= k <= MOST_HITS:
         raise DataError(
             f"k is {k}; it must be at least 1, and a whole number of at most {MOST_HITS:,}."

@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 # Rows that an index of codes is built from: exact search of fewer needs little memory.
 CODED_FROM = 10_000
-# So many segments of about one size become one of the next: a row is rewritten log_8 N times, and
-# there are at most 7 segments of each size.
+# This many segments of about one size become one of the next: a row is rewritten log_8 N times,
+# and there are at most 7 segments of each size.
 FANOUT = 8
 
 

@@ -199,8 +199,8 @@ select rows.id, rows.vector, rows.checksum, best.bound from (
 ) as best join {table} as rows on rows.{key} = best.key
 """
 
-# So many rows are looked at beyond the k that are asked for, and four times as many each time
-# that rounding may hide a better one.
+# Rows that are looked at beyond the k that are asked for; four times as many each time that
+# rounding may hide a better one.
 SPARE = 16
 LARGEST_LIMIT = 2**62
 
@@ -309,7 +309,7 @@ class SqliteStore(TablePerVersionStore):
         table = f"{self._name}_v{space.version}"
         if self._has_table(table):
             raise not_ours(f"table {table}", self.address)
-        # A text is beside a number that no VACUUM changes, so that pages of rows can go by it.
+        # A text id has a number next to it that no VACUUM changes, and that orders pages of rows.
         number = pa.types.is_integer(self._id_type)
         keys = "id integer primary key" if number else "place integer primary key, id text unique"
         self._ask(f'create table "{table}" ({keys}, vector blob, norm real, checksum integer)')

@@ -18,7 +18,7 @@ from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, joined_i
 from evergram.stores.store import Store, checked_name, no_store, other_id_type
 
 FORMAT = 1
-# A search that found rows of which later versions are held looks at so many times as many.
+# How many times as many rows are searched when later versions hold some of those that were found.
 WIDER = 4
 
 
@@ -124,7 +124,7 @@ class TablePerVersionStore(Store):
     @abstractmethod
     def _make_table(self, space: Space) -> None:
         """Make the table of a space, in place of an empty one that a killed writer left. Raises:
-        StoreError: it is somebody's own."""
+        StoreError: another program's."""
 
     @abstractmethod
     def _writing(self) -> AbstractContextManager[Self]:
