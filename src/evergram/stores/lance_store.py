@@ -26,7 +26,7 @@ from evergram.stores.index_codes import (
     tell_apart,
     too_few_found,
 )
-from evergram.stores.rows import Checks, Floats, Rows, Space, joined_ids
+from evergram.stores.rows import Checks, Floats, Rows, Space, best_first
 from evergram.stores.store import (
     StoreView,
     errors_as_store_errors,
@@ -241,12 +241,7 @@ class LanceStore(TablePerVersionStore):
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
         if ids is not None:
-            # Looking the rows up and comparing them is exact and needs no condition on a search.
-            blocks = [rows for rows, _ in self._get(version, ids)]
-            keys = joined_ids([rows.ids for rows in blocks], self._id_type)
-            empty = np.zeros((0, queries.shape[1]), dtype=np.float32)
-            vectors = np.concatenate([empty, *(b.vectors for b in blocks)])
-            return [_ranked(keys, vectors @ query, k) for query in queries]
+            return self._best_among(version, queries, k, ids)
         with errors_as_store_errors(self.address):
             table = self._table(version)
             count = max(table.count_rows(), 1)
@@ -320,7 +315,7 @@ def _nearest(
     probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
     if codes.whole:
         ids, scores, _ = _search(table, query, min(k, count), probes)
-        return _ranked(ids, scores, k)
+        return best_first(ids, scores, k)
     chosen = _by_codes(table, query, k, codes, count, probes)
     return _all_compared(table, query, k) if chosen is None else chosen
 
@@ -333,7 +328,7 @@ def _by_codes(
         ids, scores, estimates = _search(table, query, min(size, count), probes)
         # Where the lists have fewer rows, none was left out.
         if len(ids) < size or tell_apart(scores, estimates, k):
-            return _ranked(ids, scores, k)
+            return best_first(ids, scores, k)
     return None
 
 
@@ -353,13 +348,7 @@ def _search(
 
 def _all_compared(table: Any, query: Floats, k: int) -> tuple[pa.Array, Floats]:
     ids, scores, _ = _search(table, query, k, None)
-    return _ranked(ids, scores, k)
-
-
-def _ranked(keys: pa.Array, scores: Floats, k: int) -> tuple[pa.Array, Floats]:
-    """Return the ids with the k largest scores, best first, and the scores."""
-    order = np.argsort(-scores, kind="stable")[:k]
-    return keys.take(pa.array(order)), scores[order]
+    return best_first(ids, scores, k)
 
 
 def _share_found(table: Any, codes: IndexCodes) -> float:

@@ -31,7 +31,7 @@ from evergram.stores.postgres_connection import (
     vector,
     vectors,
 )
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, best_first
 from evergram.stores.store import Store, StoreView, no_store, other_id_type, too_few
 
 # After the import above, which says so where psycopg is missing.
@@ -304,9 +304,7 @@ class PgvectorStore(Store):
                 best = self._run(by_all, [query, *filtered, query])
             scores = np.array([-distance for _, distance in best], dtype=np.float32)
             # The index's own order is only nearly right.
-            order = np.argsort(-scores, kind="stable")
-            keys = pa.array([key for key, _ in best], self._id_type)
-            results.append((keys.take(pa.array(order)), scores[order]))
+            results.append(best_first(pa.array([key for key, _ in best], self._id_type), scores))
         return results
 
     def _oversample(self, version: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -19,6 +19,7 @@ from evergram.errors import DataError, ShapeError
 Floats = npt.NDArray[np.float32]
 Checks = npt.NDArray[np.uint32]
 Keys = npt.NDArray[Any]
+Places = npt.NDArray[np.int64]
 
 # Hits of a query that a search may return.
 MOST_HITS = 2**31 - 1
@@ -153,6 +154,38 @@ def keys_of(ids: pa.Array) -> Keys:
     return np.fromiter(hashes, dtype=np.uint64, count=len(ids))
 
 
+def find(
+    keys: Keys, wanted: pa.Array, wanted_keys: Keys, ids_at: Callable[[Places], pa.Array]
+) -> tuple[Places, Places]:
+    """Return which of the wanted ids [n] are among some, and their places there.
+
+    Args:
+        keys: of these ids, ascending, at least one.
+        ids_at: returns the ids at some places.
+    """
+    if not pa.types.is_integer(wanted.type):
+        begin = np.searchsorted(keys, wanted_keys)
+        counts = np.searchsorted(keys, wanted_keys, "right") - begin
+        # Several texts may have one key.
+        which = np.repeat(np.arange(len(wanted_keys)), counts)
+        places = np.arange(len(which)) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
+        there = ids_at(places)
+        equal = pc.equal(there, wanted.take(pa.array(which)).cast(there.type))
+        same = equal.to_numpy(zero_copy_only=False)
+        return which[same], places[same]
+    first, count = keys[0], len(keys)
+    if int(keys[-1]) - int(first) == count - 1:
+        # Ids without a gap, as ids often are, are found by counting. What is smaller than the
+        # first wraps around, and is then past the last.
+        steps = (wanted_keys - first).view(np.uint64)
+        which = np.flatnonzero(steps < count)
+        return which, steps[which].astype(np.int64)
+    at = np.searchsorted(keys, wanted_keys)
+    at[at == count] = 0
+    which = np.flatnonzero(keys[at] == wanted_keys)
+    return which, at[which]
+
+
 def text_key(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -175,6 +208,12 @@ def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
     first = np.unique(codes, return_index=True)[1]
     best = first[np.argsort(-scores[first], kind="stable")][:k]
     return Hits(ids.take(pa.array(best)), scores[best], versions[best])
+
+
+def best_first(ids: pa.Array, scores: Floats, k: int | None = None) -> tuple[pa.Array, Floats]:
+    """Return the ids with the k largest scores, best first, and the scores."""
+    order = np.argsort(-scores, kind="stable")[:k]
+    return ids.take(pa.array(order)), scores[order]
 
 
 def check_k(k: object) -> None:

@@ -22,7 +22,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from filelock import Timeout
 
 from evergram.atomic_files import commit, file_lock, sync, write_bytes
@@ -34,7 +33,7 @@ from evergram.errors import (
     reason_and_remedy,
 )
 from evergram.stores.index_codes import IndexCodes
-from evergram.stores.rows import Checks, Floats, Keys, Rows, Space, keys_of
+from evergram.stores.rows import Checks, Floats, Keys, Places, Rows, Space, find, keys_of
 
 FORMAT_VERSION = 1
 NAME = "store.json"
@@ -42,7 +41,6 @@ NAME = "store.json"
 BLOCK = 16_384
 _FILE = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 
-Places: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
@@ -127,36 +125,11 @@ class Segment:
 
     def find(self, ids: pa.Array, keys: Keys) -> tuple[Places, Places]:
         """Return which of some ids [n] have a living row, in their order, and the rows."""
-        number = pa.types.is_integer(ids.type)
-        which, rows = self._of_numbers(keys) if number else self._of_texts(ids, keys)
+        which, rows = find(self.keys, ids, keys, lambda rows: self.ids.take(pa.array(rows)))
         if self.dead is None:
             return which, rows
         living = ~self.dead[rows]
         return which[living], rows[living]
-
-    def _of_numbers(self, keys: Keys) -> tuple[Places, Places]:
-        first, count = self.keys[0], len(self.keys)
-        if int(self.keys[-1]) - int(first) == count - 1:
-            # Ids without a gap, as ids often are, are found by counting. What is smaller than the
-            # first wraps around, and is then past the last.
-            steps = (keys - first).view(np.uint64)
-            which = np.flatnonzero(steps < count)
-            return which, steps[which].astype(np.int64)
-        at = np.searchsorted(self.keys, keys)
-        at[at == count] = 0
-        which = np.flatnonzero(self.keys[at] == keys)
-        return which, at[which]
-
-    def _of_texts(self, ids: pa.Array, keys: Keys) -> tuple[Places, Places]:
-        begin = np.searchsorted(self.keys, keys)
-        counts = np.searchsorted(self.keys, keys, "right") - begin
-        # Several texts may have one key.
-        which = np.repeat(np.arange(len(keys)), counts)
-        rows = np.arange(len(which)) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
-        asked = ids.take(pa.array(which)).cast(self.ids.type)
-        equal = pc.equal(self.ids.take(pa.array(rows)), asked)
-        same = equal.to_numpy(zero_copy_only=False)
-        return which[same], rows[same]
 
     def living(self) -> Places:
         """Return the rows that are not gone."""

@@ -15,10 +15,9 @@ import numpy as np
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import IndexCodes, looked_at, tell_apart, too_few_found
-from evergram.stores.rows import Floats
+from evergram.stores.rows import Floats, Places
 from evergram.stores.snapshot_files import (
     IndexRecord,
-    Places,
     Segment,
     faiss_module,
     named_by_digest,

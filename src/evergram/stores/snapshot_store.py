@@ -17,12 +17,21 @@ import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, keys_of, row_checks
+from evergram.stores.rows import (
+    ID_TYPES,
+    Checks,
+    Floats,
+    Places,
+    Rows,
+    Space,
+    best_first,
+    keys_of,
+    row_checks,
+)
 from evergram.stores.snapshot_files import (
     BLOCK,
     NAME,
     Generation,
-    Places,
     Segment,
     SegmentRecord,
     SnapshotFolder,
@@ -266,9 +275,7 @@ class SnapshotStore(Store):
             self._verify(copied, checks)
             ids.append(copied.ids)
             scores.append(products(query[None], copied.vectors)[0])
-        joined = np.concatenate(scores)
-        order = np.argsort(-joined, kind="stable")
-        return pa.concat_arrays(ids).take(pa.array(order)), joined[order]
+        return best_first(pa.concat_arrays(ids), np.concatenate(scores))
 
     # Few segments.
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.rows import Checks, Floats, Rows, Space
+from evergram.stores.rows import Checks, Floats, Rows, Space, best_first
 from evergram.stores.store import (
     StoreView,
     errors_as_store_errors,
@@ -369,8 +369,7 @@ class SqliteStore(TablePerVersionStore):
     ) -> list[tuple[pa.Array, Floats]]:
         if ids is None:
             return [self._nearest_of_all(version, query, k) for query in queries]
-        found = list(self._get(version, ids))
-        return [self._ranked(found, query, k) for query in queries]
+        return self._best_among(version, queries, k, ids)
 
     def _nearest_of_all(self, version: int, query: Floats, k: int) -> tuple[pa.Array, Floats]:
         """Return the best rows of one query, by their own scores.
@@ -386,25 +385,16 @@ class SqliteStore(TablePerVersionStore):
         while True:
             limit = min(wanted, LARGEST_LIMIT)
             cells = self._ask(statement, unit.tobytes(), slack, limit)
-            found = [self._block(version, cells)] if cells else []
-            keys, scores = self._ranked(found, query, k)
+            if not cells:
+                return pa.array([], self._id_type), np.zeros(0, dtype=np.float32)
+            rows, checks = self._block(version, cells)
+            self._verify(rows, checks)
+            with np.errstate(over="ignore", invalid="ignore"):
+                keys, scores = best_first(rows.ids, rows.vectors @ query, k)
             bounds = [bound for *_, bound in cells if isinstance(bound, float)]
             if len(bounds) < limit or scores[-1] >= min(bounds) * length:
                 return keys, scores
             wanted *= 4
-
-    def _ranked(
-        self, found: list[tuple[Rows, Checks]], query: Floats, k: int
-    ) -> tuple[pa.Array, Floats]:
-        """Return the ids [≤k] of the rows with the largest inner products, and the products."""
-        if not found:
-            return pa.array([], self._id_type), np.zeros(0, dtype=np.float32)
-        ((rows, checks),) = found
-        self._verify(rows, checks)
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores = rows.vectors @ query
-        order = np.argsort(-scores, kind="stable")[:k]
-        return rows.ids.take(pa.array(order)), scores[order]
 
     def _block(self, version: int, cells: list[Any]) -> tuple[Rows, Checks]:
         with self._file.errors():
