@@ -283,8 +283,8 @@ FAULTS = (
     ),
     Fault(
         "stores/rows.py",
-        "key=lambda part: -int(part.versions[0])",
-        "key=lambda part: int(part.versions[0])",
+        "np.lexsort((-scores, -versions))",
+        "np.lexsort((-scores, versions))",
         "stores/test_rows.py",
     ),
     Fault(

@@ -207,7 +207,7 @@ def near_by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -
         asked.append((np.concatenate(turned), np.concatenate(offsets)))
     # A row's norm weighs much in these scores, and an index of neighbours does not know.
     hits = _at_once(fields, asked, k, ids, exact=True)
-    return [_best_of(hits[place :: len(unit)], k) for place in range(len(unit))]
+    return [merge_hits(hits[place :: len(unit)], k) for place in range(len(unit))]
 
 
 def _lengths(low: float, high: float) -> Floats:
@@ -218,19 +218,6 @@ def _lengths(low: float, high: float) -> Floats:
     count = int(np.clip(np.ceil(np.log2(high / low)), 1, TANGENTS))
     lengths: Floats = (low * (high / low) ** ((np.arange(count) + 0.5) / count)).astype(np.float32)
     return lengths
-
-
-def _best_of(parts: Sequence[Hits], k: int) -> Hits:
-    """Return the best k of the hits, each id once, with its largest score."""
-    if len(parts) == 1:
-        return parts[0]
-    ids = pa.concat_arrays([part.ids for part in parts])
-    scores = np.concatenate([part.scores for part in parts])
-    order = np.argsort(-scores, kind="stable")
-    codes = ids.dictionary_encode().indices.to_numpy()[order]
-    best = order[np.sort(np.unique(codes, return_index=True)[1])[:k]]
-    versions = np.concatenate([part.versions for part in parts])
-    return Hits(ids.take(pa.array(best)), scores[best], versions[best])
 
 
 def _unit(queries: Floats) -> Floats:

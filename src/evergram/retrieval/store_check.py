@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -60,9 +60,10 @@ def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: in
             f"{store.address} holds vectors of {dim} dims as version {version}; that version has "
             f"{known[version].dim}. Name the column, or the vector, of that version's model."
         )
-    compared, agreeing = _canaries(lineage, store, side, version)
+    canaries = lineage.canaries(version).get(side)
+    compared, agreeing = _compared(store, version, [] if canaries is None else [canaries])
     if not compared:
-        compared, agreeing = _published(lineage, store, side, version)
+        compared, agreeing = _compared(store, version, _published(lineage, store, side, version))
     if not compared:
         raise IntegrityError(
             f"None of the rows of {store.address} with a vector of version {version} was published "
@@ -80,35 +81,22 @@ def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: in
         )
 
 
-def _canaries(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> tuple[int, int]:
-    """Return how many canaries the table has, and how many of these with the same vector."""
-    blocks = lineage.canaries(version)
-    if side not in blocks:
-        return 0, 0
-    ids = _as_stored(store, blocks[side][0])
-    return (0, 0) if ids is None else _compared(store, version, (ids, blocks[side][1]))
-
-
-def _published(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> tuple[int, int]:
-    """Return the same of some of the table's rows, looked for in the whole published file."""
+def _published(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> Iterator[Block]:
+    """Yield the vectors that were published under the ids of some of the table's rows, as the whole
+    published file has them."""
     if version not in lineage.versions_with_embeddings:
-        return 0, 0
+        return
     if side not in lineage.manifest(version).embeddings:
-        return 0, 0
+        return
     own = store.column_rows(version, None, LOOKED_FOR)
-
-    def matches() -> Iterator[Block]:
-        for ids, vectors in open_embeddings(lineage.stored(side, version)).blocks():
-            same = _as_stored(store, ids)
-            if same is None:
-                return
-            mask = pc.is_in(same, value_set=own.ids)
-            if pc.any(mask).as_py():
-                kept = mask.to_numpy(zero_copy_only=False)
-                yield same.filter(mask), vectors[torch.from_numpy(kept)]
-
-    counts = [_compared(store, version, block) for block in matches()]
-    return sum(n for n, _ in counts), sum(n for _, n in counts)
+    for ids, vectors in open_embeddings(lineage.stored(side, version)).blocks():
+        same = _as_stored(store, ids)
+        if same is None:
+            return
+        mask = pc.is_in(same, value_set=own.ids)
+        if pc.any(mask).as_py():
+            kept = mask.to_numpy(zero_copy_only=False)
+            yield same.filter(mask), vectors[torch.from_numpy(kept)]
 
 
 def _as_stored(store: AdoptedStore, ids: pa.Array) -> pa.Array | None:
@@ -119,16 +107,20 @@ def _as_stored(store: AdoptedStore, ids: pa.Array) -> pa.Array | None:
         return None
 
 
-def _compared(store: AdoptedStore, version: int, block: Block) -> tuple[int, int]:
-    ids, vectors = block
-    rows = store.column_rows(version, ids, len(ids))
-    if not len(rows):
-        return 0, 0
-    places = pc.index_in(rows.ids, value_set=ids).to_numpy(zero_copy_only=False)
-    expected = np.asarray(vectors, dtype=np.float64)[places]
-    differences = np.linalg.norm(rows.vectors - expected, axis=1)
-    same = differences <= TOLERANCE * np.linalg.norm(expected, axis=1)
-    return len(rows), int(same.sum())
+def _compared(store: AdoptedStore, version: int, blocks: Iterable[Block]) -> tuple[int, int]:
+    """Return how many of some published vectors the table has, and how many of these are equal."""
+    compared = agreeing = 0
+    for published, vectors in blocks:
+        ids = _as_stored(store, published)
+        if ids is None:
+            break
+        rows = store.column_rows(version, ids, len(ids))
+        places = pc.index_in(rows.ids, value_set=ids).to_numpy(zero_copy_only=False)
+        expected = np.asarray(vectors, dtype=np.float64)[places]
+        differences = np.linalg.norm(rows.vectors - expected, axis=1)
+        compared += len(rows)
+        agreeing += int((differences <= TOLERANCE * np.linalg.norm(expected, axis=1)).sum())
+    return compared, agreeing
 
 
 def check_store(

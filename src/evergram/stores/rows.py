@@ -196,16 +196,17 @@ def joined_ids(parts: Sequence[pa.Array], id_type: pa.DataType) -> pa.Array:
 
 
 def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
-    """Return the best k hits of several spaces, each id once, at the latest version that has it."""
+    """Return the best k of several lists of hits, each id once: at the latest version that has it,
+    with its largest score there."""
     parts = [part for part in parts if len(part)] or list(parts[:1])
     if len(parts) == 1:
         return parts[0].first(k)
-    parts = sorted(parts, key=lambda part: -int(part.versions[0]))
     ids = pa.concat_arrays([part.ids for part in parts])
     scores = np.concatenate([part.scores for part in parts])
     versions = np.concatenate([part.versions for part in parts])
-    codes = ids.dictionary_encode().indices.to_numpy()
-    first = np.unique(codes, return_index=True)[1]
+    order = np.lexsort((-scores, -versions))
+    codes = ids.dictionary_encode().indices.to_numpy()[order]
+    first = order[np.sort(np.unique(codes, return_index=True)[1])]
     best = first[np.argsort(-scores[first], kind="stable")][:k]
     return Hits(ids.take(pa.array(best)), scores[best], versions[best])
 

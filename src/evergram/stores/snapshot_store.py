@@ -235,7 +235,7 @@ class SnapshotStore(Store):
                 # The checksum tells where a row is another id's.
                 mine = ids if len(which) == len(ids) else ids.take(pa.array(which))
                 blocks.append(segment.take(rows, mine))
-        return _by_version(blocks)
+        return blocks
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         for segment in self._current().of(version):
@@ -320,16 +320,3 @@ def _next_merge(generation: Generation) -> list[Segment]:
         if len(same) == FANOUT:
             return same
     return []
-
-
-def _by_version(blocks: list[tuple[Rows, Checks]]) -> list[tuple[Rows, Checks]]:
-    """Return the rows of several segments, those of a version one after the other."""
-    if len(blocks) < 2:
-        return blocks
-    groups = []
-    for version in dict.fromkeys(rows.version for rows, _ in blocks):
-        mine, checks = zip(*(one for one in blocks if one[0].version == version), strict=True)
-        ids = pa.concat_arrays([rows.ids for rows in mine])
-        vectors = np.concatenate([rows.vectors for rows in mine])
-        groups.append((Rows(version, ids, vectors), np.concatenate(checks)))
-    return groups
