@@ -2,8 +2,7 @@
 
 Read in this order:
 
-1. `reader`: `Reader`, a lineage and its stores, which are `side_stores`; it answers with
-   `embedded`'s `Embedded`.
+1. `reader`: `Reader`, a lineage and its stores, which are `side_stores`.
 2. `version_maps`: from the version that a row was made with to the one that is asked for.
    `metric_search`: distance and cosine on an index that knows inner products alone.
    `text_vectors`: texts, by the newest version's encoder, at any version. `id_lookup`: the rows of
@@ -24,8 +23,8 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.retrieval.backfill import Backfill as Backfill
-    from evergram.retrieval.embedded import Embedded as Embedded
     from evergram.retrieval.fill import fill as fill
     from evergram.retrieval.reader import Reader as Reader
+    from evergram.stores.rows import Embedded as Embedded
 
 export_lazily(__name__)

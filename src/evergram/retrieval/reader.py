@@ -24,7 +24,6 @@ from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.lineage.score_maps import QueryVectors
 from evergram.lineage.view import Missing, fold_in
 from evergram.reopening import Reopened
-from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.metric_search import Metric
 from evergram.retrieval.side_stores import SideStores, opened_stores
@@ -33,7 +32,7 @@ from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.retrieval.version_search import Scores, SearchOptions, VersionSearch
 from evergram.stores.filters import Filter
-from evergram.stores.rows import check_k, places_among
+from evergram.stores.rows import Embedded, check_k, places_among
 from evergram.stores.store import Floats, Hits, ReadableStore, Rows, StoreView
 from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role

@@ -13,11 +13,10 @@ import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.metric_search import Metric, by_vectors
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.retrieval.version_sidecar import VersionSidecar
-from evergram.stores.rows import MOST_HITS, joined_ids, places_among
+from evergram.stores.rows import MOST_HITS, Embedded, joined_ids, places_among
 from evergram.stores.store import Floats, Hits, Rows
 
 # Hits by the backward transform that are read by a sidecar, of each query, unless another number is

@@ -19,7 +19,6 @@ import torch
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import QueryVectors, ScoredSearch, ScoreMaps, query_version_of
-from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.metric_search import (
     Field,
     Ids,
@@ -34,7 +33,7 @@ from evergram.retrieval.sidecar_files import Sidecars, queries_at_once, reread
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.filters import Filter
-from evergram.stores.rows import check_k
+from evergram.stores.rows import Embedded, check_k
 from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 from evergram.tracing import span
 

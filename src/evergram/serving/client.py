@@ -17,8 +17,8 @@ import pyarrow as pa
 from evergram.errors import DataError, ServiceError, ShapeError
 from evergram.ids import Lists, as_lists
 from evergram.reopening import Reopened
-from evergram.retrieval.embedded import Embedded
 from evergram.serving.errors import ARROW, JSON, RAISED
+from evergram.stores.rows import Embedded
 from evergram.stores.store import Floats, Hits
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from evergram.ids import INTEGER
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import unknown_candidates
 from evergram.migration.cascade import EncodingLimitError, KeptVectors, Reranked, reranked_search
-from evergram.retrieval.embedded import Embedded
 from evergram.serving.answers import Answer, Call, Sources, hits_answer, looked_up, vectors_answer
 from evergram.serving.errors import RefusedError, too_much, wrong
 from evergram.serving.features import Features
@@ -41,6 +40,7 @@ from evergram.serving.texts import (
     TextEncoderError,
     UnencodableTextError,
 )
+from evergram.stores.rows import Embedded
 from evergram.stores.store import Floats, Hits, ReadableStore
 from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role

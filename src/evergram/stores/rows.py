@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -102,6 +103,33 @@ class Hits:
         # A score beyond float32 is infinite, which is no error of the program.
         with np.errstate(over="ignore"):
             return Hits(ids, scores[order].astype(np.float32), self.versions[order])
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Embeddings in the order of the ids that were asked for.
+
+    Args:
+        version: j, the version they are read as.
+        ids: [n], as asked.
+        vectors: float32 [n, D_j]; zeros where an id is not stored.
+        sources: [n], the version that each was computed from; -1 if the id is not stored.
+    """
+
+    version: int
+    ids: pa.Array
+    vectors: Floats
+    sources: npt.NDArray[np.int64]
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Return how many were computed from each version."""
+        return dict(Counter(self.sources.tolist()))
+
+    @property
+    def missing(self) -> pa.Array:
+        """The ids that are not stored."""
+        return self.ids.filter(pa.array(self.sources < 0))
 
 
 def row_checks(rows: Rows) -> Checks:
