@@ -90,11 +90,6 @@ class Sidecars:
         return maps.rows(vectors, version, target)
 
 
-def queries_at_once(depth: int) -> int:
-    """Return how many queries are searched together, if each has this many hits to be read."""
-    return max(1, HITS // max(1, depth))
-
-
 def reread(
     embed: Callable[[pa.Array], Embedded],
     hits: Sequence[Hits],

@@ -29,7 +29,7 @@ from evergram.retrieval.metric_search import (
     near_by_cosine,
 )
 from evergram.retrieval.side_stores import SideStores
-from evergram.retrieval.sidecar_files import Sidecars, queries_at_once, reread
+from evergram.retrieval.sidecar_files import HITS, Sidecars, reread
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.filters import Filter
@@ -183,7 +183,7 @@ class VersionSearch:
         self._check_filter(asked)
         depth = k if calibrates else self._sidecars.depth(asked.side, asked.target, k)
         read = depth if asked.ids is None else min(depth, len(asked.ids))
-        at_once = queries_at_once(read) if depth > k else len(queries)
+        at_once = max(1, HITS // max(1, read)) if depth > k else len(queries)
         if len(queries) > at_once:
             parts_of_queries = np.split(queries, range(at_once, len(queries), at_once))
             return [hits for part in parts_of_queries for hits in self.search(part, k, asked)]

@@ -123,14 +123,13 @@ class QdrantStore(TablePerVersionStore):
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Wait until a server has indexed, by itself, whole vectors or codes of them; the local
         mode has no index. Raises: DataError: there are no such codes, or they find too few."""
-        if self._remote:
-            codes.check(KINDS, self.address)
-        elif not codes.whole:
+        if not self._remote and not codes.whole:
             raise DataError(
-                f"{self.address} cannot build an index of {codes.kind}: it is a folder of Qdrant's "
-                "local mode, which keeps whole vectors in memory and compares all of them. Run a "
-                "Qdrant server and give its URL, or take another store."
+                f"{self.address} cannot build an index of {codes.kind}: Qdrant's local mode, which "
+                "a folder is, compares all whole vectors. Run a Qdrant server and give its URL, or "
+                "take another store."
             )
+        codes.check(KINDS, self.address)
         # Without rows nothing tells whether codes find the best.
         spaces = list(self.spaces() if codes.whole else self.count()) if self._remote else []
         for version in spaces:

@@ -250,13 +250,9 @@ class SqliteStore(TablePerVersionStore):
             return work(view)
 
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Build nothing: every search compares all rows. Raises: DataError: it is asked for
-        codes."""
-        if not codes.whole:
-            raise DataError(
-                f"{self.address} cannot build an index of {codes.kind}: every search compares all "
-                "rows, with their whole vectors; leave the codes out, or take another store."
-            )
+        """Build nothing: every search compares all rows. Raises: DataError: codes are asked
+        for."""
+        codes.check([FLOAT32.kind], self.address)
         return []
 
     def close(self) -> None:
