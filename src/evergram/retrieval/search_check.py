@@ -132,19 +132,8 @@ def check_searches(
     Raises: DataError: `k` is not positive, or not less than there are rows; or it is a table of
         your own, which has no index that is searched. LineageError, IntegrityError: as `Reader`.
     """
-    check_k(k)
-    if isinstance(store, AdoptedStore):
-        raise DataError(
-            f"{store.address} is a table of your own, whose searches compare all rows: there is no "
-            "index to check."
-        )
+    total = _rows_to_compare(store, k)
     reader, maps = Reader(lineage, {side: store}), VersionMaps(lineage)
-    total = sum(store.count().values())
-    if total <= k:
-        raise DataError(
-            f"{store.address} has {total} rows, and searches for {k} would return them all: give a "
-            "smaller k, or fill it first."
-        )
     hits: dict[tuple[int, Metric], list[Hits]] = {}
     checks: dict[tuple[int, Metric], SearchCheck] = {}
     for version, metric in product(queries, metrics):
@@ -173,6 +162,23 @@ def check_searches(
             shares.append(of_search.share(place, embedded.vectors[embedded.sources >= 0]))
         checks[version, metric] = _measured(version, metric, shares)
     return list(checks.values())
+
+
+def _rows_to_compare(store: ReadableStore, k: int) -> int:
+    """Return the number of all rows. Raises: DataError: as `check_searches`."""
+    check_k(k)
+    if isinstance(store, AdoptedStore):
+        raise DataError(
+            f"{store.address} is a table of your own, whose searches compare all rows: there is no "
+            "index to check."
+        )
+    total = sum(store.count().values())
+    if total <= k:
+        raise DataError(
+            f"{store.address} has {total} rows, and searches for {k} would return them all: give a "
+            "smaller k, or fill it first."
+        )
+    return total
 
 
 def _compare(rows: Rows, maps: VersionMaps, best: Mapping[tuple[int, Metric], _Best]) -> None:

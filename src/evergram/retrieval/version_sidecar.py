@@ -296,11 +296,6 @@ def make_sidecar(
         raise DataError("A sidecar has a number of bytes or an error; give one of the two.")
     number, target = _checked_versions(lineage, version)
     side = side_of(lineage.manifest(number).embeddings, str(lineage), side)
-    if not lineage.chain.is_affine(number, target):
-        raise LineageError(
-            f"The backward transform from version {number} is not affine, and a sidecar needs an "
-            "affine one."
-        )
     stored = open_embeddings(lineage.stored(side, number))
     if old is not None:
         _refuse_another(old, lineage, target, side)
@@ -335,13 +330,19 @@ def make_sidecar(
 
 
 def _checked_versions(lineage: Lineage, version: int | None) -> tuple[int, int]:
-    """Return the version, and the one before it that was not withdrawn."""
+    """Return the version, and the one before it that was not withdrawn. Raises: LineageError: there
+    is none, or the backward transform between them is not affine."""
     if not lineage.versions:
         raise LineageError(f"{lineage} has no versions.")
     number = lineage.newest if version is None else lineage.resolve(version)
     before = [m.version for m in lineage.versions if m.version < number]
     if not before:
         raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
+    if not lineage.chain.is_affine(number, max(before)):
+        raise LineageError(
+            f"The backward transform from version {number} is not affine, and a sidecar needs an "
+            "affine one."
+        )
     return number, max(before)
 
 
