@@ -275,21 +275,9 @@ class AdoptedCollection(AdoptedStore):
     def _pages(self, condition: Any, vectors: Sequence[str], size: int) -> Iterator[list[Any]]:
         """Yield the points of a filter with some of their vectors, at most `size` at once."""
         # The local mode sorts all ids for every page.
-        limit, offset = min(size, POINTS if vectors else IDS) if self._remote else size, None
-        while True:
-            points, offset = self._ask(
-                "scroll",
-                self._name,
-                scroll_filter=condition,
-                limit=limit,
-                offset=offset,
-                with_payload=self._payload,
-                with_vectors=_asked(vectors),
-            )
-            if points:
-                yield points
-            if offset is None:
-                return
+        limit = min(size, POINTS if vectors else IDS) if self._remote else size
+        asked = {"with_payload": self._payload, "with_vectors": _asked(vectors)}
+        yield from self._connection.pages(self._name, limit, scroll_filter=condition, **asked)
 
     def _block(self, version: int, points: Sequence[Any]) -> Rows:
         name, dim = self._names.vectors[version], self._known.dims[version] or 0

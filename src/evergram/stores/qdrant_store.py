@@ -323,15 +323,9 @@ class QdrantStore(TablePerVersionStore):
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         # The local mode sorts all ids for every page.
         limit = min(size, POINTS) if self._remote else size
-        at, offset = self._at(version), None
-        while True:
-            points, offset = self._ask(
-                "scroll", at, limit=limit, offset=offset, with_payload=True, with_vectors=True
-            )
-            if points:
-                yield self._block(version, points)
-            if offset is None:
-                return
+        whole = {"with_payload": True, "with_vectors": True}
+        for points in self._connection.pages(self._at(version), limit, **whole):
+            yield self._block(version, points)
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
@@ -397,8 +391,8 @@ def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:
 
 class QdrantConnection:
     """The requests of one store to a server, or to a folder in the local mode. Raises: DataError:
-    there is no such folder; the client is not installed. StoreError: it cannot be opened, say
-    because another process has it open."""
+    there is no such folder. StoreError: it cannot be opened, say because another process has it
+    open."""
 
     # Qdrant lets one client a process open a folder, so stores in a folder share one.
     _living: ClassVar[WeakValueDictionary[Path, LocalClient]] = WeakValueDictionary()
@@ -446,6 +440,16 @@ class QdrantConnection:
                 if "timed out" in str(error):
                     raise
                 return call(*args, **options)
+
+    def pages(self, collection: str, limit: int, **options: Any) -> Iterator[list[Any]]:
+        """Yield the points of a collection that a scroll returns, at most `limit` at once."""
+        offset = None
+        while True:
+            points, offset = self.ask("scroll", collection, limit=limit, offset=offset, **options)
+            if points:
+                yield points
+            if offset is None:
+                return
 
     @contextmanager
     def errors_as_store_errors(self) -> Iterator[None]:

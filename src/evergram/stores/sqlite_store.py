@@ -48,8 +48,8 @@ IDLE = 8
 
 class SqliteFile:
     """The connections of one store, by apsw, whose SQLite can load extensions: Python's may be
-    built without them. Raises: DataError: there is no such file; no apsw or sqlite-vec. StoreError:
-    it cannot be opened."""
+    built without them. Raises: DataError: there is no such file. StoreError: it cannot be opened.
+    """
 
     def __init__(self, path: Path, shown: str, create: bool) -> None:
         if not hasattr(apsw.Connection, "load_extension"):
