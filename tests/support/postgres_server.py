@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import tempfile
 import time
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -68,6 +70,13 @@ class PostgresServer:
         self._gone()
 
     def start(self) -> None:
+        with suppress(subprocess.TimeoutExpired):  # on a busy machine it goes on starting
+            self._server.ensure_postgres_running()
+        for _ in range(600):
+            with suppress(psycopg.OperationalError):
+                psycopg.connect(self.uri).close()
+                break
+            time.sleep(0.1)
         self._server.ensure_postgres_running()
 
     def _gone(self) -> None:
