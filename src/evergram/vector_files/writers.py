@@ -126,9 +126,8 @@ def check_writable(path: Path, *, overwrite: bool = True) -> None:
         raise DataError(f"{path} is a folder; give the path of a file to write.")
     suffix = path.suffix.lower()
     if suffix not in WRITTEN:
-        raise DataError(
-            f"{path} is of no known format; the known ones end in {', '.join(WRITTEN)}."
-        )
+        known = ", ".join(WRITTEN)
+        raise DataError(f"{path} is of no known format; the known ones end in {known}.")
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is not there; make the folder first.")
     if not overwrite:
@@ -137,8 +136,7 @@ def check_writable(path: Path, *, overwrite: bool = True) -> None:
 
 
 def _refuse_existing(paths: Iterable[Path]) -> None:
-    there = next((path for path in paths if path.exists()), None)
-    if there is not None:
+    for there in (path for path in paths if path.exists()):
         raise DataError(
             f"{there} is there already and is not written over; give another name, or --force (in "
             "Python overwrite=True)."
@@ -152,10 +150,11 @@ def _write_columns(
     writer, rows, beside = None, 0, [provenance_file(path)] if suffix == CSV else []
     with _replacing(path, *beside) as parts, ExitStack() as closing:
         for ids, vectors in blocks:
-            table = _csv_table(ids, vectors) if suffix == CSV else None
-            if table is None:
-                columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
-                table = pa.table(columns, metadata=provenance or None)
+            columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
+            if suffix == CSV:  # of as many digits as it takes to read the same float32 again
+                dims = np.ascontiguousarray(vectors.float().cpu().numpy().T)
+                columns = {"id": ids, **{f"vector_{i}": dim for i, dim in enumerate(dims)}}
+            table = pa.table(columns, metadata=provenance or None)
             if writer is None:
                 writer = closing.enter_context(_writer(parts[path], table.schema, suffix))
             writer.write_table(table)
@@ -174,12 +173,6 @@ def _writer(part: Path, schema: pa.Schema, suffix: str) -> Any:
     if suffix == CSV:
         return pyarrow.csv.CSVWriter(str(part), schema)
     return (pa.ipc.new_stream if suffix == ".arrows" else pa.ipc.new_file)(str(part), schema)
-
-
-def _csv_table(ids: pa.Array, vectors: Tensor) -> pa.Table:
-    # Each number has as many digits as it takes to read the same float32 again.
-    columns = np.ascontiguousarray(vectors.float().cpu().numpy().T)
-    return pa.table([ids, *columns], names=["id", *(f"vector_{i}" for i in range(len(columns)))])
 
 
 def _write_npy(
@@ -229,7 +222,8 @@ def _write_plain(
         for some, vectors in blocks:
             ids.add(some)
             dim = vectors.shape[1]
-            file.write(_bytes_of(vectors))
+            floats = np.ascontiguousarray(vectors.float().cpu().numpy(), dtype="<f4")
+            file.write(floats.data.cast("B"))
         _refuse_none(path, ids.rows)
         finish(file, ids, dim)
     return ids
@@ -256,12 +250,9 @@ class _Ids:
         else:
             self.integers = None
         lines = [str(i) for i in ids.to_pylist()]
-        bad = next((line for line in lines if "\n" in line or "\r" in line), None)
-        if bad is not None:
-            raise DataError(
-                f"{self._path}: id {bad!r} has a line break, and ids would be lines of a text "
-                "file; write Parquet or Arrow."
-            )
+        for bad in (line for line in lines if "\n" in line or "\r" in line):
+            why = f"id {bad!r} has a line break, and ids would be lines of a text file"
+            raise DataError(f"{self._path}: {why}; write Parquet or Arrow.")
         self._text.writelines(line + "\n" for line in lines)
         self.rows += len(ids)
 
@@ -269,11 +260,8 @@ class _Ids:
 def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
     """Write a header of NumPy's format 1.0, which NumPy pads to 128 bytes for any row count."""
     file.seek(0)
-    npy.write_array_header_1_0(
-        file, {"descr": "<f4", "fortran_order": False, "shape": (ids.rows, dim)}
-    )
-    if file.tell() != NPY_HEADER:
-        raise DataError(f"NumPy wrote an .npy header of {file.tell()} bytes, not {NPY_HEADER}.")
+    header = {"descr": "<f4", "fortran_order": False, "shape": (ids.rows, dim)}
+    npy.write_array_header_1_0(file, header)
 
 
 def _safetensors_header(
@@ -293,10 +281,6 @@ def _safetensors_header(
     length = space - 8
     file.seek(0)
     file.write(length.to_bytes(8, "little") + json.dumps(tensors).encode().ljust(length))
-
-
-def _bytes_of(vectors: Tensor) -> memoryview:
-    return np.ascontiguousarray(vectors.float().cpu().numpy(), dtype="<f4").data.cast("B")
 
 
 def _refuse_none(path: Path, rows: int) -> None:
