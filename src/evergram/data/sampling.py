@@ -251,15 +251,19 @@ class ExampleSampler:
         return self.order[self.offsets[query] + nth], sizes
 
     def _negative(self, query: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a candidate that each query has not met, int64 [B]."""
         drawn = torch.randint(self.candidates, query.shape, generator=generator)
+        met = torch.arange(len(query))
         for _ in range(REJECTIONS):
-            key = query * self.candidates + drawn
-            place = torch.searchsorted(self.known, key).clamp(max=len(self.known) - 1)
-            met = torch.nonzero(self.known[place] == key).flatten()
+            met = met[self._has(query[met], drawn[met])]
             if not len(met):
                 break
             drawn[met] = torch.randint(self.candidates, met.shape, generator=generator)
         return drawn
+
+    def _has(self, query: Tensor, candidate: Tensor) -> Tensor:
+        key = query * self.candidates + candidate
+        return self.known[torch.searchsorted(self.known, key).clamp(max=len(self.known) - 1)] == key
 
 
 class EntitySampler:

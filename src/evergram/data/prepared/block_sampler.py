@@ -15,7 +15,7 @@ from torch import Tensor
 from evergram.data.prepared.files import Column, release
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.reading.rules import SIDES
-from evergram.data.sampling import REJECTIONS, Batch, ExampleSampler, PairDraws
+from evergram.data.sampling import Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
 
 Columns = dict[str, Tensor]
@@ -224,16 +224,8 @@ class BlockSampler(ExampleSampler):
             weight,
         )
 
-    def _negative(self, query: Tensor, draw: torch.Generator) -> Tensor:
-        """Return a candidate that each query has not met, int64 [B]."""
-        drawn = torch.randint(self.candidates, query.shape, generator=draw)
-        rejected = torch.arange(len(query))
-        for _ in range(REJECTIONS):
-            rejected = rejected[self.corpus.index.has(query[rejected], drawn[rejected])]
-            if not len(rejected):
-                break
-            drawn[rejected] = torch.randint(self.candidates, rejected.shape, generator=draw)
-        return drawn
+    def _has(self, query: Tensor, candidate: Tensor) -> Tensor:
+        return self.corpus.index.has(query, candidate)
 
     def _rates_by_query(self) -> dict[str, Tensor]:
         """Return the chance of each entity to be in a draw of a query and then of its pair."""
