@@ -82,6 +82,18 @@ def in_other_form(count: int, example: str, one: str, other: str) -> DataError:
     )
 
 
+def refuse_repeats(ids: pa.Array | pa.ChunkedArray, source: str) -> None:
+    """Raise a DataError if an id, of which none is null, comes more than once."""
+    if pc.count_distinct(ids).as_py() == len(ids):
+        return
+    values, counts = pc.value_counts(ids).flatten()
+    repeated = values.filter(pc.greater(counts, 1))
+    raise DataError(
+        f"{source}: {len(repeated)} ids come more than once, such as {repeated[0].as_py()!r}; "
+        "leave one row of each."
+    )
+
+
 def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = False) -> str:
     """Return a sentence on a cell of a column (or "" in a file of ids only) that is no id, with its
     full stop; `where` is the file and the row."""

@@ -330,7 +330,7 @@ def test_a_file_by_id_has_each_id_once_and_no_other_kind(tmp_path: Path) -> None
     ids, weights = read_keyed(path, "weight")
     assert (ids.to_pylist(), weights.to_pylist()) == (["0017", "18"], [2, 3])
     for text, message in (
-        ("id,weight\n1,2\n1,3\n", "the id 1 comes twice"),
+        ("id,weight\n1,2\n1,3\n", "1 ids come more than once, such as 1;"),
         ("id,weight\n1,2\nnull,3\n", "row 2: id is 'null'"),
         ("id,weight\n1.5,2\n", "column 'id' is of numbers"),
     ):
@@ -534,7 +534,7 @@ def test_errors_name_the_row_and_the_remedy() -> None:
         assert "\n" not in str(caught.value)
     square: list[tuple[Any, dict[str, Any], str]] = [
         (sp.csr_array(np.eye(2)), {"query_ids": ["a"]}, "query_ids has 1 ids and the matrix 2 row"),
-        (sp.csr_array(np.eye(2)), {"candidate_ids": [7, 7]}, "candidate_ids: the id 7 comes twice"),
+        (sp.csr_array(np.eye(2)), {"candidate_ids": [7, 7]}, "candidate_ids: 1 ids come more"),
         (pd.DataFrame(COLUMNS), {"query_ids": ["a"]}, "of a DataFrame, .* with query=…"),
     ]
     for data, ids, message in square:

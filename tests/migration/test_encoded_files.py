@@ -280,7 +280,7 @@ def test_an_id_twice_in_a_file_or_with_two_vectors_is_refused(
     # A file that records no encoder is taken only on request.
     with pytest.raises(DataError, match=r"does not say which encoder.*--unrecorded"):
         plan_rest(KEPT_TEXTS, new, [twice])
-    with pytest.raises(DataError, match="has 1 ids more than once, such as 't1'"):
+    with pytest.raises(DataError, match="1 ids come more than once, such as 't1'"):
         plan_rest(KEPT_TEXTS, new, [twice], unrecorded=True)
     one = kept_of(tmp_path / "one.parquet", new, [1, 2])
     two = saved(tmp_path / "two.parquet", new, ["t1", "t2"], own([1, 3]))

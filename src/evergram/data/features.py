@@ -22,8 +22,9 @@ from evergram.data.feature_types import (
     typed,
 )
 from evergram.data.reading.files import MemoryTable
-from evergram.data.reading.keyed_table import keyed_table, refuse_repeated_ids, rows_by_id
+from evergram.data.reading.keyed_table import keyed_table, rows_by_id
 from evergram.errors import DataError
+from evergram.ids import refuse_repeats
 
 # A category has nearly as many values as objects from this share of them, if there are so many.
 NEARLY_ALL, FEW = 0.9, 20
@@ -277,7 +278,7 @@ def _ragged_columns(
     """Return each feature in the vocabulary's order, as offsets [N + 1] and flat values."""
     source = f"{side} features"
     table = keyed_table([MemoryTable(table, source)])
-    refuse_repeated_ids(table["id"], source)
+    refuse_repeats(table["id"], source)
     rows = rows_by_id(table["id"], vocabulary.keys, source)
     columns: dict[str, tuple[Tensor, pa.Array]] = {}
     for name in table.column_names:

@@ -27,9 +27,10 @@ from evergram.data.reading.interactions import (
     source_of,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import keyed_table, read_keyed_files, refuse_repeated_ids
+from evergram.data.reading.keyed_table import keyed_table, read_keyed_files
 from evergram.data.reading.rules import BadRows, BadRowsChoice, numbers_of_column
 from evergram.errors import DataError
+from evergram.ids import refuse_repeats
 
 # Of MovieLens: our names of the columns of ratings, and the columns of .dat files, which have no
 # line of names.
@@ -165,6 +166,6 @@ def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Arra
     others = [n for n in TableStream(source_files(path)[0]).names if n != name]
     ids_of = others if len(others) == 1 else ("id",)
     table = read_keyed_files(path, "", [name], BadRows(advice=False), ids_of)
-    refuse_repeated_ids(table["id"], str(path))
+    refuse_repeats(table["id"], str(path))
     cells = numbers_of_column(table[name], str(path), name) if numbers else table[name]
     return plain(table["id"]), cells

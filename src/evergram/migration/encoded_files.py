@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import torch
 
 from evergram.errors import DataError
-from evergram.ids import refuse_other_form
+from evergram.ids import refuse_other_form, refuse_repeats
 from evergram.texts.record import (
     SAME,
     MismatchError,
@@ -40,7 +40,7 @@ from evergram.vector_files.open_embeddings import (
     EmbeddingFile,
     open_embeddings,
 )
-from evergram.vector_files.pairing import ahead, refuse_repeats
+from evergram.vector_files.pairing import ahead
 from evergram.vector_files.shards import ShardRecord, Shards, write_shards
 from evergram.vector_files.writers import check_writable, write_embeddings, write_vectors
 
@@ -503,7 +503,7 @@ def _places(file: EmbeddingFile, ids: pa.Array) -> npt.NDArray[np.int64]:
     kept = file.ids()
     if kept.type != ids.type:
         kept, ids = kept.cast(pa.string()), ids.cast(pa.string())
-    refuse_repeats(file, kept)
+    refuse_repeats(kept, str(file.path))
     refuse_other_form(kept, ids, str(file.path), "the texts")
     places = pc.fill_null(pc.index_in(kept, value_set=ids), -1)
     whole: npt.NDArray[np.int64] = places.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, LineageError
+from evergram.ids import refuse_repeats
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.publication import with_id_type
@@ -23,7 +24,7 @@ from evergram.vector_files.open_embeddings import (
     open_embeddings,
     provenance_file,
 )
-from evergram.vector_files.pairing import Pairing, ahead, refuse_repeats
+from evergram.vector_files.pairing import Pairing, ahead
 
 # The one side of a lineage that is made of files.
 SIDE = "object"
@@ -256,7 +257,7 @@ def import_embeddings(
             f"{lineage} has versions already; 'evergram vectors align' adds the next, with its "
             "transform."
         )
-    refuse_repeats(file, file.ids())
+    refuse_repeats(file.ids(), str(file.path))
     number = lineage.publish(
         first_version(file, {"import": {"file": str(file.path), **facts_of(file)}}, progress)
     )

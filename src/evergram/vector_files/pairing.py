@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.ids import refuse_other_form
+from evergram.ids import refuse_other_form, refuse_repeats
 from evergram.vector_files.open_embeddings import BLOCK, EmbeddingFile
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Pairing:
         if old_ids.type != new_ids.type:
             old_ids, new_ids = old_ids.cast(pa.string()), new_ids.cast(pa.string())
         for file, ids in ((old, old_ids), (new, new_ids)):
-            refuse_repeats(file, ids)
+            refuse_repeats(ids, str(file.path))
         self._old, self._new = old, new
         self._old_leads = old.rows * old.dim > new.rows * new.dim
         lead, other = (old_ids, new_ids) if self._old_leads else (new_ids, old_ids)
@@ -113,13 +113,3 @@ def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[T
             f"{file.path} is in another order, and its temporary copy in {tempfile.gettempdir()} "
             f"cannot be written: {error.strerror or error}; set TMPDIR to a folder with room."
         ) from error
-
-
-def refuse_repeats(file: EmbeddingFile, ids: pa.Array) -> None:
-    if pc.count_distinct(ids).as_py() < len(ids):
-        counts = pc.value_counts(ids)
-        twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
-        raise DataError(
-            f"{file.path} has {len(twice)} ids more than once, such as {twice[0].as_py()!r}; "
-            "leave one row of each."
-        )

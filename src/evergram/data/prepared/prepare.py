@@ -59,11 +59,12 @@ from evergram.data.reading.interactions import (
     source_of,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import refuse_repeated_ids, rows_by_id
+from evergram.data.reading.keyed_table import rows_by_id
 from evergram.data.reading.rules import SIDES, BadRows, BadRowsChoice, Clock, SideName
 from evergram.data.rolling_window import date_text
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, reason_and_remedy
+from evergram.ids import refuse_repeats
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
@@ -367,7 +368,7 @@ def _table_of(side: Side) -> pa.Table:
 
 def _stored_features(table: pa.Table, source: str) -> pa.Table:
     """Return a table of features in the types of the files of entities, see `typed`."""
-    refuse_repeated_ids(table["id"], source)
+    refuse_repeats(table["id"], source)
     for name in set(COUNTS) & set(table.column_names):
         raise DataError(
             f"{source} have a column {name!r}, a name that counts of interactions have; rename it."

@@ -26,7 +26,7 @@ from evergram.data.reading.files import (
     source_files,
     unpacked,
 )
-from evergram.data.reading.keyed_table import read_keyed_files, refuse_repeated_ids
+from evergram.data.reading.keyed_table import read_keyed_files
 from evergram.data.reading.rules import (
     ROLES,
     SIDES,
@@ -42,7 +42,7 @@ from evergram.data.reading.rules import (
 )
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.ids import is_text
+from evergram.ids import is_text, refuse_repeats
 
 # Bytes of an adjacency list that are read at once; a line may be longer.
 BLOCK = 8 << 20
@@ -441,7 +441,7 @@ def _from_sparse(matrix: Any, matrix_ids: Mapping[str, Sequence[int | str] | Non
                 f"{'rows' if side == 'query' else 'columns'}; give one id each."
             )
         named = _column(ids, f"{side}_ids")
-        refuse_repeated_ids(pa.chunked_array([named]), f"{side}_ids")
+        refuse_repeats(pa.chunked_array([named]), f"{side}_ids")
         columns[side] = named.take(columns[side])
     weight = entries.data[stored]
     if not (weight == 1).all():

@@ -151,15 +151,6 @@ def read_keyed_files(
     return keyed_table(streams, separator, columns, bad_rows, ids)
 
 
-def refuse_repeated_ids(ids: pa.ChunkedArray, source: str) -> None:
-    """Raises: DataError: an id comes twice."""
-    if len(pc.unique(ids)) == len(ids):
-        return
-    values, counts = pc.value_counts(ids).flatten()
-    repeated = values[pc.index(pc.greater(counts, 1), True).as_py()]
-    raise DataError(f"{source}: the id {repeated} comes twice; each id may have one row.")
-
-
 def rows_by_id(
     ids: pa.ChunkedArray, keys: pa.Array, source: str, *, must_match: bool = True
 ) -> pa.Array:
