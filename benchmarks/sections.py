@@ -11,7 +11,6 @@ from typing import Any
 from benchmarks import (
     by_command,
     cluster_bias,
-    cluster_growth,
     defaults,
     fold_in,
     known_consumers,
@@ -71,7 +70,6 @@ SECTIONS = {
     ),
     "sharded-tables": Section(sharded_tables.measure, sharded_tables.tiny, sharded_tables.table),
     "cluster-bias": Section(cluster_bias.measure, cluster_bias.tiny, cluster_bias.table),
-    "cluster-growth": Section(cluster_growth.measure, cluster_growth.tiny, cluster_growth.table),
     "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
