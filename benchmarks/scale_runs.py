@@ -6,7 +6,7 @@ import ctypes
 import gc
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,16 +15,22 @@ from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from benchmarks.instrument.figures import Figure
-from benchmarks.loop_step import LoopStep, Model, Shape, corpus_of
 from benchmarks.scale_model import FLOAT, Size, StepRates, memory, seconds
+from evergram.data.corpus import Corpus
 from evergram.data.sampling import GATHERED
+from evergram.encoders.features import SIDES
 from evergram.process_settings import no_denormals
+from evergram.training.build import prepare
+from evergram.training.loop import run_epoch
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 SIZES = (
     Size(100_000, 1_000_000, 32, 1024),
@@ -41,6 +47,7 @@ EVICTING = 8 * 2**20  # bytes, more than a core's own caches
 # Blocks [B, D] of each side that a step holds until its backward pass is done: most are in no cache
 # of the core's own when they are read, and new ones are not written where the last was freed.
 ALIVE = 6
+CPU = torch.device("cpu")
 FEW = 8  # pairs of the step that measures what its calls cost
 
 
@@ -118,6 +125,41 @@ def figures(measured: list[Checked]) -> list[Figure]:
     return rows
 
 
+def corpus_of(entities: int, pairs: int) -> Corpus:
+    """Return a corpus of pairs drawn uniformly, its queries and candidates each at least once."""
+    draw = torch.Generator().manual_seed(0)
+    columns = {}
+    for side in SIDES:
+        ids = torch.randint(entities // 2, (pairs,), generator=draw)
+        ids[: entities // 2] = torch.arange(entities // 2)
+        columns[side] = ids.numpy()
+    return Corpus.from_tables(pa.table(columns))
+
+
+class LoopStep:
+    """One step of the loop a call, through as many epochs as are needed."""
+
+    def __init__(self, dim: int, batch: int, corpus: Corpus) -> None:
+        values = {
+            "data": {"kind": "synthetic"},
+            "model": {"dim": dim},
+            "task": {"l2": 0.0},
+            "training": {"batch_size": batch},
+        }
+        settings = FitSettings.of(Recipe.of(values, SETTINGS), corpus, 0)
+        self.step, self.sampler, self.draws = prepare(settings, corpus, CPU)
+        self.running = self._steps()
+
+    def __call__(self) -> None:
+        next(self.running)
+
+    def _steps(self) -> Iterator[Any]:
+        epoch = 0
+        while True:
+            yield from run_epoch(self.step, self.sampler, self.draws, epoch, CPU)
+            epoch += 1
+
+
 def _checked(size: Size) -> Checked:
     torch.set_num_threads(1)  # a new process's are all of the machine's
     with no_denormals():
@@ -125,13 +167,11 @@ def _checked(size: Size) -> Checked:
 
 
 def _check(size: Size) -> Checked:
-    side = size.entities // 2
-    few = LoopStep(Model("factorization", size.dim, FEW), corpus_of(Shape(50, 50, 4000)), SETTINGS)
+    few = LoopStep(size.dim, FEW, corpus_of(100, 4000))
     for _ in range(3):
         few()
     before = _resident()
-    corpus = corpus_of(Shape(side, side, size.pairs))
-    loop = LoopStep(Model("factorization", size.dim, size.batch), corpus, SETTINGS)
+    loop = LoopStep(size.dim, size.batch, corpus_of(size.entities, size.pairs))
     # Whole blocks, so that each has its share of the gathers that serve several steps.
     block = max(12, GATHERED // size.batch)
     for _ in range(3):
