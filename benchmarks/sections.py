@@ -25,7 +25,6 @@ from benchmarks import (
     sharded_tables,
     sidecar_searches,
     steps,
-    table3,
     text,
     text_serving,
     time_to_als,
@@ -98,7 +97,6 @@ SECTIONS = {
     "known-consumers": Section(
         known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
     ),
-    "table3": Section(table3.section, table3.tiny, needs_data=True),
     "sidecar-searches": Section(
         sidecar_searches.measure, sidecar_searches.tiny, sidecar_searches.table, needs_data=True
     ),

@@ -14,7 +14,7 @@ from reproduction import evidence, results
 from reproduction.catalogue import EXPERIMENTS, Listed, find, listing, runs_of
 from reproduction.claims import Judgement, judge
 from reproduction.experiment import ROOT, Table
-from reproduction.report.write import write_report
+from reproduction.report.page import write_report
 from reproduction.run import jobs_of, run_all
 
 

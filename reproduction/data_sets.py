@@ -7,7 +7,7 @@ from evergram.data.data_sets import DATA_SETS
 DATA_SETS |= dict.fromkeys(
     [
         *("amazon-beauty", "amazon-musical-instruments", "wikispeedia", "lastfm", "citeulike-t"),
-        *("foursquare", "scifact", "words", "cifar10"),
+        *("foursquare", "scifact"),
     ],
     "",
 )

@@ -48,15 +48,17 @@ class Preset:
     """The trainings of an experiment at one size.
 
     Args:
-        note: the corpus, and where the setting differs from the paper's.
+        note: where the setting differs from the paper's.
         minutes: CPU minutes a seed on one core, about; None where that was never measured.
-        corpus: its name, where an experiment has small presets on several; the report shows each.
+        corpus: its name; the report shows each preset that has one.
+        setting: what the presets on this corpus have in common; the report says it once.
     """
 
     trainings: tuple[Training, ...]
     note: str
     minutes: float | None = None
     corpus: str = ""
+    setting: str = ""
 
 
 class Runs:
@@ -179,13 +181,5 @@ class Experiment:
         return ["small", *(n for n, p in self.presets.items() if p.corpus and n != "small")]
 
     def claims_on(self, preset: str) -> list[Claim]:
-        """Return the claims as a preset judges them: with its corpus and its remarks."""
-        corpus = self.presets[preset].corpus
-        return [
-            replace(
-                claim,
-                measured=f"{claim.measured}; {corpus}" if corpus else claim.measured,
-                remark=claim.remarks.get(preset, claim.remark),
-            )
-            for claim in self.claims
-        ]
+        """Return the claims with a preset's remarks."""
+        return [replace(c, remark=c.remarks.get(preset, c.remark)) for c in self.claims]

@@ -61,7 +61,7 @@ def shown(values: Sequence[float], digits: int = 4) -> str:
         return "–"
     mean, bounds = fmean(values), interval(values)
     text = f"{mean:.{digits}f}"
-    return text if bounds is None else f"{text} ± {bounds[1] - mean:.{digits}f}"
+    return text if bounds is None else f"{text}±{bounds[1] - mean:.{digits}f}"
 
 
 def gain(value: float, baseline: float) -> float:

@@ -20,8 +20,6 @@ PAGES = ROOT / "build" / "pages"
 # The README is the first page, and docs/index.md, the map, gets another name.
 RENAMED = {"README.md": "index.md", "docs/index.md": "documents.md"}
 ROOT_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
-# The report of docs/reproduction.md would be at that page's address.
-REPORTS = {"docs/reproduction.html": "reproduction-report.html"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -62,10 +60,9 @@ def sources() -> Iterator[tuple[Path, str]]:
 
 def place_of(path: str) -> str:
     """Return the place on the site of a file of the repository."""
-    special = {**RENAMED, **REPORTS}
     if path.startswith("notebooks/"):  # shown as pages
         return path.replace(".ipynb", ".md")
-    return special.get(path, path.removeprefix("docs/"))
+    return RENAMED.get(path, path.removeprefix("docs/"))
 
 
 def relinked(text: str, page: str) -> str:

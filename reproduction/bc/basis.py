@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from statistics import stdev
 from typing import Any
 
-from reproduction.bc.columns import comparison, keep_all, of_corpus, value
-from reproduction.bc.methods import NAMES
+from reproduction.bc.columns import comparison, keep_all, of_corpus
+from reproduction.bc.methods import SHORT
 from reproduction.experiment import Runs, Table
 from reproduction.intervals import shown
 from reproduction.results import Result
 
 HEADER = (
     "",
-    "seeds",
     "users, items, interactions",
-    "Keep-All: recall@50, ROC-AUC",
+    "Keep-All: recall@50",
+    "ROC-AUC",
     "test queries of a version",
-    "largest deviation of (1) over seeds",
-    "passes, of theirs",
-    "steps, of theirs",
+    "passes",
     "models that end on a plateau",
 )
 
 
 def table(runs: Runs) -> Table:
-    """Return a row for each corpus; shares are of [BC]'s 500 passes in batches of 2,048."""
-    return Table("What the figures rest on", HEADER, [_row(runs, c) for c in runs.labels])
+    """Return a row for each corpus."""
+    rows = [_row(runs, corpus) for corpus in runs.labels]
+    return Table("What the figures rest on ([BC] has 500 passes)", HEADER, rows)
 
 
 def models_of(result: Result) -> list[Mapping[str, Any]]:
@@ -48,32 +46,11 @@ def _row(runs: Runs, corpus: str) -> list[str]:
         for metric in ("intended", "unintended")
     ]
     return [
-        corpus,
-        str(len(results)),
+        SHORT.get(corpus, corpus),
         f"{sizes['queries']:,}, {sizes['candidates']:,}, {sizes['interactions']:,}",
-        ", ".join(own),
+        *own,
         f"{min(queries):,} to {max(queries):,}",
-        _largest_deviation(runs, corpus),
-        f"{max(model['passes'] for model in models)}, {_share(models, 'share_of_passes')}",
-        _share(models, "share_of_steps"),
+        str(max(model["passes"] for model in models)),
         f"{plateaus.count(True)} of {len(models)}"
         + (f" ({unmeasured} not measured)" if unmeasured else ""),
     ]
-
-
-def _share(models: Sequence[Mapping[str, Any]], key: str) -> str:
-    low, high = (f"{100 * f(m[key] for m in models):.2g}" for f in (min, max))
-    return f"{low} %" if low == high else f"{low} to {high} %"
-
-
-def _largest_deviation(runs: Runs, corpus: str) -> str:
-    """Return the largest of all methods' deviations of (1), with its method."""
-    results = runs.of(corpus)
-    if len(results) < 2:
-        return "–"
-    by_method = {
-        method: stdev(of_corpus(runs, corpus, partial(value, method=method, column="intended")))
-        for method in comparison(results[0])["methods"]
-    }
-    method = max(by_method, key=by_method.__getitem__)
-    return f"{by_method[method]:.2f} points ({NAMES[method]})"

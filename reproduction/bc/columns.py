@@ -100,11 +100,12 @@ def on_music(read: Read | ReadEach) -> Callable[[Runs], Margins]:
     It is the corpus of the paper's own figures, with all five consumer tasks.
     """
 
-    def margins(runs: Runs) -> Margins:
-        own = [label for label in runs.labels if SAME.get(label) == MUSIC]
-        return margins_of(runs, own[0] if own else runs.labels[0], read)
+    return lambda runs: margins_of(runs, music_of(runs), read)
 
-    return margins
+
+def music_of(runs: Runs) -> str:
+    """Return the label of Musical Instruments; the first if the runs lack it."""
+    return next((label for label in runs.labels if SAME.get(label) == MUSIC), runs.labels[0])
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:

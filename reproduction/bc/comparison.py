@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from evergram import Corpus, Lineage, Recipe, load_corpus, load_encoder, split_for
-from evergram.compatibility import SecondMoments, fit_closed_form
+from evergram import Corpus, Lineage, load_corpus
 from evergram.training import Progress
 from reproduction.comparison.compare import compare
 from reproduction.comparison.settings import REFERENCE, Comparison
@@ -25,8 +24,7 @@ def compare_methods(
 
     Returns: `comparison`, with `methods` (the columns of [BC] Table 3, by version too), `sweep`
         (the columns by method and λ), `trained` (by run and version, how long each model was),
-        `keep_all`, `queries` that tested each version, `tasks`, `left_out`, `closed_forms` (see
-        `closed_form_distances`).
+        `keep_all`, `queries` that tested each version, `tasks`, `left_out`.
     Raises: as `compare`.
     """
     recipe = comparison.base
@@ -66,7 +64,6 @@ def compare_methods(
             "sizes": sizes(corpus),
             "tasks": results["tasks"],
             "left_out": results["left_out"],
-            "closed_forms": closed_form_distances(recipe, corpus, lineage),
         }
     }
 
@@ -82,39 +79,6 @@ def sizes(corpus: Corpus) -> dict[str, Any]:
         "interactions": len(corpus),
         "keys": keys,
     }
-
-
-def closed_form_distances(recipe: Recipe, corpus: Corpus, lineage: Lineage) -> dict[str, float]:
-    """Return ‖W_multi − W_single‖ / ‖W_single‖ by version from 2 on.
-
-    Both are the closed forms of the post-hoc losses between Keep-All's models of versions k − 1 and
-    k, over all objects that both know; at version 1 they are one loss.
-
-    Source: docs/method.md, "Closed forms"; S_{k-1} of "One matrix for all of history".
-    """
-    distances: dict[str, float] = {}
-    metric = torch.eye(lineage.manifest(0).dim, dtype=torch.float64)
-    for version in range(1, lineage.newest + 1):
-        moments = _moments(recipe, corpus, lineage, version)
-        single = fit_closed_form("linear", moments).weight
-        if version > 1:
-            multi = fit_closed_form("linear", moments, metric=metric).weight
-            distances[str(version)] = float((multi - single).norm() / single.norm())
-        metric = torch.eye(len(single.T), dtype=torch.float64) + single.T @ metric @ single
-    return distances
-
-
-def _moments(recipe: Recipe, corpus: Corpus, lineage: Lineage, version: int) -> SecondMoments:
-    """Return the moments of the embeddings of versions k − 1 and k on the data of version k."""
-    training = split_for(recipe, corpus, version).training
-    models = [load_encoder(lineage, version - 1), load_encoder(lineage, version)]
-    old, new = (model.embed_all(training) for model in models)
-    moments = SecondMoments(models[0].dim, models[1].dim)
-    scenes = [model.read(training) for model in models]
-    for side in old:
-        known = models[0].known(side, scenes[0]) & models[1].known(side, scenes[1])
-        moments.add(old[side][known], new[side][known])
-    return moments
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, float | None]:

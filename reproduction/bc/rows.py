@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from reproduction.bc import figure3, figure4, figure5, table2, table3
-from reproduction.bc.images import experiment as images
 from reproduction.row import DRAWING, GPU_HOURS, NO_DATA, Row
 
 LARGE = f"{NO_DATA}, and {GPU_HOURS.removeprefix('needs ')}"
@@ -15,5 +14,4 @@ ROWS = (
     Row.of(figure3.EXPERIMENT, LARGE),
     Row.of(figure4.EXPERIMENT, LARGE),
     Row.of(figure5.EXPERIMENT, LARGE),
-    Row.of(images.EXPERIMENT, "does not exist"),
 )

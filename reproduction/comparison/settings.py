@@ -17,11 +17,16 @@ from evergram.training.corpora import with_selecting_metric
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.recipe import values_of_file
-from evergram.training.recipe.upgrade import METHODS, JointUpgrade, Ratio
+from evergram.training.recipe.upgrade import METHODS as UPGRADES
+from evergram.training.recipe.upgrade import JointUpgrade, Method, Ratio
 from evergram.training.recipe.values import overridden, override_keys
 from evergram.validation import sentence_of
 from reproduction.recipe import PAPER_UPGRADES, PaperRecipe
 
+# The model is trained without alignment, and its vectors are turned back by an SVD.
+# Source: Zielnicki and Hsiao, "Orthogonal low rank embedding stabilization", RecSys 2025.
+ORTHOGONAL = "post-orthogonal"
+METHODS: dict[str, Method] = {**UPGRADES, ORTHOGONAL: UPGRADES["post-closed"]}
 # All methods are measured against it.
 REFERENCE = "keep-all"
 # Keys of [upgrade] that each method has its own value of.
@@ -241,6 +246,8 @@ class Comparison:
 def upgrade_of(method: str, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table [upgrade] of a method: its settings, and of the written keys those that it
     uses. [BC] Table 1."""
+    if method == ORTHOGONAL:
+        return upgrade_of("post-closed", written) | {"transform": "orthogonal"}
     keys = PAPER_UPGRADES[method].model_fields.keys() - SET_BY_METHODS - UNUSED
     used = {key: value for key, value in written.items() if key in keys}
     if METHODS[method].fit == "posthoc" and used.get("objects", "all") == "all":

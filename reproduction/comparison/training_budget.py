@@ -9,8 +9,7 @@ from typing import Any
 
 from evergram.lineage.lineage import Lineage
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.upgrade import METHODS
-from reproduction.comparison.settings import REFERENCE, Run, epochs_of
+from reproduction.comparison.settings import METHODS, REFERENCE, Run, epochs_of
 
 # Of all epochs, the last share that a plateau is looked for in, and the gain below which it is one.
 LAST = 0.2

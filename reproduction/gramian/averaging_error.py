@@ -8,7 +8,6 @@ from statistics import fmean
 from reproduction.claims import Claim, Margins, chosen_elsewhere
 from reproduction.experiment import Experiment, Line, Panel, Runs, Table
 from reproduction.gramian import map_series
-from reproduction.gramian.adaptive_error import trajectories_of
 from reproduction.gramian.gramian_error import KINDS, PRESETS, RATES, judged, sizes_of
 from reproduction.gramian.gramian_error import sogram_name as name_of
 from reproduction.intervals import shown
@@ -38,27 +37,19 @@ def late(result: Result, rate: float) -> float:
 
 
 def tables(runs: Runs) -> list[Table]:
-    made = []
-    for label in trajectories_of(runs):
-        results = runs.of(label)
-        rows = [
-            [str(rate), *(shown([read(r, rate) for r in results]) for read in (early, late))]
-            for rate in RATES
-        ]
-        title = f"{KINDS['gramian']}, {label}"
-        made.append(Table(title, ["α", "first two measures", "last quarter"], rows))
-    return made
+    rows = [
+        [str(rate), *(shown([read(r, rate) for r in judged(runs)]) for read in (early, late))]
+        for rate in RATES
+    ]
+    return [Table(KINDS["gramian"], ["α", "first two measures", "last quarter"], rows)]
 
 
 def panels(runs: Runs) -> list[Panel]:
-    made = []
-    for label in trajectories_of(runs):
-        if results := runs.of(label):
-            steps: Sequence[float] = results[0].series["errors"]["step"]
-            lines = [Line(name_of(a), steps, [curve(r, a) for r in results]) for a in RATES]
-            title = f"{label}, |B| = {sizes_of(results[0])[-1]:,}"
-            made.append(Panel(title, "step", KINDS["gramian"], lines, log_y=True))
-    return made
+    results = judged(runs)
+    steps: Sequence[float] = results[0].series["errors"]["step"]
+    lines = [Line(name_of(a), steps, [curve(r, a) for r in results]) for a in RATES]
+    title = f"|B| = {sizes_of(results[0])[-1]:,}"
+    return [Panel(title, "step", KINDS["gramian"], lines, log_y=True)]
 
 
 def too_few_steps(runs: Runs) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from reproduction.claims import Claim, chosen_elsewhere
 from reproduction.experiment import Experiment, Panel, Runs, Table
 from reproduction.gramian import map_series, table2
-from reproduction.printed import printed
 
 SAMPLING = table2.SAMPLING["linear"]
 LABELS = {rate: table2.rate_name(rate) for rate in table2.RATES}
@@ -17,24 +16,8 @@ def own(runs: Runs) -> Runs:
     return runs.only([SAMPLING, *(x for x in LABELS.values() if x in runs.labels)])
 
 
-def theirs(language: str) -> dict[str, tuple[float, float | None]]:
-    """Return the papers' MAP and gain by label."""
-    figures = printed("gramian")["G1 Table 2"]
-    rows: dict[str, tuple[float, float | None]] = {
-        SAMPLING: (figures["map"][language]["sampling"], None)
-    }
-    for rate, label in LABELS.items():
-        rows[label] = figures["map"][language][str(rate)], figures["gain"][language][str(rate)]
-    return rows
-
-
 def tables(runs: Runs) -> list[Table]:
-    chosen = own(runs)
-    over = dict.fromkeys(LABELS.values(), SAMPLING)
-    return [
-        map_series.table(chosen, over, theirs(language), f"MAP@10; theirs on `{language}`")
-        for language in ("simple", "en")
-    ]
+    return [map_series.table(own(runs), dict.fromkeys(LABELS.values(), SAMPLING))]
 
 
 def panels(runs: Runs) -> list[Panel]:
@@ -67,7 +50,7 @@ EXPERIMENT = Experiment(
     "gramian/averaging-rate",
     {"G1": "Table 2, Figure 4", "G2": "Figure 7"},
     "MAP@10 by α",
-    "SOGram as printed with the α of [G1] Table 2, and sampling (dashed), linear samplers.",
+    "SOGram with the α of [G1] Table 2, and sampling (dashed); linear samplers.",
     {name: p for name, p in table2.EXPERIMENT.presets.items() if name != "gowalla"},
     tables,
     panels,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -11,25 +10,17 @@ from typing import Any
 
 from reproduction.claims import Claim, Margins
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
-from reproduction.gramian import adaptive_error, methods
-from reproduction.gramian.adaptive_error import measured_in, trajectories_of, with_adaptive
+from reproduction.gramian import methods
 from reproduction.intervals import shown
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.results import Result
 
-SLOW, FAST = "common trajectory, SGD", "common trajectory"
-SGD: dict[str, Any] = {
-    "training.optimizer": "sgd",
-    "training.epochs": 2,
-    **{f"training.{name}_rate": 0.1 for name in ("table", "feature", "layer")},
-}
+TRAJECTORY = "common trajectory"
 RATE = 0.1
 BASELINES = tuple(f"sampling, {sampler}" for sampler in methods.SAMPLERS)
 SAGRAMS = ("SAGram, β = 1", "SAGram, β = 1/n")
 SOGRAM = f"SOGram, α = {RATE}"
 NAMES = (*BASELINES, SOGRAM, *SAGRAMS)
-# Those of the papers' claims, and adaptive sampling, which they cite.
-SHOWN = (*BASELINES, adaptive_error.NAME, SOGRAM, *SAGRAMS)
 # SOGram's α on the same trajectory, with the larger batch: `averaging_error`.
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 KINDS = {"gramian": "‖Ĝ − G‖ / ‖G‖", "gradient": "‖∇ĝ − ∇g‖ / ‖∇g‖"}
@@ -59,49 +50,28 @@ def sogram_name(rate: float) -> str:
 def trajectories(
     recipe: Path, sizes: Sequence[int], every: int, **settings: Any
 ) -> tuple[Training, ...]:
-    """Return a training by the papers' SGD and one by adaptive rates, with estimators that look on.
-
-    Args:
-        every: steps between two measures.
-        settings: of both.
-    """
+    """Return a training with estimators that look on, measured every so many steps."""
     own = {**methods.in_recipe(methods.sogram(RATE)), **settings}
     reading = (GramianErrors(estimators(sizes), every),)
-    return (
-        Training(SLOW, recipe, {**own, **SGD}, reading),
-        Training(FAST, recipe, own, reading),
-    )
+    return (Training(TRAJECTORY, recipe, own, reading),)
 
 
 PRESETS = {
     "tiny": Preset(trajectories(methods.TINY, (16, 64), 5), methods.TINY_NOTE),
-    "small": Preset(
-        trajectories(methods.SMALL, (128, 1024), 50, **{"training.epochs": 3})[1:],
-        methods.SMALL_NOTE + " One trajectory of three epochs by adaptive rates.",
+    "small": methods.on_wikispeedia(
+        trajectories(methods.SMALL, (128, 1024), 50, **{"training.epochs": 3}),
+        "Three epochs.",
         4,
-        "Wikispeedia",
     ),
-    "gowalla": Preset(
+    "gowalla": methods.on_gowalla(
         trajectories(
             methods.GOWALLA, (128, 1024), 50, **{"training.epochs": 1, "split.share": 0.5}
-        )[1:],
-        methods.GOWALLA_NOTE + " One trajectory of one epoch over half of the pairs, in batches of "
-        "128, which are 0.3 % of the places.",
+        ),
+        "One epoch over half of the pairs, in batches of 128.",
         1,
-        "Gowalla",
     ),
-    "sgd": Preset(
-        trajectories(methods.SMALL, (128, 1024), 20, **{"training.epochs": 4})[:1],
-        methods.SMALL_NOTE + " One trajectory of two epochs by SGD at 0.1, ten times the papers' "
-        "rate, as hundreds of steps stand for their millions.",
-    ),
-    "paper": Preset(
-        trajectories(methods.PAPER["simple"], (128, 1024), 1000)[1:], methods.PAPER_NOTE
-    ),
+    "paper": Preset(trajectories(methods.PAPER["simple"], (128, 1024), 1000), methods.PAPER_NOTE),
 }
-
-_ADAPTIVE = {"tiny": (16, 64), "small": (128,), "sgd": (128,), "paper": (128, 1024)}
-PRESETS |= {name: with_adaptive(PRESETS[name], sizes) for name, sizes in _ADAPTIVE.items()}
 
 
 def sizes_of(result: Result) -> tuple[int, ...]:
@@ -117,43 +87,32 @@ def error(result: Result, kind: str, name: str, size: int) -> float:
 
 
 def judged(runs: Runs) -> list[Result]:
-    """Return the results that claims are judged on: of the trajectory by SGD where there is one."""
-    return runs.of(SLOW if SLOW in runs.labels else FAST)
+    """Return the results that claims are judged on."""
+    return runs.of(TRAJECTORY)
 
 
-def tables(runs: Runs, kind: str) -> list[Table]:
+def tables(runs: Runs) -> list[Table]:
+    results = judged(runs)
+    columns = list(product(KINDS, sizes_of(results[0])))
+    rows = [[n, *(shown([error(r, k, n, s) for r in results]) for k, s in columns)] for n in NAMES]
+    header = ["estimator", *(f"{kind}, |B| = {size:,}" for kind, size in columns)]
+    return [Table("Relative error, mean over the second half of the trajectory", header, rows)]
+
+
+def panels(runs: Runs) -> list[Panel]:
+    results = judged(runs)
     made = []
-    for label in trajectories_of(runs):
-        results = runs.of(label)
-        sizes = sizes_of(results[0]) if results else ()
-        rows = []
-        for name in SHOWN:
-            measured = {size: measured_in(runs, label, name, size) for size in sizes}
-            if any(measured.values()):
-                errors = ([error(r, kind, name, s) for r in each] for s, each in measured.items())
-                rows.append([name, *map(shown, errors)])
-        title = f"{KINDS[kind]}, mean over the second half of the {label}"
-        made.append(Table(title, ["estimator", *(f"|B| = {size:,}" for size in sizes)], rows))
-    return made
-
-
-def panels(runs: Runs, kind: str) -> list[Panel]:
-    made = []
-    for label in trajectories_of(runs):
-        results = runs.of(label)
-        for size in sizes_of(results[0]) if results else ():
-            lines = [
-                Line(
-                    name,
-                    results[0].series["errors"]["step"],
-                    [r.series["errors"][kind][f"{name} | {size}"] for r in measured],
-                    dashed=name in (*BASELINES, adaptive_error.NAME),
-                )
-                for name in SHOWN
-                if (measured := measured_in(runs, label, name, size))
-            ]
-            title = f"{label}, |B| = {size:,}"
-            made.append(Panel(title, "step", KINDS[kind], lines, log_y=True))
+    for kind, size in product(KINDS, sizes_of(results[0])):
+        lines = [
+            Line(
+                name,
+                results[0].series["errors"]["step"],
+                [r.series["errors"][kind][f"{name} | {size}"] for r in results],
+                dashed=name in BASELINES,
+            )
+            for name in NAMES
+        ]
+        made.append(Panel(f"|B| = {size:,}", "step", KINDS[kind], lines, log_y=True))
     return made
 
 
@@ -169,7 +128,7 @@ def _lower(runs: Runs, pairs: Iterable[tuple[Cell, Cell]], slack: float = 1.0) -
         errors = [
             [error(result, "gramian", *cell) for cell in (better, worse)] for result in judged(runs)
         ]
-        name = f"{better[0]}, |B| = {better[1]:,}, over {worse[0]}, |B| = {worse[1]:,}"
+        name = f"{better[0]}, {better[1]:,}, over {worse[0]}, {worse[1]:,}"
         margins[name] = [100 * (1 - low / (slack * high)) for low, high in errors]
     return margins
 
@@ -228,9 +187,9 @@ CLAIMS = (
         "how much lower each SAGram's error is than each other's, %, at each batch size",
         sagram_is_best,
         remarks={
-            "gowalla": "It is β = 1 alone that errs more than SOGram, with the small batch alone: "
-            "its correction has the variance of a batch, and grows with the time since an entity "
-            "was drawn, which is far longer here than on Wikispeedia.",
+            "gowalla": "β = 1 alone errs more than SOGram, with the small batch alone: its "
+            "correction has the variance of a batch and grows with the time since an entity was "
+            "drawn.",
         },
     ),
     Claim(
@@ -258,32 +217,20 @@ CLAIMS = (
         "batch, %",
         small_batch_suffices,
     ),
-)
-GRAMIAN_ERROR = Experiment(
-    "gramian/gramian-error",
-    {"G1": "Figure 2", "G2": "Figure 2a"},
-    "Gramian error by estimator and batch size",
-    "Estimates of the Gramian on a common trajectory of a training, against the exact one.",
-    PRESETS,
-    partial(tables, kind="gramian"),
-    partial(panels, kind="gramian"),
-    CLAIMS,
-)
-GRADIENT_ERROR = Experiment(
-    "gramian/gradient-error",
-    {"G2": "Figure 6"},
-    "Gradient error by estimator and batch size",
-    "The penalty's gradient with respect to the embeddings, on the same trajectory.",
-    PRESETS,
-    partial(tables, kind="gradient"),
-    partial(panels, kind="gradient"),
-    (
-        Claim(
-            "The gradient errors are similar to the Gramian errors.",
-            "[G2] App. E.1",
-            "Spearman's correlation of both errors over estimators and batch sizes, less 0.8",
-            gradients_alike,
-        ),
+    Claim(
+        "The gradient errors are similar to the Gramian errors.",
+        "[G2] App. E.1",
+        "Spearman's correlation of both errors over estimators and batch sizes, less 0.8",
+        gradients_alike,
     ),
-    runs_of="gramian/gramian-error",
+)
+EXPERIMENT = Experiment(
+    "gramian/gramian-error",
+    {"G1": "Figure 2", "G2": "Figures 2a, 6"},
+    "Gramian error by estimator and batch size",
+    "Estimates of the Gramian, and of the penalty's gradient, on a common trajectory.",
+    PRESETS,
+    tables,
+    panels,
+    CLAIMS,
 )

@@ -62,41 +62,31 @@ def panels(runs: Runs, dashed: Sequence[str] = (), *, by: str = "cpu_seconds") -
     return made
 
 
-def table(
-    runs: Runs,
-    baselines: Mapping[str, str] | None = None,
-    theirs: Mapping[str, tuple[float, float | None]] | None = None,
-    title: str = "MAP@10",
-) -> Table:
-    """Return a row for each training: MAP@10 at the end, its best, on training, on test pairs.
+def table(runs: Runs, baselines: Mapping[str, str] | None = None) -> Table:
+    """Return a row for each training: MAP@10 at the end, on training and on test pairs; and one for
+    popularity, on the same test pairs.
 
     Args:
         baselines: the label that each label's gain is over; a label without one has no gain.
-        theirs: by label, the papers' final MAP@10 and their gain in %.
     """
     over = baselines or {}
-    header = ["", "validation, end", "best", "training, end", "test, best epoch"]
+    header = ["", "validation, end", "training, end", "test, best epoch"]
     header += ["gain at the end"] if over else []
-    header += ["theirs", "their gain"] if theirs else []
     rows = []
     for label in runs.labels:
         row = [
             label,
             shown(runs.values(label, final)),
-            shown(runs.values(label, best)),
             shown(runs.values(label, lambda r: final(r, "training"))),
             shown(runs.values(label, lambda r: float(r.series["map"]["test"]["model"] or 0))),
         ]
         if over:
             row.append(percent(gains(runs, label, over[label])) if label in over else "")
-        if theirs:
-            value, more = theirs.get(label, (None, None))
-            row += [
-                "" if value is None else f"{value:.4f}",
-                "" if more is None else f"{more:+.1f} %",
-            ]
         rows.append(row)
-    return Table(title, header, rows)
+    tests = [result.series["map"]["test"].get("popularity") for result in runs.of(runs.labels[0])]
+    known = [value for value in tests if value is not None]
+    rows.append(["popularity", "", "", shown(known), *[""] * bool(over)])
+    return Table("MAP@10", header, rows)
 
 
 def gains(runs: Runs, label: str, baseline: str, part: str = "validation") -> list[float]:
@@ -122,7 +112,7 @@ def below_popularity(runs: Runs) -> str:
     popularity = fmean(value for pairs in known for _, value in pairs)
     if best > popularity:
         return ""
-    return f"the best model's MAP@10 is {best:.3f} on test pairs, popularity's {popularity:.3f}"
+    return f"the best model has a MAP@10 of {best:.3f}, popularity {popularity:.3f}"
 
 
 def too_short_for(rate: float, steps: int) -> str:

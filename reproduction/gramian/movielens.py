@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reproduction.claims import Claim, Margins, chosen_elsewhere
+from reproduction.claims import Claim, Margins
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
 from reproduction.gramian import map_series, methods
 from reproduction.intervals import gain
-from reproduction.printed import printed
 from reproduction.readings.map_over_time import MapOverTime
 
 SAMPLING = "sampling"
@@ -31,12 +30,7 @@ def trainings(recipe: Path, **settings: Any) -> tuple[Training, ...]:
 
 
 def tables(runs: Runs) -> list[Table]:
-    over = dict.fromkeys(LABELS.values(), SAMPLING)
-    made = map_series.table(runs, over, title="MAP@10 of ratings")
-    theirs = printed("gramian")["MovieLens"]["gain"]
-    best = map_series.percent(best_gain(runs))
-    rows = [["gain of the best α over sampling, best epoch", best, f"+{theirs} % (α = 0.1)"]]
-    return [made, Table("The papers' one number", ["", "ours", "theirs, MovieLens 10M"], rows)]
+    return [map_series.table(runs, dict.fromkeys(LABELS.values(), SAMPLING))]
 
 
 def panels(runs: Runs) -> list[Panel]:
@@ -45,11 +39,6 @@ def panels(runs: Runs) -> list[Panel]:
 
 def _best(runs: Runs, label: str) -> list[float]:
     return runs.values(label, map_series.best)
-
-
-def best_gain(runs: Runs) -> list[float]:
-    """Return the gain over sampling, in %, of the α that gains most on the other seeds."""
-    return chosen_elsewhere({label: _gains(runs, label, SAMPLING) for label in LABELS.values()})
 
 
 def _gains(runs: Runs, label: str, baseline: str) -> list[float]:

@@ -64,8 +64,8 @@ EXPERIMENT = Experiment(
     "SOGram with six weights of the penalty on all pairs.",
     {
         "tiny": Preset(trainings(methods.TINY, RATE), methods.TINY_NOTE),
-        "small": Preset(
-            trainings(methods.SMALL, RATE, **{"training.epochs": 4}), methods.SMALL_NOTE, 3
+        "small": methods.on_wikispeedia(
+            trainings(methods.SMALL, RATE, **{"training.epochs": 4}), "", 3
         ),
         "paper": Preset(trainings(methods.PAPER["en"], 0.01), methods.PAPER_NOTE + " α = 0.01."),
     },
@@ -78,13 +78,14 @@ EXPERIMENT = Experiment(
             "[G1] App. B, [G2] App. D",
             "log10 of MAP@10 with λ = 10 over that with λ = 0.01, less 2",
             folds_without,
-            "Fifty thousand candidates leave far more room to be worse in than four thousand.",
+            premise=map_series.below_popularity,
         ),
         Claim(
             "With λ = 10³ the model is over-regularized and the MAP decreases.",
             "[G2] App. D",
             "MAP@10 of λ = 10 less that of λ = 1000 at the end, points",
             much_is_too_much,
+            premise=map_series.below_popularity,
         ),
     ),
 )

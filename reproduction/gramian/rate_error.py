@@ -77,13 +77,12 @@ EXPERIMENT = Experiment(
     "gramian/rate-error",
     {"G1": "Figure 7", "G2": "Figure 8"},
     "Gramian error by α with two learning rates",
-    "The error of SOGram along two trajectories, of which the second is trained at a fifth of the "
-    "rate: smaller changes of the Gramians leave a smaller bias ([G2] Prop. 5).",
+    "The second trajectory is trained at a fifth of the rate.",
     {
         "tiny": Preset(trainings(methods.TINY, (0.1, 0.02, 1e-3), 32, 5), methods.TINY_NOTE),
-        "small": Preset(
+        "small": methods.on_wikispeedia(
             trainings(methods.SMALL, methods.SMALL_RATES, SIZE, 50, **{"training.epochs": 3}),
-            methods.SMALL_NOTE + " The exact Gramian, where the papers took a large sample.",
+            "The exact Gramian, where the papers took a large sample.",
             2,
         ),
         "paper": Preset(

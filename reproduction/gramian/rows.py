@@ -14,13 +14,10 @@ from reproduction.gramian import (
     rate_error,
     table2,
 )
-from reproduction.gramian.words import experiment as words
 from reproduction.row import DRAWING, GPU_HOURS, NO_DATA, Row
 
 # Wikipedia's dumps or MovieLens 10M, and hours of training each.
 LARGE = f"{NO_DATA}, and hours of training"
-# All of English Wikipedia as plain text: the loader of dumps reads links, not articles.
-TEXT = f"{NO_DATA} (text, not dumps), and hours of training"
 ROWS = (
     Row("gramian/figure1", "The model", {"G1": "Figure 1", "G2": "Figure 1"}, DRAWING, DRAWING),
     Row(
@@ -30,16 +27,14 @@ ROWS = (
         NO_DATA,
         NO_DATA,
     ),
-    Row.of(gramian_error.GRAMIAN_ERROR, LARGE),
+    Row.of(gramian_error.EXPERIMENT, LARGE),
     Row.of(averaging_error.EXPERIMENT, LARGE),
     Row.of(table2.EXPERIMENT, LARGE),
     Row.of(folding.EXPERIMENT, LARGE),
     Row.of(penalty.EXPERIMENT, LARGE),
-    Row.of(gramian_error.GRADIENT_ERROR, LARGE),
     Row.of(averaging_rate.EXPERIMENT, LARGE),
     Row.of(rate_error.EXPERIMENT, LARGE),
     Row.of(batch_and_rate.EXPERIMENT, LARGE),
     Row.of(movielens.EXPERIMENT, LARGE),
     Row.of(growth.EXPERIMENT, GPU_HOURS),
-    Row.of(words.EXPERIMENT, TEXT),
 )

@@ -182,7 +182,7 @@ def test_a_run_prints_its_tables_and_verdicts_and_goes_on(
     report = evergram("reproduce", "report", "--out", tmp_path, "--json").json["report"]
     assert [Path(path).is_file() for path in report] == [True] * len(report)
     # Tiny figures are no results of the small preset.
-    assert "not run yet" in (tmp_path / "reproduction.md").read_text()
+    assert "Not run yet" in (tmp_path / "reproduction.md").read_text()
 
 
 ROOT = Path(__file__).parents[2]

@@ -91,8 +91,6 @@ def test_every_recipe_of_a_preset_is_a_recipe(name: str) -> None:
             if isinstance(recipe, Comparison):
                 assert recipe.weight == 16
                 recipe = recipe.base
-            elif name == "bc/images":
-                assert recipe.model_dump()["upgrade"]["weight"] == 16
             assert recipe.training.patience == 0
             if name.startswith("gramian"):
                 assert recipe.training.refit is False

@@ -16,8 +16,8 @@ from reproduction.gramian.gramian_error import (
     BASELINES,
     NAMES,
     SAGRAMS,
-    SLOW,
     SOGRAM,
+    TRAJECTORY,
 )
 from reproduction.printed import printed
 from tests.support.reproduction_results import map_result, result, runs_of
@@ -83,7 +83,7 @@ def runs(errors: dict[str, float], factor: float = 0.5, gradient: float = 1.0) -
         } | {"this run": [1.0] * 4}
 
     steps = {"step": [1, 2, 3, 4], "gramian": series(1.0), "gradient": series(gradient)}
-    return runs_of([result(SLOW, errors=steps)])
+    return runs_of([result(TRAJECTORY, errors=steps)])
 
 
 def test_the_papers_order_confirms_their_claims() -> None:
