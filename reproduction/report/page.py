@@ -51,8 +51,8 @@ MISSING = """## What is missing
 - **The full preset of [BC]**: 500 passes at 256 to 512 dims. The models here have {passes}.
 - **Options of [G2] that no result here covers**: low-rank priors, sparse plus low-rank weights,
   global orthogonal regularisation and decreasing α. Tests check their formulas, not their use.
-- **Known consumers** ([BC] §6): a weight on their errors is [an option](upgrading.md), without
-  a result here."""
+- **Known consumers** ([BC] §6) have no row here; a weight on their errors is
+  [measured on MovieLens](upgrading.md)."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ def write_report(results: Path, folder: Path) -> list[Path]:
 
 def page(sections: Sequence[Section]) -> str:
     """Return docs/reproduction.md."""
+    run = [section for section in sections if section.runs.seeds]
     judgements = [j for section in sections for j in section.judgements]
     verdicts = [str(j.verdict) for j in judgements]
     named = ("confirmed", "refuted", "not separable", "not tested", "not measured")
@@ -119,7 +120,7 @@ def page(sections: Sequence[Section]) -> str:
     parts = [
         HEAD.format(
             conclusion="\n".join(f"- {line}" for line in conclusion(sections)),
-            stale="**All results here are stale.** " if all(s.stale for s in sections) else "",
+            stale="**All results here are stale.** " if run and all(s.stale for s in run) else "",
             total=len(verdicts),
             counts=", ".join(counted),
             chance=f"{0.05 * judged:.0f}",

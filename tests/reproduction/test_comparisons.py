@@ -148,13 +148,14 @@ def test_a_sentence_whose_premise_fails_is_not_tested() -> None:
     """Consumers near chance have nothing to lose, and ids alone cannot serve newer objects."""
     music = "amazon-musical-instruments"
     chance = {"keep_all": {"intended": 0.1, "unintended": 0.55}}
-    for label, more, key, premise in [
+    cases: list[tuple[str, dict[str, Any], str, bool]] = [
         (music, {}, "non-bc breaks", True),
         (music, chance, "non-bc breaks", False),
         (music, chance, "multi is closer", True),
         (music, {}, "fix is worst", True),
         ("amazon-beauty", {}, "fix is worst", False),
-    ]:
+    ]
+    for label, more, key, premise in cases:
         only = comparison_result(label, theirs("Musical Instruments"), **more)
         assert (SENTENCES[key].claim.premise(runs_of([only])) == "") is premise, (label, key)
 
