@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks import (
     by_command,
-    cluster_bias,
     defaults,
     fold_in,
     known_consumers,
@@ -68,7 +67,6 @@ SECTIONS = {
         scale_runs.measure, scale_runs.tiny, scale_runs.table, figures=scale_runs.figures
     ),
     "sharded-tables": Section(sharded_tables.measure, sharded_tables.tiny, sharded_tables.table),
-    "cluster-bias": Section(cluster_bias.measure, cluster_bias.tiny, cluster_bias.table),
     "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
