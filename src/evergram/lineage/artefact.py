@@ -30,7 +30,7 @@ from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule
-from evergram.ids import first_missing, missing_sentence
+from evergram.ids import first_missing, missing_sentence, refuse_repeats
 from evergram.lineage.record import EncoderRecord, Manifest, TransformRecord, check_files, sha256
 from evergram.texts.record import TextEncoderRecord
 from evergram.vector_files.writers import to_block, vectors_to_arrow
@@ -96,13 +96,7 @@ def checked_blocks(blocks: Iterable[tuple[Any, Any]], side: str, dim: int) -> It
     everything = pa.chunked_array(seen) if seen else pa.chunked_array([], pa.int64())
     if not len(everything):
         raise DataError(f"There are no {side} embeddings to publish; a side has at least one row.")
-    if pc.count_distinct(everything).as_py() < len(everything):
-        counts = pc.value_counts(everything)
-        twice = counts.filter(pc.greater(counts.field("counts"), 1))[0].as_py()
-        raise DataError(
-            f"The {side} id {twice['values']!r} occurs {twice['counts']} times; an id has one "
-            "vector a version."
-        )
+    refuse_repeats(everything, f"The {side} embeddings")
 
 
 def _is_floats(vectors: Any) -> bool:
