@@ -58,11 +58,12 @@ def find(name: str) -> Experiment:
 
 def runs_of(experiment: Experiment, preset: str, folder: Path) -> Runs:
     """Return the results of a preset that are in a folder and were made with its settings."""
-    from reproduction.run import jobs_of, kept_result
+    from reproduction.run import jobs_of, kept_result, settled
 
     stored = results.read_all(folder, experiment.source, preset)
     jobs = jobs_of(experiment, preset, sorted({result.seed for result in stored}))
-    kept = [result for job in jobs if (result := kept_result(job, folder)) is not None]
+    whole = [job for each in jobs if (job := settled(each, folder)) is not None]
+    kept = [result for job in whole if (result := kept_result(job, folder)) is not None]
     return Runs(experiment.presets[preset].trainings, kept)
 
 

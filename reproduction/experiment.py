@@ -18,6 +18,22 @@ Program = Callable[[Any, Progress, str, Path], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class Search:
+    """A method's settings that selection chooses: each trial is trained on a split and seed of its
+    own, and the one with the highest MAP@10 on validation pairs is what all seeds are trained with.
+
+    Args:
+        label: names the method in the trials' results; trainings with equal searches share them.
+        settings: of the method, as a `Training` has them.
+        trials: what is tried, by "table.key"; as many for each method that is compared.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    trials: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
 class Training:
     """One training of an experiment; every seed of it is one result.
 
@@ -32,6 +48,7 @@ class Training:
             None trains version 0 with the readings. What it leaves in the folder is there again
             when an interrupted run goes on. Its name is part of a result's key.
         reads: makes of the file's values what the program takes, with the arguments of `Recipe.of`.
+        search: chooses further settings; None takes `settings` as they are.
     """
 
     label: str
@@ -41,6 +58,7 @@ class Training:
     planted: Mapping[str, int] | None = None
     program: Program | None = None
     reads: Callable[..., Any] = PaperRecipe.of
+    search: Search | None = None
 
 
 @dataclass(frozen=True)

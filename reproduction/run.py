@@ -24,6 +24,8 @@ from reproduction.planted import Planted
 from reproduction.results import Result
 
 PREFIX = "$EVERGRAM_DATA/"
+# Of the split that settings are chosen on; no seed that is judged has it.
+SEARCH_SEED = 1000
 CPU = torch.device("cpu")
 
 
@@ -106,7 +108,8 @@ def run_all(
     device: str = "cpu",
     evidenced: Experiment | None = None,
 ) -> Generator[Result, None, None]:
-    """Yield the result of each job; what is in `folder` already is read and not trained again.
+    """Yield the result of each job, after the trials that choose its settings; what is in `folder`
+    already is read and not trained again.
 
     Args:
         folder: of results; one JSON is written for each training as soon as it is done.
@@ -116,27 +119,63 @@ def run_all(
     """
     chosen = pick_device(device)
     loaded: dict[str, Split] = {}
+    trials = [*{path_of(t, folder): t for job in jobs for t in trials_of(job)}.values()]
     key = evidence.key_of(folder, jobs[0].experiment, jobs[0].preset) if jobs else ""
-    if evidenced is not None and any(path_of(job, folder).is_file() for job in jobs):
+    if evidenced is not None and any(path_of(job, folder).is_file() for job in [*trials, *jobs]):
         progress.say(f"{evidenced.name}: comparing the tiny preset with that of the kept results")
         key = evidence.valid(evidenced, jobs[0].preset, folder).key
-    for number, job in enumerate(jobs, 1):
-        title = f"{job.experiment} {job.preset} {number}/{len(jobs)}"
-        name = f"{job.training.label}, seed {job.seed}"
-        kept = kept_result(job, folder, key)
-        if kept is not None:
-            progress.say(f"{title}: {name}: kept")
-            shutil.rmtree(work_folder(job, folder), ignore_errors=True)  # killed just before
-            yield kept
-            continue
+    for number, unsettled in enumerate([*trials, *jobs], 1):
+        job = settled(unsettled, folder) or unsettled
+        title = f"{job.experiment} {job.preset} {number}/{len(trials) + len(jobs)}"
         work = work_folder(job, folder)
-        made = train(job, loaded, progress.of(title), work, chosen)
-        if evidenced is not None:
-            key = evidence.renew(evidenced, job.preset, folder).key
-        result = replace(made, evidence=key, commit=evidence.commit())
-        results.write(folder, result)
+        result = kept_result(job, folder, key)
+        if result is not None:
+            progress.say(f"{title}: {job.training.label}, seed {job.seed}: kept")
+        else:
+            made = train(job, loaded, progress.of(title), work, chosen)
+            if evidenced is not None:
+                key = evidence.renew(evidenced, jobs[0].preset, folder).key
+            result = replace(made, evidence=key, commit=evidence.commit())
+            results.write(folder, result)
         shutil.rmtree(work, ignore_errors=True)
-        yield result
+        if number > len(trials):
+            yield result
+
+
+def trials_of(job: Job) -> list[Job]:
+    """Return the trials that choose a job's settings; they are kept in a folder of their own."""
+    training, search = job.training, job.training.search
+    if search is None:
+        return []
+    return [
+        replace(
+            job,
+            preset=f"{job.preset}.trials",
+            training=replace(
+                training,
+                label=f"{search.label}, trial {number}",
+                settings={**search.settings, **trial},
+                search=None,
+            ),
+            seed=SEARCH_SEED,
+        )
+        for number, trial in enumerate(search.trials, 1)
+    ]
+
+
+def settled(job: Job, folder: Path) -> Job | None:
+    """Return a job with the settings of its best trial; None while a trial has no result."""
+    search = job.training.search
+    if search is None:
+        return job
+    key = evidence.key_of(folder, job.experiment, job.preset)
+    found = [kept_result(trial, folder, key) for trial in trials_of(job)]
+    if None in found:
+        return None
+    scores = [max(result.series["map"]["validation"]) for result in found if result is not None]
+    best = search.trials[scores.index(max(scores))]
+    settings = {**job.training.settings, **best}
+    return replace(job, training=replace(job.training, settings=settings, search=None))
 
 
 def kept_result(job: Job, folder: Path, key: str | None = None) -> Result | None:

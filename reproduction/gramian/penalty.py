@@ -65,7 +65,9 @@ EXPERIMENT = Experiment(
     {
         "tiny": Preset(trainings(methods.TINY, RATE), methods.TINY_NOTE),
         "small": methods.on_wikispeedia(
-            trainings(methods.SMALL, RATE, **{"training.epochs": 4}), "", 3
+            trainings(methods.SMALL, RATE, **{"training.epochs": 4, **methods.UNIFORM}),
+            methods.UNIFORM_NOTE,
+            3,
         ),
         "paper": Preset(trainings(methods.PAPER["en"], 0.01), methods.PAPER_NOTE + " α = 0.01."),
     },

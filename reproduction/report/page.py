@@ -41,9 +41,9 @@ MISSING = """## What is missing
 
 - **The papers' corpora.** Wikipedia's dumps ([G1] Tables 1, 3; [G2] Tables 1, 5), MovieLens 10M
   and Amazon 2018 are not here. The presets `paper` have their settings and were never run.
-- **Tuning of each method.** λ and the learning rate are the same for all methods of a table, in
-  most chosen for SOGram. A gain over sampling may be smaller where sampling has its own best
-  values.
+- **Tuning of each method** where sizes, rates or α are compared: λ and the learning rate are the
+  same for all methods of these tables. Where MAP@10 of methods is compared, each has the best of
+  nine trials.
 - **SAGram, `storm`, the clustered softmax, the solver and a tuned logQ softmax** are not
   trained here. SAGram is measured on a common trajectory only.
 - **λ-orthogonality, FCT, BCT**, and upgrades of images have no row. Netflix's orthogonal

@@ -124,7 +124,7 @@ def test_the_papers_preset_is_the_papers_setting() -> None:
         assert recipe.training.optimizer == "sgd"
         tower = recipe.model.model_dump()
         assert not tower["residual"]
-        other = "uniform measure" in job.training.label
+        other = "other measure" in job.training.label
         assert recipe.task.query_measure == [0.0 if other else 1.0]
         assert recipe.training.precondition == 0
 

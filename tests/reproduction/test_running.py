@@ -16,12 +16,13 @@ from reproduction.catalogue import READY, REPRODUCED, ROWS, find, listing
 from reproduction.claims import Claim, chosen_elsewhere, judge
 from reproduction.commands import Run, reproduce, reproduce_all
 from reproduction.evidence import Evidence
+from reproduction.experiment import Search
 from reproduction.gramian import table2
 from reproduction.intervals import gain, holm, interval
 from reproduction.printed import printed
-from reproduction.run import Job, jobs_of, run_all
+from reproduction.run import Job, jobs_of, run_all, settled
 from scipy import stats
-from tests.support.reproduction_results import result, runs_of
+from tests.support.reproduction_results import map_result, result, runs_of
 
 from evergram import Recipe
 from evergram.errors import DataError
@@ -233,6 +234,38 @@ def test_a_run_goes_on_where_it_was_interrupted(
     assert len(trained) == 1
 
 
+def test_selection_chooses_the_settings_of_all_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strengths = (1.0, 10.0, 100.0)
+    searched = Search("a", {}, tuple({"task.penalty": strength} for strength in strengths))
+    like = PRESET.trainings[0]
+    one = replace(like, label="a", search=searched)
+    # Takes over what was chosen for the other.
+    settings = {**like.settings, "training.epochs": 1}
+    alike = replace(like, label="b", settings=settings, search=searched)
+    trained: list[tuple[str, int, float]] = []
+
+    def made(job: Job, *rest: object) -> results.Result:
+        strength = job.values["task"]["penalty"]
+        trained.append((job.training.label, job.seed, strength))
+        found = map_result(job.training.label, [0.1, 0.2 - abs(strength - 10) / 1000], job.seed)
+        place = {"experiment": job.experiment, "preset": job.preset}
+        return replace(found, **place, key=job.key, settings=job.settings)
+
+    monkeypatch.setattr(run, "train", made)
+    jobs = [Job("a/b", "small", each, seed) for seed in (0, 1) for each in (one, alike)]
+    assert settled(jobs[0], tmp_path) is None
+    assert len(list(run_all(jobs, tmp_path, QUIET))) == 4
+    trials = [(f"a, trial {n}", 1000, strength) for n, strength in enumerate(strengths, 1)]
+    judged = [(label, seed, 10.0) for seed in (0, 1) for label in ("a", "b")]
+    assert trained == [*trials, *judged]
+    assert len(list(run_all(jobs, tmp_path, QUIET))) == 4
+    assert len(trained) == 7  # kept
+    # Trials are not results of the preset.
+    assert {r.seed for r in results.read_all(tmp_path, "a/b", "small")} == {0, 1}
+
+
 def counting_its_starts(
     recipe: Recipe, progress: Progress, device: str, work: Path
 ) -> dict[str, Any]:
@@ -288,15 +321,15 @@ def test_the_state_is_what_the_folder_has(tmp_path: Path) -> None:
     def states() -> dict[str, tuple[str, list[int]]]:
         return {row.name: (row.state, row.seeds) for row in listing(tmp_path)}
 
-    assert states()["gramian/movielens"] == (READY, [])
-    jobs = jobs_of(find("gramian/movielens"), "small", [0])
+    assert states()["gramian/penalty"] == (READY, [])
+    jobs = jobs_of(find("gramian/penalty"), "small", [0])
     for job in jobs:  # of other settings
         results.write(tmp_path, replace(result(job.training.label), experiment=job.experiment))
     for job in jobs:
         made = replace(result(job.training.label), experiment=job.experiment, key=job.key)
-        assert states()["gramian/movielens"] == (READY, [])  # until every training is there
+        assert states()["gramian/penalty"] == (READY, [])  # until every training is there
         results.write(tmp_path, made)
-    assert states()["gramian/movielens"] == (f"{REPRODUCED}small", [0])
+    assert states()["gramian/penalty"] == (f"{REPRODUCED}small", [0])
 
 
 @pytest.mark.long
