@@ -9,7 +9,7 @@ import pytest
 from reproduction.catalogue import EXPERIMENTS
 from reproduction.report import conclusion
 from reproduction.report.page import sections_of, write_report
-from reproduction.run import jobs_of
+from reproduction.run import jobs_of, settled, trials_of
 from tests.support.reproduction_results import map_result
 
 from reproduction import results
@@ -30,7 +30,13 @@ def test_the_committed_report_is_what_the_results_give(tmp_path: Path) -> None:
 def put_movielens(folder: Path, seeds: int) -> None:
     """Write made-up results of one experiment, in which SOGram with α = 0.1 is best."""
     experiment = EXPERIMENTS["gramian/movielens"]
-    for job in jobs_of(experiment, "small", range(seeds)):
+    for unsettled in jobs_of(experiment, "small", range(seeds)):
+        for trial in trials_of(unsettled):
+            made = map_result(trial.training.label, [0.1, 0.2], trial.seed)
+            place = {"experiment": trial.experiment, "preset": trial.preset}
+            results.write(folder, replace(made, **place, key=trial.key))
+        job = settled(unsettled, folder)
+        assert job is not None
         label = job.training.label
         value = 0.2 if label.endswith("0.1") else 0.1
         made = map_result(label, [value / 2, value + 0.001 * job.seed], job.seed)

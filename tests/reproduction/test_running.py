@@ -339,9 +339,9 @@ def test_a_run_returns_tables_verdicts_and_where_its_results_are(tmp_path: Path)
     assert outcome.seeds == [0]
     assert len(list(outcome.folder.glob("*.json"))) == 4
     values = outcome.as_json()
-    assert [claim["verdict"] for claim in values["claims"]] == ["not separable"] * 2
+    assert [claim["verdict"] for claim in values["claims"]] == ["not tested"] * 2
     assert values["tables"][0]["rows"]
-    assert outcome.sentences[0].startswith("not separable: The best validation MAP")
+    assert outcome.sentences[0].startswith("not tested: The best validation MAP")
     more = reproduce(Run("gramian/movielens", "tiny", seeds=2, out=tmp_path), QUIET)
     assert more.seeds == [0, 1]
 
