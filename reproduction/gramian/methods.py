@@ -8,6 +8,9 @@ from typing import Any
 
 from reproduction.experiment import Preset, Training
 
+Table = dict[str, Any]
+Trials = tuple[Mapping[str, Any], ...]
+
 RECIPES = Path(__file__).parent / "recipes"
 SMALL, TINY = RECIPES / "small.toml", RECIPES / "tiny.toml"
 GOWALLA = RECIPES / "gowalla.toml"
@@ -33,8 +36,8 @@ RATE_KEYS = ("training.table_rate", "training.feature_rate", "training.layer_rat
 SMALL_RATES = (0.015, 0.006, 1e-4)
 # The papers' measure, the frequency in examples, under which small models are below popularity; and
 # the uniform one.
-EXAMPLES = {"task.query_measure": 1.0, "task.candidate_measure": 1.0}
-UNIFORM = dict.fromkeys(EXAMPLES, 0.0)
+EXAMPLES: Table = {"task.query_measure": 1.0, "task.candidate_measure": 1.0}
+UNIFORM: Table = dict.fromkeys(EXAMPLES, 0.0)
 UNIFORM_NOTE = (
     "The penalty is under the uniform measure: under the papers', that of examples, these models "
     "find less than popularity does."
@@ -44,9 +47,6 @@ CHOSEN_NOTE = (
     "on the validation pairs of a split of their own."
 )
 TINY_NOTE = "Made-up data in seconds, for tests; nothing can be learned from its figures."
-
-Table = dict[str, Any]
-Trials = tuple[Mapping[str, Any], ...]
 
 
 def on_wikispeedia(trainings: tuple[Training, ...], note: str, minutes: float) -> Preset:

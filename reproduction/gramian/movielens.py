@@ -15,7 +15,7 @@ RATES = (0.001, 0.01, 0.1)
 LABELS = {rate: f"SOGram, α = {rate}" for rate in RATES}
 # The one that the papers name as the best.
 NAMED = LABELS[0.1]
-TINY = {"task.target": "value", "task.penalty": 1.0}
+TINY: methods.Table = {"task.target": "value", "task.penalty": 1.0}
 
 
 def trainings(recipe: Path, trials: methods.Trials = (), **settings: Any) -> tuple[Training, ...]:

@@ -66,7 +66,7 @@ def trainings(
 
 def on_gowalla() -> tuple[Training, ...]:
     """Return both methods with each sampler on Gowalla."""
-    own = {"training.batch_size": 512, "training.evaluate_every": 3}
+    own: dict[str, Any] = {"training.batch_size": 512, "training.evaluate_every": 3}
     made = trainings(
         methods.GOWALLA, RATE, methods.trials(("training.table_rate",), (0.05,)), **own
     )

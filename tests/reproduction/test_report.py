@@ -33,8 +33,8 @@ def put_movielens(folder: Path, seeds: int) -> None:
     for unsettled in jobs_of(experiment, "small", range(seeds)):
         for trial in trials_of(unsettled):
             made = map_result(trial.training.label, [0.1, 0.2], trial.seed)
-            place = {"experiment": trial.experiment, "preset": trial.preset}
-            results.write(folder, replace(made, **place, key=trial.key))
+            made = replace(made, experiment=trial.experiment, preset=trial.preset, key=trial.key)
+            results.write(folder, made)
         job = settled(unsettled, folder)
         assert job is not None
         label = job.training.label

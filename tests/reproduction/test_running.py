@@ -250,8 +250,8 @@ def test_selection_chooses_the_settings_of_all_seeds(
         strength = job.values["task"]["penalty"]
         trained.append((job.training.label, job.seed, strength))
         found = map_result(job.training.label, [0.1, 0.2 - abs(strength - 10) / 1000], job.seed)
-        place = {"experiment": job.experiment, "preset": job.preset}
-        return replace(found, **place, key=job.key, settings=job.settings)
+        found = replace(found, experiment=job.experiment, preset=job.preset)
+        return replace(found, key=job.key, settings=job.settings)
 
     monkeypatch.setattr(run, "train", made)
     jobs = [Job("a/b", "small", each, seed) for seed in (0, 1) for each in (one, alike)]
