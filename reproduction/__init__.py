@@ -1,4 +1,4 @@
-"""Every table and figure of the three papers, theirs beside ours; `evergram reproduce` lists them.
+"""Every table and figure of the three papers; `evergram reproduce` lists them.
 
 It uses Evergram's public names only, as a reader's own program would, but for `comparison/` and
 `loaders/` (a test looks at its imports). Read in this order:

@@ -82,7 +82,7 @@ def tables(runs: Runs) -> list[Table]:
     """Return a row for each corpus and method, a column for each metric at three λ."""
     strengths = list(swept(runs.of(runs.labels[0])[0], ALIGNER, "error"))
     chosen = [strengths[0], *strengths[-2:]] if len(strengths) > 2 else strengths
-    columns = list(product(VERTICAL, chosen))
+    columns = list(product(("intended", "error"), chosen))
     rows = [
         [methods.SHORT[c], NAMES[m], *(_cell(runs, c, m, key, w) for key, w in columns)]
         for c, m in product(runs.labels, JOINT)

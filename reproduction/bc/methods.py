@@ -57,8 +57,8 @@ SHORT = {
 } | {name: name for name in PAPER}
 SMALL_NOTE = (
     "λ = 16 in the unit of the paper's code, aligned over all objects; versions at the paper's "
-    "times; half of the held-out queries choose the epoch, the other half are tested; five "
-    "consumers a task. Musical Instruments, of the 2014 edition, is a twentieth of the paper's: "
+    "times; half of the held-out queries choose the epoch; five consumers a task. "
+    "Musical Instruments, of the 2014 edition, is a twentieth of the paper's: "
     "GraphSAGE and BPR as in the paper, at an eighth of its width. Amazon Beauty and MovieLens: a "
     "factorization of 16 to 32 dims with the penalty on all pairs, whose version 0 has no vectors "
     "for newer users and items, so that (2) can be above 0 and (3) is over what version 0 knows. "

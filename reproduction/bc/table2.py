@@ -49,15 +49,12 @@ EXPERIMENT = Experiment(
     "bc/table2",
     {"BC": "Table 2"},
     "The three corpora and their sizes",
-    "Brands and sub-categories are those that five items or more have, as in the paper's code. "
-    "The paper's corpora are of Amazon's 2018 edition; those of the small preset are what is here.",
+    "Brands and sub-categories that five items or more have, as in the paper's code.",
     {
         "tiny": Preset(trainings({"synthetic": methods.TINY}), methods.TINY_NOTE),
         "small": Preset(
             trainings(methods.SMALL),
-            "Amazon's 2014 edition, 5-core, and the first 2,687 users of MovieLens 25M, which has "
-            "genres and years in place of brands and categories; Musical Instruments came without "
-            "metadata. Nothing is trained.",
+            "Amazon's 2014 edition, 5-core, and the first 2,687 users of MovieLens 25M.",
         ),
         "paper": Preset(trainings(methods.PAPER), methods.PAPER_NOTE),
     },

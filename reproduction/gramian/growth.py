@@ -169,10 +169,9 @@ EXPERIMENT = Experiment(
         ),
         "small": Preset(
             trainings(SMALL),
-            "40,000 queries and clusters of fifty candidates on a sphere of eight dims, "
-            "400,000 interactions and one more for each candidate that nobody met; batches of 128, "
-            "D = 32, about ten thousand steps at every size. Uniform measure and samplers: over "
-            "frequencies a score is a lift, in which popular candidates are not ahead.",
+            "40,000 queries and clusters of fifty candidates on a sphere of eight dims, 400,000 "
+            "interactions and one more for each candidate that nobody met; batches of 128, D = 32, "
+            "λ = 10, about ten thousand steps at every size; uniform measure and samplers.",
         ),
         "paper": Preset(
             trainings(PAPER),

@@ -112,6 +112,7 @@ def write_report(results: Path, folder: Path) -> list[Path]:
 def page(sections: Sequence[Section]) -> str:
     """Return docs/reproduction.md."""
     run = [section for section in sections if section.runs.seeds]
+    stale = sum(section.stale for section in run)
     judgements = [j for section in sections for j in section.judgements]
     verdicts = [str(j.verdict) for j in judgements]
     named = ("confirmed", "refuted", "not separable", "not tested", "not measured")
@@ -120,7 +121,7 @@ def page(sections: Sequence[Section]) -> str:
     parts = [
         HEAD.format(
             conclusion="\n".join(f"- {line}" for line in conclusion(sections)),
-            stale="**All results here are stale.** " if run and all(s.stale for s in run) else "",
+            stale=f"**{stale} of {len(run)} results here are stale.** " if stale else "",
             total=len(verdicts),
             counts=", ".join(counted),
             chance=f"{0.05 * judged:.0f}",
