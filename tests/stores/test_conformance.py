@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -34,7 +32,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from numpy.testing import assert_allclose
-from tests.support import dictionary_store
 from tests.support.agreement import Id, as_dict, same_hits, same_rows, scores_of
 from tests.support.lineages import lineage_of, read_as
 from tests.support.store_kinds import STORES
@@ -472,18 +469,6 @@ def test_every_store_searches_a_past_version_on_its_own_index(tmp_path: Path, ki
                 best = np.argsort(-row)[:5].tolist()
                 assert len(set(hits.ids.to_pylist()) & set(best)) >= 4, "the index's recall"
                 assert_allclose(hits.scores, row[hits.ids.to_numpy()], rtol=1e-3, atol=1e-3)
-
-
-ROOT = Path(__file__).parents[2]
-
-PAGE = (ROOT / "docs" / "extend" / "store.md").read_text()
-
-
-def test_the_pages_code_is_the_oracle_of_the_tests() -> None:
-    block = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert block is not None
-    assert block[1] == inspect.getsource(dictionary_store)
-    assert "dictionary" in STORES
 
 
 def test_every_kind_that_an_address_names_is_enrolled() -> None:
