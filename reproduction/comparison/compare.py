@@ -52,7 +52,7 @@ def compare(
     Args:
         progress: whether steps and evaluations are shown on stderr.
         fresh: remove what another recipe has left in `out`.
-    Returns: the content of `results.json`, see docs/compare.md; the table and the figures are
+    Returns: the content of `results.json`, see README.md; the table and the figures are
         next to it.
     Raises: RecipeError: the split is not by time, has a single version, or `out` holds the results
         of another recipe. DataError, TrainingError.

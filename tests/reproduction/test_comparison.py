@@ -60,7 +60,7 @@ from evergram.training.recipe import Recipe, flat
 from evergram.training.recipe.recipe import DONE
 from evergram.training.recipe.upgrade import METHODS as ALL_METHODS
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "compare.md"
+DOCUMENT = Path(__file__).parents[2] / "reproduction" / "comparison" / "README.md"
 METHODS = ["keep-all", "fix-m0", "non-bc", "post-lin-sloss", "bc-aligner"]
 TEXT = """
 name = "tiny"
