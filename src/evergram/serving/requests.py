@@ -34,7 +34,7 @@ from evergram.errors import DataError
 from evergram.serving.errors import too_much, wrong
 from evergram.serving.features import Features, Id, Int64, Text
 from evergram.serving.settings import ServiceSettings
-from evergram.stores.filters import read_conditions
+from evergram.stores.filters import FORM, read_conditions
 from evergram.stores.store import Floats
 from evergram.texts.text_encoder import Role
 
@@ -152,7 +152,7 @@ class SearchRequest(_RequestModel):
         side: the side that is searched.
         ids: search among these ids only.
         filter: search among rows whose metadata fulfil all of these: a field is a value, one of a
-            list of values, or within bounds.
+            list of values, or within bounds by "gt", "gte", "lt" and "lte".
         fingerprint: the queries' fingerprint; the request is refused where the version's differs.
         rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
             which are computed from texts where they are not stored, and kept.
@@ -194,12 +194,14 @@ class SearchRequest(_RequestModel):
             raise ValueError("'query_vectors' is for 'vector' and 'vectors'; leave it out")
         return self
 
-    @field_validator("filter")
+    @field_validator("filter", mode="before")
     @classmethod
-    def _conditions(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _conditions(cls, value: Any) -> Any:
         """Refuse what is no filter, which is never SQL: its values are bound parameters."""
-        if value is not None:
+        if isinstance(value, dict):
             read_conditions(value)
+        elif value is not None:
+            raise ValueError(FORM)
         return value
 
     @field_validator("input", mode="before")

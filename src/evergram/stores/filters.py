@@ -82,7 +82,7 @@ def _value(field: str, value: object) -> Value:
 
 def _is_text(text: str) -> bool:
     """Return whether a text has neither a NUL nor half of a pair of surrogates."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    return re.search("[\0\ud800-\udfff]", text) is None
 
 
 def _type(value: Value) -> str:
