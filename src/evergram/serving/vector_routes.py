@@ -115,6 +115,8 @@ def search(call: Call) -> Answer:
         encode = lambda version: encoded(call, version, side, texts, role)[0]  # noqa: E731
         queries = encode(version)
     calibrated = options.scores == "calibrated"
+    if calibrated and isinstance(options.query_vectors, int):
+        call.lineage.resolve(options.query_vectors)  # one that is unknown is a slip, and stays one
     made: Any = {"query_side": query_side, "query_vectors": whose}
     if options.rerank is None:
         made |= {"metric": options.metric, "filter": options.filter, "scores": options.scores}
