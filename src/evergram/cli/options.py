@@ -182,11 +182,13 @@ def columns_by_role(given: list[str] | None) -> dict[str, str]:
 def weights_of(given: list[str] | None) -> dict[str, float]:
     """Return the values of `--weight EVENT=NUMBER`."""
     form = "EVENT=NUMBER, as in cart=3"
-    weights = pairs_of("--weight", given, form, last=True)
-    try:
-        return {event: float(number) for event, number in weights.items()}
-    except ValueError:
-        raise DataError(f"--weight must be {form}; it is {given}.") from None
+    weights = {}
+    for event, number in pairs_of("--weight", given, form, last=True).items():
+        try:
+            weights[event] = float(number)
+        except ValueError:
+            raise DataError(f"--weight must be {form}; it is '{event}={number}'.") from None
+    return weights
 
 
 def stores_by_side(given: Iterable[str]) -> dict[str, str]:

@@ -84,9 +84,7 @@ class ChecksummedRecord(FrozenRecord):
                 problem = "its checksum is not that of its contents"
             else:
                 return record
-        raise IntegrityError(
-            f"{path} is damaged: {problem}; restore it from a copy of the lineage."
-        )
+        raise IntegrityError(f"{path} is damaged: {problem}; restore it from a copy.")
 
     def to_json(self) -> str:
         """Return the text to write to a file: the record with its checksum."""
@@ -494,9 +492,9 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
     for name, published in hashes.items():
         path = folder / name
         if not path.is_file():
-            raise IntegrityError(f"{path} is missing; restore it from a copy of the lineage.")
+            raise IntegrityError(f"{path} is missing; restore it from a copy.")
         if sha256(path) != published:
             raise IntegrityError(
                 f"{path} is not the file that was published (its SHA-256 differs); "
-                "restore it from a copy of the lineage."
+                "restore it from a copy."
             )
