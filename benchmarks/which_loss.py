@@ -3,7 +3,7 @@
 Every objective has as many settings drawn at random, chosen by the selection pairs of the first
 split; test pairs are used once, for every seed, each with a split of its own. Results are kept in
 benchmarks/kept/which-loss, so that an interrupted run resumes, on another machine, too.
-`which_loss_report` makes the tables.
+`which_loss_report` makes the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of `which_loss`: recall by data and objective, and differences to the default loss.
+"""The table of `which_loss`: recall by data and objective, and which differ from the default loss.
 
 A loss is above or below the default on a data set where the 95 % interval of their difference, over
 seeds and paired by split, is on one side of zero.
@@ -38,23 +38,18 @@ class Row:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Return Recall@20 by data and objective, and differences to the default."""
+    """Return Recall@20 by data and objective, and which objectives differ from the default."""
     names = list(dict.fromkeys(name for row in rows for name in row.recalls))
     lines = [f"| data | {' | '.join(names)} | popularity |", "|---" * (len(names) + 2) + "|"]
     for row in rows:
         cells = [interval(row.recalls[n], 4) if n in row.recalls else "–" for n in names]
         lines.append(f"| {row.data} | {' | '.join(cells)} | {row.popularity:.4f} |")
     others = [name for name in names if name != DEFAULT]
-    lines += ["", f"| minus {DEFAULT} | {' | '.join(others)} |", "|---" * (len(others) + 1) + "|"]
-    for row in rows:
-        gains = [row.gains(name) for name in others]
-        cells = ["–" if own is None else interval(own, 4) for own in gains]
-        lines.append(f"| {row.data} | {' | '.join(cells)} |")
     seeds = max(len(values) for row in rows for values in row.recalls.values())
     lines += [
         "",
         f"± is half of the 95 % interval of the mean over {seeds} seeds, each with a split of its "
-        "own; differences are of the same split. – was not measured.",
+        "own; objectives are compared on the same split. – was not measured.",
         "",
         verdict(rows, others),
     ]
