@@ -7,6 +7,7 @@ import operator
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from tests.support.postgres_server import postgres
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.fill import fill, fill_stores
+from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ReadableStore, Store
 
@@ -153,7 +155,10 @@ def test_a_row_without_an_id_is_none_and_an_id_that_comes_to_be_twice_is_refused
     address = f"{table_of(kind, tmp_path, {'id': range(5)}, VECTORS[:5])}&id=id"
     with open_store(address) as store:
         repeated(kind, address, store)
-        for read in (lambda: store.fetch([3]), lambda: store.search(QUERY, 9)):
+        assert isinstance(store, AdoptedStore)
+        # Also where it is not among the hits, if the rows are read here.
+        as_another = partial(store.nearest_by, "l2", 0, VECTORS[:1], 1, None, np.copy)
+        for read in (lambda: store.fetch([3]), lambda: store.search(QUERY, 9), as_another):
             with pytest.raises((IntegrityError, StoreError), match="twice"):
                 read()
     with pytest.raises((IntegrityError, StoreError), match="twice"):

@@ -278,6 +278,7 @@ class AdoptedStore(ReadableStore):
         for part in parts:
             for rows in self._rows(version, part, BLOCK):
                 self._verify(rows, NO_CHECKS)
+                self._refuse_twice_in(rows.ids)
                 yield rows if read is None else replace(rows, vectors=read(rows.vectors))
 
     def _nearest(

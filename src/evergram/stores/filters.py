@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
-    from qdrant_client import models
+    from qdrant_client.models import Filter as QdrantFilter
+else:
+    QdrantFilter = Any  # its package need not be installed, and type hints are read at run time too
 
 # The form below; or, in Python alone, a store's own terms: SQL, SQL and its parameters, or a filter
 # of Qdrant's.
-Filter: TypeAlias = "Mapping[str, Any] | str | tuple[str, Sequence[Any]] | models.Filter"
+Filter: TypeAlias = Mapping[str, Any] | str | tuple[str, Sequence[Any]] | QdrantFilter
 Value: TypeAlias = bool | int | float | str
 
 SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
