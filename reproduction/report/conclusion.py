@@ -105,9 +105,10 @@ CONCLUSIONS = (
     Conclusion(
         "**Of the estimators start with SOGram, which costs a D × D matrix.** Its Gramian error is "
         "at least {small:.0f} % (Wikispeedia) and {gowalla:.0f} % (Gowalla) below sampling's with "
-        "the same batch ([errors](#gramian-error-by-estimator-and-batch-size)); SAGram with "
-        "β = 1/n errs less on Gowalla ({sagram:.3f} against {sogram:.3f}) but keeps a vector of "
-        "every object, and nothing was trained with it here.",
+        "the same batch ([errors](#gramian-error-by-estimator-and-batch-size)). On Gowalla, where "
+        "a row moves only in its own batch, SAGram errs by {sagram:.3f} and SOGram by "
+        "{sogram:.3f}, but SAGram keeps a vector of every object, and nothing was trained with it "
+        "here.",
         _errors,
         (
             ("gramian/gramian-error", "small", BEATS, "confirmed"),
