@@ -133,6 +133,11 @@ def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("EVERGRAM_PROCESS_TIMEOUT", "nan")
     with pytest.raises(RecipeError, match="_TIMEOUT is 'nan'"):
         join_processes(CPU)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for wrong in ("two", "-1", "2"):  # of GPUs 0 and 1
+        monkeypatch.setenv("LOCAL_RANK", wrong)
+        with pytest.raises(RecipeError, match=f"LOCAL_RANK is '{wrong}'.*from 0 to 1"):
+            join_processes(torch.device("cuda"))
 
 
 def group_threads() -> list[str]:

@@ -148,14 +148,14 @@ def join_processes(device: torch.device) -> Collectives:
 
     Args:
         device: "cuda" makes it this process's own GPU, by LOCAL_RANK.
-    Raises: RecipeError: a variable of the environment is not a number. TrainingError: the others
-        cannot be reached.
+    Raises: RecipeError: a variable of the environment is not a number, or there is no such GPU.
+        TrainingError: the others cannot be reached.
     """
     if process_count() == 1:
         return ALONE
     if not torch.distributed.is_initialized():
         if device.type == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(_own_gpu())
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         limit = timedelta(seconds=_timeout())
         try:
@@ -172,6 +172,18 @@ def join_processes(device: torch.device) -> Collectives:
 def _leave() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _own_gpu() -> int:
+    """Return the number of this process's GPU. Raises: RecipeError."""
+    text, there = os.environ.get("LOCAL_RANK") or "0", torch.cuda.device_count()
+    if not (text.isdecimal() and int(text) < there):
+        raise RecipeError(
+            f"LOCAL_RANK is {text!r}, and this machine's GPUs are numbered from 0 to {there - 1}; "
+            "start at most one process for each GPU by torchrun, which sets it, or use --device "
+            "cpu."
+        )
+    return int(text)
 
 
 def _timeout() -> float:
