@@ -84,7 +84,7 @@ def in_other_form(count: int, example: str, one: str, other: str) -> DataError:
 
 def refuse_repeats(ids: pa.Array | pa.ChunkedArray, source: str) -> None:
     """Raise a DataError if an id comes more than once."""
-    if pc.count_distinct(ids, mode="all").as_py() == len(ids):
+    if len(pc.unique(ids)) == len(ids):
         return
     values, counts = pc.value_counts(ids).flatten()
     repeated = values.filter(pc.greater(counts, 1))

@@ -536,6 +536,7 @@ def test_errors_name_the_row_and_the_remedy() -> None:
         (sp.csr_array(np.eye(2)), {"query_ids": ["a"]}, "query_ids has 1 ids and the matrix 2 row"),
         (sp.csr_array(np.eye(2)), {"candidate_ids": [7, 7]}, "candidate_ids: 1 ids come more"),
         (sp.csr_array(np.eye(2)), {"candidate_ids": ["a", None]}, "row 2: candidate is empty"),
+        (sp.csr_array(np.eye(2)), {"query_ids": [None, None]}, "query_ids: .* such as None"),
         (pd.DataFrame(COLUMNS), {"query_ids": ["a"]}, "of a DataFrame, .* with query=…"),
     ]
     for data, ids, message in square:

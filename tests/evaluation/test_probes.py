@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from safetensors.numpy import save
+from safetensors.torch import save as torch_save
 from tests.support import onnx_graphs as graphs
 from tests.support.onnx_graphs import DIM
 
@@ -279,13 +280,20 @@ def test_three_rows_of_weights_give_classes_and_no_score() -> None:
     assert answers.predicted.to_pylist() == expected
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16, torch.int32])
+def test_weights_of_each_kind_are_read_as_they_are(kind: torch.dtype) -> None:
+    weight = (4 * torch.randn(3, DIM, generator=torch.Generator().manual_seed(0))).to(kind)
+    logits = LinearModel(LINEAR, torch_save({"weight": weight})).outputs(VECTORS)
+    np.testing.assert_allclose(logits, VECTORS.astype(float) @ weight.double().numpy().T)
+
+
 def test_tensors_that_are_no_linear_model_and_other_dims_are_refused() -> None:
     cases: list[tuple[dict[str, np.ndarray], str]] = [
         ({"bias": np.ones(1)}, r"'weight' .* bias \[1\]"),
         ({"weight": np.ones((1, 1, 2))}, r"weight \[1, 1, 2\]"),
         ({"weight": np.ones(DIM), "what": np.ones(1)}, "'what'"),
         ({"weight": np.ones(DIM), "mean": np.ones(3)}, "'mean' has 3 numbers"),
-        ({"weight": np.ones(DIM, dtype=bool)}, "holds bool"),
+        ({"weight": np.ones(DIM, dtype=bool)}, "BOOL"),
         ({"weight": np.ones(DIM), "scale": np.zeros(1)}, "NaN"),
         ({"weight": np.ones(3)}, f"dim 3, .* have {DIM}"),
     ]

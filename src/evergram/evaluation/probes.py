@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load
+from safetensors import SafetensorError, deserialize
 
 from evergram.errors import DataError
 
@@ -24,6 +23,8 @@ SUFFIXES = (".onnx", ".safetensors")
 BLOCK = 8_192
 
 Floats = NDArray[np.float64]
+# How tensors of safetensors are stored.
+_NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,11 @@ class LinearModel(ProbeModel):
     def __init__(self, path: Path, content: bytes) -> None:
         self.path = path
         try:
-            tensors = load(content)
-        except (SafetensorError, KeyError) as error:
-            raise DataError(f"{path} cannot be read: {error}; save it in float32.") from error
+            parts = deserialize(content)  # type: ignore[no-untyped-call]
+            tensors = {name: _tensor(path, name, facts) for name, facts in parts}
+        except SafetensorError as error:
+            raise DataError(f"{path} cannot be read: {error}; save the weights again.") from error
         shapes = ", ".join(f"{k} {list(v.shape)}" for k, v in tensors.items()) or "none"
-        for name, values in tensors.items():
-            if values.dtype.kind not in "fi":
-                raise DataError(f"{path}: tensor {name!r} holds {values.dtype}; give it numbers.")
-            tensors[name] = values.astype(np.float64)
         weight = tensors.get("weight")
         if weight is None or weight.ndim not in (1, 2) or not weight.size:
             raise DataError(
@@ -237,6 +235,18 @@ def has_external_data(model: Any) -> bool:
             elif field.message_type is not None:
                 waiting += [value] if hasattr(value, "ListFields") else list(value)
     return False
+
+
+def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:
+    """Return a tensor as float64; safetensors' own reader for NumPy has no bfloat16."""
+    if facts["dtype"] not in _NUMBERS:
+        known = ", ".join(_NUMBERS)
+        raise DataError(f"{path}: tensor {name!r} holds {facts['dtype']}; it must be of {known}.")
+    flat = np.frombuffer(facts["data"], dtype=_NUMBERS[facts["dtype"]])
+    if facts["dtype"] == "BF16":
+        # The upper half of a float32.
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    return flat.astype(np.float64).reshape(facts["shape"])
 
 
 def _refuse_rows(path: Path, output: Any, rows: int) -> None:
