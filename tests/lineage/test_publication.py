@@ -423,6 +423,7 @@ def _broken() -> LinearTransform:
         lambda ids, z: {"embeddings": {"other": (ids, z)}, "canaries": {}},
         lambda ids, z: {"canaries": {"other": ids[:5]}},
         lambda ids, z: {"canaries": {SIDE: ["nobody"]}},
+        lambda ids, z: {"canaries": {SIDE: ["nobody", None]}},
     ],
 )
 def test_a_lineage_stays_as_it_was_where_an_artefact_does_not_fit(

@@ -38,6 +38,7 @@ from evergram.lineage.canary_check import id_hash, id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import (
     AlignSettings,
+    FileAlignment,
     align,
     far_means,
     read_pairs,
@@ -111,6 +112,30 @@ def test_from_version_2_on_the_error_counts_at_all_past_versions(tmp_path: Path)
     matrix = lineage.chain.matrix(2, 1)
     torch.testing.assert_close(matrix, multi.weight, rtol=1e-5, atol=1e-5)
     assert float((matrix - single.weight).norm()) > 1e-3 * float(matrix.norm())
+
+
+@pytest.mark.parametrize("name", ["old.parquet", "new.parquet"])
+@pytest.mark.parametrize("rows", [slice(0, ROWS), slice(0, ROWS // 2)])
+def test_a_file_that_is_changed_while_it_is_aligned_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: slice
+) -> None:
+    """Its error would be of other vectors; a little longer ones are near the map that was fitted,
+    and half of them are on it."""
+    new = randn(0, ROWS, 8)
+    written = {"old.parquet": new @ randn(1, 8, 5) + randn(2, ROWS, 5), "new.parquet": new}
+    old, newer = (file_of(tmp_path / each, vectors) for each, vectors in written.items())
+    factor = 1.01 if rows.stop == ROWS else 1.0
+
+    def aligned(*given: Any) -> None:
+        measure(*given)
+        file_of(tmp_path / name, factor * written[name][rows], IDS[rows])
+
+    measure = FileAlignment.__init__
+    monkeypatch.setattr(FileAlignment, "__init__", aligned)
+    lineage = Lineage.create(tmp_path / "l")
+    with pytest.raises(DataError, match=f"{name} was changed"):
+        align(old, newer, lineage, max_error=math.inf)
+    assert not Lineage.exists(tmp_path / "l")
 
 
 def test_a_file_that_lost_the_seen_objects_goes_on_with_what_is_common(tmp_path: Path) -> None:

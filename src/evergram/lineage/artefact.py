@@ -58,9 +58,6 @@ def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
         ShapeError: they are not [N, D].
     """
     keys = checked_ids(ids, side)
-    if (row := first_missing(keys)) >= 0:
-        where = f"Row {row} of the {side} embeddings"
-        raise DataError(missing_sentence(where, "its id", keys[row].as_py()))
     rows = torch.from_numpy(_native(vectors)) if _is_floats(vectors) else vectors
     dense = isinstance(rows, Tensor) and rows.layout == torch.strided
     if not dense or not rows.is_floating_point():
@@ -109,7 +106,15 @@ def _native(vectors: np.ndarray) -> np.ndarray:
 
 
 def checked_ids(ids: Any, side: str) -> pa.Array:
-    """Return ids as int64 or string [N]. Raises: DataError: they are of another type."""
+    """Return ids as int64 or string [N]. Raises: DataError: one is missing, or of another type."""
+    keys = _typed_ids(ids, side)
+    if (row := first_missing(keys)) >= 0:
+        where = f"Row {row} of the {side} embeddings"
+        raise DataError(missing_sentence(where, "its id", keys[row].as_py()))
+    return keys
+
+
+def _typed_ids(ids: Any, side: str) -> pa.Array:
     try:
         keys = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
         keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from evergram.compatibility.row_groups import Groups, pair_groups, vector_hashes
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, DegradationError
 from evergram.evaluation.version_distance import VectorPairs, chance_reading, mapping_readings
-from evergram.lineage.artefact import Artefact
+from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.canary_check import canary_rows, id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_file import (
@@ -380,6 +381,25 @@ class FileAlignment:
         held = self.read.held
         return StepError(held.sigma(*_published(self.fitted)), self.objects, held.power)
 
+    def blocks(self, file: EmbeddingFile) -> Iterator[Block]:
+        """Yield the blocks of one of the files as it was aligned. Raises: DataError: it has other
+        vectors now of some of the objects whose vectors were kept, or has them no more."""
+        sample = self.read.sample
+        known = sample.new if file is self.new else sample.old
+        ids = self.pairing.ids.take(pa.array(sample.rows.numpy())).cast(pa.string())
+        changed = DataError(f"{file.path} was changed while it was aligned; align it again.")
+        left = len(ids)
+        for keys, vectors in file.blocks():
+            places = pc.index_in(keys.cast(pa.string()), value_set=ids)
+            found = torch.from_numpy(places.is_valid().to_numpy(zero_copy_only=False))
+            at = torch.from_numpy(places.drop_null().to_numpy().astype(np.int64))
+            left -= len(at)
+            if not torch.equal(vectors[found].float(), known[at]):
+                raise changed
+            yield keys, vectors
+        if left:
+            raise changed
+
     def overlap(self) -> dict[str, Any]:
         """Return the counts of objects as JSON, by the keys of a trained version."""
         held = int(self.groups.held.sum())
@@ -468,6 +488,7 @@ def align(
     ids = alignment.pairing.ids
     kept = ids.take(pa.array(canary_rows(ids, id_hashes(ids)).numpy()))
     first = first_version(before, {"align": {**recorded, **facts_of(before)}}, canaries=kept)
+    first = replace(first, embeddings={SIDE: lambda: alignment.blocks(before)})
     with nullcontext() if lineage.versions else lineage.beginning(first):
         recipe = {"align": {**recorded, **facts_of(new)}}
         artefact = _next_version(alignment, lineage, recipe)
@@ -488,7 +509,7 @@ def _next_version(
     report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
     return Artefact(
         dim=new.dim,
-        embeddings={SIDE: lambda: new.blocks()},
+        embeddings={SIDE: lambda: alignment.blocks(new)},
         transform=alignment.fitted.transform,
         metrics={
             "version": number,
