@@ -439,6 +439,14 @@ def test_a_failed_trial_is_kept_and_ranked_last_and_an_interrupt_keeps_what_ther
         search(tmp_path / "three", minutes=1e-9)
 
 
+def test_a_value_that_the_data_refuse_is_a_failed_trial(tmp_path: Path) -> None:
+    tuned = search(tmp_path / "some", over=["task.sparse=none,weight"])
+    assert [trial.state for trial in tuned.ranked] == ["finished", "failed"]
+    assert "'weight'" in tuned.ranked[1].error
+    with pytest.raises(TrainingError, match="trial 1 failed: .*'weight'"):
+        search(tmp_path / "none", over=["task.sparse=weight"])
+
+
 def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publishes(
     tmp_path: Path,
 ) -> None:
