@@ -443,7 +443,7 @@ def test_a_value_that_the_data_refuse_is_a_failed_trial(tmp_path: Path) -> None:
     tuned = search(tmp_path / "some", over=["task.sparse=none,weight"])
     assert [trial.state for trial in tuned.ranked] == ["finished", "failed"]
     assert "'weight'" in tuned.ranked[1].error
-    with pytest.raises(TrainingError, match="trial 1 failed: .*'weight'"):
+    with pytest.raises(TrainingError, match=r"trial 1 failed: .*'weight'"):
         search(tmp_path / "none", over=["task.sparse=weight"])
 
 
