@@ -484,7 +484,7 @@ class VersionReader:
             return read_trained_pairs(path)
 
     def moments(self) -> dict[str, Moments]:
-        """Return, by side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64."""
+        """Return, by side, the number of vectors, their mean [D], and E[z zᵀ], [D, D]; float64."""
         dim = self.manifest.dim
         shapes: dict[str, tuple[int, ...]] = {}
         for side in self.manifest.embeddings:

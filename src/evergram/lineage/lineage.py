@@ -366,7 +366,7 @@ class Lineage:
         return self.reader(version).canaries()
 
     def moments(self, version: int) -> dict[str, Moments]:
-        """Return, by side, the number of vectors, their mean [D], and E[z zᵀ], of shape [D, D]; float64."""
+        """Return, by side, the number of vectors, their mean [D], and E[z zᵀ], [D, D]; float64."""
         return self.reader(version).moments()
 
     def query_form(self, version: int) -> QueryForm | None:
