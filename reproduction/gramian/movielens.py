@@ -56,7 +56,7 @@ EXPERIMENT = Experiment(
         "small": Preset(
             trainings(
                 methods.RECIPES / "ratings-small.toml",
-                methods.trials(methods.RATE_KEYS, (0.05, 0.02, 3e-4), (0.3, 1.0, 3.0)),
+                methods.trials(methods.RATE_KEYS, (0.05, 0.02, 3e-4), (1.0, 3.0, 10.0)),
                 **methods.UNIFORM,
             ),
             "The ratings of the first 2,687 users of MovieLens 25M, k = 35 as in the papers, "

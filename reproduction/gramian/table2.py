@@ -68,7 +68,7 @@ def on_gowalla() -> tuple[Training, ...]:
     """Return both methods with each sampler on Gowalla."""
     own: dict[str, Any] = {"training.batch_size": 512, "training.evaluate_every": 3}
     made = trainings(
-        methods.GOWALLA, RATE, methods.trials(("training.table_rate",), (0.05,)), **own
+        methods.GOWALLA, RATE, methods.trials(("training.table_rate",), (0.025,)), **own
     )
     # Five times in three epochs of 1,535 steps.
     reading = (MapOverTime(queries=1000, every=921),)
