@@ -233,7 +233,7 @@ def demo(
 
 _DEMO_EXPLAINED = """\
 {metric}: how well each version ranks what came next; that is another test for each version, so
-compare it with the same model trained alone, without a way back, and with popularity, in its row.
+compare it with the same model trained alone and with popularity, in its row.
 A classifier of another team was trained once, on version 0, and never changed.
 AUC chain: it reads each version through the maps back to version 0; 0.5 is a guess.
 AUC raw: it is given each version's vectors as they are, cut or filled to its length.

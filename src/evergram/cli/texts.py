@@ -156,7 +156,7 @@ def _rest(facts: dict[str, int | float]) -> Iterator[str]:
     old_queries="Vectors of queries by the old model.",
     new_queries="Vectors of the same queries by the new model.",
     judgements="Which texts answer which query: a file or folder as BEIR or TREC has.",
-    pairs="Share of the texts to fit the way back to.",
+    pairs="Share of the texts to fit the transform to.",
     depth="How many old hits a cascade re-ranks.",
     sidecar_bytes=described(
         "Bytes that a sidecar has beside each new vector.",

@@ -352,7 +352,7 @@ def make(
     )
     made.save(out)
     rows = open_embeddings(opened.stored(made.side, made.version)).rows
-    lost, none = rows - len(made), "have no old vector, and are read by the way back"
+    lost, none = rows - len(made), "have no old vector, and are read by the transform"
     share = made.sidecar.size / (4 * len(made.sidecar.weight))
     figures = ("version", "target", "side", "error", "way_back_error", "worse")
     facts = {
@@ -368,7 +368,7 @@ def make(
         f"{out}: {len(made):,} objects of side {made.side}, {made.sidecar.size} bytes each "
         f"({share:.1%} of an old vector). Read as version "
         f"{made.target}, version {made.version} has a relative error of {made.error:.3f}; by "
-        f"the way back alone it is {made.way_back_error:.3f}. Codes read {made.worse:.1%} of the "
+        f"the transform alone it is {made.way_back_error:.3f}. Codes read {made.worse:.1%} of the "
         "objects worse than that.",
         *([f"{lost:,} more objects of version {made.version} {none}."] if lost else ()),
     )
