@@ -21,7 +21,6 @@ from benchmarks import (
     query_means,
     scale_runs,
     serving,
-    sharded_tables,
     sidecar_searches,
     steps,
     text,
@@ -66,7 +65,6 @@ SECTIONS = {
     "scale-model": Section(
         scale_runs.measure, scale_runs.tiny, scale_runs.table, figures=scale_runs.figures
     ),
-    "sharded-tables": Section(sharded_tables.measure, sharded_tables.tiny, sharded_tables.table),
     "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),

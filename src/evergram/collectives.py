@@ -26,12 +26,10 @@ class Collectives:
     Attributes:
         rank: of this process, from 0; the first one writes, prints and publishes.
         size: the number of processes.
-        alone: whether the first process runs what the others do not, and must not exchange.
     """
 
     rank: int = 0
     size: int = 1
-    alone: bool = False
 
     @property
     def is_first(self) -> bool:

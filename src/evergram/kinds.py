@@ -55,11 +55,9 @@ class Trait(Enum):
     SIZED = "an encoder that the recipe makes (model.kind other than 'module')"
     FREE_VECTORS = "a free vector for each entity (model.kind = 'factorization')"
     OWN_ROWS = "a row for each id (model.kind = 'factorization' without model.hash_rows)"
-    RANDOM_START = "tables that start at random (model.start = 'random')"
     MADE_START = "tables that start from vectors (model.start = 'svd' or 'smooth')"
     UNIT_ROWS = "rows of unit norm (model.normalize = true)"
     FREE_NORMS = "rows of any norm (model.normalize = false)"
-    PLAIN_VECTORS = "vectors that are published as they were trained (model.popularity = 0)"
     ID_TABLES = "tables of ids (model.kind = 'factorization', for example)"
     FEATURE_TABLES = "tables of features (model.kind = 'two_tower', for example)"
     LAYERS = (
@@ -86,7 +84,6 @@ class Trait(Enum):
     )
     # Of [gramian].
     DRAWN_APART = "an estimator with entities of its own (gramian.sampler)"
-    NO_ROWS = "an estimator without rows (gramian.kind = 'sogram', 'storm' or 'sampled')"
     # Of [training].
     STEPS = "an optimizer that takes steps (training.optimizer other than 'als')"
     SOME_ROWS = "an optimizer that moves some rows (training.optimizer = 'adaptive' or 'sgd')"
@@ -103,7 +100,6 @@ class Trait(Enum):
         "trained by steps (upgrade.method = 'bc-aligner')"
     )
     # Of a run.
-    FIRST_VERSION = "version 0 of a lineage, trained by itself"
     NO_JOINT_TRANSFORM = (
         "a transform that is not trained with the model (upgrade.method = 'post-closed')"
     )
@@ -112,7 +108,7 @@ class Trait(Enum):
 
 
 # Traits of a run, which a recipe alone does not decide.
-OF_A_RUN = frozenset({Trait.FIRST_VERSION, Trait.NO_JOINT_TRANSFORM, Trait.ONE_PROCESS, Trait.CPU})
+OF_A_RUN = frozenset({Trait.NO_JOINT_TRANSFORM, Trait.ONE_PROCESS, Trait.CPU})
 
 
 class Needs:

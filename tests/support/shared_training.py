@@ -22,7 +22,6 @@ from evergram.training.build import Companions, prepare
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.loop import gather, run_epoch
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.sharding import ShardedFactorization
 from evergram.training.step import Step
 
 CPU = torch.device("cpu")
@@ -147,18 +146,9 @@ def joint_of(case: str, corpus: Corpus) -> JointAlignment | None:
     return JointAlignment(transform, AlignmentLoss(Chain([], 3)), past, weight, settings)
 
 
-DIVIDED = ["training.tables=sharded"]
-# All that is about a factorization and keeps no rows of its own.
-_WHOLE = ("exact", "sagram", "softmax_all", "joint", "towers", "lightgcn", "means", "modules")
-DIVISIBLE = [case for case in CASES if not any(word in case for word in _WHOLE)]
-
-
-def prepared(
-    case: str, corpus: Corpus, collectives: Collectives, *more: str
-) -> Iterator[tuple[Step, Tensor]]:
-    """Yield a case's step with its objective, after each step of its training by `more` settings
-    besides its own."""
-    overrides = [*BASE, *CASES[case], *more]
+def prepared(case: str, corpus: Corpus, collectives: Collectives) -> Iterator[tuple[Step, Tensor]]:
+    """Yield a case's step with its objective, after each step of its training."""
+    overrides = [*BASE, *CASES[case]]
     values = {
         "data": {"kind": "synthetic"},
         "training": {"batch_size": BATCH, "short_batch": True},
@@ -176,21 +166,7 @@ def prepared(
             yield step, objective
 
 
-def whole_tables(encoder: ShardedFactorization) -> dict[str, Tensor]:
-    """Return all rows and their optimiser's numbers as `gather` names those of whole tables; all
-    processes call it."""
-    state = {}
-    for name, (table, rows) in encoder.parts().items():
-        assert len(table.weight) <= -(-23 // encoder.collectives.size)
-        full = rows.new_zeros(table.size, *rows.shape[1:])
-        full[table.own] = rows
-        side, _, part = name.partition(".")
-        key = f"encoder|{name}" if part != "sum" else f"optimizer0|{SIDES.index(side)}|sum"
-        state[key] = encoder.collectives.sum(full, "tables read")
-    return state
-
-
-def states(case: str, collectives: Collectives = ALONE, *more: str) -> dict[str, Tensor]:
+def states(case: str, collectives: Collectives = ALONE) -> dict[str, Tensor]:
     """Return all state after each step, by step and name."""
     before = torch.get_default_dtype()
     # Outputs of modules of one's own are made float32.
@@ -198,7 +174,7 @@ def states(case: str, collectives: Collectives = ALONE, *more: str) -> dict[str,
     torch.set_default_dtype(torch.float32 if single else torch.float64)
     try:
         kept: dict[str, Tensor] = {}
-        trained = prepared(case, shared_corpus(), collectives, *more)
+        trained = prepared(case, shared_corpus(), collectives)
         for number, (step, objective) in enumerate(trained):
             modules: dict[str, nn.Module] = {"encoder": step.encoder, "objective": step.objective}
             if step.joint is not None:
@@ -206,8 +182,6 @@ def states(case: str, collectives: Collectives = ALONE, *more: str) -> dict[str,
             for side in SIDES:
                 modules |= {f"{side}{r}": e for r, e in enumerate(step.estimators[side])}
             state = gather(modules, step.optimizers) | {"objective": objective}
-            if isinstance(step.encoder, ShardedFactorization):
-                state |= whole_tables(step.encoder)
             kept |= {f"{number}|{name}": value.detach().clone() for name, value in state.items()}
     finally:
         torch.set_default_dtype(before)

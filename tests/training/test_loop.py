@@ -14,7 +14,6 @@ import torch
 from tests.support.fits import CPU, changed, fitted, split_of, trainer_of
 from torch import Tensor
 
-from evergram.collectives import Collectives
 from evergram.data.sampling import Batch
 from evergram.errors import TrainingError
 from evergram.log_lines import LogFormat, set_log_format
@@ -131,40 +130,6 @@ def test_a_callback_a_budget_or_patience_stops_a_run(small: Recipe) -> None:
     run = trainer_of(small)
     assert run.fit(steps=3) == "steps"
     assert (run.steps, run.epoch) == (3, 1)
-
-
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_no_hook_exchanges_with_processes_that_do_not_run_it(
-    small: Recipe, everywhere: bool
-) -> None:
-    class First(Collectives):
-        size = 2
-
-    alone = {}
-
-    class Looks(Callback):
-        def on_start(self, run: Trainer) -> None:
-            alone["start"] = run.step.collectives.alone
-
-        def stop(self, run: Trainer) -> str:
-            alone["stop"] = run.step.collectives.alone
-            return "word"
-
-        def state_dict(self) -> dict[str, Any]:
-            alone["state"] = run.step.collectives.alone
-            return {}
-
-        def on_end(self, at: Point) -> None:
-            alone["end"] = at.training.collectives.alone
-
-    Looks.everywhere = everywhere
-    run = trainer_of(small, Looks())
-    run.step.collectives = First()
-    assert run.fit() == "word"
-    run.state()
-    assert alone.pop("stop")
-    assert alone == dict.fromkeys(("start", "end", "state"), not everywhere)
-    assert not run.step.collectives.alone
 
 
 def test_a_run_ends_its_callbacks_by_an_error_too(small: Recipe) -> None:

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import sys
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,16 +18,12 @@ from safetensors.torch import load_file, save_file
 from tests.support.fits import CPU, parts_of, untimed
 from tests.support.several_processes import called
 from tests.support.shared_training import (
-    BASE,
     CASES,
-    DIVIDED,
-    DIVISIBLE,
     own_modules,
-    prepared,
     shared_corpus,
     states,
 )
-from tests.support.thread_processes import Threads, in_threads
+from tests.support.thread_processes import in_threads
 from tests.support.tiny_training import tiny_recipe
 from torch import Tensor, nn
 
@@ -37,77 +31,55 @@ import evergram
 from evergram.cli.failures import sentence_and_code
 from evergram.collectives import ALONE, RANK, WORLD, Collectives, is_first_process
 from evergram.data.sampling import Draw
-from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
-from evergram.encoders.factory import publish_by_popularity
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import EvergramError, RecipeError, TrainingError
-from evergram.training import distributed, selection
+from evergram.training import selection
 from evergram.training.distributed import (
     _leave,
-    embed_together,
     join_processes,
     part_of,
-    rows_of_all,
     seed_of_process,
     sum_gradients,
 )
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings
-from evergram.training.sharding import ShardedFactorization
 from evergram.training.step import Step
 
 # Three processes share an epoch's last pair, so that two have none.
 OF_THREE = ["sogram", "storm", "joint, paper-code, softmax"]
-DIVIDED_OF_THREE = ["sogram", "softmax", "pools, sampled gradient"]
 # Batch weights are float32 whatever the rest is.
 CLOSE = 1e-6
 FLOAT = [case for case in CASES if not case.startswith("bfloat16")]
 
 
-def write_states(out: str, divided: str, *cases: str) -> None:
+def write_states(out: str, *cases: str) -> None:
     """In one of several processes, train cases; the first writes their states to `out`."""
     processes = join_processes(CPU)
     for case in cases:
-        kept = states(case, processes, *divided.split())
+        kept = states(case, processes)
         if processes.is_first:
             save_file(kept, Path(out) / f"{case.replace('/', ' of ')}.safetensors")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], Path]:
-    """Train all cases in two processes, with whole and with divided tables, and some in three; one
-    set of processes each."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Train all cases in two processes, and some in three; one set of processes each."""
     folders = {}
-    for count, divided, cases in (
-        (2, False, [*CASES]),
-        (3, False, OF_THREE),
-        (2, True, DIVISIBLE),
-        (3, True, DIVIDED_OF_THREE),
-    ):
-        out = folders[count, divided] = tmp_path_factory.mktemp("results")
-        for code, output in called(
-            count, write_states, str(out), *DIVIDED * divided or [""], *cases
-        ):
+    for count, cases in ((2, [*CASES]), (3, OF_THREE)):
+        out = folders[count] = tmp_path_factory.mktemp("results")
+        for code, output in called(count, write_states, str(out), *cases):
             assert code == 0, output
     return folders
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("count", "divided", "case"),
-    [
-        *((2, False, case) for case in CASES),
-        *((3, False, case) for case in OF_THREE),
-        *((2, True, case) for case in DIVISIBLE),
-        *((3, True, case) for case in DIVIDED_OF_THREE),
-    ],
+    ("count", "case"), [*((2, case) for case in CASES), *((3, case) for case in OF_THREE)]
 )
-def test_processes_take_the_steps_of_one(
-    results: dict[tuple[int, bool], Path], count: int, divided: bool, case: str
-) -> None:
-    together = load_file(results[count, divided] / f"{case.replace('/', ' of ')}.safetensors")
+def test_processes_take_the_steps_of_one(results: dict[int, Path], count: int, case: str) -> None:
+    together = load_file(results[count] / f"{case.replace('/', ' of ')}.safetensors")
     alone = states(case)
     assert together.keys() == alone.keys()
     assert len({name.split("|")[0] for name in alone}) == 20
@@ -160,21 +132,12 @@ NUMBERS = {"penalty": 5.0, "l2": 0.1}
 
 
 def choose_pilots_and_leave(folder: str) -> None:
-    """In one of several processes, train divided tables and keep them, choose pilots twice, first
-    in no time, write what was found, and leave; then write what threads are left.
+    """In one of several processes, choose pilots twice, first in no time, write what was found, and
+    leave; then write what threads are left.
 
     The first process alone has a limit, and a folder in which the first pilot is kept.
     """
     processes = join_processes(CPU)
-    # As at the end of a program that an error ends, what refers to the tables is still there.
-    step, _ = next(prepared("sogram", shared_corpus(), processes, *DIVIDED))
-    encoder = step.encoder
-    assert isinstance(encoder, ShardedFactorization)
-    encoder.save(Path(folder) / "rows")
-    processes.alone = True  # as while a callback of the first process runs
-    with pytest.raises(TrainingError, match="everywhere"):
-        encoder.embed_all(shared_corpus())
-    processes.alone = False
     own: dict[str, Any] = {"folder": Path(folder) / "pilots"} if processes.is_first else {}
     limits: list[dict[str, Any]] = [{"minutes": 0} if processes.is_first else {}, {}]
     for limit in limits:
@@ -183,7 +146,6 @@ def choose_pilots_and_leave(folder: str) -> None:
     assert group_threads()
     _leave()
     sys.stdout.write(f"left: {group_threads()}\n")
-    assert encoder.device == CPU
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")
@@ -249,7 +211,6 @@ def train_perhaps_killed(folder: str, fatal: str, *overrides: str) -> None:
         (["gramian.kind=sogram"], 2, (1, 3)),
         (["gramian.kind=storm"], 2, (1, 2)),
         (["gramian.kind=storm"], 1, (2,)),
-        (["gramian.kind=sogram", *DIVIDED], 2, (1, 2, 3)),
     ],
 )
 def test_a_training_that_loses_a_process_ends_and_resumes_in_another_number(
@@ -258,8 +219,7 @@ def test_a_training_that_loses_a_process_ends_and_resumes_in_another_number(
     def run(count: int, folder: Path, fatal: int) -> list[tuple[int, str]]:
         return called(count, train_perhaps_killed, str(folder), str(fatal), *overrides)
 
-    divided = overrides[1:] == DIVIDED
-    whole = run(1 + divided, tmp_path / "whole", 0)
+    whole = run(1, tmp_path / "whole", 0)
     assert [code for code, _ in whole] == [0] * len(whole), whole
     steps = int(whole[0][1].split()[0])
     assert 19 % (steps // 6)  # of six epochs
@@ -268,10 +228,6 @@ def test_a_training_that_loses_a_process_ends_and_resumes_in_another_number(
     for code, output in survivors:
         assert code == 2
         assert "another process of this command has ended or did not answer" in output
-    folders = [path for path in (tmp_path / "killed").iterdir() if path.is_dir()]
-    assert bool(folders) == divided
-    for rows in folders:
-        assert {path.name.split(".")[2] for path in rows.iterdir()} == {"00000", "00001"}
     expected = load_file(tmp_path / "whole" / "out.safetensors")
     for count in counts:
         folder = shutil.copytree(tmp_path / "killed", tmp_path / f"by{count}")
@@ -282,8 +238,6 @@ def test_a_training_that_loses_a_process_ends_and_resumes_in_another_number(
         vectors = load_file(folder / "out.safetensors")
         for side, value in expected.items():
             torch.testing.assert_close(vectors[side], value, rtol=1e-5, atol=1e-5)
-            # By as many processes as an undisturbed run, bit for bit.
-            assert not divided or count != 2 or vectors[side].equal(value)
 
 
 class Pair(Collectives):
@@ -335,21 +289,6 @@ def test_portions_weigh_unequal_shares_right(rows: int) -> None:
     torch.testing.assert_close(counted.sum(0), draw.weights.sum(0))
 
 
-def test_gradients_of_gathered_rows_are_those_of_the_whole_loss() -> None:
-    """Each process counts for its part of a loss that all compute, and has its rows' gradient."""
-    rows = torch.randn(5, 2, dtype=torch.float64)
-    whole = rows.clone().requires_grad_()
-    torch.autograd.backward((whole @ whole.T).exp().sum().log())
-
-    def gradient(process: Threads) -> Tensor:
-        mine = rows[process.share(5)].clone().requires_grad_()
-        gathered = rows_of_all(mine, 5, process)
-        (grad,) = torch.autograd.grad((gathered @ gathered.T).exp().sum().log() / 3, mine)
-        return grad
-
-    torch.testing.assert_close(torch.cat(in_threads(3, gradient)[0]), whole.grad)
-
-
 # torch's generator is one for all threads.
 SEEDING = Lock()
 
@@ -384,57 +323,3 @@ def test_gradients_of_layers_are_summed_and_touched_rows_gathered() -> None:
         for together, one in zip(result, alone, strict=True):
             torch.testing.assert_close(together, one)
     assert processes[0].kinds.count("tables, gathered") == 1
-
-
-def encoder_of(kind: str) -> Encoder:
-    corpus = shared_corpus()
-    shape = [] if kind == "module" else ["model.dim=[4]"]
-    shape += ["model.hidden=[6]"] if kind == "two_tower" else []
-    recipe = Recipe.of({"data": {"kind": "synthetic"}}, [*BASE, f"model.kind={kind}", *shape])
-    own = own_modules(corpus) if kind == "module" else None
-    if own is not None:
-        own.encoder_modules = replace(own.encoder_modules, batch_size=5)
-    encoder = parts_of(recipe, corpus, own=own)[0].encoder
-    publish_by_popularity(encoder, 0.5, corpus)
-    return encoder
-
-
-@pytest.mark.parametrize(
-    ("kind", "shared"),
-    [("two_tower", True), ("module", True), ("factorization", False), ("lightgcn", False)],
-)
-def test_each_process_embeds_a_share_of_layers_and_all_of_tables_and_graphs(
-    kind: str, shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distributed, "ROWS", 5)
-    corpus, size = shared_corpus(), 3
-    alone = encoder_of(kind)
-    vectors = alone.embed_all(corpus)
-    total = sum(map(len, vectors.values()))
-    copies = [deepcopy(alone) for _ in range(size)]
-
-    def embedded(process: Threads) -> tuple[dict[str, Tensor], int]:
-        encoder, rows = copies[process.rank], 0
-        embed: Any = encoder.embed if shared else None
-
-        def counted(side: str, inputs: object) -> Tensor:
-            nonlocal rows
-            made: Tensor = embed(side, inputs)
-            rows += len(made)
-            return made
-
-        if shared:
-            encoder.embed = counted  # type: ignore[assignment]
-        encoder.train()
-        result = embed_together(encoder, corpus, process)
-        assert encoder.training
-        return result, rows
-
-    results, processes = in_threads(size, embedded)
-    for together, rows in results:
-        for side in SIDES:
-            torch.testing.assert_close(together[side], vectors[side], rtol=0, atol=1e-6 * shared)
-            assert torch.equal(together[side], results[0][0][side])
-        assert rows < total / size + 2 * 5
-    assert sum(rows for _, rows in results) == total * shared
-    assert bool(processes[0].kinds) == shared

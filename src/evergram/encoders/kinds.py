@@ -121,13 +121,11 @@ class EncoderSettings(KindSettings):
                 Trait.SIZED: self.made_by_recipe,
                 Trait.UNIT_ROWS: self.normalize,
                 Trait.FREE_NORMS: not self.normalize,
-                Trait.PLAIN_VECTORS: not self.popularity,
                 Trait.ID_TABLES: "table_rate" in self.rates,
                 Trait.FEATURE_TABLES: "feature_rate" in self.rates,
                 Trait.LAYERS: "layer_rate" in self.rates,
                 Trait.BATCH_PRODUCTS: self.mixes_precision,
                 Trait.MAPPABLE: self.maps_tables,
-                Trait.RANDOM_START: True,
             }
         )
 
@@ -194,9 +192,8 @@ class FactorizationSettings(IdTableSettings):
 
     @property
     def traits(self) -> frozenset[Trait]:
-        start = Trait.RANDOM_START if self.start == "random" else Trait.MADE_START
-        own = {Trait.OWN_ROWS} if self.hash_rows is None else set()
-        return (super().traits - {Trait.RANDOM_START}) | {Trait.FREE_VECTORS, start} | own
+        own = {Trait.OWN_ROWS: self.hash_rows is None, Trait.MADE_START: self.start != "random"}
+        return super().traits | {Trait.FREE_VECTORS} | traits_where(own)
 
 
 class TwoTowerSettings(IdTableSettings):

@@ -31,8 +31,6 @@ class EstimatorSettings(KindSettings):
     needs = (Trait.GRAMIANS, Trait.STEPS)
     # True of an estimator that must know a step's entities one step before, see `EntityBatch`.
     wants_before: ClassVar[bool] = False
-    # True of an estimator without a row for each entity, so that processes may divide these.
-    divides: ClassVar[bool] = False
 
     @property
     def is_independent(self) -> bool:
@@ -47,7 +45,7 @@ class EstimatorSettings(KindSettings):
 
     @property
     def traits(self) -> frozenset[Trait]:
-        return traits_where({Trait.DRAWN_APART: self.is_independent, Trait.NO_ROWS: self.divides})
+        return traits_where({Trait.DRAWN_APART: self.is_independent})
 
     @abstractmethod
     def build(
@@ -134,7 +132,6 @@ class SampledSettings(BatchEstimatorSettings):
     """The last batch alone, as a matrix or as pairs, whichever is cheaper."""
 
     kind: Literal["sampled"] = "sampled"
-    divides = True
 
     def build(
         self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
@@ -164,7 +161,6 @@ class SAGramSettings(BatchEstimatorSettings):
 class AverageSettings(BatchEstimatorSettings):
     """Settings of a moving average: α, or "auto"."""
 
-    divides = True
     rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
 
 

@@ -8,7 +8,7 @@ Read in this order:
    tables are; `priors` and `factors`: what the penalty weighs and pulls to.
 3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
    the alignment to the version before, in the same step ([BC] Eq. 3). `distributed`: a step of
-   several processes; `sharding`: tables that are divided among them.
+   several processes.
 4. `fit`: one training, which keeps its best epoch (`selection`). `loop`: its epochs of steps;
    `callbacks` stop and report, `tracking` measures, and `resuming` restores an interrupted run bit
    for bit. `checkpoint` turns a trained encoder into an artefact and back.

@@ -38,7 +38,6 @@ from evergram.training.memory import place_tables, refuse_beyond_memory, run_tra
 from evergram.training.optimizers import build_optimizers
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings
-from evergram.training.sharding import ShardedFactorization
 from evergram.training.step import Step
 from evergram.training.sweeps import SweepStep
 
@@ -140,16 +139,15 @@ def prepare(
     Args:
         folder: where tables and estimators' state go that are too large for memory; None maps
             tables from temporary files.
-        collectives: of the processes that share each batch, and tables if the recipe divides them.
+        collectives: of the processes that share each batch.
     Raises: DataError. RecipeError: also if the machine has too little memory.
     """
     companions = Companions() if companions is None else companions
     training, gramian, joint = settings.training, settings.gramian, companions.joint
-    alone = not any((joint, companions.past, companions.start))
-    unmet = settings.unmet(run_traits(settings, device, joint=joint is not None, alone=alone))
+    unmet = settings.unmet(run_traits(device, joint=joint is not None))
     if unmet:
         raise RecipeError(unmet)
-    encoder = _encoder(settings, corpus, device, companions, folder, collectives)
+    encoder = _encoder(settings, corpus, device, companions, folder)
     if joint is not None:
         joint.to(device)
     sampler = build_sampler(settings, corpus)
@@ -165,8 +163,6 @@ def prepare(
     optimizers: Sequence[torch.optim.Optimizer] = ()
     if isinstance(training, StepSettings):
         optimizers = build_optimizers(encoder, training, settings.table_rate, joint, objective.task)
-    if isinstance(encoder, ShardedFactorization):
-        encoder.optimizers = optimizers
     kind = partial(SweepStep, sampler=sampler) if training.sweeps else Step
     step = kind(
         encoder,
@@ -213,7 +209,6 @@ def _encoder(
     device: torch.device,
     companions: Companions,
     folder: Path | None,
-    collectives: Collectives,
 ) -> Encoder:
     """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
     model = settings.model
@@ -224,7 +219,7 @@ def _encoder(
         refuse_beyond_memory(settings, needed, sizes, dim)
         encoder: Encoder = companions.own.copied()
     else:
-        encoder = _recipes_encoder(settings, corpus, device, folder, collectives)
+        encoder = _recipes_encoder(settings, corpus, device, folder)
         # From an earlier version every known row is that version's.
         fresh = companions.start is None
         if fresh and isinstance(model, FactorizationSettings) and model.start != "random":
@@ -239,20 +234,14 @@ def _encoder(
 
 
 def _recipes_encoder(
-    settings: FitSettings,
-    corpus: Corpus,
-    device: torch.device,
-    folder: Path | None,
-    collectives: Collectives,
+    settings: FitSettings, corpus: Corpus, device: torch.device, folder: Path | None
 ) -> Encoder:
     """Return the encoder that the recipe makes, as it is drawn."""
     model = settings.model
     schema = Schema.of(corpus, features=model.reads_features)
-    place = place_tables(settings, schema, device, folder, collectives.size)
+    place = place_tables(settings, schema, device, folder)
     generator = torch.Generator().manual_seed(settings.version_seed)
     options = encoder_options(model, settings.version)
-    if settings.training.tables == "sharded":
-        return ShardedFactorization(schema, options, generator, collectives, place)
     return build_encoder(model.kind, options, schema, generator, place)
 
 

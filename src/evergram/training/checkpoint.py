@@ -137,9 +137,8 @@ def _published(
     ids: pa.Array, vectors: Tensor
 ) -> tuple[pa.Array, Tensor] | Callable[[], Iterator[Block]]:
     """Return a side's ids [N] and vectors [N, D] as an artefact takes them: in blocks if they are
-    mapped from a file, or are only shapes."""
-    in_memory = not vectors.is_meta and mapping_folder(vectors) is None
-    return (ids, vectors) if in_memory else partial(_blocks, ids, vectors)
+    mapped from a file."""
+    return (ids, vectors) if mapping_folder(vectors) is None else partial(_blocks, ids, vectors)
 
 
 def _blocks(ids: pa.Array, vectors: Tensor) -> Iterator[Block]:

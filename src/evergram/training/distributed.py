@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,16 +24,10 @@ import torch.distributed
 # group then outlives `destroy_process_group`, and its threads abort the process as it ends.
 import torch.distributed.nn.functional
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from evergram.collectives import ALONE, Collectives, process_count
-from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch, Draw
-from evergram.encoders.embedding_tables import ROWS
-from evergram.encoders.encoder import Embeddings, Encoder, Scene
-from evergram.encoders.features import SIDES
-from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.encoders.row_encoder import RowEncoder
+from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError, TrainingError
 
 # The variable of the seconds that a process waits for the others.
@@ -97,16 +90,6 @@ class ProcessCollectives(Collectives):
             torch.distributed.broadcast(moved, 0)
         return moved.cpu()
 
-    def own_sums(self, tensor: Tensor, kind: str) -> Tensor:
-        """Return the rows [n, …] of the sum of the processes' tensors [P · n, …] that are this
-        process's."""
-        own = tensor.new_empty(len(tensor) // self.size, *tensor.shape[1:])
-        with self.reaching_others(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of gloo, on how it does it
-            torch.distributed.reduce_scatter_tensor(own, tensor)
-        self.received[kind] += own.nbytes * (self.size - 1)
-        return own
-
     def _gathered(self, mine: Tensor, most: int, kind: str) -> list[Tensor]:
         """Return the rows of each process, padded with zeros to `most`."""
         padded = mine.new_zeros(most, *mine.shape[1:])
@@ -121,15 +104,8 @@ class ProcessCollectives(Collectives):
     def reaching_others(self) -> Iterator[None]:
         """Let a block exchange with the other processes.
 
-        Raises: TrainingError: another process has ended, or did not answer in time; or only the
-            first process runs what exchanges.
+        Raises: TrainingError: another process has ended, or did not answer in time.
         """
-        if self.alone:
-            raise TrainingError(
-                "A callback of the first process reads tables that are divided among processes, "
-                "and the others do not take part; set its `everywhere` to True and read them in "
-                "another hook than `stop`, or set training.tables to 'memory'."
-            )
         try:
             yield
         except RuntimeError as error:
@@ -272,71 +248,6 @@ def learned_from(
     }
 
 
-class _AllRows(torch.autograd.Function):
-    """Gathers rows for a loss that every process computes alike, each for its equal part of it."""
-
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor, count: int, collectives: Collectives) -> Tensor:
-        ctx.place, ctx.rows, ctx.size = collectives.share(count), len(mine), collectives.size
-        return collectives.rows(mine, count, "rows")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # All processes have the same gradient, of an equal part of the loss: no exchange is needed.
-        own = grad[ctx.place] * ctx.size
-        missing = ctx.rows - len(own)  # rows that stand in
-        return torch.cat([own, own.new_zeros(missing, *own.shape[1:])]), None, None
-
-
-def rows_of_all(mine: Tensor, count: int, collectives: Collectives) -> Tensor:
-    """Return the rows [count, D] of all processes, differentiable.
-
-    Every process must compute the same from them, as an equal part of the loss.
-    """
-    rows: Tensor = _AllRows.apply(mine, count, collectives)  # type: ignore[no-untyped-call]
-    return rows
-
-
-class WholeRows(Embeddings):
-    """Embeddings of which each process computes a share of the rows and is given all of them."""
-
-    def __init__(self, embeddings: Embeddings, collectives: Collectives) -> None:
-        self.embeddings = embeddings
-        self.collectives = collectives
-
-    def rows(self, side: str, ids: Tensor) -> Tensor:
-        if self.whole(side) is not None:
-            return self.embeddings.rows(side, ids)  # every process has embedded all entities
-        own = part_of(ids, len(ids), self.collectives)
-        return rows_of_all(self.embeddings.rows(side, own.rows), len(ids), self.collectives)
-
-    def of_pairs(self, query: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.whole("query") is not None:
-            return self.embeddings.of_pairs(query, candidate)
-        count = len(query)
-        own = (part_of(ids, count, self.collectives).rows for ids in (query, candidate))
-        rows, without = self.embeddings.of_pairs(*own)
-        rows = rows_of_all(rows, count, self.collectives)
-        return rows, None if without is None else rows_of_all(without, count, self.collectives)
-
-    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
-        return self.embeddings.blocks(side, batch_size)
-
-    def whole(self, side: str) -> Tensor | None:
-        return self.embeddings.whole(side)
-
-
-def is_shard(parameter: Tensor) -> bool:
-    """Return whether a parameter is this process's rows of a table that is divided."""
-    return getattr(parameter, "is_shard", False)
-
-
-def reads_together(encoder: Encoder, collectives: Collectives) -> bool:
-    """Return whether processes can read an encoder's embeddings only together."""
-    return collectives.size > 1 and any(is_shard(p) for p in encoder.parameters())
-
-
 # What a parameter has in a process where no gradient reached it, or a dense one.
 NONE, DENSE = -1, -2
 
@@ -352,9 +263,7 @@ def sum_gradients(
     """
     if collectives.size == 1:
         return value
-    owned = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-    # Each process already has the sum for its own rows of a divided table.
-    parameters = [p for p in owned if not is_shard(p)]
+    parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     dense: list[nn.Parameter] = []
     for parameter, most in zip(parameters, _kinds(parameters, collectives), strict=True):
         if most == DENSE:
@@ -410,44 +319,3 @@ def _sum_dense(
         for parameter, part in zip(owners[dtype], split, strict=True):
             parameter.grad = part.view_as(parameter).clone()
     return summed
-
-
-def embed_together(
-    encoder: Encoder, what: Corpus | Scene, together: Collectives
-) -> dict[str, Tensor]:
-    """Return what `encoder.embed_all(what)` does, the same numbers in every process.
-
-    Where entities pass through layers one by one, each process embeds some of the blocks, and all
-    blocks are exchanged. Tables are read, and graphs embedded, whole in every process.
-    """
-    most = _rows_at_once(encoder)
-    if together.size == 1 or most is None or not has_layers(encoder):
-        return encoder.embed_all(what)
-    scene = what if isinstance(what, Scene) else encoder.read(what).to(encoder.device)
-    vectors = {}
-    with encoder.evaluating():
-        embeddings = encoder.published(scene)
-        for side in SIDES:
-            size = scene.size(side)
-            rows = torch.zeros(size, encoder.dim, device=encoder.device)
-            blocks = [slice(start, min(start + most, size)) for start in range(0, size, most)]
-            for block in blocks[together.share(len(blocks))]:
-                ids = torch.arange(block.start, block.stop, device=encoder.device)
-                rows[block] = embeddings.rows(side, ids)
-            for block in blocks:  # one by one, so that no second copy of all is made
-                rows[block] = together.sum(rows[block], "embeddings")
-            vectors[side] = rows if isinstance(what, Scene) else rows.cpu()
-    return vectors
-
-
-def _rows_at_once(encoder: Encoder) -> int | None:
-    """Return the rows of a block of `embed_all`; None if entities are not embedded one by one."""
-    if isinstance(encoder, ModuleEncoder):
-        return min(ROWS, encoder.encoder_modules.batch_size)
-    return ROWS if isinstance(encoder, RowEncoder) else None
-
-
-def has_layers(encoder: Encoder) -> bool:
-    """Return whether an encoder has parameters other than tables of which an entity reads a row."""
-    tables = {id(m.weight) for m in encoder.modules() if isinstance(m, nn.Embedding)}
-    return any(id(p) not in tables for p in encoder.parameters())

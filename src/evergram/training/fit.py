@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -22,7 +21,6 @@ from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import selection
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Callback, Limits, ProgressReport, SoundNumbers
-from evergram.training.distributed import embed_together
 from evergram.training.loop import Trainer
 from evergram.training.progress import QUIET, Progress
 from evergram.training.recipe import Recipe
@@ -40,7 +38,6 @@ from evergram.training.selection import (
     epoch_work,
     final_metrics,
 )
-from evergram.training.sharding import measured_together
 
 
 @dataclass(frozen=True)
@@ -326,11 +323,12 @@ def judge(
         queries: number of test queries to rank, drawn by the recipe's seed; None is all.
         together: processes that each call this with the same arguments, and share the work.
     """
-    vectors = embed_together(encoder, split.training, together)
+    vectors = encoder.embed_all(split.training)
     own = encoder.popularity
     popularity = None if own is None else PopularityChoice(own.exponent, "as the model has it")
-    measure = partial(final_metrics, vectors, split, recipe.metrics, queries, recipe.seed)
-    metrics, ranked, sample = measured_together(encoder, measure, together)
+    metrics, ranked, sample = final_metrics(
+        vectors, split, recipe.metrics, queries, recipe.seed, together
+    )
     return Trained(
         *(encoder, vectors["query"], vectors["candidate"], metrics),
         popularity=popularity,

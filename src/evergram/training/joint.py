@@ -15,7 +15,6 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
-from evergram.training.distributed import WholeRows, rows_of_all
 from evergram.training.recipe.upgrade import AlignedObjects
 
 
@@ -80,8 +79,6 @@ class JointAlignment(nn.Module):
         self.candidate_loss = candidate_loss
         self.settings = settings
         self.rate: float = settings.rate
-        # Otherwise processes that share a batch need not show each other their rows of it.
-        self.reads_pairs: bool = settings.objects != "all"
         for side in SIDES:
             lifted = self._loss_of(side).lifted(past[side])
             self.register_buffer(f"lifted_{side}", lifted, persistent=False)
@@ -100,19 +97,16 @@ class JointAlignment(nn.Module):
         embeddings: Embeddings,
         collectives: Collectives,
     ) -> Tensor:
-        """Return one process's part of the loss of the whole batch.
+        """Return one process's part of the loss of the whole batch, which each computes.
 
         Args:
             rows: the embeddings of the whole batch's pairs, or of this process's share of them.
         """
         query, candidate = rows
-        size = len(batch.query)
-        if collectives.size == 1:
-            alone: Tensor = self(query, candidate, batch, embeddings)
-            return alone
-        if self.reads_pairs and len(query) != size:
-            query, candidate = (rows_of_all(part, size, collectives) for part in rows)
-        whole: Tensor = self(query, candidate, batch, WholeRows(embeddings, collectives))
+        if self.settings.objects != "all" and len(query) != len(batch.query):
+            query, _ = embeddings.of_pairs(batch.query, batch.candidate)
+            candidate = embeddings.rows("candidate", batch.candidate)
+        whole: Tensor = self(query, candidate, batch, embeddings)
         return whole / collectives.size
 
     def forward(

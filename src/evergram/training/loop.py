@@ -18,9 +18,8 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.mapped_tensors import copied_beside, mapping_folder
 from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback, Point
-from evergram.training.distributed import is_shard, part_of, seed_of_process
+from evergram.training.distributed import part_of, seed_of_process
 from evergram.training.resuming import TrainingState
-from evergram.training.sharding import ShardedFactorization
 from evergram.training.step import Step
 
 # An epoch's objective is summed in float64: in float32 a sum of many steps goes astray.
@@ -49,7 +48,6 @@ class Trainer:
         generators: states of torch's generators in which an interrupted epoch goes on.
         learned: the modules that are trained, by name.
         parts: all modules with state, by name.
-        divided: the encoder, if its tables are divided among processes; else None.
     """
 
     def __init__(
@@ -67,9 +65,6 @@ class Trainer:
         self.callbacks: list[Callback] = list(callbacks)
         self.seed: int = seed_of_process(step.encoder, seed, step.collectives)
         self.encoder: Encoder = step.encoder
-        self.divided: ShardedFactorization | None = None
-        if isinstance(step.encoder, ShardedFactorization):
-            self.divided = step.encoder
         self.learned: dict[str, nn.Module] = {"encoder": self.encoder}
         if step.joint is not None:
             self.learned["joint"] = step.joint
@@ -110,28 +105,16 @@ class Trainer:
         return ended
 
     def _tell(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback that has it; one that other processes do not run must not
-        exchange with them."""
+        """Call a hook of every callback that has it."""
         for callback in self.callbacks:
             if getattr(type(callback), hook) is not getattr(Callback, hook):
-                with self._apart(everywhere=callback.everywhere):
-                    getattr(callback, hook)(*arguments)
-
-    @contextmanager
-    def _apart(self, *, everywhere: bool) -> Iterator[None]:
-        """Let a block not exchange with other processes, unless they all run it."""
-        together = self.step.collectives
-        before, together.alone = together.alone, together.size > 1 and not everywhere
-        try:
-            yield
-        finally:
-            together.alone = before
+                getattr(callback, hook)(*arguments)
 
     def agreed(self, wanted: bool) -> bool:
         """Return whether the first process wants this run's state, where all have parts of it; else
         `wanted`."""
         together = self.step.collectives
-        if together.size == 1 or not (self.step.wants_before or self.divided):
+        if together.size == 1 or not self.step.wants_before:
             return wanted
         return bool(together.sum(torch.tensor(int(wanted), dtype=torch.int32), "counts"))
 
@@ -148,11 +131,10 @@ class Trainer:
         """Return a copy, on the CPU, of everything that is trained; copies of mapped tables are in
         files, those of `earlier` if it is given."""
         old = earlier or {}
-        copies = {
+        return {
             name: copied_beside(value.detach().cpu(), value, old.get(name))
             for name, value in gather(self.learned, []).items()
         }
-        return copies if self.divided is None else copies | self.divided.keep()
 
     def copied(self, name: str, values: Tensor) -> Tensor:
         """Return a copy of `values`, in memory or a file like the trained tensor of this name."""
@@ -174,8 +156,7 @@ class Trainer:
         facts: dict[str, Any] = {name: getattr(self, name) for name in COUNTERS}
         facts["callbacks"] = {}
         for name, callback in _by_name(self.callbacks).items():
-            with self._apart(everywhere=callback.everywhere):
-                state = callback.state_dict()
+            state = callback.state_dict()
             facts["callbacks"][name] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
             tensors |= {f"{name}|{k}": v for k, v in state.items() if isinstance(v, Tensor)}
         return TrainingState(tensors, facts)
@@ -187,8 +168,6 @@ class Trainer:
         for name in COUNTERS:
             setattr(self, name, facts[name])
         together = self.step.collectives
-        if state.rows is not None and self.divided is not None:
-            self.divided.load(state.rows)
         ahead = named(tensors, "look_ahead")
         self.step.look_ahead_rows = {side: len(rows) for side, rows in ahead.items()}
         self.step.look_ahead = {
@@ -205,8 +184,6 @@ class Trainer:
 
     def finish(self, kept: Mapping[str, Tensor] | None = None) -> Encoder:
         """Return the encoder in evaluation mode on the CPU, with the parameters `kept` if given."""
-        if self.divided is not None:
-            return self.divided.gathered(best=bool(kept)).eval()
         if kept:
             scatter(kept, self.learned, [])
         for module in self.learned.values():
@@ -229,8 +206,7 @@ class Trainer:
 
     def _stopped(self) -> str:
         """Return a callback's word that ends the run, if any; the first process asks alone."""
-        with self._apart(everywhere=False):
-            return next((why for c in self.callbacks if (why := c.stop(self))), "")
+        return next((why for c in self.callbacks if (why := c.stop(self))), "")
 
     def _next_epoch(self, limit: int | None) -> float:
         """Train for one epoch, or until `limit` steps of the run. Return the mean objective."""
@@ -325,25 +301,17 @@ def _by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
 def gather(
     modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Tensor]:
-    """Return all tensors of modules and optimisers, by name; not copied, and without those of rows
-    of divided tables."""
+    """Return all tensors of modules and optimisers, by name; not copied."""
     tensors = {
         f"{name}|{key}": value
         for name, module in modules.items()
         for key, value in module.state_dict().items()
     }
     for i, optimizer in enumerate(optimizers):
-        shards = _shards(optimizer)
         for parameter, state in optimizer.state_dict()["state"].items():
-            for key, value in state.items() if parameter not in shards else ():
+            for key, value in state.items():
                 tensors[f"optimizer{i}|{parameter}|{key}"] = value
     return tensors
-
-
-def _shards(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return which of an optimiser's parameters are rows of divided tables."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return {i for i, parameter in enumerate(parameters) if is_shard(parameter)}
 
 
 def scatter(
@@ -356,7 +324,7 @@ def scatter(
         module.load_state_dict(named(tensors, name))
     for i, optimizer in enumerate(optimizers):
         present = optimizer.state_dict()["state"]
-        state: dict[int, Any] = {s: present[s] for s in _shards(optimizer) if s in present}
+        state: dict[int, Any] = {}
         for name, value in named(tensors, f"optimizer{i}").items():
             parameter, key = name.split("|")
             # An optimiser takes the tensor itself, and would change that of a file or another run.

@@ -31,35 +31,21 @@ MAPPED_COPIES, CHECKPOINT_COPIES = 2, 2
 
 
 def place_tables(
-    settings: FitSettings,
-    schema: Schema,
-    device: torch.device,
-    folder: Path | None,
-    processes: int = 1,
+    settings: FitSettings, schema: Schema, device: torch.device, folder: Path | None
 ) -> Path | None:
     """Return the folder from which a training's tables are mapped; None keeps them in memory.
 
     Args:
         schema: of the corpus.
         folder: of the run, on the disk that has room for it; None takes one for temporary files.
-        processes: number among which tables are divided, if the recipe divides them.
-    Raises: RecipeError: the training needs more memory than there is, or a process would have no
-        row of the tables. TrainingError: the disk has no room for them.
+    Raises: RecipeError: the training needs more memory than there is. TrainingError: the disk has
+        no room for them.
     """
     model, version, choice = settings.model, settings.version, settings.training.tables
     dim, sizes = model.dim_of(version), {side: len(schema.ids(side)) for side in SIDES}
     needed = needed_bytes(model, schema, version)
     needed += settings.task.candidates_bytes(sizes["candidate"], dim)
-    if choice == "sharded":
-        for side, size in sizes.items():
-            if -(-size // processes) * (processes - 1) >= size:
-                raise RecipeError(
-                    f"{size} rows of side {side} cannot be divided among {processes} processes so "
-                    "that each has one; start fewer processes, or set training.tables = 'memory'."
-                )
-        refuse_beyond_memory(settings, needed // processes, sizes, dim)
-        return folder
-    has = settings.traits | run_traits(settings, device)
+    has = settings.traits | run_traits(device)
     can_map = choice != "memory" and all(trait in has for trait in MAPPED.traits)
     exceeds = needed > machine_memory()
     if not (choice == "mapped" or (exceeds and can_map)):
@@ -97,12 +83,10 @@ def refuse_beyond_memory(
     if needed <= there:
         return
     model, task = settings.model, settings.task
-    where, whole, size = "", "", f"model.dim = {dim}"
+    whole, size = "", f"model.dim = {dim}"
     ways = [f"lower {' or '.join(f'model.{k}' for k in ('dim', *model.size_keys))}"]
     if not model.made_by_recipe:
         size, ways = f"vectors of {dim} numbers", ["give modules of shorter vectors"]
-    if settings.training.tables == "sharded":
-        where, ways = " in each process", [*ways, "start more processes on more machines"]
     if task.wants_all_candidates:
         whole = f" and all {sizes['candidate']:,} candidates in each step"
         ways.append(
@@ -110,21 +94,18 @@ def refuse_beyond_memory(
         )
     raise RecipeError(
         f"Training {sum(sizes.values()):,} entities with {size}{whole} needs at least "
-        f"{needed:,} bytes of memory{where}, and this machine has {there:,}; "
+        f"{needed:,} bytes of memory, and this machine has {there:,}; "
         f"{', or '.join(ways)}."
     )
 
 
-def run_traits(
-    settings: FitSettings, device: torch.device, *, joint: bool = False, alone: bool = True
-) -> frozenset[Trait]:
-    """Return the traits of a run, `joint` with a transform or `alone`, without other versions."""
+def run_traits(device: torch.device, *, joint: bool = False) -> frozenset[Trait]:
+    """Return the traits of a run, `joint` with a transform."""
     return traits_where(
         {
             Trait.CPU: device.type == "cpu",
             Trait.ONE_PROCESS: process_count() == 1,
             Trait.NO_JOINT_TRANSFORM: not joint,
-            Trait.FIRST_VERSION: settings.version == 0 and alone,
         }
     )
 

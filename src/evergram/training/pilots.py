@@ -213,7 +213,7 @@ class _PilotSearch:
         swept = recipe.model_copy(update={"training": training})
         settings = FitSettings.of(swept, split.training, version)
         run = OF_A_RUN - ({Trait.ONE_PROCESS} if together.size > 1 else set())
-        if settings.unmet(run) or recipe.training.tables in ("mapped", "sharded"):
+        if settings.unmet(run) or recipe.training.tables == "mapped":
             return cls(recipe)
         # Upgrades may train a transform with the model, which the solver cannot.
         by_default = recipe.gramian == type(recipe).model_fields["gramian"].default

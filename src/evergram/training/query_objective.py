@@ -32,17 +32,14 @@ from evergram.training.recipe import Recipe
 BLOCK = 65_536
 
 
-def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | None:
-    """Return the objective of a query that comes after training, all candidates fixed; None on a
-    process that has no numbers of the candidates.
+def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
+    """Return the objective of a query that comes after training, all candidates fixed.
 
     Args:
         corpus: the one that the model was last trained on.
         trained: the model; one that was not trained by the recipe has no known objective.
     Raises: DataError: a file of weights cannot be used.
     """
-    if trained.candidate.is_meta:
-        return None
     if isinstance(trained.encoder, MeanOfCandidates):
         return QueryForm.mean(trained.encoder.dim, normalize=trained.encoder.normalize)
     task = recipe.task if trained.penalty else None

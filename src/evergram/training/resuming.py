@@ -6,10 +6,9 @@ import hashlib
 import json
 import logging
 import re
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,8 +43,7 @@ SECONDS = 60.0
 # seconds that the last one took, so that writing takes at most 2 % of the time.
 PATIENCE = 50
 FORMAT = "evergram-checkpoint-1"
-# The endings of a checkpoint's file, and of the folder with the rows of divided tables.
-SUFFIX, ROWS = ".safetensors", ".rows"
+SUFFIX = ".safetensors"
 # Ids that are hashed at a time, and keys of a recipe that a sentence names.
 BLOCK = 1 << 20
 NAMED = 5
@@ -222,23 +220,29 @@ def _bytes(tensor: Tensor) -> bytes | memoryview:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that a training's next step depends on: tensors by name, counters and records as
-    JSON, and a folder with the rows of divided tables, if there are any."""
+    """Everything that a training's next step depends on: tensors by name, and counters and records
+    as JSON."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
-    rows: Path | None = None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Replace a file of tensors, whole or not at all.
+def write_state(path: Path, identity: Mapping[str, str], state: TrainingState) -> None:
+    """Replace the file of a run's state, whole or not at all.
 
     Raises: TrainingError: the file cannot be written; nothing has changed.
     """
+    tensors = _plain(state.tensors)
+    # Tensors and facts are in one file: one rename replaces both.
+    metadata = {"format": FORMAT} | {
+        "identity": json.dumps(dict(identity)),
+        "facts": json.dumps(dict(state.facts)),
+    }
+    metadata["sha256"] = _digest(metadata, tensors)
     try:
         make_folder(path.parent)
         with replacing_path(path) as part:
-            save_file(dict(tensors), part, metadata=dict(metadata))
+            save_file(tensors, part, metadata=metadata)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or str(error).rstrip(".")
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -248,23 +252,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         ) from error
 
 
-def write_state(path: Path, identity: Mapping[str, str], state: TrainingState) -> None:
-    """Replace the file of a run's state; its rows, if any, are there already.
-
-    Raises: as `write_tensors`.
-    """
-    tensors = _plain(state.tensors)
-    # Tensors and facts are in one file: one rename replaces both.
-    metadata = {"format": FORMAT} | {
-        "identity": json.dumps(dict(identity)),
-        "facts": json.dumps(dict(state.facts)),
-        "rows": json.dumps(_row_digests(path)),
-    }
-    write_tensors(path, tensors, {**metadata, "sha256": _digest(metadata, tensors)})
-
-
 def read_state(path: Path, identity: Mapping[str, str]) -> TrainingState:
-    """Return a run's state, after comparing it and its rows with their SHA-256.
+    """Return a run's state, after comparing it with its SHA-256.
 
     Raises: IntegrityError: a file is damaged, is of another run, or another release wrote it.
     """
@@ -280,28 +269,14 @@ def read_state(path: Path, identity: Mapping[str, str]) -> TrainingState:
         written = metadata.pop("sha256")
         if _digest(metadata, tensors) != written:
             raise IntegrityError(f"{path.name} is damaged: its SHA-256 is not the one it states.")
-        facts, rows = json.loads(metadata["facts"]), json.loads(metadata["rows"])
+        facts = json.loads(metadata["facts"])
     except IntegrityError:
         raise
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise IntegrityError(
             f"{path.name} is damaged: it is cut, or no file of safetensors."
         ) from error
-    folder = rows_folder(path)
-    if _row_digests(path) != rows:
-        raise IntegrityError(
-            f"{folder.name} is damaged: its files are not those that {path.name} states."
-        )
-    return TrainingState(tensors, facts, folder if rows else None)
-
-
-def rows_folder(path: Path) -> Path:
-    """Return the folder of divided tables' rows that belongs to a checkpoint."""
-    return path.with_name(path.name + ROWS)
-
-
-def _row_digests(path: Path) -> dict[str, str]:
-    return {file.name: sha256_of(file) for file in sorted(rows_folder(path).glob("*"))}
+    return TrainingState(tensors, facts)
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -376,12 +351,7 @@ class Checkpoints(Callback):
         if not run.agreed(due):
             return
         started = time.monotonic()
-        state = run.state()
-        if run.divided is not None:
-            rows = run.step.collectives.from_first(lambda: rows_folder(self._room(run.steps)))
-            run.divided.save(rows)
-            state = replace(state, rows=rows)
-        self.save(state, run.steps)
+        self.save(run.state(), run.steps)
         self._cost = time.monotonic() - started
 
     def due(self, steps: int) -> bool:
@@ -392,20 +362,15 @@ class Checkpoints(Callback):
     def save(self, state: TrainingState, steps: int) -> None:
         """Write a checkpoint after `steps` steps, and remove those that are not kept.
 
-        Args:
-            state: its rows, if any, are in their folder already.
         Raises: TrainingError: it cannot be written; an earlier one is still there.
         """
         if self.folder is None or self.identity is None:
             return
-        path = self._path(steps) if state.rows else self._room(steps)
+        path = self._room(steps)
         write_state(path, self.identity, state)
         self._kept = [*(p for p in self._kept if p != path and p.exists()), path]
         self._kept = self._kept[-self.settings.keep :]
         _remove(p for p in self._paths() if p not in self._kept)
-        for rows in self.folder.glob(f"*{ROWS}"):  # of a process that was killed before the rest
-            if not rows.with_name(rows.name.removesuffix(ROWS)).exists():
-                shutil.rmtree(rows, ignore_errors=True)
         self._saved, self._steps = time.monotonic(), steps
 
     def load(self) -> TrainingState | None:
@@ -444,8 +409,6 @@ class Checkpoints(Callback):
         # On a full disk one good checkpoint is worth more than none. With one to keep, or one
         # there, it stays until the next one is whole.
         _remove(kept[: max(0, len(kept) - max(1, self.settings.keep - 1))])
-        if rows_folder(path).exists():
-            _remove([path])
         return path
 
     def _path(self, steps: int) -> Path:
@@ -467,7 +430,6 @@ class Checkpoints(Callback):
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
-        shutil.rmtree(rows_folder(path), ignore_errors=True)
 
 
 def state_of_first(state: TrainingState | None, together: Collectives) -> TrainingState | None:
@@ -475,10 +437,9 @@ def state_of_first(state: TrainingState | None, together: Collectives) -> Traini
     if not isinstance(together, ProcessCollectives):
         return state
     mine = {} if state is None else state.tensors
-    facts, rows, shapes = together.from_first(
+    facts, shapes = together.from_first(
         lambda: (
             state and state.facts,
-            state and state.rows,
             {name: (tensor.dtype, tensor.shape) for name, tensor in mine.items()},
         )
     )
@@ -488,7 +449,7 @@ def state_of_first(state: TrainingState | None, together: Collectives) -> Traini
         name: together.broadcast(mine.get(name, torch.empty(shape, dtype=dtype)))
         for name, (dtype, shape) in shapes.items()
     }
-    return TrainingState(tensors, facts, rows)
+    return TrainingState(tensors, facts)
 
 
 class Journal:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -30,8 +29,6 @@ from evergram.evaluation.ranking import (
     test_relevance,
 )
 from evergram.training.callbacks import Callback
-from evergram.training.distributed import embed_together
-from evergram.training.sharding import measured_together
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
@@ -173,10 +170,8 @@ class SelectionMetric:
             self.relevance = sample_queries(self.relevance, queries, seed)
 
     def __call__(self, run: Trainer) -> float | MetricSample:
-        together = run.step.collectives
-        now = embed_together(run.encoder, run.step.scene, together)
-        measure = partial(self.of, now["query"], now["candidate"])
-        return measured_together(run.encoder, measure, together)
+        now = run.encoder.embed_all(run.step.scene)
+        return self.of(now["query"], now["candidate"], run.step.collectives)
 
     def of(
         self, query: Tensor, candidate: Tensor, together: Collectives = ALONE
@@ -216,7 +211,7 @@ def choose_popularity(
     popularity = encoder.popularity
     assert popularity is not None
     popularity.exponent = 0.0
-    vectors = embed_together(encoder, corpus, together)
+    vectors = encoder.embed_all(corpus)
     ids = encoder.schema.ids("candidate").rows(corpus.candidates.vocabulary.keys)
     tried = []
     for popularity.exponent in EXPONENTS:

@@ -19,7 +19,7 @@ from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Po
 from evergram.gramian.penalty import contributions, preconditioner
 from evergram.tasks.objective import Loss, Objective
 from evergram.tasks.task import Encoded, Moments, Spread
-from evergram.training.distributed import Part, WholeRows, learned_from, part_of, sum_gradients
+from evergram.training.distributed import Part, learned_from, part_of, sum_gradients
 from evergram.training.joint import JointAlignment
 from evergram.training.optimizers import decay_rates
 
@@ -99,11 +99,11 @@ class Step:
         everyone: dict[str, Spread] | None = None
         if self.objective.wants_moments:
             draws, everyone = self._begin_estimators(embeddings, draws)
-        shown, source = self._shown(batch, own, embeddings)
+        shown = self._shown(batch, own)
         pairs = shown.rows
-        query, without = source.of_pairs(pairs.query, pairs.candidate)
-        rows = query, source.rows("candidate", pairs.candidate)
-        encoded = self._encoded(source, shown, rows, everyone)
+        query, without = embeddings.of_pairs(pairs.query, pairs.candidate)
+        rows = query, embeddings.rows("candidate", pairs.candidate)
+        encoded = self._encoded(embeddings, shown, rows, everyone)
         if without is not None:
             encoded = replace(encoded, query=without, whole_query=query)
         loss = self._loss(encoded, pairs)
@@ -278,16 +278,13 @@ class Step:
 
         return blocks
 
-    def _shown(
-        self, batch: Batch, own: Part[Batch], embeddings: Embeddings
-    ) -> tuple[Part[Batch], Embeddings]:
-        """Return the pairs whose loss this process computes, and the embeddings that it sees: all
-        of them for a task that compares pairs with each other."""
+    def _shown(self, batch: Batch, own: Part[Batch]) -> Part[Batch]:
+        """Return the pairs whose loss this process computes: all of them for a task that compares
+        pairs with each other, whose loss then counts for 1/P in each process."""
         size = self.collectives.size
         if size == 1 or self.objective.task.is_mean_of_pairs:
-            return own, embeddings
-        whole = Part(batch, own.size, slice(None), 1 / size)
-        return whole, WholeRows(embeddings, self.collectives)
+            return own
+        return Part(batch, own.size, slice(None), 1 / size)
 
     def _drawn(self, embeddings: Embeddings, parts: Mapping[str, Part[Draw]]) -> dict[str, Spread]:
         """Return the embeddings of drawn entities, with gradient if the penalty's is over them."""

@@ -28,7 +28,6 @@ from evergram.evaluation.gramian_error import (
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings, SOGramSettings
 from evergram.training.callbacks import Callback, Point
-from evergram.training.distributed import reads_together
 from evergram.training.loop import named
 from evergram.training.step import Step
 
@@ -122,7 +121,7 @@ class Tracking(Callback):
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         run = at.training
         measured = at.step % self.every == 0
-        if not (self.rivals or measured) or reads_together(run.encoder, run.collectives):
+        if not (self.rivals or measured):
             return
         with run.look() as now:
             if not self._shadows:
@@ -306,10 +305,7 @@ class TensorBoard(Callback):
         for name, value in record.items():
             if name not in ("epoch", "seconds", "objective"):
                 self._scalar(name, value, at.step)
-        run = at.training
-        if reads_together(run.encoder, run.collectives):
-            return
-        now = run.encoder.embed_all(run.scene)
+        now = at.training.encoder.embed_all(at.training.scene)
         query, candidate = (now[side].cpu() for side in SIDES)
         scores = score_histograms(query, candidate, self.pairs)
         ends, middles = scores.edges[1:], (scores.edges[1:] + scores.edges[:-1]) / 2

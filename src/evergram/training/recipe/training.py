@@ -20,7 +20,7 @@ def _is_metric(value: str) -> str:
 
 Metric = Annotated[str, AfterValidator(_is_metric)]
 # Where tables of ids and features are while they are trained.
-Tables = Literal["auto", "memory", "mapped", "sharded"]
+Tables = Literal["auto", "memory", "mapped"]
 
 
 FEATURE_RATE = 0.005
@@ -105,18 +105,8 @@ class StepSettings(TrainingSettings):
     # Of products in a step, of layers or of queries and all candidates, summed in float32;
     # parameters, Gramians and evaluations are float32.
     precision: Annotated[Literal["float32", "bfloat16"], Needs(Trait.BATCH_PRODUCTS)] = "float32"
-    # "mapped" is in files, "auto" is in files where memory cannot hold them; "sharded" is divided
-    # by rows among all processes.
-    tables: Annotated[
-        Tables,
-        MAPPED,
-        Needs(
-            *(Trait.OWN_ROWS, Trait.RANDOM_START, Trait.PLAIN_VECTORS, Trait.SOME_CANDIDATES),
-            *(Trait.NO_ROWS, Trait.SOME_ROWS, Trait.FIRST_VERSION),
-            values=("sharded",),
-        ),
-        Needs(Trait.MAPPABLE),
-    ] = "auto"
+    # "mapped" is in files, "auto" is in files where memory cannot hold them.
+    tables: Annotated[Tables, MAPPED, Needs(Trait.MAPPABLE)] = "auto"
 
     @property
     def feature_table_rate(self) -> float:
