@@ -33,7 +33,7 @@ from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import training_claim
 from evergram.stores.open_store import open_store
-from evergram.training.tuning.trials import claimed
+from evergram.training.tuning import claimed
 from evergram.vector_files.open_embeddings import FINGERPRINT, open_embeddings, read_provenance_file
 from evergram.vector_files.writers import write_vectors
 

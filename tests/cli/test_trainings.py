@@ -12,9 +12,9 @@ import evergram
 from evergram.cli.models import checkout
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
+from evergram.training import tuning
 from evergram.training.fit import fit_encoder
 from evergram.training.recipe import Recipe
-from evergram.training.tuning import trials
 
 
 def test_a_version_that_loses_too_much_is_not_published(
@@ -146,7 +146,7 @@ def test_ctrl_c_writes_the_best_recipe_and_has_its_exit_code(
             raise KeyboardInterrupt
         return fit(recipe, split, version, context)
 
-    monkeypatch.setattr(trials, "fit_encoder", interrupted)
+    monkeypatch.setattr(tuning, "fit_encoder", interrupted)
     out = tmp_path / "tuned"
     ran = evergram("tune", recipe, "--over", "model.dim=2..6", "--out", out, *QUICK)
     assert ran.code == 130

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import tomllib
-from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -278,35 +277,3 @@ def test_what_cannot_be_told_is_refused_with_the_option_that_says_it() -> None:
     for names, columns, problem in cases:
         with pytest.raises(DataError, match=re.escape(problem)):
             columns_of("f", names, columns, text=True)
-
-
-MOMENTS = [1_700_000_000 + 3600 * i for i in range(20)]
-
-
-ISO = [f"2023-11-{1 + i:02d}T10:00:00" for i in range(20)]
-
-
-def test_a_time_is_told_by_its_cells(tmp_path: Path) -> None:
-    cases: list[tuple[str, Sequence[object], bool]] = [
-        ("played_at", ISO, True),
-        ("played_at", [f"{t}Z" for t in ISO], True),
-        ("played_at", [f"{t}.5+02:00" for t in ISO], True),
-        ("played_at", [t.replace("T", " ") for t in ISO], True),
-        ("bought", [t[:10] for t in ISO], True),
-        ("when", MOMENTS, True),
-        ("when", [1000 * t for t in MOMENTS], True),
-        ("when", [f"{t}.25" for t in MOMENTS], True),
-        ("order_no", MOMENTS, False),
-        ("when", [*MOMENTS[1:], ""], False),
-        ("when", [*MOMENTS[1:], 1000 * MOMENTS[0]], False),
-        ("price", range(20), False),
-        ("year", range(1990, 2010), False),
-        ("note", ["a"] * 20, False),
-    ]
-    for name, cells, taken in cases:
-        rows = "\n".join(f"{i},{i},{cell}" for i, cell in enumerate(cells))
-        (tmp_path / "a.csv").write_text(f"user,item,{name}\n{rows}\n")
-        source = source_at(tmp_path / "a.csv")
-        assert source.columns.get("time") == (name if taken else None)
-        assert source.by_content == (("time",) if taken else ())
-        assert source.unread == (() if taken else (name,))

@@ -152,8 +152,8 @@ def choose_pilots_and_leave(folder: str) -> None:
 def test_processes_choose_the_pilots_of_the_first_and_leave_no_thread_of_their_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pilots end by the first one's clock, and go on by its file of those that have ended. A thread
-    that frees a tensor while Python ends would abort the process: exit -6, not its own."""
+    """Pilots end by the first one's clock. A thread that frees a tensor while Python ends would
+    abort the process: exit -6, not its own."""
     results = called(2, choose_pilots_and_leave, str(tmp_path))
     for code, output in results:
         assert code == 0, output

@@ -21,23 +21,32 @@ from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
 from evergram.errors import RecipeError, TrainingError
 from evergram.releasing.upgrade import train
+from evergram.training import tuning
 from evergram.training.fit import RunContext, ends_after, fit_encoder
 from evergram.training.pilots import (
     LEAST_GAIN,
     MOST_PILOTS,
     PILOTS,
     Pilots,
-    expected_time,
+    expected_seconds,
     in_words,
     run_pilots,
 )
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import rate_of
 from evergram.training.recipe.values import toml_of
-from evergram.training.resuming import CheckpointSettings
-from evergram.training.tuning import KeyRange, SearchSpace, trials
-from evergram.training.tuning.search_space import default_space
-from evergram.training.tuning.trials import LOCK, NAME, Trial, Tuned, claimed, tune, write_best
+from evergram.training.tuning import (
+    LOCK,
+    NAME,
+    KeyRange,
+    SearchSpace,
+    Trial,
+    Tuned,
+    claimed,
+    default_space,
+    tune,
+    write_best,
+)
 
 CONTEXT = RunContext(CPU)
 
@@ -163,39 +172,9 @@ def test_settings_that_diverge_are_not_chosen_and_end_nothing_but_by_the_formula
         run_pilots(THOROUGH, split, 0, CONTEXT)
 
 
-def test_pilots_that_were_killed_go_on_after_the_last_that_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Split
-) -> None:
-    whole = run_pilots(OPEN, split, 0, CONTEXT)
-    # No test pair is looked at.
-    assert run_pilots(OPEN, replace(split, test=RowPairs.none()), 0, CONTEXT) == whole
-    ran: list[str] = []
-
-    def dies(*args: Any) -> Any:
-        ran.append(args[3].title)
-        if len(ran) == 4:
-            raise KeyboardInterrupt
-        return fit_encoder(*args)
-
-    monkeypatch.setattr("evergram.training.pilots.fit_encoder", dies)
-    context = replace(CONTEXT, folder=tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        run_pilots(OPEN, split, 0, context)
-    assert run_pilots(OPEN, split, 0, context) == whole
-    assert ran == [f"train pilot {n} of at most 8" for n in (1, 2, 3, 4, 4, 5, 6, 7, 8)]
-    assert run_pilots(OPEN, split, 0, context) == whole
-    assert len(ran) == 9
-    # Those of another run are measured anew, and so is what is damaged.
-    run_pilots(changed(OPEN, "seed=5"), split, 0, context)
-    (path,) = tmp_path.iterdir()
-    for content in ("", "[]", '{"identity": []}', '{"identity": {}}\n3'):
-        path.write_text(content)
-        assert run_pilots(OPEN, split, 0, context) == whole
-    never = replace(context, checkpoints=CheckpointSettings(resume="never"))
-    assert run_pilots(OPEN, split, 0, never) == whole
-    assert len(ran) == 9 + 8 * 6
-    with pytest.raises(TrainingError, match=path.name):
-        run_pilots(OPEN, split, 0, replace(context, folder=path))
+def test_pilots_look_at_no_test_pair(split: Split) -> None:
+    untested = replace(split, test=RowPairs.none())
+    assert run_pilots(OPEN, untested, 0, CONTEXT) == run_pilots(OPEN, split, 0, CONTEXT)
 
 
 def test_by_default_a_few_short_sweeps_choose_and_the_solver_trains(split: Split) -> None:
@@ -238,11 +217,10 @@ def test_a_recipe_that_says_how_to_step_is_trained_so(
         assert override == "task.loss=logistic" or pilots.recipe.training == recipe.training
 
 
-def test_the_expected_time_grows_with_the_pilots_and_is_corrected_by_them(split: Split) -> None:
-    default, long = (expected_time(each, split) for each in (OPEN, THOROUGH))
-    assert 0 < default.pilots < long.pilots
-    assert expected_time(recipe_of("training.patience=0"), split).pilots == 0
-    assert default.left(0.5, default.pilots) == pytest.approx(default.pilots + 2 * default.training)
+def test_the_expected_time_grows_with_the_pilots(split: Split) -> None:
+    none = recipe_of("task.l2=0.1", "task.penalty=5.0", "training.optimizer=als")
+    plain, default, long = (expected_seconds(each, split) for each in (none, OPEN, THOROUGH))
+    assert 0 < plain < default < long
     seconds = {0.1: "a second", 1.4: "a second", 1.6: "2 seconds", 44: "40 seconds"}
     assert [in_words(s) for s in seconds] == [f"about {words}" for words in seconds.values()]
 
@@ -331,7 +309,7 @@ def fake_fit(
             history=history, best_epoch=best["epoch"], popularity=None, ended=ended, seconds=1.0
         )
 
-    monkeypatch.setattr(trials, "fit_encoder", fit)
+    monkeypatch.setattr(tuning, "fit_encoder", fit)
     return seen
 
 
@@ -426,7 +404,7 @@ def test_a_failed_trial_is_kept_and_ranked_last_and_an_interrupt_keeps_what_ther
             raise errors[context.title]
         return fit(recipe, split, version, context)
 
-    monkeypatch.setattr(trials, "fit_encoder", failing)
+    monkeypatch.setattr(tuning, "fit_encoder", failing)
     with pytest.raises(TrainingError, match=r"trial 1 failed: The loss is nan"):
         search(tmp_path / "one", count=1)
     tuned = search(tmp_path / "one", count=2)

@@ -28,7 +28,7 @@ from evergram.errors import DataError, RecipeError
 if TYPE_CHECKING:
     from evergram.releasing.demo import DemoVersion
     from evergram.training.diagnose import Diagnosis
-    from evergram.training.tuning.trials import Tuned
+    from evergram.training.tuning import Tuned
 
 
 @command("train", "recipe.toml --lineage lineages/shop")
@@ -277,8 +277,8 @@ def tune(
 ) -> None:
     """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
     from evergram.evaluation.run_reports import write_tuning
-    from evergram.training.tuning.trials import tune as tune_recipe
-    from evergram.training.tuning.trials import write_best
+    from evergram.training.tuning import tune as tune_recipe
+    from evergram.training.tuning import write_best
 
     chosen = load_recipe(recipe, set_, unread=("upgrade",))
     progress = new_progress()

@@ -63,7 +63,7 @@ from evergram.training.corpora import (
 )
 from evergram.training.distributed import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
-from evergram.training.pilots import Pilots, expected_time, in_words, run_pilots, wants_pilots
+from evergram.training.pilots import Pilots, expected_seconds, in_words, run_pilots, wants_pilots
 from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe, flat
@@ -706,8 +706,7 @@ def _fit_first(
     own = [own_encoder(modules, s.training, recipe) for s in (split, final)]
     refit = None if final is split else Refit(final, Companions(own=own[1]))
     if recipe.model.kind == "factorization" and not wants_pilots(recipe, split):
-        expected = expected_time(recipe, split)
-        context.progress.say(f"This takes {in_words(expected.total)}.")
+        context.progress.say(f"This takes {in_words(expected_seconds(recipe, split))}.")
     pilots = run_pilots(recipe, split, 0, context)
     fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=own[0]), refit)
     fitted.pilots = pilots.tried

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pyarrow as pa
 
 from evergram.data.loaders import path_kinds
 from evergram.data.prepared.files import NAME as PREPARED_RECORD
@@ -24,16 +20,13 @@ from evergram.data.reading.files import (
     DELIMITERS,
     HEADER,
     SUFFIXES,
-    MemoryTable,
     TableStream,
     source_files,
 )
-from evergram.data.reading.rules import NAIVE, NUMBERS, ROLES, forms_of_times
+from evergram.data.reading.rules import ROLES
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
-# The end of a column's name that holds ids, which may be as large as Unix times are.
-_ID = re.compile(r"(id|ids|key|no|num|number|code|uuid)$", re.IGNORECASE)
 # A table takes a few times its file's bytes while it is read.
 SHARE_OF_MEMORY = 4
 # What to do with more than one file.
@@ -45,15 +38,12 @@ _SEVERAL = (
 @dataclass(frozen=True)
 class Source:
     """The data at a path: `data.kind` of a recipe, and of a table the file's own name of the column
-    of each role, the roles that nobody named (`by_content`: those guessed by cells), and the
-    columns that are not read; `naive`: whether times are dates without a zone."""
+    of each role, the roles that nobody named, and the columns that are not read."""
 
     kind: str
     columns: Mapping[str, str] = field(default_factory=dict)
     guessed: tuple[str, ...] = ()
-    by_content: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    naive: bool = False
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -95,49 +85,11 @@ def source_at(
                 )
         return Source(chosen)
     _refuse_too_large(path)
-    streams = [TableStream(file) for file in source_files(path)]
-    first = streams[0]
+    first = TableStream(source_files(path)[0])
     names = first.names
     columns, guessed = columns_of(first.name, names, named or {}, text=first.has_header_line)
     unread = tuple(name for name in names if name not in columns.values())
-    times = [] if "time" in columns else [name for name in unread if is_time(name, streams)]
-    by_content = ("time",) if len(times) == 1 else ()
-    if by_content:
-        unread = tuple(name for name in unread if name not in times)
-        columns, guessed = {**columns, "time": times[0]}, (*guessed, "time")
-    naive = "time" in columns and _is_naive(columns["time"], streams)
-    return Source(chosen, columns, guessed, by_content, unread, naive)
-
-
-def _is_naive(name: str, tables: Sequence[TableStream]) -> bool:
-    """Return whether the first times of a column are dates without a zone."""
-    for table in tables:
-        if name in table.names:
-            with suppress(DataError):  # which reading all of it raises
-                for batch in table.batches([name]):
-                    return NAIVE in forms_of_times(pa.chunked_array([batch[name]]), partly=True)
-    return False
-
-
-def is_time(name: str, tables: Sequence[TableStream | MemoryTable]) -> bool:
-    """Return whether all cells of a column are dates, or Unix times in one unit, from 1980 to 2100
-    and its name does not look like an id's."""
-    if not all(name in table.names for table in tables):
-        return False
-    kinds = [table.types[name] for table in tables]
-    if any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in kinds):
-        return False
-    forms: set[str] = set()
-    for table in tables:
-        for batch in table.batches([name]):
-            try:
-                more = forms_of_times(pa.chunked_array([batch[name]]))
-            except DataError:
-                return False
-            forms |= more
-            if not more or len(forms) > 1 or NUMBERS in forms:
-                return False
-    return bool(forms) and not (min(forms).startswith(NUMBERS) and _ID.search(name))
+    return Source(chosen, columns, guessed, unread)
 
 
 def columns_of(

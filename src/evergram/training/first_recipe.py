@@ -18,7 +18,7 @@ from evergram.errors import DataError
 from evergram.lineage.paths import is_name
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.data_source import Source, source_at
-from evergram.training.pilots import expected_time, in_words
+from evergram.training.pilots import expected_seconds, in_words
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import toml_value
 
@@ -49,11 +49,9 @@ class FirstRecipe:
         if source.columns:
             listed = ", ".join(f"{role} is {name}" for role, name in source.columns.items())
             yield f"Columns: {listed}."
-        by_name = [role for role in source.guessed if role not in source.by_content]
-        if by_name:
-            yield f"Guessed by their names: {', '.join(by_name)}; --column ROLE=NAME names another."
-        for role in source.by_content:
-            yield f"Guessed by its cells: {role}; --column {role}=NAME names another."
+        if source.guessed:
+            guessed = ", ".join(source.guessed)
+            yield f"Guessed by their names: {guessed}; --column ROLE=NAME names another."
         if source.unread:
             unread = ", ".join(name or "a column without a name" for name in source.unread)
             yield (
@@ -61,8 +59,6 @@ class FirstRecipe:
                 "--weight EVENT=NUMBER makes a weight of the name of an event."
             )
         yield from self.survey.sentences()
-        if source.naive:
-            yield "The times have no zone; they are read as UTC."
         took = in_words(self.seconds)
         yield f"Training takes {took} on an ordinary computer, once the data is read."
         if self.split_again:
@@ -133,7 +129,7 @@ def first_recipe(
     survey = Survey.of(corpus, split)
     text = recipe_text(name, data, held, survey)
     recipe = Recipe.of(tomllib.loads(text), folder=folder or Path())
-    seconds = expected_time(recipe, split).total
+    seconds = expected_seconds(recipe, split)
     return FirstRecipe(text, recipe, source, survey, seconds, split_again)
 
 

@@ -18,12 +18,10 @@ from evergram.collectives import ALONE, Collectives
 from evergram.data.split import RowPairs, Split, among
 from evergram.errors import TrainingError
 from evergram.kinds import OF_A_RUN, Trait
-from evergram.training.build import Companions
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings, batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.training import StepSettings, Training
-from evergram.training.resuming import Journal, difference, run_identity
 from evergram.training.selection import FREE, SELECTING, distinct
 
 # Training pairs up to which a training takes seconds.
@@ -70,15 +68,12 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
         return Pilots(recipe)
     search = _PilotSearch.of(recipe, split, version, context.collectives)
     strengths = strengths_of(recipe, split.training)
-    expected = expected_time(recipe, split, version, context.collectives)
+    seconds = expected_seconds(recipe, split, version, context.collectives)
     context.progress.say(
-        f"This takes {in_words(expected.total)} in all from here: {search.most} short trainings "
-        "(pilots) choose task.penalty and task.l2 first; numbers for both in the recipe leave them "
-        "out."
+        f"This takes {in_words(seconds)} in all from here: {search.most} short trainings (pilots) "
+        "choose task.penalty and task.l2 first; numbers for both in the recipe leave them out."
     )
-    judged = _with_more_selection(split)
-    journal = _journal(recipe, judged, version, context)
-    measure = _Measure(search, judged, version, context, journal, expected)
+    measure = _Measure(search, _with_more_selection(split), version, context)
     rate = rate_of(search.recipe)
     start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
     starts = _starts(start, search.recipe)[: search.most]
@@ -88,63 +83,34 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     return Pilots(_by_the_solver(chosen) if search.solves else chosen, measure.tried)
 
 
-def _journal(recipe: Recipe, judged: Split, version: int, context: RunContext) -> Journal:
-    """Return the values of pilots that have ended. A file of another run, or a damaged one, is
-    replaced: a pilot takes seconds."""
-    if context.folder is None:
-        return Journal(None, {})
-    text = recipe.model_dump_json()
-    identity = run_identity(text, version, judged, Companions(), "pilots")
-    path = context.folder / f"{context.title.replace(' ', '-')}.pilots.jsonl"
-    journal = Journal(path, {"identity": identity})
-    try:
-        same = not difference(identity, journal.read()["identity"])
-        same &= all({"settings", "value"} <= line.keys() for line in journal.lines)
-    except (ValueError, KeyError, AttributeError):
-        same = False
-    if not same or context.checkpoints.resume == "never":
-        journal.lines = []
-    return journal
-
-
 @dataclass
 class _Measure:
-    """Trains pilots, each of them once, whatever processes are killed between two of them."""
+    """Trains pilots, each of them once."""
 
     search: _PilotSearch
     judged: Split
     version: int
     context: RunContext
-    journal: Journal
-    expected: ExpectedTime
     tried: list[dict[str, float | str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.begun, self.ends = time.monotonic(), self.context.share_of_time(MOST_TIME)
+        self.ends = self.context.share_of_time(MOST_TIME)
         self.metric = self.search.recipe.training.metric
 
     def __call__(self, settings: _Settings) -> float:
-        # The first process alone has a limit and a journal; all train the same pilots.
-        value: float | None = self.context.collectives.from_first(lambda: self.known(settings))
-        if value is None:
-            value = self.trained(settings)
-            self.journal.add({"settings": asdict(settings), "value": value})
-        if value == -math.inf:
-            return value
-        self.tried.append({**asdict(settings), self.metric: value})
-        done = len(self.tried) / self.search.most
-        left = self.expected.left(done, time.monotonic() - self.begun)
-        self.context.progress.say(
-            f"Pilot {len(self.tried)} of at most {self.search.most}: {self.metric} {value:.4f}, "
-            f"{in_words(left)} left in all."
-        )
+        # The first process alone has a limit; all train the same pilots.
+        if self.context.collectives.from_first(self.is_over):
+            return -math.inf  # the best so far stays
+        value = self.trained(settings)
+        if value > -math.inf:
+            self.tried.append({**asdict(settings), self.metric: value})
+            self.context.progress.say(
+                f"Pilot {len(self.tried)} of at most {self.search.most}: {self.metric} {value:.4f}."
+            )
         return value
 
-    def known(self, settings: _Settings) -> float | None:
-        if self.tried and self.ends is not None and time.monotonic() > self.ends:
-            return -math.inf  # the best so far stays
-        lines = (line for line in self.journal.lines if line["settings"] == asdict(settings))
-        return next((float(line["value"]) for line in lines), None)
+    def is_over(self) -> bool:
+        return bool(self.tried) and self.ends is not None and time.monotonic() > self.ends
 
     def trained(self, settings: _Settings) -> float:
         quiet = replace(
@@ -166,15 +132,15 @@ class _Measure:
         return max(record[self.metric] for record in history)
 
 
-def expected_time(
+def expected_seconds(
     recipe: Recipe, split: Split, version: int = 0, together: Collectives = ALONE
-) -> ExpectedTime:
+) -> float:
     """Return how long a factorization's training takes, pilots included, roughly."""
     search = _PilotSearch.of(recipe, split, version, together)
     piloted = wants_pilots(recipe, split)
     last = _by_the_solver(recipe) if piloted and search.solves else recipe
     pilot, training = (_seconds(each, split, version) for each in (search.recipe, last))
-    return ExpectedTime(search.most * pilot * piloted, training)
+    return search.most * pilot * piloted + training
 
 
 def _seconds(recipe: Recipe, split: Split, version: int) -> float:
@@ -355,23 +321,6 @@ def wants_pilots(recipe: Recipe, split: Split) -> bool:
         and len(split.training) <= MOST_PAIRS
         and len(split.selection) > 0
     )
-
-
-@dataclass(frozen=True)
-class ExpectedTime:
-    """Seconds of the pilots, 0 without them, and of the training that follows."""
-
-    pilots: float
-    training: float
-
-    @property
-    def total(self) -> float:
-        return self.pilots + self.training
-
-    def left(self, share: float, seconds: float) -> float:
-        """Return the seconds left, after a share of the pilots took `seconds`."""
-        faster = seconds / max(1e-9, share * self.pilots)
-        return faster * ((1 - share) * self.pilots + self.training)
 
 
 def in_words(seconds: float) -> str:

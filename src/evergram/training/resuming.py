@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from evergram.atomic_files import make_folder, replacing_path, write_text
+from evergram.atomic_files import make_folder, replacing_path
 from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus, Side
 from evergram.data.prepared.files import sha256_of
@@ -450,42 +450,3 @@ def state_of_first(state: TrainingState | None, together: Collectives) -> Traini
         for name, (dtype, shape) in shapes.items()
     }
     return TrainingState(tensors, facts)
-
-
-class Journal:
-    """JSON lines of what has ended of a run, so that it goes on after it was killed; the file's
-    first line, `head`, says of which run. Without a path nothing is kept."""
-
-    def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
-        self.path = path
-        self.head: dict[str, Any] = json.loads(json.dumps(head))
-        self.lines: list[dict[str, Any]] = []
-
-    def read(self) -> dict[str, Any]:
-        """Take the lines of the file, and return its first one; without a file, `head`.
-
-        Raises: ValueError: the file is not a journal.
-        """
-        if self.path is None or not self.path.is_file():
-            return self.head
-        try:
-            head, *self.lines = map(json.loads, self.path.read_text().splitlines())
-        except OSError as error:
-            raise ValueError(error.strerror) from None
-        if not all(isinstance(line, dict) for line in (head, *self.lines)):
-            raise ValueError("a line is not a table")
-        return dict(head)
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Keep a line. Raises: TrainingError: the file cannot be written."""
-        self.lines.append(dict(line))
-        if self.path is None:
-            return
-        try:
-            make_folder(self.path.parent)
-            write_text(self.path, "\n".join(map(json.dumps, [self.head, *self.lines])))
-        except OSError as error:
-            raise TrainingError(
-                f"{self.path} cannot be written: {error.strerror}; make room there, or choose "
-                "another folder."
-            ) from error

@@ -317,23 +317,6 @@ class Decimals:
             raise DataError(f"{self._first}; ids must be integers or strings.")
 
 
-def forms_of_times(cells: pa.ChunkedArray, *, partly: bool = False) -> set[str]:
-    """Return the ways in which times are written, see `Clock`; none if a day cannot be told from a
-    month, or, unless `partly`, a cell is no time."""
-    times = decoded(cells)
-    if is_text(times.type):
-        dates = (in_iso(times, pattern) for pattern in (DAY_FIRST, MONTH_FIRST))
-        pattern = f"{DAY_FIRST}|{MONTH_FIRST}"
-        ways = [d for d in dates if not pc.any(pc.match_substring_regex(d, pattern)).as_py()]
-        if len(ways) == 2 and not ways[0].equals(ways[1]):
-            return set()
-        times = ways[0] if ways else times
-    read = _column("time", times, Place(""), DAY_FIRST)
-    if not partly and any(pc.any(bad).as_py() for bad, _ in read.faults):
-        return set()
-    return {form for form, mask in read.forms.items() if pc.any(mask).as_py()}
-
-
 def decoded(cells: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, without a dictionary, and texts of any kind as strings."""
     if pa.types.is_dictionary(cells.type):

@@ -1,7 +1,9 @@
-"""Train a recipe with many values of its keys, and keep the best by the selection pairs."""
+"""Search the values of a recipe's keys: train with many of them, and keep the best by the selection
+pairs."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -10,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from filelock import Timeout
 
@@ -25,16 +27,161 @@ from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import copied, overridden, resolve_paths, toml_of, value_of
-from evergram.training.resuming import Journal, difference, run_identity
-from evergram.training.tuning.search_space import KeyRange, SearchSpace, default_space
+from evergram.training.resuming import difference, run_identity
 
 if TYPE_CHECKING:
-    from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
     from optuna.trial import Trial as Proposal
 
     from evergram.training.loop import Trainer
+
+_FORMS = (
+    "write KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE,…, as in "
+    "task.penalty=log:1e-2..1e2, model.dim=16..128 or model.dim=32,64,128"
+)
+# The default search. A softmax over all candidates needs no penalty: its temperature decides most.
+OF_SOFTMAX = ("task.temperature=log:0.03..1.0", "task.push=0.8..1.5")
+OF_OTHERS = ("task.penalty=log:0.01..10.0", "task.l2=log:1e-5..0.1")
+# Only for a recipe that has neighbours, which take memory by the size of the catalogue.
+OF_NEIGHBOURS = "task.neighbour_share=0.02..0.5"
+SOFTMAX_KINDS = ("softmax_all", "softmax_clustered")
+# A step of Adam is as long as the rate; other optimisers divide the rate by past gradients.
+RATES = ("training.table_rate=log:0.01..1.0", "training.layer_rate=log:1e-4..0.03")
+RATES_OF_ADAM = ("training.table_rate=log:0.001..0.1", RATES[1])
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """The values of one key: from `low` to `high`, both included, or one of `choices`.
+
+    Args:
+        key: "table.key".
+        low, high: integers or floats; None where there are choices.
+        log: whether the search is uniform in the logarithm.
+        choices: values as TOML writes them, or bare words.
+    """
+
+    key: str
+    low: float | int | None = None
+    high: float | int | None = None
+    log: bool = False
+    choices: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the range in a text such as "model.dim=16..128", "task.penalty=log:0.1..10" or
+        "model.dim=32,64".
+
+        Raises: RecipeError.
+        """
+        key, _, values = (part.strip() for part in text.partition("="))
+        if not (key and values):
+            raise RecipeError(f"{text!r} has no key or no values; {_FORMS}.")
+        log, ends = values.startswith("log:"), values.removeprefix("log:")
+        if log or ".." in ends:
+            first, _, last = ends.partition("..")
+            low, high = _number(text, first), _number(text, last)
+            if low >= high or (log and low <= 0):
+                raise RecipeError(
+                    f"{text!r} goes from {low} to {high}; write the smaller end first, and start "
+                    "a range by logarithm above 0."
+                )
+            return cls(key, low, high, log)
+        choices = tuple(choice.strip() for choice in values.split(","))
+        if not all(choices) or len(set(choices)) < len(choices):
+            raise RecipeError(f"{text!r} has an empty choice, or one twice; {_FORMS}.")
+        return cls(key, choices=choices)
+
+    def ends(self) -> tuple[str, ...]:
+        """Return the values that bound this range, or all choices, as TOML writes them."""
+        return self.choices or (repr(self.low), repr(self.high))
+
+    def distribution(self) -> BaseDistribution:
+        """Return the range as Optuna has it."""
+        from optuna import distributions as of
+
+        if self.low is None or self.high is None:
+            return of.CategoricalDistribution(self.choices)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return of.IntDistribution(self.low, self.high, log=self.log)
+        return of.FloatDistribution(float(self.low), float(self.high), log=self.log)
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The ranges of all keys that a search may set."""
+
+    ranges: tuple[KeyRange, ...]
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> Self:
+        """Return the space of several texts, each as in `KeyRange.parse`. Raises: RecipeError."""
+        ranges = tuple(KeyRange.parse(text) for text in texts)
+        keys = [one.key for one in ranges]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise RecipeError(f"The key {key} comes twice in the search; write it once.")
+        return cls(ranges)
+
+    def checked(self, values: Mapping[str, Any], folder: Path | None = None) -> Self:
+        """Return the space for a recipe, which must allow both ends of each range and each choice.
+
+        A range between integers becomes one of floats where the recipe's key takes floats.
+
+        Args:
+            values: of a recipe, as in `Recipe.of`.
+            folder: where its relative paths start.
+        Raises: RecipeError: a key is unknown or has no effect, or a value is not allowed.
+        """
+        ranges = []
+        for one in self.ranges:
+            for end in one.ends():
+                override = f"{one.key}={end}"
+                source = f"The search over {override}"
+                Recipe.of(values, [override], folder=folder, source=source)
+            if isinstance(one.low, int) and isinstance(one.high, int):
+                try:
+                    Recipe.of(values, [f"{one.key}={one.low + 0.5}"], folder=folder)
+                    one = replace(one, low=float(one.low), high=float(one.high))
+                except RecipeError:
+                    pass
+            ranges.append(one)
+        return replace(self, ranges=tuple(ranges))
+
+
+def default_space(recipe: Recipe) -> SearchSpace:
+    """Return the default ranges of the keys that the recipe's task and model use.
+
+    Raises: RecipeError: there are none.
+    """
+    texts = list(OF_SOFTMAX if recipe.task.kind in SOFTMAX_KINDS else OF_OTHERS)
+    if getattr(recipe.task, "neighbour_share", 0.0):
+        texts.append(OF_NEIGHBOURS)
+    texts += RATES_OF_ADAM if recipe.training.optimizer == "adam" else RATES
+    used = [text for text in texts if _is_used(recipe, text)]
+    if not used:
+        raise RecipeError(f"This recipe uses no key that is searched by default; {_FORMS}.")
+    return SearchSpace.parse(used)
+
+
+def _is_used(recipe: Recipe, text: str) -> bool:
+    try:
+        SearchSpace.parse([text]).checked(recipe.model_dump())
+    except RecipeError:
+        return False
+    return True
+
+
+def _number(text: str, written: str) -> float | int:
+    for kind in (int, float):
+        try:
+            value = kind(written)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            return value
+    raise RecipeError(f"{text!r}: {written!r} is not a finite number; {_FORMS}.")
+
 
 UNTESTED = "A search of values looks at no test pair."
 TABLES = ("model", "task", "prior", "gramian", "training")
@@ -47,8 +194,8 @@ STATES = ("finished", "pruned", "failed")
 # Trials that are not pruned, at first: a median of fewer says little.
 UNPRUNED = 4
 POPULARITY = "model.popularity"
-# The largest number of combinations that are searched without repetition.
-FEW = 4096
+# Draws for values that no trial has had, after which there are none.
+DRAWS = 200
 
 
 @dataclass(frozen=True)
@@ -74,6 +221,13 @@ class Trial:
     seconds: float = 0.0
     history: Sequence[tuple[int, float]] = field(default_factory=list)
     error: str = ""
+
+    @classmethod
+    def of_json(cls, line: Mapping[str, Any]) -> Self:
+        """Return the trial of a journal's line. Raises: ValueError, TypeError, KeyError."""
+        STATES.index(line["state"])
+        history = [(int(epoch), float(value)) for epoch, value in line["history"]]
+        return cls(**{**line, "history": history})
 
     @property
     def overrides(self) -> list[str]:
@@ -161,9 +315,9 @@ def tune(
     chosen = pick_device(device, recipe.training.tables)
     context = RunContext(chosen, shown, warns=False, ends=ends)
     with claimed(folder):
-        journal = _journal(folder, identity, space)
+        journal = Journal(folder, identity, space)
         ended = _search(recipe, split, space, context, journal, trials)
-    ran = _trials(journal)
+    ran = journal.trials
     if not any(trial.state == "finished" for trial in ran):
         raise TrainingError(_nothing(ran, ended))
     return Tuned(recipe, ran, ended)
@@ -217,33 +371,47 @@ def claimed(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _journal(folder: Path, identity: dict[str, str], space: SearchSpace) -> Journal:
-    """Return the folder's trials. Raises: RecipeError: they are of another search."""
-    head = {"identity": identity, "space": [asdict(one) for one in space.ranges]}
-    journal = Journal(folder / NAME, head)
-    try:
-        found = journal.read()
-        what = difference(identity, found["identity"])
-        if not what and journal.head["space"] != found["space"]:
-            what = "other keys or values to search over"
-        _trials(journal)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecipeError(
-            f"{journal.path} is not a journal of trials ({error}); give another folder, or remove "
-            "it."
-        ) from None
-    if what:
-        raise RecipeError(f"{folder} has the trials of {what}; give another folder, or remove it.")
-    return journal
+class Journal:
+    """The trials of a folder that have ended, as JSON lines, after one that names the search.
 
+    Raises: RecipeError: they are of another search.
+    """
 
-def _trials(journal: Journal) -> list[Trial]:
-    trials = []
-    for line in journal.lines:
-        history = [(int(epoch), float(value)) for epoch, value in line["history"]]
-        trials.append(Trial(**{**line, "history": history}))
-        STATES.index(trials[-1].state)
-    return trials
+    def __init__(self, folder: Path, identity: Mapping[str, str], space: SearchSpace) -> None:
+        self.path: Path = folder / NAME
+        head = {"identity": identity, "space": [asdict(one) for one in space.ranges]}
+        self.lines: list[str] = [json.dumps(head)]
+        self.trials: list[Trial] = []
+        if not self.path.is_file():
+            return
+        try:
+            first, *lines = map(json.loads, self.path.read_text().splitlines())
+            what = difference(identity, first["identity"])
+            if not what and json.loads(self.lines[0])["space"] != first["space"]:
+                what = "other keys or values to search over"
+            self.trials += map(Trial.of_json, lines)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RecipeError(
+                f"{self.path} is not a journal of trials ({error}); give another folder, or remove "
+                "it."
+            ) from None
+        if what:
+            raise RecipeError(
+                f"{folder} has the trials of {what}; give another folder, or remove it."
+            )
+        self.lines += map(json.dumps, lines)
+
+    def add(self, trial: Trial) -> None:
+        """Keep a trial. Raises: TrainingError: the file cannot be written."""
+        self.trials.append(trial)
+        self.lines.append(json.dumps(asdict(trial)))
+        try:
+            write_text(self.path, "\n".join(self.lines))
+        except OSError as error:
+            raise TrainingError(
+                f"{self.path} cannot be written: {error.strerror}; make room there, or choose "
+                "another folder."
+            ) from error
 
 
 def _search(
@@ -255,15 +423,17 @@ def _search(
     count: int,
 ) -> str:
     """Run trials until there are `count`. Return what ended the search."""
+    # With `model.popularity` = "auto" evaluations are at γ = 0, and γ is chosen in the end.
+    prunes = POPULARITY not in (one.key for one in space.ranges)
     try:
-        while len(earlier := _trials(journal)) < count:
-            proposal = propose(space, earlier, recipe.seed)
+        while len(journal.trials) < count:
+            proposal = propose(space, journal.trials, recipe.seed)
             if proposal is None:
                 return "exhausted"
             if context.ends is not None and time.monotonic() >= context.ends:
                 return "minutes"
-            number, metric = len(earlier) + 1, recipe.training.metric
-            callbacks = [Pruning(proposal, metric)] if comparable(space) else []
+            number, metric = len(journal.trials) + 1, recipe.training.metric
+            callbacks = [Pruning(proposal, metric)] if prunes else []
             own = replace(context, callbacks=callbacks, title=f"trial {number}")
             values: dict[str, Value] = dict(proposal.params)
             try:
@@ -273,7 +443,7 @@ def _search(
                 trial = _measured(number, values, trained, metric)
             except (TrainingError, RecipeError, DataError) as error:
                 trial = Trial(number, values, "failed", error=str(error))
-            journal.add(asdict(trial))
+            journal.add(trial)
     except KeyboardInterrupt:
         return "interrupted"
     return "trials"
@@ -307,39 +477,50 @@ def _nothing(trials: Sequence[Trial], ended: str) -> str:
     return f"No trial of the search has finished, so there is no best one: {reasons}."
 
 
-def comparable(space: SearchSpace) -> bool:
-    """Return whether trials can be pruned by comparing their evaluations.
-
-    With `model.popularity` = "auto" these are at γ = 0, and γ is chosen in the end: compared with
-    trials that have their γ from the start, such a trial would be ended too early.
-    """
-    ends = [end.strip("\"'") for r in space.ranges if r.key == POPULARITY for end in r.ends()]
-    return "auto" not in ends or set(ends) == {"auto"}
-
-
 def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal | None:
     """Return Optuna's proposal after these trials, by its tree-structured Parzen estimator.
 
     It is a function of the arguments, so that a search that was interrupted proposes what an
-    undisturbed one would. Values that were tried already are replaced by others, drawn at random,
-    if the space has at most `FEW`; None if there are no others.
+    undisturbed one would. Values that were tried already are replaced by others, drawn at random;
+    None if there are no others.
 
     Raises: RecipeError: Optuna is not installed.
     Source: Bergstra et al., *Algorithms for hyper-parameter optimization*, NeurIPS 2011.
     """
-    ranges = {one.key: _distribution(one) for one in space.ranges}
-    study = _study(random.Random(f"{seed}/{len(earlier)}").getrandbits(32))
-    study.add_trials([_frozen(trial, ranges) for trial in earlier])
-    proposal = study.ask(ranges)
+    try:
+        import optuna
+    except ImportError:
+        raise RecipeError(
+            "A search needs Optuna, which is not installed: pip install 'evergram[tune]'."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    ranges = {one.key: one.distribution() for one in space.ranges}
+    draw = random.Random(f"{seed}/{len(earlier)}")
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=draw.getrandbits(32)),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED),
+    )
+    of_state = optuna.trial.TrialState
+    states = dict(zip(STATES, (of_state.COMPLETE, of_state.PRUNED, of_state.FAIL), strict=True))
+    for trial in earlier:
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=states[trial.state],
+                value=trial.value if trial.state == "finished" else None,
+                params=dict(trial.values),
+                distributions=ranges,
+                intermediate_values=dict(trial.history),
+            )
+        )
     tried = [dict(trial.values) for trial in earlier]
-    every = space.combinations(FEW) if proposal.params in tried else None
-    if every is None:
-        return proposal
-    untried = [values for values in every if values not in tried]
-    if not untried:
-        return None
-    study.enqueue_trial(random.Random(f"{seed}/{len(earlier)}/other").choice(untried))
-    return study.ask(ranges)
+    proposal = study.ask(ranges)
+    study.sampler = optuna.samplers.RandomSampler(draw.getrandbits(32))
+    for _ in range(DRAWS):
+        if proposal.params not in tried:
+            return proposal
+        proposal = study.ask(ranges)
+    return None
 
 
 class Pruning(Callback):
@@ -357,46 +538,6 @@ class Pruning(Callback):
 
     def stop(self, run: Trainer) -> str:
         return "pruned" if self.behind else ""
-
-
-def _study(seed: int) -> Study:
-    """Return an empty study."""
-    try:
-        import optuna
-    except ImportError:
-        raise RecipeError(
-            "A search needs Optuna, which is not installed: pip install 'evergram[tune]'."
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(
-        direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=seed),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED),
-    )
-
-
-def _distribution(one: KeyRange) -> BaseDistribution:
-    from optuna import distributions as of
-
-    if one.low is None or one.high is None:
-        return of.CategoricalDistribution(one.choices)
-    if isinstance(one.low, int) and isinstance(one.high, int):
-        return of.IntDistribution(one.low, one.high, log=one.log)
-    return of.FloatDistribution(float(one.low), float(one.high), log=one.log)
-
-
-def _frozen(trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
-    """Return an earlier trial for Optuna."""
-    from optuna.trial import TrialState, create_trial
-
-    states = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
-    return create_trial(
-        state=states[STATES.index(trial.state)],
-        value=trial.value if trial.state == "finished" else None,
-        params=dict(trial.values),
-        distributions=ranges,
-        intermediate_values=dict(trial.history),
-    )
 
 
 FIRST_LINE = "# Written by evergram tune: the comments of {} are not kept, its paths are absolute."
