@@ -245,8 +245,8 @@ def test_what_a_path_is_is_told_or_refused(tmp_path: Path, monkeypatch: pytest.M
             source_at(tmp_path / "a.txt")
     (tmp_path / "tables").mkdir()
     for name in ("a.csv", "b.csv"):
-        (tmp_path / "tables" / name).write_text("user,item,at\n1,2,2020-01-01\n")
-    columns = {"query": "user", "candidate": "item", "time": "at"}
+        (tmp_path / "tables" / name).write_text("user,item,date\n1,2,2020-01-01\n")
+    columns = {"query": "user", "candidate": "item", "time": "date"}
     assert source_at(tmp_path / "tables").columns == columns
     monkeypatch.setattr(sources, "machine_memory", lambda: 4)
     with pytest.raises(DataError, match=r"'evergram prepare .*tables FOLDER'"):
