@@ -18,7 +18,7 @@ from tests.support.artefacts import artefact
 from tests.support.encoders import lineage_with_encoder
 
 import evergram
-from evergram import Aligner, Corpus, GramianPenalty, PretrainedEncoder, errors
+from evergram import Aligner, GramianPenalty, PretrainedEncoder, errors
 from evergram.lazy_exports import LazyPackage
 
 ROOT = Path(__file__).parents[1]
@@ -195,9 +195,6 @@ GUESSES: list[tuple[object, str, str]] = [
     (evergram, "load", "evergram.load_corpus"),
     (evergram, "Lineag", "'Lineage'"),
     (evergram.gramian, "GramianPenalt", "'GramianPenalty'"),
-    (Corpus, "from_pandas", "Corpus.of"),
-    (Corpus, "read_csv", "evergram.load_corpus"),
-    (Corpus.of([(1, 2)]), "from_dict", "Corpus.of"),
     (Aligner, "score", "report()"),
     (Aligner(), "fit_transform", "fit(new, old).transform(new)"),
     (Aligner(), "reprot", "'report'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import html
 import json
 import logging
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from evergram.data.corpus import Corpus
-from evergram.data.reading.files import DAMAGED, GzipReader
+from evergram.data.reading.files import DAMAGED
 from evergram.data.tables import read_interactions
 from evergram.errors import DataError
 
@@ -108,7 +109,7 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
-        with GzipReader(path) if zipped else path.open("rb") as stream:
+        with gzip.GzipFile(path) if zipped else path.open("rb") as stream:
             # read1 returns all bytes before a damaged place, so the row of the damage is known.
             while piece := stream.read1(BLOCK):
                 block += piece

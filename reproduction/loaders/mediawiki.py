@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from evergram.data.corpus import Corpus
-from evergram.data.features import Vocabulary
+from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError
 from reproduction.loaders.page_features import distinct, page_features
 from reproduction.loaders.sql_dump import SqlTable, TableReport

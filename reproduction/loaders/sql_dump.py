@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.reading.files import DAMAGED, GzipReader
+from evergram.data.reading.files import DAMAGED
 from evergram.errors import DataError
 
 
@@ -39,7 +39,7 @@ class Window:
         self.ended: bool = False
         try:
             self.file: gzip.GzipFile | io.BufferedReader
-            self.file = GzipReader(path) if path.suffix == ".gz" else path.open("rb")
+            self.file = gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb")
         except OSError as error:
             raise DataError(f"{path} cannot be opened: {error.strerror or error}.") from error
 

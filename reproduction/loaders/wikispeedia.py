@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.corpus import Corpus
-from evergram.data.features import Vocabulary
+from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.reading.files import DAMAGED, SourceFile, TableStream, unpacked
 from evergram.errors import DataError
 from reproduction.loaders.page_features import page_features

@@ -67,7 +67,7 @@ def export_lazily(package: str, guesses: Mapping[str, str] = MappingProxyType({}
 
     >>> import evergram.data
     >>> evergram.data.Vocabulary.__module__
-    'evergram.data.features'
+    'evergram.data.corpus'
 
     Args:
         package: `__name__` of the package, from its `__init__.py`.

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
 from tests.support.command import Command
 from tests.support.prepared import assert_same
 
-from evergram.cli.options import weights_of
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.tables import load_table
-from evergram.errors import DataError
-from evergram.training.corpora import load_corpus
-from evergram.training.recipe import Recipe
 
 
 @pytest.fixture
@@ -79,33 +74,6 @@ def test_a_recipe_is_overwritten_only_if_it_is_asked_for(evergram: Command, clic
     assert "[data]" in Path("recipe.toml").read_text()
 
 
-def test_a_german_log_is_read_as_it_is_written(evergram: Command, clicks: Path) -> None:
-    lines = ["Kunden-Nr;Artikel_Nr;Anzahl;Datum;Ereignis"]
-    for i in range(900):
-        day = f"{i % 28 + 1}.{i // 80 + 1:02}.2025 12:00"
-        lines.append(f"{i % 40};a{(3 * i) % 61};{i % 5},50;{day};{'Kauf' if i % 3 else 'Klick'}")
-    Path("log.csv").write_text("\n".join(lines))
-    weights = ("--column", "weight=Ereignis", "--weight", "Kauf=3", "--weight", "Klick=0.5")
-    said = evergram("init", "log.csv", *weights)
-    assert (said.code, said.err) == (0, "")
-    assert "Guessed by their names: query, candidate, value, time" in said.out
-    assert "Values are from 0.5 to 4.5" in said.out
-    assert "from 2025-01-01 12:00 to 2025-12-28 12:00" in said.out
-    assert "UTC" in said.out
-    corpus = load_corpus(Recipe.load(Path("recipe.toml")))
-    assert sorted(set(corpus.column("weight").tolist())) == [0.5, 3]
-    assert evergram.json("prepare", "log.csv", "p", "--column", "query=Kunden-Nr", "--column",
-                         "candidate=Artikel_Nr", "--column", "time=Datum")["first_time"] == (
-        corpus.time_span[0]
-    )  # fmt: skip
-    assert "--weight" in evergram.refused("init", "log.csv", "--force", *weights[:2])
-    assert weights_of(["a=b=3", "c=0.5"]) == {"a=b": 3.0, "c": 0.5}
-    for wrong in (["a=b"], ["=3"], ["a"], ["a=1", "a=2"]):
-        with pytest.raises(DataError, match=re.escape(repr(wrong[-1].removesuffix("=2")))):
-            weights_of(wrong)
-    assert "--column weight" in evergram.refused("init", "log.csv", "--force", *weights[2:])
-
-
 TEXT = "user,item,stars,when\n7,a,5,3\n9,b,1,1\n7,b,4,2\n7,a,3,4\n"
 COLUMNS = ("--column", "query=user", "--column", "candidate=item", "--column", "time=when")
 
@@ -125,15 +93,12 @@ def test_options_and_json(tmp_path: Path, evergram: Command) -> None:
     for name in ("1.csv", "2.csv"):
         (tmp_path / name).write_text(TEXT)
     arguments = [tmp_path / "1.csv", tmp_path / "2.csv", tmp_path / "out", *COLUMNS]
-    arguments += ["--column", "value=stars", "--unique", "--minimum-value", "2", "--k-core", "1"]
+    arguments += ["--column", "value=stars"]
     arguments += ["--candidate-features", tmp_path / "f.csv", "--memory", "256MiB"]
     facts = evergram.json("prepare", *arguments)
-    assert (facts["rows_read"], facts["below_minimum"], facts["repeats_dropped"]) == (8, 2, 4)
+    assert (facts["rows_read"], facts["interactions"]) == (8, 8)
     assert facts["columns"]["value"] == "float32"
     assert facts["seconds"] > 0
-    assert "already; --append adds" in evergram.refused("prepare", *arguments)
-    assert evergram.json("prepare", *arguments, "--overwrite")["added"] == 2
-    (tmp_path / "later.csv").write_text("user,item,stars,when\n8,a,5,9\n")
-    later = evergram.json("prepare", tmp_path / "later.csv", tmp_path / "out", "--append")
-    assert (later["parts"], later["interactions"]) == (2, 3)
-    assert load_prepared(tmp_path / "out").column("time").tolist() == [2, 3, 9]
+    assert "already; --overwrite" in evergram.refused("prepare", *arguments)
+    assert evergram.json("prepare", *arguments, "--overwrite")["interactions"] == 8
+    assert load_prepared(tmp_path / "out").column("time").tolist() == [1, 1, 2, 2, 3, 3, 4, 4]

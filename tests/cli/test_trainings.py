@@ -119,7 +119,6 @@ def test_tune_prints_trials_and_writes_a_recipe_that_train_takes(
     values = [trial["value"] for trial in facts["trials"]]
     assert values == sorted(values, reverse=True)
     assert facts["ended"] == "trials"
-    assert "model.dim" in Path(facts["picture"]).read_text()
     best = Recipe.load(out / "best.toml")
     assert best.model.dim == [facts["best"]["values"]["model.dim"]]
     assert best.seed == 3

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from tests.support.prepared import bags_of, pairs_of
 
 from evergram.data import generate, random_split
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, Vocabulary, plain, summaries, take_ragged, to_tensor
 from evergram.data.feature_types import NUMBER, TIME, bucket_starts, typed
-from evergram.data.features import Vocabulary, plain, summaries, take_ragged, to_tensor
 from evergram.data.split import HeldOut
 from evergram.data.synthetic import Planted
 from evergram.errors import DataError
@@ -175,20 +174,13 @@ NOON = datetime.datetime(2025, 1, 1, 12)
 
 def test_numbers_and_times_are_what_they_are_however_they_are_written() -> None:
     cases: list[Any] = [
-        (["658,36", "1.234,5", None, "n/a", "12"], [658.36, 1234.5, None, None, 12]),
-        (["1,234", "999", "12.5"], [1234, 999, 12.5]),
-        (["0,500", "1,250"], [0.5, 1.25]),
+        (["658.36", "1234.5", None, "n/a", "12"], [658.36, 1234.5, None, None, 12]),
         (["1e3", " -2.5 ", ""], [1000, -2.5, None]),
         ([3, None, 4], [3, None, 4]),
         ([1.5, float("nan")], [1.5, None]),
         ([decimal.Decimal("1.5")], [1.5]),
         (["2025-01-01T13:00:00+01:00", "2025-01-01 12:00Z"], [NOON, NOON]),
         (["2025-01-01", "2025-01-01 12:00"], [datetime.datetime(2025, 1, 1), NOON]),
-        (["1.1.2025 12:00", "31.12.2025"], [NOON, datetime.datetime(2025, 12, 31)]),
-        (
-            ["01/01/2025", "12/31/2025"],
-            [datetime.datetime(2025, m, d) for m, d in ((1, 1), (12, 31))],
-        ),
         ([datetime.date(2025, 1, 1)], [datetime.datetime(2025, 1, 1)]),
     ]
     for cells, values in cases:
@@ -201,9 +193,9 @@ def test_all_else_are_keys() -> None:
     for name, cells in [
         ("zip", ["0017", "18"]),
         ("size", ["17", "18"]),
-        ("price", ["1,234.5", "1.234,5"]),
-        ("price", ["1,5", "unknown"]),
-        ("listed", ["09.05.2025", "10.05.2025"]),
+        ("price", ["1,234.5", "7"]),
+        ("price", ["1.5", "unknown"]),
+        ("listed", ["31.12.2025", "30.12.2025"]),
         ("listed", ["2025-02-28", "2025-02-30"]),
         ("brand_id", [1, 2]),
         ("brandId", [1, 2]),
@@ -247,12 +239,12 @@ def test_what_is_said_of_each_feature() -> None:
     features = pa.table(
         {
             "id": ids,
-            "price": [None, *("1,50" for _ in ids[1:])],
+            "price": [None, *("1.50" for _ in ids[1:])],
             "listed": ["2025-01-01T01:00:00+01:00"] * 40,
             "name": [f"lamp {i}" for i in ids],
             "stock": [*map(str, ids[1:]), "sold out"],
             "kind": ["lamp", "shade"] * 20,
-            "day": ["09.05.2025", "10.05.2025"] * 20,
+            "day": ["2025-02-28", "2025-02-30"] * 20,
         }
     )
     corpus = Corpus.of([(1, i) for i in ids], candidate_features=features)
@@ -264,7 +256,7 @@ def test_what_is_said_of_each_feature() -> None:
     )
     assert said["listed"].most_frequent == "2025-01-01 00:00:00"
     assert (said["kind"].share, said["kind"].warning) == (0.5, None)
-    assert "'09.05.2025'" in str(said["day"].warning)
+    assert "'2025-02-28'" in str(said["day"].warning)
     assert "'name' has 40 values for 40 objects" in str(said["name"].warning)
     assert "'sold out' is neither" in str(said["stock"].warning)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import resource
 import sys
 import tomllib
 import zipfile
@@ -14,13 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from reproduction.loaders.amazon import load_amazon
-from reproduction.loaders.sql_dump import SqlTable
 from reproduction.loaders.wikispeedia import load_wikispeedia
 from tests.support.loader_examples import EXAMPLES
 from tests.support.prepared import assert_same, bags_of, pairs_of
@@ -28,10 +22,6 @@ from tests.support.prepared import assert_same, bags_of, pairs_of
 from evergram.data import Corpus, load_adjacency_list, load_movielens
 from evergram.data.data_sets import DATA_SETS, existing, whole_path
 from evergram.data.loaders import LOADERS, DataSettings, load, path_kinds
-from evergram.data.reading import files as reading
-from evergram.data.reading import interactions
-from evergram.data.reading.files import HARMLESS, TIMES, GzipReader, most_bytes
-from evergram.data.tables import load_table
 from evergram.errors import DataError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend" / "loader.md").read_text()
@@ -243,90 +233,15 @@ def test_a_line_is_a_query_and_its_candidates(tmp_path: Path) -> None:
         assert pairs_of(load_adjacency_list(path)) == [(0, 5), (0, 7), (1, 5)]
 
 
-@given(
-    st.integers(1, 30),
-    st.lists(
-        st.tuples(st.integers(0, 50), st.lists(st.integers(0, 50), max_size=5)), min_size=1
-    ).filter(lambda lines: any(candidates for _, candidates in lines)),
-)
-def test_every_pair_of_every_line_is_read(
-    tmp_path_factory: pytest.TempPathFactory, block: int, lines: list[tuple[int, list[int]]]
-) -> None:
-    text = "".join(" ".join(map(str, (query, *each))) + "\n" for query, each in lines)
-    path = write_lists(tmp_path_factory.mktemp("lists"), text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interactions, "BLOCK", block)
-        assert pairs_of(load_adjacency_list(path)) == [(q, c) for q, each in lines for c in each]
-
-
-# Rows alike, which gzip makes a hundredth or less of: past both limits, where little is harmless.
-SIZE, LITTLE = 4 << 20, 1 << 20
-
-
-@pytest.fixture
-def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests need not expand files of 64 MiB each."""
-    monkeypatch.setattr(reading, "HARMLESS", LITTLE)
-
-
-def bomb(row: str = "1,1,1,1\n", header: str = "userId,movieId,rating,timestamp\n") -> bytes:
-    return (header + row * (SIZE // len(row))).encode()
-
-
-def in_gzip(path: Path, content: bytes) -> Path:
-    path.write_bytes(gzip.compress(content))
-    assert max(LITTLE, path.stat().st_size * TIMES) < len(content)
-    return path
-
-
-def in_zip(path: Path, content: bytes) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("ratings.csv", content)
-    return path
-
-
-ROWS = bomb(header="query,candidate,value,time\n")
-REVIEW = '{"reviewerID": "a", "asin": "b", "overall": 5.0, "unixReviewTime": 1}\n'
-PAGES = bomb("INSERT INTO `page` VALUES (1,0,'A',0);\n", "CREATE TABLE `page` (`page_id` int);\n")
-EVENTS = bomb("u\ti\t1\n", "user\titem\tunix_time\n")
-READERS: dict[str, Callable[[Path], Any]] = {
-    "table": lambda f: load_table(in_gzip(f / "pairs.csv.gz", ROWS)),
-    "movielens": lambda f: load_movielens(in_zip(f / "ml.zip", bomb())),
-    "movielens member": lambda f: load_movielens(in_zip(f / "ratings.csv.zip", bomb()).parent),
-    "amazon": lambda f: load_amazon(in_gzip(f / "reviews.json.gz", bomb(REVIEW, ""))),
-    "beauty": lambda f: load_amazon(in_gzip(f / "events.tsv.gz", EVENTS).parent),
-    "mediawiki": lambda f: [
-        *SqlTable(in_gzip(f / "p.sql.gz", PAGES), "page").batches({"page_id": pa.int64()})
-    ],
-}
-
-
-@pytest.mark.usefixtures("little")
-@pytest.mark.parametrize("kind", READERS)
-def test_a_file_that_expands_too_far_is_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(DataError, match=r"expands to more than \d MiB, over 100 times its size"):
-        READERS[kind](tmp_path)
-
-
-@pytest.mark.long
-def test_a_file_that_expands_too_far_is_not_held_in_memory_first(tmp_path: Path) -> None:
-    """Of a gigabyte no more is read than the limit."""
-    path = tmp_path / "pairs.csv.gz"
-    with gzip.open(path, "wb", 1) as file:
-        for _ in range(1024):
-            file.write(bytes(1 << 20))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(DataError, match="expands to more than"), GzipReader(path) as reader:
-        reader.read()
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 600 * 1024, "KiB"
-
-
-def test_a_file_with_a_small_expanded_size_is_read_however_well_compressed(tmp_path: Path) -> None:
-    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(HARMLESS)))
-    with GzipReader(tmp_path / "x.gz") as reader:
-        assert sum(map(len, iter(lambda: reader.read1(1 << 20), b""))) == HARMLESS
-    assert most_bytes(10 << 20) == 1000 << 20
+def test_a_list_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    for content, message in [
+        (b"0 1\n\n2 NULL\n", "row 2: candidate is 'NULL'"),
+        (b"0\n1\n", "has no pairs"),
+        (b"0 \xff\n", "is not in UTF-8"),
+    ]:
+        (tmp_path / "lists.txt").write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            load_adjacency_list(tmp_path / "lists.txt")
 
 
 ROOT = Path(__file__).parents[2]

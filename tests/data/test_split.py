@@ -17,13 +17,15 @@ from tests.support.prepared import pairs_of
 
 from evergram.data import split as rules
 from evergram.data.corpus import Corpus, PairBlock, PairRule
-from evergram.data.pair_hash import PairHash, TrainedPairs, below
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import (
     HeldOut,
+    PairHash,
     RowPairs,
     Split,
+    TrainedPairs,
     among,
+    below,
     given_split,
     known_pairs,
     pairs_outside,

@@ -8,14 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.parquet as pq
 import pytest
 from tests.support.click_shop import RECIPE, click_pairs
 from tests.support.command import Command
 
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.mapped_corpus import load_prepared
-from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
@@ -63,46 +61,10 @@ def test_a_rating_that_is_not_read_is_warned_of(evergram: Command, shop: Path) -
 
 CLICKS = {"user": [1, 1, 2], "item": ["a", "b", "a"], "event": ["view", " purchase", "cart"]}
 COLUMNS: dict[str, Any] = {"query": "user", "candidate": "item"}
-WEIGHTS = {"view": 1.0, "cart": 3.0, "purchase": 10.0}
 
 
-def options_of(columns: dict[str, Any], weights: dict[str, float] | None = None) -> list[str]:
-    return [
-        *(f"--column={role}={name}" for role, name in columns.items()),
-        *(f"--weight={name}={weight}" for name, weight in (weights or {}).items()),
-    ]
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_events_weigh_alike_through_every_door(
-    suffix: str, tmp_path: Path, evergram: Command
-) -> None:
-    path, folder, table = tmp_path / f"log{suffix}", tmp_path / "prepared", pa.table(CLICKS)
-    csv.write_csv(table, path) if suffix == ".csv" else pq.write_table(table, path)
-    columns = COLUMNS | {"weight": "event"}
-    assert evergram("prepare", path, folder, *options_of(columns, WEIGHTS)).code == 0
-    assert evergram("prepare", path, folder, "--append").code == 0  # keeps them
-    data = {"kind": "table", "path": str(path), "columns": columns, "weights": WEIGHTS}
-    of_recipe = load_corpus(Recipe.of({"data": data}))
-    for corpus in (of_recipe, Corpus.of(CLICKS, **columns, weights=WEIGHTS)):
-        assert corpus.column("weight").tolist() == [1, 10, 3]
-    assert load_prepared(folder).column("weight").tolist() == [1, 10, 3] * 2
-    known, named = {"view": 1.0, "purchase": 9.0}, r"row 3.*'cart'.*view, purchase"
-    with pytest.raises(DataError, match=named):
-        load_corpus(Recipe.of({"data": data | {"weights": known}}))
-    with pytest.raises(DataError, match=named):
-        Corpus.of(CLICKS, **columns, weights=known)
-    refused = evergram.refused("prepare", path, tmp_path / "o", *options_of(columns, known))
-    assert re.search(named, refused)
-
-
-def test_weights_without_names_or_names_without_weights_are_refused() -> None:
-    with pytest.raises(DataError, match=r"data\.weights"):
-        Corpus.of(CLICKS, **COLUMNS, weight="event")
-    with pytest.raises(DataError, match="no column of them"):
-        Corpus.of(CLICKS, **COLUMNS, weights=WEIGHTS)
-    with pytest.raises(DataError, match="'view' is -1"):
-        Corpus.of(CLICKS, **COLUMNS, weight="event", weights={"view": -1})
+def options_of(columns: dict[str, Any]) -> list[str]:
+    return [f"--column={role}={name}" for role, name in columns.items()]
 
 
 @pytest.mark.parametrize(

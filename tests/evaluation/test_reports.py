@@ -14,11 +14,12 @@ from evergram.evaluation.html_page import (
     Axes,
     Line,
     chart,
+    histogram_figure,
     not_measured,
     page,
     warning_list,
+    write_demo,
 )
-from evergram.evaluation.run_reports import histogram_figure, write_demo, write_tuning
 
 
 def test_a_page_escapes_its_title_and_says_what_was_not_measured() -> None:
@@ -41,16 +42,13 @@ def test_scores_say_their_numbers_in_words() -> None:
     assert "the higher one 75.0% of the time" in histogram_figure(histograms)
 
 
-def test_each_dot_says_its_name_and_group_and_nothing_is_markup(tmp_path: Path) -> None:
+def test_each_dot_says_its_name_and_group_and_nothing_is_markup() -> None:
     vectors = torch.eye(3)
     html = EmbeddingMap.of(vectors, ["<b>", "two", 3], groups=["x & y", "z", "z"])._repr_html_()
     titles = re.findall(r"<title>(.*?)</title>", html)
     assert titles == ["&lt;b&gt; (x &amp; y)", "two (z)", "3 (z)"]
     assert html.count("<circle") == 3
     assert html.count("<li>") == 2
-    saved = EmbeddingMap.of(vectors, "abc").save(tmp_path / "map.html")
-    assert saved.read_text().startswith("<!doctype html>")
-    assert "<li>" not in saved.read_text()
 
 
 def version(number: int, **metrics: float) -> dict[str, Any]:
@@ -73,21 +71,3 @@ def test_the_demos_report_is_one_file_with_every_number_that_loads_nothing(tmp_p
     ]
     assert text.count('<svg viewBox="0 0 360') == 3
     assert not re.findall(r"<(?:script|link|img)", text)
-
-
-def test_trials_are_placed_by_numbers_logarithms_and_texts(tmp_path: Path) -> None:
-    values: list[dict[str, Any]] = [
-        {"dim": 8, "rate": 0.001, "kind": "bpr"},
-        {"dim": 16, "rate": 0.1, "kind": "<softmax>"},
-    ]
-    trials = [
-        {"number": number, "values": of, "state": state, "value": 0.25 * number}
-        for number, (of, state) in enumerate(zip(values, ("finished", "pruned"), strict=True), 1)
-    ]
-    trials.append({"number": 3, "values": values[0], "state": "failed", "value": None})
-    text = write_tuning(tmp_path / "trials.html", trials, "recall@20").read_text()
-    assert "recall@20 of 2 trials" in text
-    assert text.count("<figcaption>") == 4
-    assert text.count("<circle") == 2 * 4
-    for named in (">0.001<", ">0.01<", ">0.1<", ">bpr<", ">&lt;softmax&gt;<"):
-        assert named in text

@@ -30,7 +30,7 @@ from tests.support.probe_files import add_probe
 from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.data.pair_hash import TrainedPairs
+from evergram.data.split import TrainedPairs
 from evergram.errors import FormatError, IntegrityError, LineageError
 from evergram.lineage.artefact import (
     FORM_TENSORS,

@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.support.artefacts import artefact, shop_of_three
-from tests.support.encoders import lineage_with_encoder, without_recorded_pairs
 from tests.support.folding import folding_lineage, solved
 from tests.support.forging import forge
 from tests.support.lineages import TRAINED, lineage_of, vectors_of
 from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.data.pair_hash import TrainedPairs
+from evergram.data.split import TrainedPairs
 from evergram.errors import (
     DataError,
     EvergramError,
@@ -40,9 +38,6 @@ from evergram.ids import as_lists
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.lineage.view import stored_lookup
-from evergram.vector_files.open_embeddings import open_embeddings, provenance_of
-from evergram.vector_files.shards import Shards
-from evergram.vector_files.writers import read_embeddings
 
 
 @pytest.fixture
@@ -102,46 +97,6 @@ def test_a_view_is_the_product_of_the_transforms(lineage: Lineage) -> None:
     torch.testing.assert_close(lineage.view(0).transform(z[0]), expected[0][0])
     backwards = lineage.view(0).transform(z.numpy()[::-1])
     np.testing.assert_allclose(backwards, expected[0].numpy()[::-1], rtol=1e-5, atol=1e-6)
-
-
-def test_shards_have_the_rows_of_a_view_and_those_that_are_there_are_kept(
-    lineage: Lineage, tmp_path: Path
-) -> None:
-    view, shards = lineage.view(0), Shards(tmp_path / "as_v0", 2)
-    first = view.export_shards(Shards(shards.folder, 2, only=1), "query", batch=1)
-    assert (first.written, first.kept, first.missing) == ([1], [], [0])
-    both = view.export_shards(shards, "query", batch=2)
-    assert (both.rows, both.written, both.kept, both.missing) == (3, [0], [1], [])
-    ids, vectors = view.embeddings("query")
-    files = [open_embeddings(shards.path(number)) for number in (0, 1)]
-    blocks = [block for file in files for block in file.blocks(2)]
-    assert pa.concat_arrays([block[0] for block in blocks]).equals(ids)
-    # A library may sum the product of one row in another order than that of several.
-    torch.testing.assert_close(torch.cat([block[1] for block in blocks]), vectors)
-    marks = provenance_of(view.fingerprint, view.computed_from)
-    assert [file.provenance for file in files] == [marks, marks]
-    with pytest.raises(DataError):
-        lineage.view(1).export_shards(shards, "query")
-    anew = lineage.view(1).export_shards(shards, "query", overwrite=True)
-    assert (anew.written, anew.kept) == ([0, 1], [])
-
-
-def test_shards_of_another_version_of_one_space_are_not_kept(tmp_path: Path) -> None:
-    """An encoder that is kept has one fingerprint, though its vectors change with the data."""
-    films = lineage_with_encoder(tmp_path / "films")
-    shards = Shards(tmp_path / "out", 3)
-    films.view().export_shards(shards, "candidate")
-    ids, vectors = films.embeddings("candidate")
-    artefact = without_recorded_pairs(films)
-    moved = {**artefact.embeddings, "candidate": (ids, 2 * vectors)}
-    publish_next(films, replace(artefact, embeddings=moved))
-    assert films.manifest(1).fingerprint == films.manifest(0).fingerprint
-    with pytest.raises(DataError, match="shards of other settings"):
-        films.view().export_shards(shards, "candidate")
-    written = films.view().export_shards(shards, "candidate", overwrite=True)
-    assert not written.kept
-    parts = [read_embeddings(path)[1] for path in sorted((tmp_path / "out").glob("*.parquet"))]
-    assert torch.equal(torch.cat(parts), 2 * vectors)
 
 
 def test_a_version_in_the_place_of_another_is_refused(lineage: Lineage) -> None:

@@ -114,7 +114,7 @@ def test_a_killed_run_goes_on_and_other_kept_vectors_begin_anew_only_by_force(
         encode_file(TEXTS, encoder, out, known=rest)
     encoder._function = whole
     more = plan_rest(TEXTS, encoder, [kept, kept_file(tmp_path / "more.parquet", [49])])
-    with pytest.raises(DataError, match=r"new\.parquet\.parts has shards of other settings"):
+    with pytest.raises(DataError, match=r"new\.parquet\.parts has parts of other texts"):
         encode_file(TEXTS, encoder, out, known=more)
     CALLS.clear()
     encode_file(TEXTS, encoder, out, known=rest)

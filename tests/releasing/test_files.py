@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.support.command import Command, evergram, run_process
+from tests.support.command import evergram
 from tests.support.embedding_files import file_of, id_names, randn
 from tests.support.encoders import lineage_with_encoder
 from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
@@ -53,12 +51,11 @@ from evergram.releasing.past_file import (
     checked_past,
     import_embeddings,
 )
-from evergram.releasing.transform_file import transform_file, transform_shards
+from evergram.releasing.transform_file import transform_file
 from evergram.training.checkpoint import held_out
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.pairing import Pairing
-from evergram.vector_files.shards import Shards
 from evergram.vector_files.writers import write_vectors
 
 __all__ = ["evergram"]
@@ -526,8 +523,6 @@ def test_a_vector_that_would_overflow_is_named_and_nothing_is_written(tmp_path: 
     message = r"row 5 \(id 4\): its vector \(column 'vector'\) has numbers as large as -3e\+38"
     with pytest.raises(DataError, match=message):
         transform_file(file, lineage, 0, out)
-    with pytest.raises(DataError, match=message):
-        transform_shards(file, lineage, (None, 0), Shards(tmp_path / "out", 100))
     assert not out.exists()
 
 
@@ -543,83 +538,6 @@ def test_an_earlier_version_is_read_as_a_later_one_by_the_forward_maps(
     (_, vectors), *_ = written.blocks()
     torch.testing.assert_close(vectors.float(), vectors_of(0) @ weight.T + offset)
     assert written.fingerprint == line.manifest(2).fingerprint
-    shards = Shards(tmp_path / "out", 1)
-    transform_shards(file, line, (0, 2), shards)
-    (_, again), *_ = open_embeddings(shards.path(0)).blocks()
-    assert torch.equal(again, vectors)
     monkeypatch.setattr(Lineage, "forward", lambda *_: None)
     with pytest.raises(LineageError, match="no forward map was published between them"):
         transform_file(file, line, 2, tmp_path / "none.parquet", source=0)
-
-
-# Ends the process as a kill does, when so many shards are written and half of the next one is.
-KILL = """
-import os
-from evergram.vector_files import shards
-whole, calls = shards.write_embeddings, []
-def write(path, blocks, provenance=None):
-    calls.append(path)
-    if len(calls) == {after} + 1:
-        def half():
-            yield next(iter(blocks))
-            os._exit(137)
-        whole(path, half(), provenance)
-    return whole(path, blocks, provenance)
-shards.write_embeddings = write
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    lineage_of(tmp_path / "l")
-    write_vectors(tmp_path / "z.parquet", [(pa.array(range(OBJECTS)), vectors_of(2))])
-    return tmp_path
-
-
-def transform(folder: Path, *more: object) -> tuple[object, ...]:
-    out = folder / "out"
-    return (
-        *("vectors", "transform", folder / "z.parquet", "--lineage", folder / "l", "--as", "v0"),
-        *("--out", out, *more),
-    )
-
-
-def vectors_in(folder: Path) -> np.ndarray:
-    # As an engine reads a folder: what begins with _ or . is no part of the table.
-    table = pq.ParquetDataset(folder).read()
-    assert table["id"].to_pylist() == list(range(OBJECTS))
-    return np.array(table["vector"].to_pylist())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("after", [0, 3])
-def test_a_killed_run_goes_on_with_the_missing_shards(
-    folder: Path, evergram: Command, after: int
-) -> None:
-    killed = run_process(*transform(folder, "--shards", 8), before=KILL.format(after=after))
-    assert killed.code == 137
-    assert len(list((folder / "out").glob("part-*.parquet"))) == after
-    assert not (folder / "out" / "_SUCCESS").exists()
-    facts = evergram.json(*transform(folder, "--shards", 8))
-    assert facts["kept"] == list(range(after))
-    assert facts["written"] == list(range(after, 8))
-    assert (facts["rows"], facts["missing"]) == (OBJECTS, [])
-    read = vectors_in(folder / "out")
-    np.testing.assert_allclose(read, read_as(2, 0).numpy(), rtol=1e-5, atol=1e-5)
-    assert not list((folder / "out").glob(".*"))
-
-
-def test_one_shard_at_a_time_and_a_sentence(folder: Path, evergram: Command) -> None:
-    first = evergram(*transform(folder, "--shards", "1/2"))
-    assert "shards written: 1; there already: 0; missing: 1" in first.out
-    assert "the set is whole" in evergram(*transform(folder, "--shards", 2)).out
-    read = vectors_in(folder / "out")
-    np.testing.assert_allclose(read, read_as(2, 0).numpy(), rtol=1e-5, atol=1e-5)
-
-
-def test_a_file_that_changed_is_refused(folder: Path, evergram: Command) -> None:
-    evergram.json(*transform(folder, "--shards", "0/2"))
-    write_vectors(folder / "z.parquet", [(pa.array(range(OBJECTS)), vectors_of(2) + 1)])
-    assert "changed_ns was" in evergram.refused(*transform(folder, "--shards", 2))
-    assert evergram.json(*transform(folder, "--shards", 2, "--force"))["written"] == [0, 1]
-    assert "I/N" in evergram.refused(*transform(folder, "--shards", "0/x"))

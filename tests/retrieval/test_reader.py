@@ -30,7 +30,7 @@ from tests.support.publishing import publish_next
 from tests.support.text_encoders import ADDRESSES, word_vectors
 
 from evergram.compatibility.transforms import AffineTransform, LinearTransform
-from evergram.data.pair_hash import PairHash, TrainedPairs
+from evergram.data.split import PairHash, TrainedPairs
 from evergram.errors import DataError, EvergramError, LineageError, ShapeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage

@@ -460,8 +460,6 @@ def test_a_file_of_cut_vectors_carries_no_fingerprint(
     assert_allclose(rows, unit(whole.numpy()[:, :8]), atol=1e-6)
     assert not [key for key in table.schema.metadata or {} if key.startswith(b"evergram")]
     assert "is not cut to 5" in evergram.refused(*export, "--dimensions", 5, "--force")
-    shards = ("--dimensions", 8, "--shards", 2, "--force")
-    assert "--dimensions" in evergram.refused(*export, *shards)
 
 
 def test_a_later_version_with_an_encoder_changes_nothing_for_old_clients(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
-from evergram.data.pair_hash import PairHash, TrainedPairs
+from evergram.data.split import PairHash, TrainedPairs
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import Schema
 from evergram.encoders.row_encoder import RowEncoder

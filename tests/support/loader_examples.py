@@ -59,7 +59,7 @@ def table(folder: Path) -> DataSettings:
 def prepared(folder: Path) -> DataSettings:
     corpus = Corpus.of([("ann", 8, 1, 10), ("ben", 7, 1, 20), ("ann", 7, 1, 30)])
     if not (folder / "prepared").exists():
-        write_prepared(corpus, folder / "prepared", 0.5)
+        write_prepared(corpus, folder / "prepared")
     return of("prepared", folder / "prepared")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,54 +46,37 @@ def generated(size: int, *, seed: int = 0, queries: int = 60, candidates: int = 
     )
 
 
-def write_prepared(corpus: Corpus, folder: Path, *parts: float) -> Path:
-    """Write a corpus whose parts end at these shares of its interactions, and at its end."""
-    ends = [0, *(round(share * len(corpus)) for share in parts), len(corpus)]
+def write_prepared(corpus: Corpus, folder: Path) -> Path:
+    folder.mkdir(parents=True)
     columns = {n: corpus.column(n).numpy() for n in corpus.interactions.column_names}
     columns |= {side: columns[side].astype("<i4") for side in SIDES}
-    digest, records = hashlib.sha256(), []
-    for number, (start, end) in enumerate(pairwise(ends)):
-        part = f"parts/{number:05d}"
-        (folder / part).mkdir(parents=True)
-        for name, values in columns.items():
-            np.save(folder / part / f"{name}.npy", values[start:end])
-            digest.update(values[start:end].tobytes())
-        entities = {side: int(columns[side][:end].max()) + 1 for side in SIDES}
-        record = {"folder": part, "interactions": end - start, "entities": entities}
-        records.append(record | {"sources": []})
+    digest = hashlib.sha256()
+    for name, values in columns.items():
+        np.save(folder / f"{name}.npy", values)
+        digest.update(values.tobytes())
     sides = {"query": corpus.queries, "candidate": corpus.candidates}
-    counts = {side: corpus.counts(side).numpy() for side in SIDES}
-    if corpus.shared_ids:
-        both = {f"{side}_count": counts[side] for side in SIDES}
-        write_arrow(folder / "entities.arrow", entity_columns(corpus.queries) | both)
-    for side, entities_of_side in sides.items():
-        digest.update(str(entities_of_side.vocabulary.keys).encode())
-        if not corpus.shared_ids:
-            table = entity_columns(entities_of_side) | {f"{side}_count": counts[side]}
-            write_arrow(folder / f"{side}.arrow", table)
+    for side, entities in sides.items():
+        digest.update(str(entities.vocabulary.keys).encode())
+        counts = {f"{side}_count": corpus.counts(side).numpy()}
+        write_arrow(folder / f"{side}.arrow", entity_columns(entities) | counts)
     record = {
         "format_version": 1,
         "shared_ids": corpus.shared_ids,
         "interactions": len(corpus),
         "sides": {
-            name: {
-                "entities": len(side),
-                "ids": str(side.vocabulary.keys.type),
-                "features": list(side.features),
-            }
+            name: {"entities": len(side), "features": list(side.features)}
             for name, side in sides.items()
         },
         "columns": {name: str(values.dtype) for name, values in columns.items()},
-        "parts": records,
         "fingerprint": digest.hexdigest(),
     }
     (folder / "prepared.json").write_text(json.dumps(record))
     return folder
 
 
-def prepared(corpus: Corpus, folder: Path, *parts: float) -> MappedCorpus:
+def prepared(corpus: Corpus, folder: Path) -> MappedCorpus:
     """Return the same corpus, written and loaded."""
-    return load_prepared(write_prepared(corpus, folder, *parts))
+    return load_prepared(write_prepared(corpus, folder))
 
 
 def entity_columns(side: Side) -> dict[str, Any]:

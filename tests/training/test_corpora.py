@@ -18,10 +18,9 @@ from tests.support.fits import changed
 from tests.support.lineages import lineage_of
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
-from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.prepared.prepare import PrepareSettings, prepare
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.split import HeldOut, random_split, window_split
+from evergram.data.split import HeldOut, PairHash, TrainedPairs, random_split, window_split
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.lineage import PairHistory

@@ -19,7 +19,7 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError, TrainingError
-from evergram.evaluation.run_reports import write_diagnosis
+from evergram.evaluation.html_page import write_diagnosis
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment, exact_moment
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.gramian.sagram import SAGram

@@ -342,7 +342,7 @@ def assert_same_data(one: Artefact, other: Artefact) -> None:
 )
 def test_the_same_order_is_the_same_training(overrides: tuple[str, ...], tmp_path: Path) -> None:
     corpus = generated(2500)
-    recipe = recipe_of(write_prepared(corpus, tmp_path / "p", 0.4), *overrides, "training.epochs=2")
+    recipe = recipe_of(write_prepared(corpus, tmp_path / "p"), *overrides, "training.epochs=2")
     kept = corpus
     if recipe.data.model_dump()["minimum_value"] is not None:
         kept = corpus.restrict(torch.nonzero(corpus.column("value") >= 0.3).flatten())
@@ -358,7 +358,7 @@ def test_a_published_split_is_that_of_the_corpus_in_memory(tmp_path: Path) -> No
     write_csv(test, path)
     named = ["data.columns.query=user", "data.columns.candidate=film"]
     given = [f"data.test={path}", *named, "split.kind=given", "split.share=0.1"]
-    recipe = recipe_of(write_prepared(corpus, tmp_path / "p", 0.4), *given)
+    recipe = recipe_of(write_prepared(corpus, tmp_path / "p"), *given)
     one, other = (split_for(recipe, c, 0) for c in (corpus, load_corpus(recipe)))
     assert isinstance(other.training, MappedCorpus)
     for name in ("selection", "test"):
@@ -384,7 +384,7 @@ def test_a_published_split_is_that_of_the_corpus_in_memory(tmp_path: Path) -> No
 )
 def test_a_streamed_training_is_the_same_each_time(overrides: str, tmp_path: Path) -> None:
     corpus = generated(4000)
-    recipe = recipe_of(write_prepared(corpus, tmp_path / "p", 0.4), *overrides.split())
+    recipe = recipe_of(write_prepared(corpus, tmp_path / "p"), *overrides.split())
     split = split_for(recipe, load_corpus(recipe), 0)
     assert isinstance(split.training, MappedCorpus)
     sampler = build_sampler(FitSettings.of(recipe, split.training, 0), split.training)
@@ -415,7 +415,7 @@ def test_what_needs_all_pairs_is_drawn_in_memory_or_refused(
 def test_an_upgrade_on_prepared_data_is_that_in_memory(method: str, tmp_path: Path) -> None:
     corpus = generated(2500)
     recipe = recipe_of(
-        write_prepared(corpus, tmp_path / "p", 0.6),
+        write_prepared(corpus, tmp_path / "p"),
         *("split.kind=time", "model.dim=[4, 5]", f"upgrade.method={method}"),
         *("task.penalty=5.0", "task.l2=0.1"),
     )
@@ -460,7 +460,7 @@ def test_two_processes_publish_the_lineage_of_one_from_prepared_data(tmp_path: P
     lineages = []
     for count in (1, 2):
         # A folder of its own, so that its derived files are written anew.
-        folder = write_prepared(generated(4000), tmp_path / f"of{count}" / "p", 0.4)
+        folder = write_prepared(generated(4000), tmp_path / f"of{count}" / "p")
         out = tmp_path / f"of{count}" / "lineage"
         outputs = called(count, publish_together, str(folder), str(out))
         assert [code for code, _ in outputs] == [0] * count, outputs

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 
-from evergram.cli.options import columns_by_role, command, described, new_progress, weights_of
+from evergram.cli.options import columns_by_role, command, described, new_progress
 from evergram.cli.printing import show
 from evergram.errors import DataError
 
@@ -30,7 +30,6 @@ def init(
     *,
     out: Path = Path("recipe.toml"),
     column: list[str] | None = None,
-    weight: list[str] | None = None,
     kind: str | None = None,
     drop_bad_rows: bool = False,
     force: bool = False,
@@ -53,7 +52,6 @@ def init(
         path,
         kind=kind,
         columns=columns_by_role(column),
-        weights=weights_of(weight),
         folder=out.parent,
         drop_bad_rows=drop_bad_rows,
     )
@@ -74,15 +72,10 @@ def init(
     "clicks/*.parquet corpus --column query=user_id --column candidate=page",
     sources="SOURCE... | Files, folders, globs or addresses (s3://…).",
     out="OUT | Folder to write.",
-    kind="What the source is: table, or another kind of \\[data] in a recipe.",
     column="ROLE=NAME | The files' column of a role, as in query=user_id; repeatable.",
     query_features="PATH | Table of features of queries; repeatable.",
     candidate_features="PATH | Table of features of candidates; repeatable.",
     shared_ids="Query and candidate ids name the same things.",
-    unique="Keep the first interaction of each pair alone.",
-    k_core="K | Keep queries and candidates with at least K interactions each.",
-    minimum_value="Leave out interactions of a smaller value.",
-    append="Add the interactions to OUT, as a new part.",
     overwrite="Replace what is in OUT.",
     memory=described(
         "SIZE | Most memory that the engine takes, such as 2GiB.",
@@ -93,17 +86,11 @@ def prepare(
     sources: list[str],
     out: Path,
     *,
-    kind: str = "table",
     column: list[str] | None = None,
-    weight: list[str] | None = None,
     query_features: list[str] | None = None,
     candidate_features: list[str] | None = None,
     shared_ids: bool = False,
-    unique: bool = False,
-    k_core: int = 0,
-    minimum_value: float | None = None,
     drop_bad_rows: bool = False,
-    append: bool = False,
     overwrite: bool = False,
     memory: str | None = None,
 ) -> None:
@@ -111,26 +98,14 @@ def prepare(
     from evergram.data.prepared.prepare import PrepareSettings
     from evergram.data.prepared.prepare import prepare as prepare_corpus
 
-    for option, given in (("column", column), ("weight", weight)):
-        if given and kind != "table":
-            raise DataError(
-                f"--{option} names columns of a table, and the kind is {kind}; leave it out."
-            )
     settings = PrepareSettings(
         columns=columns_by_role(column),
-        weights=weights_of(weight),
         query_features=list(query_features) if query_features else None,
         candidate_features=list(candidate_features) if candidate_features else None,
         shared_ids=shared_ids,
-        unique=unique,
-        k_core=k_core,
-        minimum_value=minimum_value,
         bad_rows="drop" if drop_bad_rows else "refuse",
         memory=memory,
-        kind=kind,
     )
     progress = new_progress().say
-    summary = prepare_corpus(
-        sources, out, settings, append=append, overwrite=overwrite, progress=progress
-    )
+    summary = prepare_corpus(sources, out, settings, overwrite=overwrite, progress=progress)
     show(asdict(summary), str(summary))

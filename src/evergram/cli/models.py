@@ -149,7 +149,7 @@ def diagnose(
     The first steps of its training are repeated, and every estimator is measured against the exact
     Gramian along them. Nothing is published.
     """
-    from evergram.evaluation.run_reports import write_diagnosis
+    from evergram.evaluation.html_page import write_diagnosis
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
     from evergram.training.recipe.recipe import refuse_unknown_kinds
@@ -217,7 +217,7 @@ def demo(
     set_: list[str] | None = None,
 ) -> None:
     """Show the whole story: version 0, three upgrades, and a consumer that never changes."""
-    from evergram.evaluation.run_reports import write_demo
+    from evergram.evaluation.html_page import write_demo
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.demo import demo_recipe, run_demo
 
@@ -276,7 +276,6 @@ def tune(
     set_: list[str] | None = None,
 ) -> None:
     """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
-    from evergram.evaluation.run_reports import write_tuning
     from evergram.training.tuning import tune as tune_recipe
     from evergram.training.tuning import write_best
 
@@ -288,10 +287,8 @@ def tune(
     best = out / "best.toml"
     write_best(best, recipe, [*(set_ or []), *tuned.best.overrides])
     facts, metric = tuned.as_json(), chosen.training.metric
-    picture = write_tuning(out / "trials.html", facts["trials"], metric)
-    written = f"Recipe with the best values: {best}\nPicture: {picture}"
-    facts |= {"recipe": str(best), "picture": str(picture)}
-    show(facts, *_trials(tuned, metric), written)
+    facts["recipe"] = str(best)
+    show(facts, *_trials(tuned, metric), f"Recipe with the best values: {best}")
     if tuned.ended == "interrupted":
         raise typer.Exit(INTERRUPTED)
 

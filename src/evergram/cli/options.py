@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from evergram.cli.app import GROUPS, is_quiet
-from evergram.collectives import ALONE, Collectives, is_first_process, process_count
+from evergram.collectives import is_first_process
 from evergram.errors import DataError, RecipeError
 from evergram.log_lines import LogFormat, log_format, write_line
 
@@ -68,14 +68,9 @@ SHARED: dict[str, Description] = {
     ),
     "thorough": "Search longer for λ, l2 and the rate (training.thorough).",
     "force": "Overwrite an existing file.",
-    "shards": "N|I/N | Write a folder of N Parquet files, or only its file I, from 0; resumes.",
     "column": "ROLE=NAME | The column (or tensor) of a role: id, and vector or text; repeatable.",
     "drop_bad_rows": (
         "Leave out rows without an id, or with a time, value or weight that is none, and say so."
-    ),
-    "weight": (
-        "EVENT=NUMBER | Weight of the rows of an event, where the column of weights holds names; "
-        "repeatable."
     ),
     # A list, though one store is taken: of several, typer would silently take the last.
     "store": f"SIDE=ADDRESS | Store of a side: {WHERE}",
@@ -153,18 +148,16 @@ def pairs_of(
     *,
     key: str = r".+",
     secret: bool = False,
-    last: bool = False,
 ) -> dict[str, str]:
     """Return the values of an option NAME=VALUE by name.
 
     Args:
         form: "NAME=VALUE" in the option's words, with an example. key: what a name matches.
         secret: whether there may be a password in it, so that no error repeats it.
-        last: whether names may have an equals sign, and not values.
     """
     values: dict[str, str] = {}
     for text in given or ():
-        name, _, value = text.rpartition("=") if last else text.partition("=")
+        name, _, value = text.partition("=")
         if not value or not re.fullmatch(key, name):
             shown = "what was given is not" if secret else f"it is {text!r}"
             raise DataError(f"{option} must be {form}; {shown}.")
@@ -177,18 +170,6 @@ def pairs_of(
 def columns_by_role(given: list[str] | None) -> dict[str, str]:
     """Return the values of `--column ROLE=NAME`."""
     return pairs_of("--column", given, "ROLE=NAME, as in query=user_id")
-
-
-def weights_of(given: list[str] | None) -> dict[str, float]:
-    """Return the values of `--weight EVENT=NUMBER`."""
-    form = "EVENT=NUMBER, as in cart=3"
-    weights = {}
-    for event, number in pairs_of("--weight", given, form, last=True).items():
-        try:
-            weights[event] = float(number)
-        except ValueError:
-            raise DataError(f"--weight must be {form}; it is '{event}={number}'.") from None
-    return weights
 
 
 def stores_by_side(given: Iterable[str]) -> dict[str, str]:
@@ -237,14 +218,3 @@ def print_progress(done: int, total: int, what: str) -> None:
         sys.stderr.write(f"\r{sentence}" + ("\n" if done >= total else ""))
         return
     write_line("progress", sentence, task=what, done=done, total=total)
-
-
-def other_processes() -> Collectives:
-    """Return the operations that this process does together with those that torchrun started."""
-    if process_count() == 1:
-        return ALONE
-    import torch
-
-    from evergram.training.distributed import join_processes
-
-    return join_processes(torch.device("cpu"))

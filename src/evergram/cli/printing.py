@@ -8,12 +8,9 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from evergram.cli.app import is_json
-
-if TYPE_CHECKING:
-    from evergram.vector_files.shards import WrittenShards
 
 
 class Grid(NamedTuple):
@@ -67,25 +64,14 @@ def number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
-def written_to(path: Path, outcome: WrittenShards | None = None) -> str:
-    """Return for a sentence what was written: a file of vectors, or a folder of shards."""
+def written_to(path: Path) -> str:
+    """Return for a sentence which file of vectors was written, and where its ids are."""
     from evergram.vector_files.open_embeddings import companion
 
-    if outcome is not None:
-        written, kept, missing = map(len, (outcome.written, outcome.kept, outcome.missing))
-        whole = f"missing: {missing}" if missing else "the set is whole"
-        return f"{path} (shards written: {written}; there already: {kept}; {whole})"
     if path.suffix != ".npy":
         return str(path)
     ids = companion(path)
     return f"{path}, with its ids in {ids}" if ids.is_file() else f"{path}, without ids"
-
-
-def shard_facts(outcome: WrittenShards | None) -> dict[str, Any]:
-    """Return the keys about shards of a command's JSON; none if a single file was written."""
-    if outcome is None:
-        return {}
-    return {"written": outcome.written, "kept": outcome.kept, "missing": outcome.missing}
 
 
 def print_version(lineage: str | Path, metrics: dict[str, Any], report: Path | None = None) -> None:

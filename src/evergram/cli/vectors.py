@@ -14,7 +14,6 @@ from evergram.cli.options import (
     described,
     new_progress,
     open_lineage,
-    other_processes,
     print_progress,
 )
 from evergram.cli.printing import (
@@ -22,7 +21,6 @@ from evergram.cli.printing import (
     number,
     paragraph,
     probes_table,
-    shard_facts,
     show,
     written_to,
 )
@@ -154,7 +152,7 @@ def _alignment(lineage: str, facts: dict[str, Any]) -> Iterator[str | Grid]:
     "new.parquet --lineage lineages/texts --as v0 --out as-v0.parquet",
     file=_FILE,
     as_="VERSION | The version or label to write.",
-    out="File to write; its suffix says the format. With --shards, a folder.",
+    out="File to write; its suffix says the format.",
 )
 def transform(
     file: Path,
@@ -164,34 +162,23 @@ def transform(
     out: Path,
     from_: str | None = None,
     column: list[str] | None = None,
-    shards: str | None = None,
     force: bool = False,
 ) -> None:
     """Rewrite a file of one version's vectors as another version's, in constant memory."""
-    from evergram.releasing.transform_file import transform_file, transform_shards
+    from evergram.releasing.transform_file import transform_file
     from evergram.vector_files.open_embeddings import open_embeddings
-    from evergram.vector_files.shards import Shards
 
-    parts = Shards.parsed(out, shards, other_processes())
     opened = open_lineage(lineage)
     source, target = opened.resolve(from_), opened.resolve(as_)
     vectors = open_embeddings(file, **columns_of([file], column))
     options: dict[str, Any] = {"progress": new_progress(), "overwrite": force}
-    if parts is None:
-        outcome = None
-        rows = transform_file(vectors, opened, target, out, source=source, **options)
-    else:
-        outcome = transform_shards(vectors, opened, (source, target), parts, **options)
-        rows = outcome.rows
-    if not is_first_process():
-        return
+    rows = transform_file(vectors, opened, target, out, source=source, **options)
     dim = opened.manifest(target).dim
     how = " by the forward map, approximately" if source < target else ""
     show(
-        {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
-        | shard_facts(outcome),
+        {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target},
         f"{rows} vectors of version {source}, written as version {target} ({dim} dims){how}: "
-        f"{written_to(out, outcome)}",
+        f"{written_to(out)}",
     )
 
 
@@ -260,7 +247,7 @@ def import_(
     "lineages/shop candidates.parquet --side candidate --as stable",
     out=(
         "OUT | File to write; its suffix says the format: .parquet, .arrow, .npy (its ids in a "
-        "file beside it), .safetensors or .csv. With --shards, a folder."
+        "file beside it), or .safetensors."
     ),
     dimensions=described(
         "Keep so many first coordinates, with length 1, if the version allows it.", min=1
@@ -273,33 +260,22 @@ def export(
     side: str | None = None,
     as_: str | None = None,
     from_: str | None = None,
-    shards: str | None = None,
     dimensions: int | None = None,
     force: bool = False,
 ) -> None:
-    """Write embeddings at any version to a file, or a folder, of ids and float32 vectors."""
+    """Write embeddings at any version to a file of ids and float32 vectors."""
     from evergram.lineage.lineage import side_of
-    from evergram.vector_files.shards import Shards
 
-    parts = Shards.parsed(out, shards, other_processes())
     opened = open_lineage(lineage)
     view = opened.view(as_, from_)
     side = side_of(opened.manifest(view.source).embeddings, str(opened.path), side)
-    if parts is not None and dimensions is not None:
-        raise DataError("Shards are of whole vectors; leave --dimensions out, or --shards.")
-    outcome = None if parts is None else view.export_shards(parts, side, overwrite=force)
-    if outcome is None:
-        rows = view.export(out, side, overwrite=force, dimensions=dimensions)
-    else:
-        rows = outcome.rows
+    rows = view.export(out, side, overwrite=force, dimensions=dimensions)
     dim = view.dim if dimensions is None else dimensions
-    if not is_first_process():
-        return
     facts: dict[str, Any] = {"file": str(out), "rows": rows, "dim": dim, "side": side}
     show(
-        facts | {"version": view.source, "as": view.version} | shard_facts(outcome),
+        facts | {"version": view.source, "as": view.version},
         f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
-        f"({dim} dims): {written_to(out, outcome)}",
+        f"({dim} dims): {written_to(out)}",
     )
 
 

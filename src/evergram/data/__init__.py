@@ -10,7 +10,7 @@ Read in this order:
    `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
    recipe names.
 4. `prepared/`: corpora that do not fit into memory; `prepare` writes a folder of columns by DuckDB.
-5. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
+5. `split`: pairs that are held out, by a hash, by time, or by a published file.
 6. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3); a
    step keeps those entities of a pool that contribute most to the penalty.
 
@@ -25,10 +25,10 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus as Corpus
+    from evergram.data.corpus import Feature as Feature
+    from evergram.data.corpus import Side as Side
+    from evergram.data.corpus import Vocabulary as Vocabulary
     from evergram.data.data_sets import existing as existing
-    from evergram.data.features import Feature as Feature
-    from evergram.data.features import Side as Side
-    from evergram.data.features import Vocabulary as Vocabulary
     from evergram.data.prepared.prepare import PrepareSettings as PrepareSettings
     from evergram.data.prepared.prepare import prepare as prepare
     from evergram.data.split import Split as Split

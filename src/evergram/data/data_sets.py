@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 VARIABLE = "EVERGRAM_DATA"
@@ -32,14 +31,6 @@ def whole_path(text: str, folder: Path) -> Path:
     return (folder / text).resolve()
 
 
-def _meant(path: Path) -> str:
-    """Return the data set, or the name beside a path's first missing part, that was meant."""
-    *others, first = (part for part in (path, *path.parents) if not part.exists())
-    beside = [entry.name for entry in first.parent.iterdir()] if first.parent.is_dir() else []
-    hints = [did_you_mean(part.name, DATA_SETS) for part in (*others, first)]
-    return next(filter(None, [*hints, did_you_mean(first.name, beside)]), "")
-
-
 def existing(path: str | Path) -> Path:
     """Return an existing path; for a public data set the error says how to get it."""
     path = Path(path)
@@ -47,7 +38,7 @@ def existing(path: str | Path) -> Path:
         return path
     name = next((part.name for part in (path, *path.parents) if part.name in DATA_SETS), None)
     if name is None:
-        raise DataError(f"There is no file or folder {path}{_meant(path)}; correct the path.")
+        raise DataError(f"There is no file or folder {path}; correct the path.")
     page = f"docs/data-sets.md, under `{name}`,"
     if DATA_SETS[name] and path.suffix == ".parquet":
         how = f"`{DATA_SETS[name]}` makes it of the data set {name} ({page} says how to get that)"

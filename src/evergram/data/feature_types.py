@@ -14,12 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from evergram.data.reading.rules import (
-    COMMA,
-    DAY_FIRST,
-    MONTH_FIRST,
-    POINT,
     all_match,
-    in_iso,
     is_date,
     is_list,
     is_number,
@@ -35,12 +30,8 @@ MOST_BUCKETS, ENOUGH = 64, 4
 # The end of a name of integers that are keys, not numbers.
 CODE = re.compile(r"(\w{3}ids?|code|((^|[\W_])(ids?|key|no|nr|zip|plz)))$", re.IGNORECASE)
 # Times as text. The second pattern is of one with a zone.
-_DATE = r"^ *\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?"
-_TIME, _ZONED = rf"{_DATE}(Z|[+-]\d\d:?\d\d)?)? *$", rf"{_DATE}(Z|[+-]\d\d:?\d\d)) *$"
-
-# Times, and numbers or times, that text may stand for; 00017 is a key.
-DATE = rf"{_TIME}|{DAY_FIRST}|{MONTH_FIRST}"
-MEASURE = rf"{DATE}|{POINT}|{COMMA}"
+_DATE = r"^ *\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?"
+DATE, _ZONED = rf"{_DATE}(Z|[+-]\d\d:?\d\d)?)? *$", rf"{_DATE}(Z|[+-]\d\d:?\d\d)) *$"
 
 
 def is_measure(kind: pa.DataType) -> bool:
@@ -90,45 +81,30 @@ def _typed_texts(texts: pa.Array, name: str, source: str) -> pa.Array:
     given = _given(texts)
     if given.null_count == len(given):
         return texts
-    dates = [p for p in (_TIME, DAY_FIRST, MONTH_FIRST) if all_match(given, p)]
-    dates = [p for p in dates if _times(given, p).null_count == given.null_count]
-    if dates:
+    times = _times(given)
+    if times.null_count == given.null_count:
         zoned = pc.match_substring_regex(given, _ZONED)
         with_zone, row = (pc.index(zoned, has_one).as_py() for has_one in (True, False))
-        if _TIME in dates and min(with_zone, row) >= 0:
+        if min(with_zone, row) >= 0:
             raise DataError(
                 f"{source} row {row + 1}: {name} is {given[row].as_py()!r}, without a zone, and "
                 "others have one; write all of them in one way."
             )
-        # Of 09.05.2025 alone it does not follow which is the day.
-        return _times(given, dates[0]) if len(dates) == 1 else texts
+        return times
     words = given.null_count > texts.null_count
     if all_match(given, r"^ *\d+ *$") and not (
         words and all_match(given, INTEGER) and not CODE.search(name)
     ):
         return texts
-    # Of 1,234 alone it does not follow whether a comma is decimal, but then all are as many times
-    # too large.
-    for pattern, decimal in ((POINT, "."), (COMMA, ",")):
-        if all_match(given, pattern):
-            return numbers(given, decimal=decimal)
-    return texts
+    read = _finite(numbers(given))
+    return read if read.null_count == given.null_count else texts
 
 
 def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    """Return each value as a NUMBER or a TIME, null where it is missing; how one is read does not
-    depend on the others."""
+    """Return each value as a NUMBER or a TIME, null where it is missing."""
     if is_text(values.type):
         texts = _given(values.cast(pa.string()))
-        if kind == TIME:
-            one, other = (_times(texts, pattern) for pattern in (DAY_FIRST, MONTH_FIRST))
-            unsure = pc.fill_null(pc.not_equal(one, other), False)
-            read = pc.if_else(unsure, None, pc.coalesce(_times(texts, _TIME), one, other))
-        else:
-            point, comma = (numbers(texts, decimal=sign) for sign in ".,")
-            read = pc.coalesce(point, comma)
-            unsure = pc.and_(pc.match_substring(texts, ","), pc.is_valid(pc.add(point, comma)))
-            read = pc.if_else(unsure, None, read)
+        read = _times(texts) if kind == TIME else _finite(numbers(texts))
         row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(read)), True).as_py()
         if row >= 0:
             wanted = "a number such as 1234.5"
@@ -173,15 +149,18 @@ def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bo
     return pa.concat_arrays([keys, pa.nulls(int(missing), kind)])
 
 
-def _times(texts: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
-    """Return texts of a pattern as timestamps in UTC; null where one is not of it, or no day of the
-    calendar."""
-    plain = pc.if_else(pc.match_substring_regex(texts, pattern), texts, None)
-    plain = pc.replace_substring(pc.utf8_trim_whitespace(in_iso(plain, pattern)), ",", ".")
+def _times(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts as timestamps in UTC; null where one is no time, or no day of the calendar."""
+    plain = pc.if_else(pc.match_substring_regex(texts, DATE), texts, None)
+    plain = pc.utf8_trim_whitespace(plain)
     zoned = pc.match_substring_regex(plain, _ZONED)
     with_zone, _ = moments_of(pc.if_else(zoned, plain, None), "UTC")
     without, _ = moments_of(pc.if_else(zoned, None, plain), None)
     return pc.coalesce(_in_utc(with_zone), _in_utc(without))
+
+
+def _finite(measures: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_finite(measures), measures, None)
 
 
 def _in_utc(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

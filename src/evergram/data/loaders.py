@@ -14,7 +14,7 @@ from pydantic import Field
 
 from evergram.data.data_sets import existing
 from evergram.errors import DataError
-from evergram.kinds import Finite, Kinds, KindSettings, Needs, Positive, Trait, Weight, traits_where
+from evergram.kinds import Finite, Kinds, KindSettings, Needs, Positive, Trait, traits_where
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
@@ -86,13 +86,11 @@ class AdjacencyListData(PathData):
 class TableData(PathData):
     """A table of interactions in Parquet, Arrow or CSV, with files of features.
 
-    `columns`: the file's own names; `weights`: of each event, where the column of weights holds
-    their names; `test`: the file of test pairs.
+    `columns`: the file's own names; `test`: the file of test pairs.
     """
 
     kind: Literal["table"] = "table"
     columns: Columns = Field(default={})
-    weights: dict[str, Weight] = Field(default={})
     bad_rows: BadRows = "refuse"
     test: Annotated[str | None, Needs(Trait.GIVEN_SPLIT)] = None
     query_features: str | None = None
@@ -112,7 +110,6 @@ class TableData(PathData):
             candidate_features=self.candidate_features,
             shared_ids=self.shared_ids,
             columns={str(name): own for name, own in self.columns.items()},
-            weights=self.weights,
             bad_rows=self.bad_rows,
         )
 
@@ -121,7 +118,6 @@ class PairsFile(DataSettings):
     """Data whose keys of a table are of the file of test pairs alone."""
 
     columns: Annotated[Columns, Needs(Trait.GIVEN_SPLIT)] = Field(default={})
-    weights: Annotated[dict[str, Weight], Needs(Trait.GIVEN_SPLIT)] = Field(default={})
     bad_rows: Annotated[BadRows, Needs(Trait.GIVEN_SPLIT)] = "refuse"
     test: Annotated[str | None, Needs(Trait.GIVEN_SPLIT)] = None
 

@@ -10,19 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.corpus import Corpus
-from evergram.data.features import plain
+from evergram.data.corpus import Corpus, plain
 from evergram.data.reading.files import (
     DAMAGED,
     Paths,
     SourceFile,
     TableStream,
-    read_member,
     source_files,
 )
 from evergram.data.reading.interactions import (
-    AdjacencyList,
     InteractionSources,
+    adjacency_list,
     read_features,
     source_of,
     sources_of_files,
@@ -45,7 +43,6 @@ def load_table(
     candidate_features: Paths | None = None,
     shared_ids: bool = False,
     columns: Mapping[str, str] | None = None,
-    weights: Mapping[str, float] | None = None,
     bad_rows: BadRowsChoice = "refuse",
 ) -> Corpus:
     """Return the corpus of files of interactions and, for each side, of files of features.
@@ -58,7 +55,6 @@ def load_table(
         shared_ids: query and candidate ids name the same things.
         columns: the file's own names of these columns, {"query": "user_id"}; and of the columns of
             ids in files of features, {"candidate_id": "sku"}.
-        weights: see `Corpus.of`.
         bad_rows: as of `Corpus.of`, of features, too.
     Raises: DataError: a file cannot be read or used; the error names the row if one is wrong.
     """
@@ -66,7 +62,6 @@ def load_table(
         sources_of_files(path, columns or {}),
         shared_ids=shared_ids,
         bad_rows=BadRows(bad_rows),
-        weights=weights or {},
     )
     features = read_features(query_features, candidate_features, columns or {}, bad_rows)
     return Corpus.from_interactions(interactions, features.get("query"), features.get("candidate"))
@@ -74,7 +69,7 @@ def load_table(
 
 def load_adjacency_list(path: Path, bad_rows: BadRowsChoice = "refuse") -> Corpus:
     """Return the corpus of a text file whose lines are a query and its candidates."""
-    source = source_of(AdjacencyList(path), {})
+    source = source_of(adjacency_list(path), {})
     return Corpus.from_interactions(InteractionSources([source], bad_rows=BadRows(bad_rows)))
 
 
@@ -131,7 +126,7 @@ def _unzip(archive: Path, name: str) -> bytes | None:
         with zipfile.ZipFile(archive) as opened:
             for member in opened.namelist():
                 if Path(member).name == name and "__MACOSX" not in member:
-                    return read_member(opened, member, archive)
+                    return opened.read(member)
     except DAMAGED as error:
         raise DataError(f"{archive} is not a readable zip file: {error}; get it anew.") from error
     return None
@@ -150,13 +145,11 @@ def read_interactions(
     path: Paths,
     columns: Mapping[str, str] | None = None,
     bad_rows: BadRowsChoice = "refuse",
-    weights: Mapping[str, float] | None = None,
 ) -> pa.Table:
     """Return those of the columns `query`, `candidate`, `value`, `time`, `weight` that files
     have."""
     sources = sources_of_files(path, columns or {})
-    them = InteractionSources(sources, bad_rows=BadRows(bad_rows), weights=weights or {})
-    return them.table()
+    return InteractionSources(sources, bad_rows=BadRows(bad_rows)).table()
 
 
 def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, Any]:

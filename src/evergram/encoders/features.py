@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side, Vocabulary, take_ragged
 from evergram.data.feature_types import bucket_starts, is_measure, positions, type_name
-from evergram.data.pair_hash import PairHash
+from evergram.data.split import PairHash
 from evergram.errors import DataError
 
 SIDES = ("query", "candidate")

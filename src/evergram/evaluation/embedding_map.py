@@ -6,15 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from evergram.atomic_files import write_bytes
-from evergram.errors import ShapeError
-from evergram.evaluation.html_page import page
 
 WIDTH, HEIGHT, EDGE = 720, 480, 16
 # Colours that are told apart by people who do not see all of them (Okabe and Ito 2008), and grey.
@@ -26,8 +21,8 @@ OTHER = "#9ca3af"
 class EmbeddingMap:
     """Embeddings in the plane of their two largest principal components.
 
-    In a notebook it shows itself; `save` writes a page that needs nothing else. The plane shows the
-    share of the variance that its title says, and no more: what lies together in it may be apart.
+    In a notebook it shows itself. The plane shows the share of the variance that its title says,
+    and no more: what lies together in it may be apart.
 
     >>> import numpy as np
     >>> from evergram.evaluation import EmbeddingMap
@@ -55,20 +50,8 @@ class EmbeddingMap:
         names: Sequence[object],
         groups: Sequence[object] | None = None,
     ) -> EmbeddingMap:
-        """Return the map of `vectors` [N, D].
-
-        Raises: ShapeError: it is no matrix of at least two finite rows and columns, or names or
-            groups are not N.
-        """
+        """Return the map of `vectors` [N, D], finite, with N and D above 1."""
         rows = torch.as_tensor(vectors).double()
-        if rows.ndim != 2 or min(rows.shape) < 2 or not bool(rows.isfinite().all()):
-            raise ShapeError(
-                f"A map is of finite vectors [N, D] with N and D above 1, and these are "
-                f"{list(rows.shape)}; give a matrix without NaN."
-            )
-        for what, labels_of in (("names", names), ("groups", groups)):
-            if labels_of is not None and len(labels_of) != len(rows):
-                raise ShapeError(f"There are {len(labels_of)} {what} of {len(rows)} vectors.")
         centred = rows - rows.mean(0)
         u, s, _ = torch.linalg.svd(centred, full_matrices=False)
         share = float(s[:2].square().sum() / s.square().sum().clamp(min=1e-300))
@@ -99,12 +82,6 @@ class EmbeddingMap:
             f"<figcaption>{title}</figcaption>"
             f'<ul style="list-style:none;columns:4;padding:0">{legend}</ul></figure>'
         )
-
-    def save(self, path: str | Path) -> Path:
-        """Write the map as a page; return its path. Raises: OSError: it cannot be written."""
-        target = Path(path)
-        write_bytes(target, page("Embeddings", [self._repr_html_()]).encode())
-        return target
 
     def _colours(self) -> dict[str, str]:
         counted = Counter(sorted(self.groups or ())).most_common(len(COLOURS))

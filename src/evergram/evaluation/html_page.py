@@ -1,12 +1,19 @@
-"""Parts of an HTML page that loads nothing from elsewhere: sections, tables, lists, charts."""
+"""HTML pages that load nothing from elsewhere: sections, tables, lists and charts; and the pages of
+`evergram demo` and `diagnose`."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from evergram.atomic_files import replace_file
+
+if TYPE_CHECKING:
+    from evergram.evaluation.gramian_error import Histograms
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --page: #fff; --line: #d8dee4;
@@ -32,7 +39,7 @@ figure { margin: 0; } figure svg { width: 100%; max-width: 30rem; height: auto; 
   overflow: visible; }
 figcaption { font-weight: 600; } svg text { fill: var(--text); font: 11px system-ui, sans-serif; }
 .grid { stroke: var(--line); } .chosen { stroke: var(--text); stroke-dasharray: 2 3; }
-.curve { fill: none; stroke: var(--ink); stroke-width: 2; } .bar { stroke-width: 1; }
+.curve { fill: none; stroke: var(--ink); stroke-width: 2; }
 .area { fill: var(--ink); opacity: .25; } .dot { fill: var(--ink); }
 .d1 { stroke-dasharray: 5 3; } .d2 { stroke-dasharray: 1 3; }
 .c0 { --ink: var(--one); } .c1 { --ink: var(--two); } .c2 { --ink: #009e73; }
@@ -120,13 +127,11 @@ COLOURS, DASHES = 8, 3
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. "steps" holds y from each x to the next, as a histogram does; "dots" joins no
-    points; bars reach up and down from each point."""
+    """A curve; "steps" holds y from each x to the next, as a histogram does."""
 
     name: str
     points: Sequence[tuple[float, float]]
-    kind: Literal["line", "steps", "dots"] = "line"
-    bars: Sequence[float] = ()
+    kind: Literal["line", "steps"] = "line"
 
 
 @dataclass(frozen=True)
@@ -145,8 +150,7 @@ class Axes:
 
 
 Scale = Callable[[float], float]
-# x, y and the length of the bar.
-Point = tuple[float, float, float]
+Point = tuple[float, float]
 
 
 def chart(axes: Axes, lines: Sequence[Line]) -> str:
@@ -156,9 +160,9 @@ def chart(axes: Axes, lines: Sequence[Line]) -> str:
     caption = f"<figcaption>{html.escape(axes.title)}</figcaption>"
     if not every:
         return f"<figure>{caption}<p>not measured: there is no point to draw.</p></figure>"
-    xs = [x for x, _, _ in every] + [x for x, _ in axes.names]
+    xs = [x for x, _ in every] + [x for x, _ in axes.names]
     xs += [] if axes.marked is None else [axes.marked[0]]
-    ys = [y + end for _, y, bar in every for end in (-bar, bar)] + [0.0] * axes.from_zero
+    ys = [y for _, y in every] + [0.0] * axes.from_zero
     x, y = _axis(xs, LEFT, WIDTH - RIGHT), _axis(ys, HEIGHT - BOTTOM, TOP)
     alt = html.escape(axes.alt)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{alt}">']
@@ -195,11 +199,9 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _points(axes: Axes, line: Line) -> list[Point]:
-    bars = line.bars or [0.0] * len(line.points)
-    points = [(x, y, bar) for (x, y), bar in zip(line.points, bars, strict=True)]
-    points = [point for point in points if all(map(math.isfinite, point))]
+    points = [point for point in line.points if all(map(math.isfinite, point))]
     if axes.logarithmic:
-        return [(x, math.log10(y), 0.0) for x, y, _ in points if y > 0]
+        return [(x, math.log10(y)) for x, y in points if y > 0]
     return points
 
 
@@ -232,22 +234,113 @@ def _grid(axes: Axes, xs: Sequence[float], ys: Sequence[float], x: Scale, y: Sca
 
 
 def _curve(points: Sequence[Point], x: Scale, y: Scale, ink: str, kind: str) -> list[str]:
-    """Return a curve: of steps with the area under it, and a short one with dots and bars."""
-    at = [(x(a), y(b)) for a, b, _ in points]
+    """Return a curve: of steps with the area under it, and a short one with dots."""
+    at = [(x(a), y(b)) for a, b in points]
     if kind == "steps":
         steps = "".join(f"H{a:.1f}V{b:.1f}" for a, b in at[1:])
         area = f"M{at[0][0]:.1f},{y(0):.1f}V{at[0][1]:.1f}{steps}V{y(0):.1f}Z"
         curve = f'<path class="curve {ink}" d="M{at[0][0]:.1f},{at[0][1]:.1f}{steps}"/>'
         return [f'<path class="area {ink}" d="{area}"/>', curve]
-    parts = [
-        f'<path class="curve bar {ink}" d="M{x(a):.1f},{y(b - bar):.1f}V{y(b + bar):.1f}"/>'
-        for a, b, bar in points
-        if bar
-    ]
-    if kind == "dots" or len(at) <= DOTS:
-        dots = (f'<circle class="dot {ink}" r="2.5" cx="{a:.1f}" cy="{b:.1f}"/>' for a, b in at)
-        parts += dots
-    if kind == "line":
-        path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in at)
-        parts.append(f'<path class="curve {ink}" d="{path}"/>')
+    path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in at)
+    parts = [f'<path class="curve {ink}" d="{path}"/>']
+    if len(at) <= DOTS:
+        parts += (f'<circle class="dot {ink}" r="2.5" cx="{a:.1f}" cy="{b:.1f}"/>' for a, b in at)
     return parts
+
+
+_DEMO = """\
+A classifier was trained once, on version 0's embeddings. Each later version was trained together
+with a light transform back to the one before; only the newest embeddings are stored. Through the
+chain of transforms the classifier keeps working; given the new embeddings as they are, it does not.
+"""
+_TESTS = """\
+Each version is tested on the interactions that came after its data, so the tests differ: compare a
+version's metric with that of the same model trained alone, without a transform, on the same data.
+The alignment error is mean ‖z̃₀ − z₀‖ over mean ‖z₀‖, on objects that alignment never saw.
+"""
+
+
+def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -> Path:
+    """Write the page of `evergram demo` from one entry a version, `DemoVersion.as_json`, and the
+    metric of the intended task."""
+    names = [(v["version"], str(v["version"])) for v in versions]
+    columns: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+        metric: lambda v: v["metrics"].get("model", {}).get(metric),
+        "trained alone": lambda v: v["metrics"].get("alone", {}).get(metric),
+        "popularity": lambda v: v["metrics"].get("popularity", {}).get(metric),
+        "AUC with chain": lambda v: v["consumer"]["auc_chain"],
+        "AUC without": lambda v: v["consumer"]["auc_raw"],
+        "alignment error": lambda v: v["drift_relative"],
+    }
+
+    def panel(title: str, shown: Sequence[str]) -> str:
+        lines = []
+        for name in shown:
+            values = [(v["version"], columns[name](v)) for v in versions]
+            lines.append(Line(name, [(x, y) for x, y in values if y is not None]))
+        axes = Axes(title, f"{title} by version", "version", from_zero=True, names=names)
+        return chart(axes, lines)
+
+    rows = []
+    for v in versions:
+        cells = [of(v) for of in columns.values()]
+        shown = ["–" if cell is None else f"{cell:.4f}" for cell in cells]
+        rows.append([str(v["version"]), str(v["dim"]), *shown])
+    task, consumer, error = list(columns)[:3], list(columns)[3:5], list(columns)[5:]
+    body = [
+        paragraph(_DEMO),
+        figures(
+            panel(f"Intended task: {metric}", task),
+            panel("Version-0 consumer: ROC-AUC, 0.5 by chance", consumer),
+            panel("Alignment error to version 0", error),
+        ),
+        table("By version", ["version", "dim", *columns], rows),
+        paragraph(_TESTS),
+    ]
+    return _written(path, f"One consumer, {len(versions)} versions", body)
+
+
+def histogram_figure(scores: Histograms) -> str:
+    """Return the histograms of observed and of random pairs. [G2] Fig. 4."""
+    edges = scores.edges.tolist()
+    lines = []
+    for name, density in (("observed pairs", scores.observed), ("random pairs", scores.random)):
+        bins = zip(edges[:-1], density.tolist(), strict=True)
+        lines.append(Line(name, [(edges[0], 0.0), *bins, (edges[-1], 0.0)], "steps"))
+    means = f"{scores.means[0]:.4f} on average for observed pairs, {scores.means[1]:.4f} for random"
+    sentence = (
+        f"The score is {means}; an observed one is the higher one {scores.separation:.1%} of the "
+        "time."
+    )
+    axes = Axes("Density of scores", f"Histograms of scores: {means}", "score", from_zero=True)
+    return paragraph(sentence) + figures(chart(axes, lines))
+
+
+def write_diagnosis(
+    path: Path,
+    histograms: Histograms,
+    steps: Sequence[int],
+    gramian_errors: Mapping[str, Sequence[float]],
+    gradient_errors: Mapping[str, Sequence[float]],
+) -> Path:
+    """Write the score histograms and both errors of each estimator by step; of no steps, the
+    histograms alone."""
+    body = [section("Scores of pairs", histogram_figure(histograms))]
+    if steps:
+        charts = [
+            chart(
+                Axes(title, f"{title} of each estimator by step", "step", logarithmic=True),
+                [Line(name, list(zip(steps, of, strict=True))) for name, of in errors.items()],
+            )
+            for title, errors in (
+                ("Gramian error", gramian_errors),
+                ("Gradient error", gradient_errors),
+            )
+        ]
+        body.append(section("Errors of estimators", figures(*charts)))
+    return _written(path, "Diagnosis", body)
+
+
+def _written(path: Path, title: str, body: Sequence[str]) -> Path:
+    replace_file(path, page(title, body).encode())
+    return path

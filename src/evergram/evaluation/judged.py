@@ -9,8 +9,6 @@ retrieval models*, NeurIPS 2021 (Datasets and Benchmarks).
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +32,8 @@ def read_judgements(path: Path) -> Judgements:
     grade) and a header, as BEIR has it, or four without a header (query, 0, text, grade), as TREC
     has it. A folder stands for its `qrels/test.tsv`, or its `test.tsv`."""
     if path.is_dir():
-        inner = _plain_or_compressed(path / "test.tsv")
-        path = inner if inner.is_file() else _plain_or_compressed(path / "qrels" / "test.tsv")
+        inner = path / "test.tsv"
+        path = inner if inner.is_file() else path / "qrels" / "test.tsv"
     grades: Judgements = {}
     for place, (number, line) in enumerate(_lines(path)):
         columns = line.split("\t") if "\t" in line else line.split()
@@ -72,25 +70,13 @@ def _is_word(text: str) -> bool:
     return False
 
 
-def _plain_or_compressed(path: Path) -> Path:
-    compressed = path.with_name(path.name + ".gz")
-    return compressed if compressed.is_file() and not path.is_file() else path
-
-
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    path = _plain_or_compressed(path)
     try:
-        packed = path.suffix == ".gz"
-        encoding = "utf-8-sig"
-        with (
-            gzip.open(path, "rt", encoding=encoding)
-            if packed
-            else path.open(encoding=encoding) as file
-        ):
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line.rstrip("\r\n")
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(
             f"{path} cannot be read: {reason.rstrip('.')}; correct the path or the file."

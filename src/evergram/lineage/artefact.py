@@ -27,7 +27,7 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
-from evergram.data.pair_hash import TrainedPairs
+from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule
 from evergram.ids import first_missing, missing_sentence, refuse_repeats

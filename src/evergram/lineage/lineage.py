@@ -21,7 +21,7 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.data.corpus import Vocabulary
-from evergram.data.pair_hash import TrainedPairs
+from evergram.data.split import TrainedPairs
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm

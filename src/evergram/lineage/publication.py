@@ -34,7 +34,7 @@ from evergram.compatibility.degenerate import LONGEST, LengthCount, vectors_prob
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import Transform
-from evergram.data.pair_hash import TrainedPairs
+from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.ids import INTEGER, refuse_other_form

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -21,10 +21,8 @@ from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Interactions, QueryForm
 from evergram.ids import Lists, as_lists
-from evergram.lineage.artefact import Block
 from evergram.texts.record import checked_dims, cut
 from evergram.vector_files.open_embeddings import first_not_finite, provenance_of
-from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
 
 if TYPE_CHECKING:
@@ -175,7 +173,7 @@ class View:
         """Write the ids and the vectors of a side to a file, marked with both fingerprints.
 
         Args:
-            path: its suffix chooses the format: .parquet, .arrow, .npy, .safetensors or .csv; see
+            path: its suffix chooses the format: .parquet, .arrow, .npy or .safetensors; see
                 `vector_files.writers.write_vectors`.
             side: as for `embeddings`.
             batch: rows that are transformed at once.
@@ -197,31 +195,6 @@ class View:
         if dims is not None:
             blocks = ((ids, torch.from_numpy(cut(rows.numpy(), dims))) for ids, rows in blocks)
         return write_vectors(path, blocks, fingerprints, overwrite=overwrite)
-
-    def export_shards(
-        self, shards: Shards, side: str, batch: int = 65_536, *, overwrite: bool = False
-    ) -> WrittenShards:
-        """Write the ids and the vectors of a side to a folder of Parquet files.
-
-        Shards of the same version and side that are there as they were written are kept: a run
-        that was killed goes on. Memory holds a few batches.
-
-        Args:
-            side, batch: as for `export`.
-            overwrite: whether to write all shards anew, and remove those of other settings.
-        Raises: DataError: as `vector_files.shards.write_shards`.
-        """
-        stored = self._lineage.stored_blocks(side, self.source)
-
-        def read(start: int, stop: int) -> Iterator[Block]:
-            blocks = between(stored.blocks(batch), start, stop)
-            return stored.read_as(self._apply, self.version, blocks, start)
-
-        fingerprints = provenance_of(self.fingerprint, self.computed_from)
-        # Versions of one space have one fingerprint, and other vectors in it.
-        hashes = self._lineage.manifest(self.source).embeddings
-        settings = {"side": side, "stored": hashes[side], **fingerprints}
-        return write_shards(shards, stored.rows, read, fingerprints, settings, overwrite=overwrite)
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """Return W_k^j [D_j, D_k] and the offset [D_j], float64: z̃_j = W z_k + b.

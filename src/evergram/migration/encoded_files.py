@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from evergram.atomic_files import write_text
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form, refuse_repeats
 from evergram.texts.record import (
@@ -41,7 +42,6 @@ from evergram.vector_files.open_embeddings import (
     open_embeddings,
 )
 from evergram.vector_files.pairing import ahead
-from evergram.vector_files.shards import ShardRecord, Shards, write_shards
 from evergram.vector_files.writers import check_writable, write_embeddings, write_vectors
 
 QUIET = Progress(quiet=True)
@@ -171,19 +171,19 @@ def encode_file(
             f"{record.address} is not the model that the kept vectors were compared with ({why}); "
             "bring that model back, or compare them again with the one that is there now."
         )
-    shards = Shards(out.with_name(f"{out.name}.parts"), -(-own // PART))
-    _encode_parts(texts, RecordedEncoder(encoder, record), known, shards, progress, overwrite)
+    parts = _Parts(out.with_name(f"{out.name}.parts"), own)
+    _encode_parts(texts, RecordedEncoder(encoder, record), known, parts, progress, overwrite)
     zeros = 0
 
     def counted() -> Iterator[Block]:
         nonlocal zeros
-        for number in shards.numbers:
-            for ids, vectors in open_embeddings(shards.path(number)).blocks():
+        for path in parts.paths:
+            for ids, vectors in open_embeddings(path).blocks():
                 zeros += int((vectors == 0).all(1).sum())
                 yield ids, vectors
 
     write_vectors(out, ahead(counted()), _mark(record), overwrite=overwrite)
-    shutil.rmtree(shards.folder)
+    shutil.rmtree(parts.folder)
     if zeros:
         log.warning(
             "%d of %d vectors are zeros, as of texts of which the model knows no word, or of calls "
@@ -193,63 +193,104 @@ def encode_file(
     return record
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Files of `PART` consecutive texts each, of `rows` in all, whole or not there. What they are
+    of is in a file next to them, which is written first."""
+
+    folder: Path
+    rows: int
+
+    @property
+    def paths(self) -> dict[Path, range]:
+        """The rows of each part, by its file."""
+        starts = range(0, self.rows, PART)
+        return {
+            self.folder / f"part-{number:05d}.parquet": range(start, min(start + PART, self.rows))
+            for number, start in enumerate(starts)
+        }
+
+    def begin(self, settings: Mapping[str, str | int], *, overwrite: bool) -> None:
+        """Make the folder, or go on with one of these settings; `overwrite` removes others."""
+        record = self.folder / "settings.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            others = any(self.folder.iterdir())
+            began = json.loads(record.read_text(encoding="utf-8")) if others else None
+            if began is not None and began != settings:
+                if not overwrite:
+                    raise DataError(
+                        f"{self.folder} has parts of other texts, another encoder or other kept "
+                        "vectors; give another OUT, remove the folder, or give --force (in Python "
+                        "overwrite=True), which starts again."
+                    )
+                shutil.rmtree(self.folder)
+                self.folder.mkdir()
+            write_text(record, json.dumps(settings, indent=2))
+        except (OSError, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(
+                f"{self.folder} cannot be used for parts: {error}; give another OUT, or remove it."
+            ) from error
+
+
 def _encode_parts(
     texts: Texts,
     encoder: RecordedEncoder,
     known: MigrationRest,
-    shards: Shards,
+    parts: _Parts,
     progress: Progress,
     overwrite: bool,
 ) -> None:
     """Write the parts that are missing. Raises: DataError: as `encode_file`."""
-    record, own = encoder.record, len(texts.texts)
+    record = encoder.record
     # What must be the same for parts to belong together.
     settings: dict[str, str | int] = {
+        "rows": parts.rows,
         "texts": texts.digest(),
         "encoder": record.address,
         "fingerprint": record.fingerprint or "",
         "prompts": json.dumps(record.prompts, sort_keys=True),
-        **({"kept": kept} if (kept := known.digest()) else {}),
+        "kept": known.digest(),
     }
     # Parts of the same settings are gone on with, also where a file is to be overwritten.
-    whole = {"shards": shards.count, "rows": own, **settings}
-    ShardRecord(shards.folder, whole, f"OUT, remove {shards.folder}").begin(overwrite=overwrite)
-    _refuse_other_parts(record, shards, overwrite=overwrite)
+    parts.begin(settings, overwrite=overwrite)
+    if _has_other_parts(record, parts, overwrite=overwrite):
+        shutil.rmtree(parts.folder)
+        parts.begin(settings, overwrite=overwrite)
     left = known.to_encode
     with progress.task(f"{record.address} of {left} texts", left) as bar:
-
-        def blocks(start: int, stop: int) -> Iterator[Block]:
-            for number in shards.numbers:
-                part = shards.rows(number, own)
-                if start <= part.start and part.stop <= stop:
-                    # One for each part: its canaries begin anew, so that a part's batches are the
-                    # same whichever part a run begins with.
-                    checked = RecordedEncoder(encoder.encoder, record)
-                    unfinished = _unfinished(shards, number)
-                    try:
-                        vectors = _vectors(texts, checked, known, part, bar.advance, unfinished)
-                        checked.check()
-                    except MismatchError as error:
-                        raise DataError(
-                            f"{record.address} changed while the texts were encoded ({error}). "
-                            "Parts that are finished are of the model before; bring it back and "
-                            f"run again, which goes on with them, or remove {shards.folder} to "
-                            "start again with the model that is there now."
-                        ) from error
-                    yield texts.ids.slice(part.start, len(part)), torch.from_numpy(vectors)
-
-        write_shards(shards, own, blocks, _mark(record), settings, overwrite=False)
+        for path, part in parts.paths.items():
+            ids = texts.ids.slice(part.start, len(part))
+            if len(_saved(path, ids, record.dim)) == len(part):
+                continue
+            # One for each part: its canaries begin anew, so that a part's batches are the same
+            # whichever part a run begins with.
+            checked = RecordedEncoder(encoder.encoder, record)
+            try:
+                vectors = _vectors(texts, checked, known, part, bar.advance, _unfinished(path))
+                checked.check()
+            except MismatchError as error:
+                raise DataError(
+                    f"{record.address} changed while the texts were encoded ({error}). "
+                    "Parts that are finished are of the model before; bring it back and "
+                    f"run again, which goes on with them, or remove {parts.folder} to "
+                    "start again with the model that is there now."
+                ) from error
+            write_embeddings(path, [(ids, torch.from_numpy(vectors))], _mark(record))
+            _unfinished(path).unlink(missing_ok=True)
     # Another run of the same texts may have written parts at the same time.
-    _refuse_other_parts(record, shards, overwrite=False)
+    _has_other_parts(record, parts, overwrite=False)
 
 
 def _mark(record: TextEncoderRecord) -> dict[str, str]:
     return {TEXT_ENCODER: record.model_dump_json()}
 
 
-def _unfinished(shards: Shards, number: int) -> Path:
-    """Return the file of a part that is not finished, which belongs to the folder like the part."""
-    return shards.path(number).with_name(f".{shards.path(number).name}")
+def _unfinished(path: Path) -> Path:
+    """Return the file of a part as far as it has come, next to that of the whole part."""
+    return path.with_name(f".{path.name}")
 
 
 def _vectors(
@@ -290,39 +331,40 @@ def _vectors(
     return vectors
 
 
-def _saved(unfinished: Path, ids: pa.Array, dim: int) -> Vectors:
-    """Return the vectors that an earlier run saved of a part, [n, D] of its first n ids."""
+def _saved(path: Path, ids: pa.Array, dim: int) -> Vectors:
+    """Return the vectors that an earlier run wrote of a part, [n, D] of its first n ids."""
     none: Vectors = np.empty((0, dim), np.float32)
-    if not unfinished.is_file():
+    if not path.is_file():
         return none
     # A damaged file is written again.
     with suppress(DataError):
-        file = open_embeddings(unfinished)
+        file = open_embeddings(path)
         blocks = [part.float().numpy() for _, part in file.blocks()]
         if file.dim == dim and file.ids().equals(ids.slice(0, file.rows)):
             return np.concatenate(blocks)
     return none
 
 
-def _refuse_other_parts(record: TextEncoderRecord, shards: Shards, *, overwrite: bool) -> None:
-    """Refuse parts of an earlier run whose model was another, or remove them."""
-    paths = [shards.path(number) for number in shards.numbers]
-    for path in [*paths, *(_unfinished(shards, number) for number in shards.numbers)]:
-        why = None
-        # A damaged part is written again.
-        with suppress(DataError):
-            if path.is_file():
-                written = open_embeddings(path).provenance.get(TEXT_ENCODER, "")
-                why = parse_record(written, str(path)).record_mismatch(record)
-        if why is not None:
-            if not overwrite:
+def _has_other_parts(record: TextEncoderRecord, parts: _Parts, *, overwrite: bool) -> bool:
+    """Return whether there are parts of another model. Raises: DataError: so it is, and they are
+    not to be overwritten."""
+    for whole in parts.paths:
+        for path in (whole, _unfinished(whole)):
+            why = None
+            # A damaged part is written again.
+            with suppress(DataError):
+                if path.is_file():
+                    written = open_embeddings(path).provenance.get(TEXT_ENCODER, "")
+                    why = parse_record(written, str(path)).record_mismatch(record)
+            if why is not None and not overwrite:
                 raise DataError(
-                    f"{shards.folder} has parts of another model than {record.address} is now "
-                    f"({why}); bring back the model that made them, or remove {shards.folder} to "
+                    f"{parts.folder} has parts of another model than {record.address} is now "
+                    f"({why}); bring back the model that made them, or remove {parts.folder} to "
                     "start again."
                 )
-            shutil.rmtree(shards.folder)
-            return
+            if why is not None:
+                return True
+    return False
 
 
 def plan_rest(

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives, is_first_process
 from evergram.compatibility.certificate import StepError, certify
-from evergram.data.corpus import Corpus
-from evergram.data.features import summaries
-from evergram.data.pair_hash import TrainedPairs
-from evergram.data.split import Split
+from evergram.data.corpus import Corpus, summaries
+from evergram.data.split import Split, TrainedPairs
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import publish_by_popularity

@@ -37,6 +37,7 @@ from evergram.evaluation.html_page import (
     Line,
     chart,
     figures,
+    histogram_figure,
     not_measured,
     page,
     paragraph,
@@ -51,7 +52,6 @@ from evergram.evaluation.ranking import (
     target_ranks,
     test_relevance,
 )
-from evergram.evaluation.run_reports import histogram_figure
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_versions import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from evergram.data.features import plain
+from evergram.data.corpus import plain
 from evergram.errors import DataError
 from evergram.ids import is_text
 from evergram.stores.rows import Places, find, keys_of

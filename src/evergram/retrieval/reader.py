@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.data.pair_hash import PairHash
+from evergram.data.split import PairHash
 from evergram.errors import DataError, LineageError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.ids import Lists, as_lists

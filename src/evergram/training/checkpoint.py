@@ -10,8 +10,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
-from evergram.data.pair_hash import TrainedPairs
-from evergram.data.split import Split
+from evergram.data.split import Split, TrainedPairs
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import restore_encoder

@@ -8,11 +8,11 @@ from dataclasses import replace
 from evergram.data.corpus import Corpus
 from evergram.data.data_sets import existing
 from evergram.data.loaders import NamedData, PairsFile, PythonData, TableData, load
-from evergram.data.pair_hash import TrainedPairs
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import (
     HeldOut,
     Split,
+    TrainedPairs,
     given_split,
     of_at_least,
     random_split,
@@ -112,7 +112,7 @@ def split_for(
         data = recipe.data
         assert isinstance(data, TableData | PairsFile)  # as it has a file of test pairs
         columns = {str(k): v for k, v in data.columns.items()}
-        test = read_interactions(existing(str(data.test)), columns, data.bad_rows, data.weights)
+        test = read_interactions(existing(str(data.test)), columns, data.bad_rows)
         test = test.select(["query", "candidate"])  # of a large test file, what is used alone
         split = given_split(corpus, test, share=recipe.split.share, held_out=held_out)
     else:

@@ -55,14 +55,12 @@ def source_at(
     path: Path,
     kind: str | None = None,
     named: Mapping[str, str] | None = None,
-    weights: Mapping[str, float] | None = None,
 ) -> Source:
     """Return what is at a path.
 
     Args:
         kind: `data.kind`; None tells it by the name of the file, or by what is in the folder.
         named: by role, columns of a table; the others are told by their names.
-        weights: by name of an event; only a table has events.
     Raises: DataError: the path does not exist, its kind or a column cannot be told, or a table is
         too large to be read at once.
     """
@@ -77,12 +75,10 @@ def source_at(
             f"{did_you_mean(chosen, path_kinds())}."
         )
     if chosen != "table":
-        for option, given in (("--column", named), ("--weight", weights)):
-            if given:
-                raise DataError(
-                    f"{option} is of columns of a table, and {path} is read as {chosen}; leave it "
-                    "out."
-                )
+        if named:
+            raise DataError(
+                f"--column is of columns of a table, and {path} is read as {chosen}; leave it out."
+            )
         return Source(chosen)
     _refuse_too_large(path)
     first = TableStream(source_files(path)[0])

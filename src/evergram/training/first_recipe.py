@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evergram.data.corpus import Corpus
-from evergram.data.features import FeatureSummary, summaries
+from evergram.data.corpus import Corpus, FeatureSummary, summaries
 from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
 from evergram.errors import DataError
@@ -54,10 +53,7 @@ class FirstRecipe:
             yield f"Guessed by their names: {guessed}; --column ROLE=NAME names another."
         if source.unread:
             unread = ", ".join(name or "a column without a name" for name in source.unread)
-            yield (
-                f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one, and "
-                "--weight EVENT=NUMBER makes a weight of the name of an event."
-            )
+            yield (f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one.")
         yield from self.survey.sentences()
         took = in_words(self.seconds)
         yield f"Training takes {took} on an ordinary computer, once the data is read."
@@ -84,7 +80,6 @@ def first_recipe(
     *,
     kind: str | None = None,
     columns: Mapping[str, str] | None = None,
-    weights: Mapping[str, float] | None = None,
     folder: Path | None = None,
     drop_bad_rows: bool = False,
 ) -> FirstRecipe:
@@ -97,7 +92,6 @@ def first_recipe(
         path: a file or folder that `data.path` of a recipe can name.
         kind: as `data.kind`; None tells it by the path.
         columns: by role, columns of a table; the others are told by their names.
-        weights: by name of an event, as `data.weights`.
         drop_bad_rows: leave out the rows that cannot be used, as `data.bad_rows = "drop"`.
         folder: where the recipe will be, to which its path is relative; None for the working one.
     Raises: DataError: the data cannot be read, the kind or a column cannot be told, or there is too
@@ -109,15 +103,13 @@ def first_recipe(
         raise DataError(
             f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
         ) from None
-    source = source_at(path, kind, columns, weights)
+    source = source_at(path, kind, columns)
     name, where = _name_of(path), str(path)
     if not path.is_absolute():
         where = os.path.relpath(path, folder or Path())
     data: dict[str, Any] = {"kind": source.kind, "path": where}
     if source.renamed:
         data["columns"] = source.renamed
-    if weights:
-        data["weights"] = dict(weights)
     if drop_bad_rows:
         data["bad_rows"] = "drop"
 
@@ -221,7 +213,6 @@ def _keys(table: Mapping[str, Any]) -> Iterator[str]:
 _ABOUT = {
     "path": "  # relative to this file",
     "columns": "  # the file's own names",
-    "weights": "  # of the rows of each event",
     "bad_rows": "  # rows that cannot be used are left out, with a warning",
     "last": "  # the latest are held out: some choose the epoch, the others are reported",
     "share": "  # of the pairs are held out: some choose the epoch, the others are reported",

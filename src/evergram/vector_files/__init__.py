@@ -1,8 +1,7 @@
 """Ids and vectors in files: Parquet, Arrow, `.npy` and safetensors, block by block.
 
 `open_embeddings`: `EmbeddingFile`, which every format satisfies, and the version that a file names;
-`writers` writes one file, `shards` a folder of them; `pairing` reads two
-files of vectors of the same objects side by side.
+`writers` writes one; `pairing` reads two files of vectors of the same objects side by side.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.vector_files.open_embeddings import open_embeddings as open_embeddings
-    from evergram.vector_files.shards import Shards as Shards
     from evergram.vector_files.writers import write_vectors as write_vectors
 
 export_lazily(__name__)

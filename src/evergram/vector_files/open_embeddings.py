@@ -32,9 +32,10 @@ _SIGNS_OF = {
     ".npy": (NPY_SIGN,),
     ".safetensors": (b"safetensors",),
 }
+# 64 bits hold all of them.
 INTEGERS = (
     *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.uint8, torch.uint16, torch.uint32),
 )
 FLOATS = {pa.float16(): np.float32, pa.float32(): np.float32, pa.float64(): np.float64}
 # Rows held at once: 50 MB of 768 floats; and bytes of a column that are read at once.
@@ -324,12 +325,7 @@ class SafetensorsVectors(PlainVectors):
                 if own.shape != (self.rows,) or own.dtype not in INTEGERS:
                     raise DataError(
                         f"{path}: tensor {id_tensor!r} is {own.dtype} {list(own.shape)}; "
-                        f"{self.rows} integers are needed."
-                    )
-                if own.dtype == torch.uint64 and bool((own.view(torch.int64) < 0).any()):
-                    raise DataError(
-                        f"{path}: tensor {id_tensor!r} has an id of 2^63 or more, which no 64-bit "
-                        "integer holds; write ids as text, in a file beside it."
+                        f"{self.rows} integers below 2^63 are needed."
                     )
                 self._own = pa.array(own.to(torch.int64).numpy())
         self._set_ids(ids, record.get(ID_TYPE) if self._own is None else None)
@@ -520,9 +516,4 @@ def open_embeddings(
 
 def unknown_format(path: Path) -> DataError:
     known = ", ".join(SUFFIXES)
-    if path.suffix.lower() == ".csv":
-        return DataError(
-            f"{path}: vectors are written as CSV for other programs, and not read from it; give a "
-            f"file that ends in one of {known}."
-        )
     return DataError(f"{path} is of no known format; the known ones end in {known}.")

@@ -1,4 +1,4 @@
-"""Write ids and vectors block by block, in every format that is read and in CSV."""
+"""Write ids and vectors block by block, in every format that is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
 from numpy.lib import format as npy
@@ -28,6 +27,7 @@ from evergram.vector_files.open_embeddings import (
     Block,
     companion,
     provenance_file,
+    unknown_format,
 )
 
 
@@ -77,9 +77,6 @@ SAFETENSORS_HEADER = 1024
 # Readers refuse a longer header.
 LONGEST_SAFETENSORS_HEADER = 100_000_000
 
-CSV = ".csv"
-WRITTEN = (*SUFFIXES, CSV)
-
 
 def write_vectors(
     path: Path,
@@ -92,14 +89,14 @@ def write_vectors(
     """Write ids and float32 vectors in their order, in the format of the path's suffix.
 
     The file appears whole or not at all, and never with another's ids or provenance. Parquet and
-    Arrow have columns `id` and `vector`, CSV a column `id` and one for each dim, `vector_0` and so
-    on. The ids of an .npy file are written beside it, to `NAME.ids.txt`. A safetensors file holds
-    integer ids itself, as tensor `id`; text ids are written beside it.
+    Arrow have columns `id` and `vector`. The ids of an .npy file are written beside it, to
+    `NAME.ids.txt`. A safetensors file holds integer ids itself, as tensor `id`; text ids are
+    written beside it.
 
     Args:
         blocks: ids [b] and vectors [b, D].
         provenance: of `provenance_of`; written into the file's metadata, or beside it into
-            `NAME.npy.json` or `NAME.csv.json`.
+            `NAME.npy.json`.
         overwrite: True replaces an existing file, and those beside it.
         named: False if the ids are only the numbers of rows: an .npy file then gets no ids beside
             it, as a reader would take them for ids of a version.
@@ -109,7 +106,7 @@ def write_vectors(
     """
     check_writable(path, overwrite=overwrite)
     suffix, provenance = path.suffix.lower(), provenance or {}
-    if suffix in (CSV, *PARQUET, *ARROW):
+    if suffix in (*PARQUET, *ARROW):
         return _write_columns(path, blocks, provenance, suffix)
     if suffix == ".npy":
         return _write_npy(path, blocks, provenance, named)
@@ -125,14 +122,13 @@ def check_writable(path: Path, *, overwrite: bool = True) -> None:
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the path of a file to write.")
     suffix = path.suffix.lower()
-    if suffix not in WRITTEN:
-        known = ", ".join(WRITTEN)
-        raise DataError(f"{path} is of no known format; the known ones end in {known}.")
+    if suffix not in SUFFIXES:
+        raise unknown_format(path)
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is not there; make the folder first.")
     if not overwrite:
-        beside = {".npy": [companion(path), provenance_file(path)], CSV: [provenance_file(path)]}
-        _refuse_existing([path, *beside.get(suffix, [])])
+        beside = [companion(path), provenance_file(path)] if suffix == ".npy" else []
+        _refuse_existing([path, *beside])
 
 
 def _refuse_existing(paths: Iterable[Path]) -> None:
@@ -146,14 +142,11 @@ def _refuse_existing(paths: Iterable[Path]) -> None:
 def _write_columns(
     path: Path, blocks: Iterable[Block], provenance: Mapping[str, str], suffix: str
 ) -> int:
-    """Write a file of columns, block by block: Parquet, Arrow or CSV."""
-    writer, rows, beside = None, 0, [provenance_file(path)] if suffix == CSV else []
-    with _replacing(path, *beside) as parts, ExitStack() as closing:
+    """Write a file of columns, block by block: Parquet or Arrow."""
+    writer, rows = None, 0
+    with _replacing(path) as parts, ExitStack() as closing:
         for ids, vectors in blocks:
             columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
-            if suffix == CSV:  # of as many digits as it takes to read the same float32 again
-                dims = np.ascontiguousarray(vectors.float().cpu().numpy().T)
-                columns = {"id": ids, **{f"vector_{i}": dim for i, dim in enumerate(dims)}}
             table = pa.table(columns, metadata=provenance or None)
             if writer is None:
                 writer = closing.enter_context(_writer(parts[path], table.schema, suffix))
@@ -161,8 +154,6 @@ def _write_columns(
             rows += table.num_rows
         closing.close()
         _refuse_none(path, rows)
-        for record in beside:
-            _write_provenance(parts[record], provenance)
     return rows
 
 
@@ -170,8 +161,6 @@ def _writer(part: Path, schema: pa.Schema, suffix: str) -> Any:
     if suffix in PARQUET:
         # Floats do not compress, and a dictionary of them only costs time.
         return pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=False)
-    if suffix == CSV:
-        return pyarrow.csv.CSVWriter(str(part), schema)
     return (pa.ipc.new_stream if suffix == ".arrows" else pa.ipc.new_file)(str(part), schema)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -18,20 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.prepared import assert_same, bags_of, pairs_of
+from tests.support.prepared import assert_same
 
 from evergram import atomic_files
 from evergram.data import (
     Corpus,
     PrepareSettings,
-    load_adjacency_list,
     load_table,
     prepare,
 )
 from evergram.data.prepared.files import PreparedRecord
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.prepared.prepare import Database, machine_memory
-from evergram.data.reading import interactions as reading
 from evergram.errors import DataError
 
 PREPARE = "evergram.data.prepared.prepare"
@@ -68,138 +65,48 @@ def interactions(draw: st.DrawFn) -> pa.Table:
     return pa.table(columns)
 
 
-def without_repeats(table: pa.Table) -> pa.Table:
-    """Return the first interaction of each pair in time, by Python's own sort and set."""
-    times = table["time"].to_pylist() if "time" in table.column_names else [0] * table.num_rows
-    pairs = list(zip(table["query"].to_pylist(), table["candidate"].to_pylist(), strict=True))
-    first: dict[Any, int] = {}
-    for row in sorted(range(len(pairs)), key=lambda row: times[row]):
-        first.setdefault(pairs[row], row)
-    return table.take(pa.array(list(first.values()), pa.int64()))
-
-
-def core(table: pa.Table, k: int) -> pa.Table:
-    """Return the k-core by leaving out one row at a time."""
-    rows, sides = table.to_pylist(), ("query", "candidate")
-    while True:
-        ids = [(side, row[side]) for row in rows for side in sides]
-        few = [row for row in rows if min(ids.count((s, row[s])) for s in sides) < k]
-        if not few:
-            return pa.Table.from_pylist(rows, table.schema)
-        rows.remove(few[0])
-
-
 @pytest.mark.long
 @settings(max_examples=40, deadline=None)
-@given(
-    table=interactions(),
-    pieces=st.integers(1, 3),
-    shared=st.booleans(),
-    k=st.integers(0, 3),
-    unique=st.booleans(),
-    least=st.booleans(),
-)
-def test_a_prepared_corpus_is_the_corpus_in_memory_of_what_a_slow_program_keeps(
-    table: pa.Table, pieces: int, shared: bool, k: int, unique: bool, least: bool
+@given(table=interactions(), pieces=st.integers(1, 3), shared=st.booleans())
+def test_a_prepared_corpus_is_the_corpus_in_memory(
+    table: pa.Table, pieces: int, shared: bool
 ) -> None:
-    minimum = 0.7 if least and "value" in table.column_names else None
-    expected = table
-    if minimum is not None:
-        expected = table.filter(pa.array([v >= minimum for v in table["value"].to_pylist()]))
-    expected = without_repeats(expected) if unique else expected
-    expected = core(expected, k)
     with tempfile.TemporaryDirectory() as folder:
         size, out = -(-table.num_rows // pieces), Path(folder) / "out"
         for number, start in enumerate(range(0, table.num_rows, size)):
             pq.write_table(table.slice(start, size), Path(folder) / f"{number}.parquet")
-        chosen = PrepareSettings(
-            shared_ids=shared, unique=unique, k_core=k, minimum_value=minimum, threads=1
-        )
-        if not expected.num_rows:
-            with pytest.raises(DataError, match="give a smaller"):
-                prepare(folder, out, chosen)
-            assert not out.exists()
-            return
-        summary = prepare(folder, out, chosen)
-        assert_same(Corpus.from_tables(expected, shared_ids=shared), load_prepared(out))
-        dropped = summary.below_minimum + summary.repeats_dropped + summary.outside_core
-        assert summary.rows_read == summary.added + dropped == table.num_rows
-
-
-@pytest.mark.long
-@settings(max_examples=25, deadline=None)
-@given(table=interactions(), cut=st.integers(1, 11), shared=st.booleans(), unique=st.booleans())
-def test_parts_that_are_appended_are_one_corpus(
-    table: pa.Table, cut: int, shared: bool, unique: bool
-) -> None:
-    """Rows and interactions are those of all sources at once; where ids are shared only the
-    interactions are, as a part's new queries come before its new candidates."""
-    if "time" in table.column_names:
-        table = table.take(np.argsort(table["time"].to_numpy(), kind="stable"))
-    first, second = table.slice(0, cut), table.slice(cut)
-    if not second.num_rows:
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out"
-        before = prepare(first, out, PrepareSettings(shared_ids=shared, unique=unique, threads=1))
-        old_pairs = pairs_of(load_prepared(out))
-        expected = without_repeats(table) if unique else table
-        if expected.num_rows == before.added:
-            with pytest.raises(DataError, match="already"):
-                prepare(second, out, append=True)
-            assert pairs_of(load_prepared(out)) == old_pairs
-            return
-        after = prepare(second, out, append=True)
-        assert (after.parts, after.fingerprint != before.fingerprint) == (2, True)
-        corpus = Corpus.from_tables(expected, shared_ids=shared)
-        if not shared:
-            assert_same(corpus, load_prepared(out))
-        assert pairs_of(load_prepared(out)) == pairs_of(corpus)
+        summary = prepare(folder, out, PrepareSettings(shared_ids=shared))
+        assert_same(Corpus.from_tables(table, shared_ids=shared), load_prepared(out))
+        assert summary.rows_read == summary.interactions == table.num_rows
 
 
 def test_each_step_is_reported_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {"query": [1, 1, 2, 2, 2, 3], "candidate": [5, 6, 5, 6, 6, 5]}
-    rows |= {"time": [3, 1, 2, 4, 5, 6]}
-    table = pa.table(rows | {"value": [9, 9, 9, 0.7, 9, 0.699]})
+    rows = {"query": [1, 1, 2, 2, None], "candidate": [5, 6, 5, 6, 6]}
+    table = pa.table(rows | {"time": [3, 1, 2, 4, 5], "value": [9, 9, 9, 0.7, 9]})
     text = pa.BufferOutputStream()
     csv.write_csv(table, text)
     (tmp_path / "events.csv.gz").write_bytes(gzip.compress(text.getvalue().to_pybytes()))
     monkeypatch.setattr(f"{PREPARE}.EVERY", 0.0)
     lines: list[str] = []
-    chosen = PrepareSettings(unique=True, k_core=2, minimum_value=0.7)
+    chosen = PrepareSettings(bad_rows="drop")
     summary = prepare(tmp_path / "events.csv.gz", tmp_path / "out", chosen, progress=lines.append)
-    assert lines.pop(1).startswith("read 6 rows, ")
+    assert lines.pop(1).startswith("read 5 rows, ")
     assert [line.split()[0] for line in lines] == [
-        *("reading", "sorting", "looking", "looking", "numbering", "writing", "writing")
+        *("reading", "sorting", "numbering", "writing", "writing")
     ]
-    left_out = summary.below_minimum, summary.repeats_dropped, summary.outside_core
-    assert (summary.rows_read, *left_out, summary.added) == (6, 1, 1, 0, 4)
+    assert (summary.rows_read, summary.bad_rows["count"], summary.interactions) == (5, 1, 4)
     assert (summary.first_time, summary.last_time) == (1, 4)
-    first, second, times, *_ = str(summary).splitlines()
+    first, second, bad, times, *_ = str(summary).splitlines()
     assert first.endswith("out: 4 interactions of 2 queries with 2 candidates.")
-    assert second == "Read 6 rows; left out 1 below the minimum value, 1 repeats."
+    assert second == "Read 5 rows; left out 1 bad rows."
+    assert bad.startswith("Bad: ")
     assert times == "Times from 1 to 4."
     assert summary.size == sum(p.stat().st_size for p in (tmp_path / "out").rglob("*.*"))
     record = PreparedRecord.load(tmp_path / "out")
     assert record.fingerprint == summary.fingerprint
-    assert (record.times, record.choices.unique, record.choices.k_core) == ("numbers", True, 2)
     for role, kind in {"query": "<i4", "candidate": "<i4", "value": "<f4", "time": "<i8"}.items():
-        column = np.load(tmp_path / "out" / "parts" / "00000" / f"{role}.npy")
+        column = np.load(tmp_path / "out" / f"{role}.npy")
         assert (record.columns[role], column.dtype.str) == (column.dtype.name, kind)
-
-
-def test_a_core_is_a_fixed_point(tmp_path: Path) -> None:
-    """A path falls apart from its ends, one entity after the other; a square stays, and later
-    parts are counted with it."""
-    path = [(q, c) for q in range(10, 20) for c in (q, q + 1)]
-    square = [(1, 1), (1, 2), (2, 1), (2, 2)]
-    query, candidate = zip(*path[:7], *square, *path[7:], strict=True)
-    table, out = pa.table({"query": query, "candidate": candidate}), tmp_path / "out"
-    assert prepare(table, out, PrepareSettings(k_core=2)).outside_core == len(path)
-    assert pairs_of(load_prepared(out)) == square
-    later = pa.table({"query": [3, 3, 4, 1], "candidate": [1, 2, 1, 9]})
-    assert prepare(later, out, append=True).outside_core == 2
-    assert pairs_of(load_prepared(out)) == [*square, (3, 1), (3, 2)]
 
 
 EVENTS = pa.table(
@@ -234,10 +141,8 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     (other / "thesis.txt").write_text("mine")
     link.symlink_to(out)
     for place, options, why in [
-        (out, {}, "--append adds a new part to it, --overwrite"),
-        (out, {"append": True, "overwrite": True}, "exclude each other"),
+        (out, {}, "--overwrite replaces it"),
         (other, {"overwrite": True}, "holds other files"),
-        (other, {"append": True}, "no prepared corpus"),
         (link, {"overwrite": True}, "is a file or a link"),
         (tmp_path / "file", {"overwrite": True}, "is a file or a link"),
         (tmp_path / "file" / "out", {}, "cannot be written"),
@@ -246,9 +151,6 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=why):
             prepare(EVENTS, place, **options)  # type: ignore[arg-type]
     assert (other / "thesis.txt").read_text() == "mine"
-    later = EVENTS.set_column(3, "time", pa.array([300] * 5))
-    prepare(later, link, append=True)
-    assert (link.is_symlink(), len(load_prepared(out))) == (True, 7)
 
 
 def test_tables_are_prepared_without_torch(tmp_path: Path) -> None:
@@ -275,7 +177,7 @@ def test_many_rows_in_several_threads_are_in_the_order_of_numpys_sort(
         "value": rng.random(rows, np.float32),
         "time": rng.integers(0, 1_000, rows),
     }
-    prepare(pa.table(columns), tmp_path / "out", PrepareSettings(memory="128MiB", threads=2))
+    prepare(pa.table(columns), tmp_path / "out", PrepareSettings(memory="128MiB"))
     corpus = load_prepared(tmp_path / "out")
     order = np.argsort(columns["time"], kind="stable")
     for role in ("value", "time"):
@@ -292,7 +194,7 @@ def test_many_rows_in_several_threads_are_in_the_order_of_numpys_sort(
 def test_what_the_engine_cannot_do_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Database(tmp_path, 16 << 20, 1) as database:
+    with Database(tmp_path, 16 << 20) as database:
         schema = pa.schema([("x", pa.int64())])
         batches = [pa.record_batch([pa.array(np.arange(1 << 21))], schema=schema)]
         database.create("t", schema, batches)
@@ -315,7 +217,7 @@ DYING = """
 import os, sys
 import pyarrow as pa
 from evergram.data import prepare
-name, how, out, mode = sys.argv[1:]
+name, how, out = sys.argv[1:]
 module = sys.modules["evergram.data.prepared.prepare"]
 old = getattr(module, name)
 def die(*arguments, **options):
@@ -324,12 +226,11 @@ def die(*arguments, **options):
     os._exit(9)
 setattr(module, name, die)
 table = pa.table({"query": [2, 3], "candidate": [7, 5], "time": [30, 40]})
-prepare(table, out, **{mode: True})
+prepare(table, out, overwrite=True)
 """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
 @pytest.mark.parametrize(
     ("name", "how", "done"),
     [
@@ -342,14 +243,13 @@ prepare(table, out, **{mode: True})
     ],
 )
 def test_a_killed_run_leaves_the_old_content_or_the_new(
-    tmp_path: Path, mode: str, name: str, how: str, done: bool
+    tmp_path: Path, name: str, how: str, done: bool
 ) -> None:
     out = tmp_path / "out"
     prepare(FIRST, out)
-    arguments = [sys.executable, "-c", DYING, name, how, str(out), mode]
+    arguments = [sys.executable, "-c", DYING, name, how, str(out)]
     assert subprocess.run(arguments, check=False, timeout=120).returncode == 9
-    whole = [10, 20, 30, 30, 40] if mode == "append" else [30, 40]
-    assert load_prepared(out).column("time").tolist() == (whole if done else [10, 20, 30])
+    assert load_prepared(out).column("time").tolist() == ([30, 40] if done else [10, 20, 30])
     assert (tmp_path / ".out.part").exists()
     prepare(FIRST, out, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -362,10 +262,12 @@ def test_without_an_exchange_the_next_run_repairs(
     out = tmp_path / "out"
     prepare(FIRST, out)
     monkeypatch.setattr(atomic_files, "_exchange", lambda one, other: False)
-    prepare(LATER, out, append=True)
     out.rename(atomic_files.displaced(out))
-    prepare(pa.table({"query": [9], "candidate": [9], "time": [50]}), out, append=True)
-    assert load_prepared(out).column("time").tolist() == [10, 20, 30, 30, 40, 50]
+    with pytest.raises(DataError, match="--overwrite replaces it"):
+        prepare(LATER, out)
+    assert load_prepared(out).column("time").tolist() == [10, 20, 30]
+    prepare(LATER, out, overwrite=True)
+    assert load_prepared(out).column("time").tolist() == [30, 40]
 
 
 def test_a_second_writer_is_refused_and_no_lock_stays(tmp_path: Path) -> None:
@@ -373,7 +275,7 @@ def test_a_second_writer_is_refused_and_no_lock_stays(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="Another process is preparing"):
             prepare(LATER, tmp_path / "out")
 
-    assert prepare(FIRST, tmp_path / "out", progress=while_it_runs).added == 3
+    assert prepare(FIRST, tmp_path / "out", progress=while_it_runs).interactions == 3
     for refused in (FIRST, pa.table({"query": [1], "candidate": [None]})):
         for out in ("out", "new") if refused is not FIRST else ("out",):
             with pytest.raises(DataError):
@@ -390,103 +292,19 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DataError, match="No space left on device; it is as it was"):
-        prepare(LATER, out, append=True)
+        prepare(LATER, out, overwrite=True)
     assert load_prepared(out).column("time").tolist() == [10, 20, 30]
     assert not (tmp_path / ".out.part").exists()
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-@pytest.mark.parametrize("linked", [True, False])
-def test_old_rows_and_files_stay_and_counts_grow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
-) -> None:
-    out = tmp_path / "out"
-    prepare(FIRST, out)
-    before, number = content(out), (out / "parts/00000/query.npy").stat().st_ino
-    if not linked:
-
-        def refuse(*_: object) -> None:
-            raise PermissionError
-
-        monkeypatch.setattr(os, "link", refuse)
-    summary = prepare(LATER, out, append=True)
-    assert (summary.added, summary.interactions, summary.parts) == (2, 5, 2)
-    first, _, new, *_ = str(summary).splitlines()
-    assert first.endswith("out: 2 interactions (part 2; 5 in all) of 3 queries with 3 candidates.")
-    assert new == "New: 1 queries, 1 candidates."
-    corpus, after = load_prepared(out), content(out)
-    assert corpus.queries.vocabulary.keys.to_pylist() == [1, 2, 3]
-    assert corpus.candidates.vocabulary.keys.to_pylist() == [5, 6, 7]
-    assert corpus.counts("query").tolist() == [2, 2, 1]
-    assert corpus.counts("candidate").tolist() == [3, 1, 1]
-    assert all(after[name] == before[name] for name in before if name.startswith("parts"))
-    assert ((out / "parts/00000/query.npy").stat().st_ino == number) == linked
-    parts = PreparedRecord.load(out).parts
-    assert [part.entities["query"] for part in parts] == [2, 3]
-    assert [(part.first_time, part.last_time) for part in parts] == [(10, 30), (30, 40)]
-
-
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    prepare(FIRST, out)
-    before = content(out)
-    for columns, why in [
-        ({"time": [29, 40]}, r"begins at 29, before the end of .* at 30 \(1 interactions"),
-        ({"time": [30.5, 40.0]}, "times of .* are integers"),
-        ({"query": ["a", "b"]}, "query ids of .* are integers"),
-        ({"value": [1.0, 2.0]}, "has the columns query, candidate, time, and what is appended"),
-    ]:
-        with pytest.raises(DataError, match=why):
-            prepare(pa.table(LATER.to_pydict() | columns), out, append=True)
-    first: dict[str, Any] = {"unique": True, "k_core": 2, "minimum_value": 2, "shared_ids": True}
-    for name, value in first.items():
-        with pytest.raises(DataError, match=f"with {name} = .*--overwrite"):
-            prepare(LATER, out, PrepareSettings(**{name: value}), append=True)
-    assert content(out) == before
-    # Integers are texts among texts, and decimals among decimals.
-    texts = pa.table({"query": ["a", "3"], "candidate": [5, 5], "time": [1.5, 2.5]})
-    prepare(texts, out, overwrite=True)
-    prepare(LATER, out, append=True)
-    assert load_prepared(out).queries.vocabulary.keys.to_pylist() == ["a", "3", "2"]
-
-
-def test_features_of_old_ids_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{PREPARE}.FETCHED", 2)
-
-    def described(**columns: list[Any]) -> PrepareSettings:
-        pq.write_table(pa.table(columns), tmp_path / "f.parquet")
-        return PrepareSettings(query_features=tmp_path / "f.parquet")
-
-    def pairs(*ids: int) -> pa.Table:
-        return pa.table({"query": ids, "candidate": ids})
-
-    out, ids = tmp_path / "out", [9, 3, 7, 1, 5]
-    prepare(pairs(*ids), out, described(id=[1, 3, 5, 7, 9], x=[[1], [3], [5], [7], [9]]))
-    prepare(pairs(8, 3, 6), out, described(id=[8, 3], x=[[8], [4]]), append=True)
-    prepare(pairs(2), out, append=True)
-    queries = load_prepared(out).queries
-    assert bags_of(queries, "x") == {i: [i] if i not in (6, 2) else [] for i in [*ids, 8, 6, 2]}
-    with pytest.raises(DataError, match=r"no query feature 'y' \(it has x\)"):
-        prepare(pairs(4), out, described(id=[4], y=["c"]), append=True)
 
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     for changed, why in [
         ({"columns": {"user": "u"}}, "no column 'user' to name"),
-        ({"k_core": -1}, "k_core is -1"),
-        ({"minimum_value": float("nan")}, "minimum_value is nan"),
-        ({"threads": 0}, "threads is 0"),
         ({"memory": "much"}, "memory .* is much"),
         ({"memory": "1MiB"}, "at least 128MiB"),
     ]:
         with pytest.raises(DataError, match=why):
             PrepareSettings(**changed)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="no values"):
-        prepare(FIRST, tmp_path / "out", PrepareSettings(minimum_value=1))
 
 
 def test_the_engine_takes_a_quarter_of_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +320,7 @@ def test_the_engine_takes_a_quarter_of_a_small_machine(monkeypatch: pytest.Monke
 
 def checked(sources: Any, out: Path, expected: Corpus, **chosen: Any) -> Any:
     """Prepare sources, check that the folder is the expected corpus, and return the summary."""
-    summary = prepare(sources, out, PrepareSettings(memory="256MiB", threads=1, **chosen))
+    summary = prepare(sources, out, PrepareSettings(memory="256MiB", **chosen))
     assert_same(expected, load_prepared(out))
     return summary
 
@@ -537,7 +355,7 @@ def test_features_of_any_type_are_those_of_the_corpus(tmp_path: Path) -> None:
 def test_numbers_and_times_of_text_are_those_of_the_corpus_of_the_file(tmp_path: Path) -> None:
     events, described, out = (tmp_path / name for name in ("t.csv", "f.csv", "out"))
     events.write_text("user,sku\n3,a\n1,b\n3,c\n")
-    lines = ["sku;price;stock;listed;tags", "a;1.234,5;3;2025-01-01;x|y"]
+    lines = ["sku;price;stock;listed;tags", "a;1234.5;3;2025-01-01;x|y"]
     described.write_text("\n".join([*lines, "b;;n/a;2025-02-01;", "c;7;9;;y"]))
     chosen: dict[str, Any] = {
         "columns": {"query": "user", "candidate": "sku"},
@@ -547,52 +365,19 @@ def test_numbers_and_times_of_text_are_those_of_the_corpus_of_the_file(tmp_path:
     checked(events, out, expected, **chosen)
     found = {n: f.vocabulary.keys.to_pylist() for n, f in expected.candidates.features.items()}
     assert (found["price"], found["stock"], len(found["listed"])) == ([7, 1234.5], [3, 9], 2)
-    checked(expected, tmp_path / "again", expected)
-    described.write_text("sku;price;stock;listed;tags\nd;cheap;3;2025-01-01;")
-    events.write_text("user,sku\n3,d\n")
-    with pytest.raises(DataError, match=r"'price' is a number.*a category"):
-        prepare(events, out, PrepareSettings(**chosen), append=True)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_corpus_with_features_is_prepared_as_it_is(tmp_path: Path, shared: bool) -> None:
-    tags = features(tags=[["a", "b"], [], ["c"]], kind=["x", None, "y"])
-    corpus = Corpus.from_tables(PAIRS, tags, tags, shared_ids=shared)
-    checked(corpus, tmp_path / "out", corpus)
-
-
-def test_shared_ids_have_one_table_of_entities(tmp_path: Path) -> None:
+def test_shared_ids_are_those_of_the_corpus(tmp_path: Path) -> None:
     pairs, one = pa.table({"query": [1, 2], "candidate": [2, 3]}), features(x=["a", "b", "c"])
     apart = one.rename_columns(["id", "y"])
     clash = features(x=["a", "b", "d"])
     for name, table in (("one", one), ("apart", apart), ("clash", clash)):
         pq.write_table(table, tmp_path / f"{name}.parquet")
     chosen: dict[str, Any] = {"shared_ids": True, "query_features": tmp_path / "one.parquet"}
-    for name, table in (("one", one), ("apart", apart)):
+    for name, table in (("one", one), ("apart", apart), ("clash", clash)):
         expected = Corpus.from_tables(pairs, one, table, shared_ids=True)
         path = tmp_path / f"{name}.parquet"
         checked(pairs, tmp_path / name, expected, candidate_features=path, **chosen)
-    clashing = PrepareSettings(candidate_features=tmp_path / "clash.parquet", **chosen)
-    with pytest.raises(DataError, match=r"both tables of features have 'x'"):
-        prepare(pairs, tmp_path / "out", clashing)
-
-
-def test_shared_ids_of_a_corpus(tmp_path: Path) -> None:
-    one, out = features(tags=["a", "b", "c"]), tmp_path / "out"
-    for other in [
-        features(tags=["a", "b", "d"]),
-        features(tags=["a", "b", "c"], kind=["x", "y", "z"]),
-    ]:
-        with pytest.raises(DataError, match="'tags'; give one table for both sides"):
-            prepare(Corpus.from_tables(PAIRS, one, other, shared_ids=True), out)
-    apart = Corpus.from_tables(PAIRS, one, features(kind=["x", "y", "z"]), shared_ids=True)
-    prepare(apart, tmp_path / "apart")
-    assert set(load_prepared(tmp_path / "apart").queries.features) == {"tags"}
-    plain, shared = Corpus.from_tables(PAIRS), Corpus.from_tables(PAIRS, shared_ids=True)
-    checked(plain, tmp_path / "shared", shared, shared_ids=True)
-    prepare(plain, out)
-    with pytest.raises(DataError, match=r"ids of their own, and those of Corpus\(.* share theirs"):
-        prepare(shared, out, append=True)
 
 
 @pytest.mark.parametrize(
@@ -600,7 +385,7 @@ def test_shared_ids_of_a_corpus(tmp_path: Path) -> None:
     [
         ({"id": ["a", "a"], "x": [1, 2]}, "1 ids come more than once, such as 'a'"),
         ({"id": ["a"], "x": [["p", None]]}, "null inside a list"),
-        ({"id": ["a"], "query_count": [1]}, "rename it"),
+        ({"id": ["a"], "candidate_count": [1]}, "rename it"),
         ({"id": ["other"], "x": [1]}, "none of the ids"),
     ],
 )
@@ -622,49 +407,13 @@ def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory(tmp_path: Path) -> N
     summary = prepare(table, tmp_path / "out")
     assert (summary.interactions, summary.unread) == (1, ["price"])
     assert "There are no times.\nNot read: price; --column time=NAME or" in str(summary)
-    lists = tmp_path / "lists.txt"
-    lists.write_text("0 5 6\n1 6\n")
     twice = pa.table([pa.array([1])] * 3, names=["query", "candidate", "query"])
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (table, {"columns": {"candidate": "query"}}, "query and candidate are both the column"),
         (twice, {}, "has two columns 'query'"),
-        (lists, {"kind": "nothing"}, "nothing"),
-        ({"query": [1]}, {}, "sources is dict"),
-        ([lists, lists], {"kind": "adjacency_list"}, "one file or folder, and 2 are named"),
-        (tmp_path / "nowhere", {"kind": "movielens"}, "There is no file or folder"),
+        (tmp_path / "nowhere", {}, "There is no file"),
     ]
     for sources, chosen, why in cases:
         with pytest.raises(DataError, match=why):
             prepare(sources, tmp_path / "other", PrepareSettings(**chosen))
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize(
-    ("last", "block"), [("7 8", 10), ("7 08", 10), ("ann 8", 1 << 20), (f"7 {2**63}", 10)]
-)
-def test_a_prepared_list_is_the_loaded_one(
-    last: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ids are texts if one of them is, wherever it stands."""
-    monkeypatch.setattr(reading, "BLOCK", block)
-    draw = random.Random(0)
-    lines = [
-        " ".join(str(draw.randint(0, 30)) for _ in range(draw.randint(0, 9))) for _ in "x" * 50
-    ]
-    path = tmp_path / "lists.txt.gz"
-    path.write_bytes(gzip.compress("\n".join([*lines, last]).encode()))
-    checked(path, tmp_path / "out", load_adjacency_list(path), kind="adjacency_list")
-
-
-def test_a_list_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    for content, message in [
-        (b"0 1\n\n2 NULL\n", "row 3: candidate is 'NULL'"),
-        (b"0\n1\n", "has no pairs"),
-        (b"0 1\n1 2.5\n", "numbers with decimals"),
-        (b"0 \xff\n", "is not in UTF-8"),
-    ]:
-        (tmp_path / "lists.txt").write_bytes(content)
-        settings = PrepareSettings(kind="adjacency_list")
-        with pytest.raises(DataError, match=message):
-            prepare(tmp_path / "lists.txt", tmp_path / "out", settings)
-        assert not (tmp_path / "out").exists()

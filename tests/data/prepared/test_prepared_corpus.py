@@ -37,13 +37,12 @@ from evergram.data import (
 )
 from evergram.data import split as rules
 from evergram.data.corpus import PairBlock, PairRule
-from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.prepared import mapped_corpus
 from evergram.data.prepared.files import NAME, release
 from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.split import HeldOut, known_pairs
-from evergram.errors import DataError, FormatError
+from evergram.data.split import HeldOut, PairHash, TrainedPairs, known_pairs
+from evergram.errors import DataError
 from evergram.evaluation.ranking import relevance_of
 from evergram.evaluation.ranking import test_relevance as relevance_of_test
 from evergram.training.resuming import corpus_digest
@@ -57,7 +56,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_prepared(generated(700), tmp_path_factory.mktemp("whole") / "p", 0.4)
+    return write_prepared(generated(700), tmp_path_factory.mktemp("whole") / "p")
 
 
 @pytest.mark.parametrize(
@@ -66,9 +65,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda v: v.pop("fingerprint"), "fingerprint"),
         (lambda v: v.update(fingerprint="../../../tmp"), "fingerprint is '../../../tmp'"),
         (lambda v: v.update(interactions=6), "of 700 interactions"),
-        (lambda v: v["parts"][1].update(interactions=0), "parts[1].interactions is 0"),
-        (lambda v: v["parts"][1].update(folder="parts/../../x"), "parts[1].folder"),
-        (lambda v: v["parts"][1].update(folder="a\\b"), "parts[1].folder"),
         (lambda v: v["columns"].pop("query"), "the columns candidate, value"),
         (lambda v: v["sides"].pop("query"), "the sides candidate"),
         # What the files do not have.
@@ -98,9 +94,9 @@ def test_what_is_no_record(tmp_path: Path, whole: Path) -> None:
         (tmp_path / NAME).write_bytes(content)
         with pytest.raises(DataError, match=r"prepared\.json (is damaged|cannot be read)"):
             load_prepared(tmp_path)
-    later = json.loads((whole / NAME).read_text()) | {"format_version": 2, "parts": "other"}
+    later = json.loads((whole / NAME).read_text()) | {"format_version": 2, "columns": "other"}
     (tmp_path / NAME).write_text(json.dumps(later))
-    with pytest.raises(FormatError, match="format_version 2"):
+    with pytest.raises(DataError, match="format_version is 2"):
         load_prepared(tmp_path)
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).mkdir()
@@ -139,17 +135,17 @@ huge = with_one(0, 0x7FFFFFFF)
 def test_a_damaged_column_is_named(
     damage: Callable[[Path], None] | str, tmp_path: Path, whole: Path
 ) -> None:
-    path = shutil.copytree(whole, tmp_path / "p") / "parts" / "00001" / "time.npy"
+    path = shutil.copytree(whole, tmp_path / "p") / "time.npy"
     if damage is Path.touch:
         path.unlink()
     _ = path.write_text(damage) if isinstance(damage, str) else damage(path)
-    with pytest.raises(DataError, match=r"time\.npy (cannot be read|has the shape \(419,\))"):
-        load_prepared(path.parents[2])
+    with pytest.raises(DataError, match=r"time\.npy (cannot be read|has the shape \(699,\))"):
+        load_prepared(path.parent)
 
 
 def test_ids_of_another_kind_and_changed_entities_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "p"
-    prepare(Corpus.of([("ann", 1), ("ben", 1)]), folder)
+    prepare(pa.table({"query": ["ann", "ben"], "candidate": [1, 1]}), folder)
     path = folder / "query.arrow"
     flipped(path, path.read_bytes().index(b"annben") + 2)
     with pytest.raises(DataError, match=r"query\.arrow is not as it was .* Prepare the data again"):
@@ -168,10 +164,8 @@ def test_a_changed_byte_is_refused_before_anything_is_written(
     name: str, place: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "p"
-    prepare(generated(700), folder)
-    last = {"query": [1, 2], "candidate": [1, 1], "time": [999, 999]}
-    prepare(pa.table(last | {"value": [0.5, 0.5], "weight": [1, 2]}), folder, append=True)
-    path = folder / "parts" / ("00001" if name == "time" else "00000") / f"{name}.npy"
+    prepare(generated(700).interactions, folder)
+    path = folder / f"{name}.npy"
     assert len(load_prepared(folder).where(rules.first(400))) == 400
     flipped(path, place)
     mapped = load_prepared(folder)
@@ -190,7 +184,7 @@ def test_a_folder_is_the_corpus_that_was_written(whole: Path) -> None:
     mapped = load_prepared(whole)
     assert_same(generated(700), mapped)
     # The columns are mapped and not copied.
-    assert str(whole / "parts" / "00001" / "query.npy") in Path("/proc/self/maps").read_text()
+    assert str(whole / "query.npy") in Path("/proc/self/maps").read_text()
     assert mapped.interactions["query"].type == pa.int32()
 
 
@@ -246,7 +240,7 @@ def test_splits_are_those_of_the_corpus_in_memory(
     split: Callable[[Corpus], Split], tmp_path: Path
 ) -> None:
     corpus = generated(1500)
-    one, other = split(corpus), split(prepared(corpus, tmp_path / "p", 0.31, 0.72))
+    one, other = split(corpus), split(prepared(corpus, tmp_path / "p"))
     assert_same_split(one, other)
     assert isinstance(other.training, MappedCorpus)
     assert (one.final is None) == (other.final is None)
@@ -278,7 +272,7 @@ def test_any_corpus_is_restricted_and_knows_its_pairs_as_in_memory(
     monkeypatch.setattr(mapped_corpus, "BUCKET", bucket)
     monkeypatch.setattr(mapped_corpus, "PAIRS_AT_ONCE", block)
     corpus = Corpus.of(rows, shared_ids=shared)
-    mapped = prepared(corpus, tmp_path_factory.mktemp("p") / "p", 0.5)
+    mapped = prepared(corpus, tmp_path_factory.mktemp("p") / "p")
     assert_same(corpus, mapped)
     queries, candidates = (torch.arange(-1, len(s)) for s in (corpus.queries, corpus.candidates))
     every = torch.cartesian_prod(queries, candidates).T
@@ -320,8 +314,8 @@ def test_what_is_derived_is_written_once_and_may_be_removed(tmp_path: Path) -> N
     assert part.repeats == corpus.where(rule).repeats
     assert_same(corpus.where(rule), load_prepared(tmp_path / "p").where(rule))
     # Those of other data go once that is loaded.
-    shutil.rmtree(tmp_path / "p" / "parts")
-    write_prepared(generated(600), tmp_path / "p")
+    other = write_prepared(generated(600), tmp_path / "q")
+    shutil.copytree(other, tmp_path / "p", dirs_exist_ok=True)
     assert mapped.cache.is_dir()
     assert load_prepared(tmp_path / "p").cache != mapped.cache
     assert not mapped.cache.exists()
@@ -395,7 +389,7 @@ def test_damaged_derived_files_are_written_anew_once(
     part = prepared(generated(400), tmp_path / "p").where(rule)
     repeats = part.repeats  # by the index
     assert isinstance(part, MappedCorpus)
-    folder, before = part.columns[0]["query"].path.parent, part.in_memory()
+    folder, before = part.columns["query"].path.parent, part.in_memory()
     content = {p: p.read_bytes() for p in part.cache.rglob("*.*") if p.is_file()}
     (path,) = part.cache.glob(name) if "*" in name else [folder / name]
     damage(path)
@@ -444,7 +438,7 @@ def test_rows_outside_of_their_side_are_refused(tmp_path: Path) -> None:
     mapped = prepared(generated(500), tmp_path / "p")
     part = mapped.where(rules.first(400))
     assert isinstance(part, MappedCorpus)
-    damaged = [mapped.columns[0]["candidate"].path, part.columns[0]["candidate"].path]
+    damaged = [mapped.columns["candidate"].path, part.columns["candidate"].path]
     for path, remedy in zip(damaged, ("Prepare the data again", "Remove .*splits"), strict=True):
         corpus: Corpus = load_prepared(tmp_path / "p")
         corpus = corpus if path == damaged[0] else corpus.where(rules.first(400))
@@ -468,7 +462,7 @@ def test_what_was_read_does_not_stay_in_memory(
 ) -> None:
     monkeypatch.setattr(mapped_corpus, "PAIRS_AT_ONCE", 10_000)
     monkeypatch.setattr(mapped_corpus, "BUCKET", 1 << 20)
-    mapped = prepared(generated(300_000), tmp_path / "p", 0.4)
+    mapped = prepared(generated(300_000), tmp_path / "p")
     part = mapped.where(rules.first(240_000))
     size, most = resident_bytes(tmp_path / "p"), 0
     for block in part.blocks():

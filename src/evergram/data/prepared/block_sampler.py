@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,19 +33,15 @@ class BlockOrder:
     of (seed, epoch); with n interactions, two of one block are in one batch n / `pairs` times as
     often as any two others."""
 
-    lengths: Sequence[int]
+    length: int
     block: int
     pairs: int
     seed: int
 
-    @property
-    def _blocks_of_parts(self) -> Numbers:
-        return -(-np.asarray(self.lengths, dtype=np.int64) // self.block)
-
     def buffers(self, epoch: int, skipped: int = 0) -> Iterator[tuple[Buffer, int]]:
         """Yield the buffers of an epoch, and how many interactions of each to leave out, so that
         `skipped` of the epoch are."""
-        blocks = int(self._blocks_of_parts.sum())
+        blocks = -(-self.length // self.block)
         # Four bytes a block, the only memory that grows with the corpus.
         shuffled = torch.randperm(
             blocks, dtype=torch.int32, generator=generator(self.seed, epoch, 0)
@@ -61,14 +57,6 @@ class BlockOrder:
             yield buffer, skipped
             skipped = 0
 
-    def places(self, blocks: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the part of each block, and where it starts and ends there, int64 [b] each."""
-        counts = self._blocks_of_parts
-        first = np.cumsum(counts) - counts
-        part = np.searchsorted(first, blocks, side="right") - 1
-        start = (blocks - first[part]) * self.block
-        return part, start, np.minimum(start + self.block, np.asarray(self.lengths)[part])
-
 
 @dataclass(frozen=True)
 class Buffer:
@@ -80,23 +68,20 @@ class Buffer:
     blocks: Numbers
 
     def __len__(self) -> int:
-        _, start, end = self.order.places(self.blocks)
-        return int((end - start).sum())
+        block = self.order.block
+        return int(np.minimum(block, self.order.length - self.blocks * block).sum())
 
-    def take(self, parts: Sequence[Column], order: Tensor) -> Tensor:
-        """Return its interactions of a column, whose parts are [n_p] each, in an order such as
-        `shuffled()`."""
-        part, start, end = self.order.places(self.blocks)
+    def take(self, column: Column, order: Tensor) -> Tensor:
+        """Return its interactions of a column [n], in an order such as `shuffled()`."""
         size, pieces = self.order.block, list[Tensor]()
-        for number, column in enumerate(parts):
-            own = torch.from_numpy(start[(part == number) & (end - start == size)] // size)
-            values = torch.from_numpy(column)
-            whole = values[: len(column) // size * size].view(-1, size)
-            for some in torch.split(own, BLOCKS_AT_ONCE):
-                pieces.append(whole.index_select(0, some).flatten())
-                release([column])
-            # The last block of a part may be shorter.
-            pieces += [values[s:] for s in start[(part == number) & (end - start < size)]]
+        values, count = torch.from_numpy(column), len(column) // size
+        whole = values[: count * size].view(-1, size)
+        own = torch.from_numpy(self.blocks[self.blocks < count])
+        for some in torch.split(own, BLOCKS_AT_ONCE):
+            pieces.append(whole.index_select(0, some).flatten())
+            release([column])
+        if len(own) < len(self.blocks):  # the last block, which is shorter
+            pieces.append(values[count * size :])
         return torch.cat(pieces)[order]
 
     def shuffled(self) -> Tensor:
@@ -145,12 +130,10 @@ class BlockSampler(ExampleSampler):
         self.met: Tensor = torch.nonzero(self.degrees).flatten()
         rates = {side: count.double() / len(corpus) for side, count in self.counts.items()}
         self._weigh(self._rates_by_query() if self.positives == "queries" else rates, measures)
-        lengths = [part["query"].length for part in corpus.columns]
-        self.shuffle: BlockOrder = BlockOrder(lengths, self.block, self.pairs, seed)
+        self.shuffle: BlockOrder = BlockOrder(len(corpus), self.block, self.pairs, seed)
         # Mappings of their own, which stay even if the files are removed.
-        self.files: dict[str, list[Column]] = {
-            name: [part[name].mapped(at_random=True) for part in corpus.columns]
-            for name in self.names
+        self.files: dict[str, Column] = {
+            name: corpus.columns[name].mapped(at_random=True) for name in self.names
         }
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:

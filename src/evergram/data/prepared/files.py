@@ -4,7 +4,6 @@ of interactions; see docs/large-data.md."""
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evergram.data.reading.rules import SIDES, SideName
-from evergram.errors import DataError, FormatError
+from evergram.errors import DataError
 from evergram.validation import sentence_of
 
 if TYPE_CHECKING:
@@ -33,68 +32,34 @@ Column = NDArray[Any]
 DAMAGE = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError)
 
 
-class _Lenient(BaseModel):
-    # A later writer may add keys that this reader does not need.
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
-
-
-class SideRecord(_Lenient):
+class SideRecord(BaseModel):
     entities: int = Field(ge=1)
-    ids: Literal["int64", "string"]
     features: list[str]
 
 
-class PartRecord(_Lenient):
-    """What one run of prepare added, ordered by time.
-
-    Args:
-        folder: below the prepared folder, such as parts/00000; a damaged record leads nowhere else.
-        entities: by side, entities after this part.
-        sources: names of the files that it was made of.
-        sha256: of the file of each column; a column without it is not checked.
-    """
-
-    folder: str = Field(pattern=r"^parts/[0-9]+$")
-    interactions: int = Field(ge=1)
-    entities: dict[str, int]
-    first_time: int | float | None = None
-    last_time: int | float | None = None
-    sources: list[str]
-    sha256: dict[str, str] = {}
-
-
-class Choices(_Lenient):
-    """What was left out of the interactions, which also holds for later appends."""
-
-    unique: bool = False
-    k_core: int = 0
-    minimum_value: float | None = None
-    columns: dict[str, str] = {}
-    weights: dict[str, float] = {}
-
-
-class PreparedRecord(_Lenient):
+class PreparedRecord(BaseModel):
     """The whole record.
 
     Args:
-        interactions: n, over all parts.
+        interactions: n.
         columns: the type of each column of interactions that there is.
-        times: how they were written, see `reading.rules.Clock`; "" without times.
+        sources: names of the files that it was made of.
         fingerprint: changes whenever the content of the folder does; it names a folder of derived
             files.
-        entity_files: the SHA-256 of each file of entities; a file without it is not checked.
+        sha256: of each file; one without it is not checked.
     """
+
+    # A later writer may add keys that this reader does not need.
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     format_version: Literal[1]
     shared_ids: bool
     interactions: int = Field(ge=1)
     sides: dict[SideName, SideRecord]
     columns: dict[str, ColumnType]
-    times: str = ""
-    parts: list[PartRecord]
+    sources: list[str] = []
     fingerprint: str = Field(pattern=r"^[A-Za-z0-9_-]{8,200}$")
-    choices: Choices = Choices()
-    entity_files: dict[str, str] = {}
+    sha256: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _agrees(self) -> PreparedRecord:
@@ -109,23 +74,17 @@ class PreparedRecord(_Lenient):
     def load(cls, folder: Path) -> PreparedRecord:
         path = folder / NAME
         try:
-            values = json.loads(path.read_bytes())
+            content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(
                 f"{folder} is no prepared corpus, as it has no {NAME}, which `evergram prepare` "
                 f"writes last; `evergram prepare SOURCE {folder}` makes one."
             ) from error
-        except (OSError, ValueError, RecursionError) as error:
-            why = getattr(error, "strerror", None) or f"it is no JSON ({error})"
+        except OSError as error:
+            why = error.strerror or str(error)
             raise DataError(f"{path} cannot be read: {why}; prepare the corpus again.") from error
-        version = values.get("format_version") if isinstance(values, dict) else None
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise FormatError(
-                f"{path} has format_version {version}, and this Evergram reads up to "
-                f"{FORMAT_VERSION}; install a later one, or prepare the corpus again with this one."
-            )
         try:
-            return cls.model_validate(values)
+            return cls.model_validate_json(content)
         except ValidationError as error:
             problem = sentence_of(error, cls).rstrip(".")
             raise DataError(f"{path} is damaged: {problem}; prepare the corpus again.") from error

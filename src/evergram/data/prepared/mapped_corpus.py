@@ -26,8 +26,16 @@ import torch
 from torch import Tensor
 
 from evergram.atomic_files import file_lock, new_folder, remove_tree
-from evergram.data.corpus import Corpus, PairBlock, PairRule
-from evergram.data.features import Side, Vocabulary, features_of_sides, take_ragged, to_tensor
+from evergram.data.corpus import (
+    Corpus,
+    PairBlock,
+    PairRule,
+    Side,
+    Vocabulary,
+    features_of_sides,
+    take_ragged,
+    to_tensor,
+)
 from evergram.data.prepared.files import (
     NAME,
     Column,
@@ -68,14 +76,14 @@ class MappedCorpus(Corpus):
     as int32.
 
     Args:
-        interactions: Arrow table over the mapped columns, one chunk a part.
-        columns: the files of each part by the name of the column.
+        interactions: Arrow table over the mapped columns.
+        columns: the files by the name of the column.
         cache: folder of what is derived; it may be removed at any time.
         entity_counts: interactions of each entity of a side, int64 [N].
         mapped: the columns of `interactions`, whose pages are released as blocks are read.
     """
 
-    columns: Sequence[Mapping[str, ColumnFile]] = field(default=(), compare=False)
+    columns: Mapping[str, ColumnFile] = field(default_factory=dict, compare=False)
     fingerprint: str = ""
     cache: Path = field(default=Path(), compare=False)
     entity_counts: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
@@ -85,20 +93,20 @@ class MappedCorpus(Corpus):
     def of_files(
         cls,
         sides: tuple[Side, Side],
-        columns: Sequence[Mapping[str, ColumnFile]],
+        columns: Mapping[str, ColumnFile],
         counts: Mapping[str, Tensor],
         **rest: Any,
     ) -> MappedCorpus:
-        """Return the corpus of the columns of parts that follow each other in time."""
-        mapped = {name: [part[name].mapped() for part in columns] for name in columns[0]}
-        table = pa.table({n: pa.chunked_array(list(map(pa.array, p))) for n, p in mapped.items()})
-        views = [part for parts in mapped.values() for part in parts]
+        """Return the corpus of columns in files."""
+        mapped = {name: file.mapped() for name, file in columns.items()}
+        table = pa.table({name: pa.array(column) for name, column in mapped.items()})
+        views = list(mapped.values())
         return cls(*sides, table, columns=columns, entity_counts=counts, mapped=views, **rest)
 
     @property
     def types(self) -> dict[str, np.dtype[Any]]:
         """The type of each column on disk."""
-        return {name: file.dtype for name, file in self.columns[0].items()}
+        return {name: file.dtype for name, file in self.columns.items()}
 
     def column(self, name: str) -> Tensor:
         if len(self) > WHOLE:
@@ -156,9 +164,7 @@ class MappedCorpus(Corpus):
         return torch.cat(query), torch.cat(candidate)
 
     def before(self, time: float) -> int:
-        # Parts follow each other in time.
-        chunks = self.interactions["time"].chunks
-        return sum(bisect_left(chunk.to_numpy(), time, key=float) for chunk in chunks)
+        return bisect_left(self.interactions["time"].to_numpy(), time, key=float)
 
     @cached_property
     def index(self) -> PairIndex:
@@ -187,7 +193,7 @@ class MappedCorpus(Corpus):
             candidates = Side(queries.vocabulary, candidates.features)
         return MappedCorpus.of_files(
             (queries, candidates),
-            [files],
+            files,
             counts,
             shared_ids=self.shared_ids,
             fingerprint=digest,
@@ -207,9 +213,8 @@ class MappedCorpus(Corpus):
         """Read columns through, each once. Raises: DataError: one has another SHA-256 than it was
         written with."""
         for name in sorted(set(names) - self._verified):
-            for file in (part[name] for part in self.columns):
-                remedy = "Prepare the data again, or bring the file back from a copy."
-                check_sha256(file.path, file.sha256, remedy)
+            file, remedy = self.columns[name], "bring the file back from a copy."
+            check_sha256(file.path, file.sha256, f"Prepare the data again, or {remedy}")
             self._verified.add(name)
 
     @cached_property
@@ -219,7 +224,7 @@ class MappedCorpus(Corpus):
     def check_rows(self, rows: Tensor, side: str) -> None:
         """Raise a DataError if one of the rows that are read from files is outside of its side."""
         remedy = "Prepare the data again."
-        if self.cache in self.columns[0][side].path.parents:
+        if self.cache in self.columns[side].path.parents:
             remedy = f"Remove {self.cache} and run it again; it is written anew."
         check_rows(rows, side, len(self.queries if side == "query" else self.candidates), remedy)
 
@@ -412,7 +417,6 @@ def load_prepared(path: Path) -> MappedCorpus:
 
     Raises: DataError: the folder is not prepared, or its files do not fit together, or those of
             entities are not as they were written; columns are checked when they are read through.
-        FormatError: a later Evergram prepared it.
     """
     record = PreparedRecord.load(path)
     tables = {side: _entities(path, record, side) for side in SIDES}
@@ -425,19 +429,16 @@ def load_prepared(path: Path) -> MappedCorpus:
             for s, v in vocabularies.items()
         ]
     )
-    columns = [
-        {
-            name: ColumnFile.open(
-                path / part.folder / f"{name}.npy",
-                part.interactions,
-                part.sha256.get(name),
-                record.columns[name],
-            )
-            for name in COLUMNS
-            if name in record.columns
-        }
-        for part in record.parts
-    ]
+    columns = {
+        name: ColumnFile.open(
+            path / f"{name}.npy",
+            record.interactions,
+            record.sha256.get(f"{name}.npy"),
+            record.columns[name],
+        )
+        for name in COLUMNS
+        if name in record.columns
+    }
     cache = path / CACHE / record.fingerprint[:32]
     if cache.parent.is_dir() and not cache.is_dir():
         # What is there is of older data. A process that has opened its files keeps them.
@@ -455,14 +456,14 @@ def load_prepared(path: Path) -> MappedCorpus:
 
 def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
     """Return the entities of a side: `id`, the count of interactions, and its features."""
-    file = path / ("entities.arrow" if record.shared_ids else f"{side}.arrow")
+    file = path / f"{side}.arrow"
     again = "Prepare the data again."
     try:
         with pa.memory_map(str(file)) as source:
             table = ipc.open_file(source).read_all()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{file} cannot be read: {error}; prepare the data again.") from error
-    check_sha256(file, record.entity_files.get(file.name), again)
+    check_sha256(file, record.sha256.get(file.name), again)
     expected = record.sides["query" if side == "query" else "candidate"]
     count = f"{side}_count"
     names = ["id", count, *expected.features]

@@ -1,5 +1,5 @@
-"""Files of tables: `source_files` finds them, `TableStream` reads one in batches of bounded memory,
-and `GzipReader` refuses one that expands too far."""
+"""Files of tables: `source_files` finds them, `TableStream` reads one in batches of bounded
+memory."""
 
 from __future__ import annotations
 
@@ -41,11 +41,6 @@ ROWS, BLOCK = 1 << 17, 8 << 20
 HEADER = 1 << 16
 # Separators of cells to try if the first line lacks the one that the suffix implies.
 DELIMITERS = (",", ";", "\t", "|")
-# Text of interactions, articles and dumps expands 2 to 20 times; gzip can do 1,000 times.
-TIMES = 100
-# An expanded size that is harmless, however well it was compressed.
-HARMLESS = 64 << 20
-_CHUNK = 1 << 20
 # Errors of the standard library's decoders for a file that is cut or damaged; zipfile raises
 # RuntimeError for a member that needs a password, or has an unknown compression.
 DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, RuntimeError)
@@ -170,80 +165,20 @@ def _remote(address: str) -> tuple[bool, list[SourceFile]]:
     return False, [SourceFile(f"{scheme}://{name}", name, files) for name in names]
 
 
-class GzipReader(gzip.GzipFile):
-    """A reader of a gzip file, as of `gzip.open`, up to the limit of expansion; `opened` are the
-    open file and its bytes, where it is on no disk of this machine."""
-
-    def __init__(self, path: Path | str, opened: tuple[IO[bytes], int] | None = None) -> None:
-        stream, size = (None, Path(path).stat().st_size) if opened is None else opened
-        self._path = path
-        self._most = self._left = most_bytes(size)
-        super().__init__(path, "rb", fileobj=stream)
-
-    def read(self, size: int | None = -1) -> bytes:
-        # One byte beyond the limit shows that it is passed.
-        wanted = self._left + 1 if size is None or size < 0 else size
-        return self._counted(super().read(wanted))
-
-    def read1(self, size: int = -1) -> bytes:
-        return self._counted(super().read1(size))
-
-    def _counted(self, content: bytes) -> bytes:
-        self._left -= len(content)
-        if self._left < 0:
-            raise _too_large(self._path, self._most)
-        return content
-
-
-def read_member(archive: zipfile.ZipFile, member: str, path: Path) -> bytes:
-    """Return the whole of one file in the zip at `path`, up to the limit of expansion."""
-    # The archive's own sizes may be wrong; the size on the disk is not.
-    most = most_bytes(min(archive.getinfo(member).compress_size, path.stat().st_size))
-    content = bytearray()
-    with archive.open(member) as file:
-        while part := file.read(_CHUNK):
-            content += part
-            if len(content) > most:
-                raise _too_large(path, most)
-    return bytes(content)
-
-
-def most_bytes(packed: int) -> int:
-    """Return the number of bytes that a compressed file of `packed` bytes may expand to."""
-    return max(HARMLESS, TIMES * packed)
-
-
-def _too_large(path: Path | str, most: int) -> DataError:
-    return DataError(
-        f"{path} expands to more than {most >> 20} MiB, over {TIMES} times its size, as no genuine "
-        "data does; get it from a source that you trust, or unpack it yourself if it is right."
-    )
-
-
-def unpacked(path: Path) -> GzipReader | BufferedReader:
+def unpacked(path: Path) -> gzip.GzipFile | BufferedReader:
     """Open a file that ends in .gz if it is compressed."""
-    return GzipReader(path) if path.suffix.lower() == ".gz" else path.open("rb")
+    return gzip.GzipFile(path) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def _unreadable_csv(source: str, error: Exception) -> DataError:
-    """Return the error about a CSV that cannot be read; it names the row if Arrow does."""
-    message, where = " ".join(str(error).split()).rstrip("."), ""
-    if line := re.search(r"Row #(\d+): ", message):
-        where = f" row {int(line[1]) - 1}"
-        message = message.replace(line[0], "")
+    message = " ".join(str(error).split()).rstrip(".")
     if "UTF8" in message or isinstance(error, UnicodeDecodeError):
         message = "it is not in UTF-8; save the file as UTF-8"
-    elif "Empty CSV" in message:
-        return DataError(f"{source} is empty; it needs a header and rows.")
-    elif counts := re.search(r"Expected (\d+) columns, got (\d+)", message):
-        message = (
-            f"it has {counts[2]} cells, and the first line has {counts[1]}; give each row as "
-            "many, and quote a cell that has the separator in it"
-        )
-    elif isinstance(error, DAMAGED):
+    elif isinstance(error, DAMAGED) and not isinstance(error, pa.ArrowException):
         message += "; if it is damaged or was cut short, get or write it anew"
-    todo = "" if ";" in message else "; correct the line"
-    return DataError(f"{source}{where} cannot be read: {message}{todo}.")
+    else:
+        message += "; correct the line, and quote a cell that has the separator in it"
+    return DataError(f"{source} cannot be read: {message}.")
 
 
 class Table:
@@ -364,19 +299,7 @@ class TableStream(Table):
         except FileNotFoundError as error:
             raise DataError(f"There is no file {self.file.name}; correct the path.") from error
         except (*DAMAGED, UnicodeDecodeError, pa.ArrowException) as error:
-            if isinstance(error, pa.ArrowInvalid) and self.file.is_text:
-                error = self._with_row(error, columns)
             raise self._damage(error) from error
-
-    def _with_row(self, error: Exception, columns: Sequence[str]) -> Exception:
-        """Return Arrow's error with the row of the text, which several threads do not know."""
-        try:
-            with self.file.open() as stream:
-                for _ in self._csv(self._unpacked(stream), columns, use_threads=False):
-                    pass
-        except (*DAMAGED, pa.ArrowException) as of_one:
-            error = of_one
-        return error
 
     def _damage(self, error: Exception) -> DataError:
         if self.file.is_text:
@@ -387,13 +310,13 @@ class TableStream(Table):
     def _unpacked(self, stream: Any) -> Any:
         if not self.file.is_gzip:
             return stream
-        return GzipReader(self.file.name, (stream, self.file.size()))
+        return gzip.GzipFile(fileobj=stream)
 
-    def _csv(self, stream: Any, columns: Sequence[str], *, use_threads: bool = True) -> Any:
+    def _csv(self, stream: Any, columns: Sequence[str]) -> Any:
         self._lines = _Lines(stream)
         return csv.open_csv(
             self._lines,
-            csv.ReadOptions(block_size=BLOCK, use_threads=use_threads),
+            csv.ReadOptions(block_size=BLOCK),
             csv.ParseOptions(delimiter=self._delimiter),
             # Only an empty cell is missing; a written NaN stays one, to be refused by its row.
             csv.ConvertOptions(

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from evergram.data.reading.column_names import guess, lacking, refuse_unknown
 from evergram.data.reading.files import (
     DAMAGED,
-    ROWS,
     MemoryTable,
     Paths,
     Table,
@@ -32,7 +31,6 @@ from evergram.data.reading.rules import (
     SIDES,
     BadRows,
     BadRowsChoice,
-    Clock,
     Place,
     ReadAgainError,
     Rules,
@@ -44,10 +42,6 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.ids import is_text, refuse_repeats
 
-# Bytes of an adjacency list that are read at once; a line may be longer.
-BLOCK = 8 << 20
-# The column of an adjacency list that has the number of a pair's line, from 1.
-LINE = "\0line"
 # The parts of a tuple, in their order.
 TUPLE = ("query", "candidate", "weight", "time")
 KINDS = (
@@ -57,62 +51,30 @@ KINDS = (
 T = TypeVar("T")
 
 
-class AdjacencyList(Table):
-    """The pairs of lines `query candidate candidate …`, of the UTF-8 file `path`, perhaps `.gz`.
+def adjacency_list(path: Path) -> Table:
+    """Return the pairs of lines `query candidate candidate …`, of the UTF-8 file `path`, perhaps
+    `.gz`.
 
     The public splits of LightGCN and NGCF (Gowalla, Yelp2018, Amazon-Book) have this form. Ids are
     divided by white space. A line that names a query alone has no pair; a query may have several
     lines.
     """
-
-    texts = frozenset(SIDES)
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path), dict.fromkeys(SIDES, pa.string()))
-        self._path = path
-
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield these columns and `LINE`, at most ROWS pairs at a time."""
-        line, pairs = 0, 0
-        for text in self._blocks():
-            lists = [line.split() for line in text.splitlines()]
-            table = _pairs(lists, line)
-            line, pairs = line + len(lists), pairs + len(table)
-            yield from table.select([*columns, LINE]).to_batches(max_chunksize=ROWS)
-        if not pairs:
-            raise DataError(f"{self.name} has no pairs; a line must be a query and its candidates.")
-
-    def _blocks(self) -> Iterator[str]:
-        """Yield whole lines of the file, about BLOCK bytes at a time."""
-        waiting = bytearray()
-        # A byte-order mark, which programs of Windows begin a file with, is no part of an id.
-        encoding = "utf-8-sig"
-        try:
-            with unpacked(self._path) as file:
-                while piece := file.read(BLOCK):
-                    waiting += piece
-                    end = waiting.rfind(b"\n") + 1
-                    if end:
-                        yield waiting[:end].decode(encoding)
-                        encoding = "utf-8"
-                        del waiting[:end]
-            yield waiting.decode(encoding)
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self.name} is not in UTF-8; save the file as UTF-8.") from error
-        except DAMAGED as error:
-            raise DataError(f"{self.name} cannot be read: {error}; fetch it again.") from error
-
-
-def _pairs(lists: list[list[str]], first: int) -> pa.Table:
-    """Return the pairs of lines, each a list of ids, after the `first` lines of the file."""
-    each = pa.array(lists, pa.list_(pa.string()))
-    ids, line = each.flatten(), pc.list_parent_indices(each)
-    heads = pa.array([ids[0] if ids else None for ids in lists], pa.string())
-    # The first id of each line is its query.
-    tails = pa.array([place > 0 for line in lists for place in range(len(line))], pa.bool_())
-    line = line.filter(tails)
-    numbers = pc.add(line.cast(pa.int64()), first + 1)
-    return pa.table({"query": heads.take(line), "candidate": ids.filter(tails), LINE: numbers})
+    try:
+        with unpacked(path) as file:
+            # A byte-order mark, which programs of Windows begin a file with, is no part of an id.
+            lines = [line.split() for line in file.read().decode("utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in UTF-8; save the file as UTF-8.") from error
+    except DAMAGED as error:
+        raise DataError(f"{path} cannot be read: {error}; fetch it again.") from error
+    queries = [ids[0] for ids in lines for _ in ids[1:]]
+    candidates = [one for ids in lines for one in ids[1:]]
+    if not queries:
+        raise DataError(f"{path} has no pairs; a line must be a query and its candidates.")
+    columns = {"query": queries, "candidate": candidates}
+    table = MemoryTable(pa.table(columns, pa.schema(dict.fromkeys(SIDES, pa.string()))), str(path))
+    table.texts = frozenset(SIDES)
+    return table
 
 
 @dataclass(frozen=True)
@@ -134,11 +96,9 @@ class InteractionSource:
         row = 0
         # Two roles may share a column, as value and weight.
         for batch in self.table.batches(list(dict.fromkeys(self.names.values()))):
-            lines = batch[LINE] if LINE in batch.schema.names else None
             table = pa.table({role: batch[name] for role, name in self.names.items()})
             if batch.num_rows:
-                place = Place(self.table.name, row, self.names, texts, lines)
-                yield rules.checked(table, place)
+                yield rules.checked(table, Place(self.table.name, row, self.names, texts))
             row += batch.num_rows
 
 
@@ -150,9 +110,6 @@ class InteractionSources:
         sources: at least one.
         shared_ids: the ids of both sides are of one type.
         bad_rows: what is done with rows that cannot be used.
-        clock: how times are written in what is there already.
-        types: of some roles, whatever the sources hold: of ids string, of times float64.
-        weights: by name of an event the weight of its rows, if the column of weights holds names.
     Attributes:
         rows: rows of the sources, once they were read.
         types: the type of each role.
@@ -162,23 +119,12 @@ class InteractionSources:
     sources: Sequence[InteractionSource]
     shared_ids: bool = False
     bad_rows: BadRows = field(default_factory=BadRows)
-    clock: Clock = field(default_factory=Clock)
-    types: dict[str, pa.DataType] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)
-    rows: int = 0
+    types: dict[str, pa.DataType] = field(init=False)
+    rows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        for name, weight in self.weights.items():
-            if not 0 <= weight < float("inf"):
-                raise DataError(f"The weight of {name!r} is {weight}; give a number of at least 0.")
-        if self.weights and "weight" not in self.sources[0].names:
-            raise DataError(
-                f"There are weights of events, such as {min(self.weights)!r}, and {self.name} has "
-                'no column of them; name it, as in columns = {weight = "event"} '
-                "(--column weight=event)."
-            )
         # The narrowest types; a row may widen them.
-        narrow = dict.fromkeys([*SIDES, "time"], pa.int64()) | self.types
+        narrow = dict.fromkeys([*SIDES, "time"], pa.int64())
         self.types = {r: narrow.get(r, pa.float32()) for r in _same_columns(self.sources)}
 
     @property
@@ -194,20 +140,18 @@ class InteractionSources:
     def read(self, take: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T]) -> T:
         """Return what a function makes of their schema and batches; it is called again where a type
         proves to be too narrow."""
-        second_form: dict[str, str] = {}
         while True:
             if self.shared_ids and pa.string() in (self.types["query"], self.types["candidate"]):
                 self.types |= dict.fromkeys(SIDES, pa.string())
             try:
-                return take(pa.schema(list(self.types.items())), self._batches(second_form))
+                return take(pa.schema(list(self.types.items())), self._batches())
             except ReadAgainError:
-                continue  # `types` or `second_form` tells what is read otherwise
+                continue  # `types` tells what is read otherwise
 
-    def _batches(self, second_form: dict[str, str]) -> Iterator[pa.RecordBatch]:
+    def _batches(self) -> Iterator[pa.RecordBatch]:
         self.rows, kept, weighs = 0, 0, False
         self.bad_rows.reset()
-        clock = Clock(self.clock.form, self.clock.place)
-        rules = Rules(self.bad_rows, clock, self.weights, second_form)
+        rules = Rules(self.bad_rows)
         for source in self.sources:
             for table in source.tables(rules):
                 columns = [self._typed(table[r], r, source.table.name) for r in self.types]
@@ -217,7 +161,7 @@ class InteractionSources:
                 if "weight" in self.types and typed.num_rows:
                     weighs |= pc.max(typed["weight"]).as_py() > 0
                 yield from typed.to_batches()
-        rules.finish()
+        self.bad_rows.finish()
         if not kept:
             if self.rows:
                 raise DataError(f"{self.name} has no row that can be used. {self.bad_rows}.")
@@ -227,7 +171,6 @@ class InteractionSources:
                 f"{self.name}: the weight of every row is 0, so nothing would be learned; give "
                 "weights above 0, or leave the column out."
             )
-        self.clock = rules.clock
 
     def _typed(self, column: pa.ChunkedArray, role: str, source: str) -> pa.ChunkedArray:
         """Return the column in its type; widen the type if it is too narrow."""
@@ -344,14 +287,6 @@ def interactions_of(
         return source_of(MemoryTable(table_of(_from_tuples(data), "The list"), "The list"), {})
     source = f"The {_kind(data)}"
     table = table_of(data, source)
-    missing = [role for role, name in names.items() if name not in table.column_names]
-    if missing:
-        if _library(data) == "pandas" and names[missing[0]] in data.index.names:
-            raise DataError(
-                f"{source} has {names[missing[0]]!r} in its index, which is not read; give "
-                "frame.reset_index()."
-            )
-        raise DataError(_missing_column(source, missing, table.column_names, names))
     return source_of(MemoryTable(table, source), names)
 
 
@@ -450,30 +385,18 @@ def _from_sparse(matrix: Any, matrix_ids: Mapping[str, Sequence[int | str] | Non
 
 
 def _column(values: Any, name: str) -> pa.Array:
-    """Return an Arrow array. Raises: DataError: the values have several types; it names the row."""
+    """Return an Arrow array. Raises: DataError: the values have several types."""
     if _library(values) == "polars":
         return _from_polars(values)
     if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
         return decoded(pa.chunked_array(values))
     if isinstance(values, np.ndarray) and values.dtype != object:
         return pa.array(values)
-    values = _alike_dates(list(values))
     try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError):
-        first = next(v for v in values if v is not None)
-        numbers = (int, float)
-        for row, value in enumerate(values, 1):
-            same = isinstance(value, numbers if isinstance(first, numbers) else type(first))
-            if value is not None and not same:
-                raise DataError(
-                    f"column {name!r} mixes types: row {row} is {value!r}, and before it stands "
-                    f"{first!r}; give it values of one type."
-                ) from None
-        raise DataError(
-            f"column {name!r} cannot be read (its first value is {first!r}); give it integers of "
-            "at most 64 bits, strings, or numbers."
-        ) from None
+        return pa.array(_alike_dates(list(values)))
+    except (pa.ArrowException, OverflowError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        raise DataError(f"column {name!r}: {why}; give it values of one type.") from error
 
 
 def _alike_dates(values: list[Any]) -> list[Any]:
@@ -484,17 +407,6 @@ def _alike_dates(values: list[Any]) -> list[Any]:
     if len(kinds) < 2:
         return values
     return [value.isoformat() if isinstance(value, date) else value for value in values]
-
-
-def _missing_column(
-    source: str, missing: Sequence[str], has: Sequence[str], names: Mapping[str, str]
-) -> str:
-    likely = {r: n for r, n in guess(has).items() if n not in names.values()}
-    hint = ", ".join(f"{role}={likely.get(role, '…')!r}" for role in missing)
-    return (
-        f"{source} has no column {names[missing[0]]!r}; its columns are: {', '.join(has) or 'none'}"
-        f"{did_you_mean(names[missing[0]], has)}. Name the right ones: Corpus.of(…, {hint})."
-    )
 
 
 def _library(data: Any) -> str:

@@ -12,7 +12,6 @@ from evergram.data.reading.files import Paths, Table, TableStream, source_files
 from evergram.data.reading.rules import (
     FLOAT_CELL,
     BadRows,
-    Decimals,
     Place,
     all_match,
     decoded,
@@ -69,20 +68,18 @@ def keyed_table(
         whole.append((table, pa.Table.from_batches(list(table.batches(names)), schema)))
     kinds = {n: _type_of(n, whole, "" if n == own else separator, is_id=n == own) for n in names}
     schema = pa.schema([(ID if n == own else n, kind) for n, kind in kinds.items()])
-    bad_rows, decimals, parts = bad_rows or BadRows(), Decimals(), []
+    bad_rows, parts = bad_rows or BadRows(), []
     bad_rows.reset()
     for table, rows in whole:
         place, cells = Place(table.name, texts=table.texts), decoded(rows[own])
         read, faults = ids_of_cells(cells, text_file=own in table.texts)
         good = bad_rows.good_rows(place, {own: (cells, faults)}, len(cells))
-        decimals.see(read, place, own)
         typed = [
             _typed(read if n == own else rows[n], n, kind, table, separator)
             for n, kind in kinds.items()
         ]
         parts.append(pa.table(typed, schema).filter(good))
     bad_rows.finish()
-    decimals.finish()
     bad_rows.warn()
     return pa.concat_tables(parts)
 

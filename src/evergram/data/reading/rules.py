@@ -6,11 +6,9 @@ divided into files nor on the order of the files:
 
 - Ids are int64 if all are integers, else texts. In a file of text and in the name of a folder
   (`user=0017`), an integer is what is written as the integer is printed.
-- Values and weights are float32. In texts, all of a column have a decimal point, or all a comma: a
-  point is the decimal sign if each cell can be read so.
+- Values and weights are float32.
 - Times are dates or numbers, all of them written in one way: numbers in one unit, dates with a zone
   or dates without one. They become int64 (dates in microseconds), or float64 if one has decimals.
-  Of 31.12.2025 the day comes first if each cell can be read so, and one of them in no other way.
 - A row with a missing id, or with a number or time that is none, is a bad row.
 """
 
@@ -28,7 +26,7 @@ import pyarrow.compute as pc
 
 from evergram.data.rolling_window import UNITS, unit_of, unit_range
 from evergram.errors import DataError
-from evergram.ids import BROKEN, INTEGER, NUMBER, is_text, missing_cells
+from evergram.ids import BROKEN, INTEGER, is_text, missing_cells
 
 FLOAT32 = pa.float32()
 ROLES = ("query", "candidate", "value", "time", "weight")
@@ -37,18 +35,8 @@ SIDES: tuple[SideName, SideName] = ("query", "candidate")
 # What is done with bad rows.
 BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
 HOW_TO_DROP = "bad_rows = 'drop' (--drop-bad-rows), in a recipe under [data]"
-# Numbers with a decimal point and with a decimal comma. The sign for thousands cannot follow a
-# zero.
-_EXPONENT = r"([eE][+-]?\d+)?"
-POINT = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(,\d{{3}})+)(\.\d*)?|\.\d+){_EXPONENT} *$"
-COMMA = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(\.\d{{3}})+)(,\d*)?|,\d+){_EXPONENT} *$"
-# Dates with the year last, and perhaps a time of day.
-_DAY, _MONTH = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])"
-_YEAR = r"[./](\d{4})([T ]\d\d:\d\d(:\d\d)?)? *$"
-DAY_FIRST, MONTH_FIRST = rf"^ *{_DAY}[./]{_MONTH}{_YEAR}", rf"^ *{_MONTH}[./]{_DAY}{_YEAR}"
 # Cells of numbers and dates in a text.
 FLOAT_CELL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf|infinity)$"
-_WORD = r"^[+-]?(?i:nan|inf|infinity)$"
 _DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d(\.\d{1,9})?)?)?)?"
 _ZONE = r"(Z|[+-]\d\d(:?\d\d)?)"
 ZONED, NAIVE, NUMBERS = "dates with a time zone", "dates without a time zone", "numbers"
@@ -71,21 +59,18 @@ class Place:
         first_row: rows of the source before the batch.
         names: by role, the source's own name of the column.
         texts: roles whose cells come from a file of text or the name of a folder.
-        rows: int64, the number of each row from 1, where they do not follow each other.
     """
 
     source: str
     first_row: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
     texts: frozenset[str] = frozenset()
-    rows: pa.Array | None = None
 
     def name(self, role: str) -> str:
         return self.names.get(role, role)
 
     def row(self, row: int) -> str:
-        number = self.first_row + row + 1 if self.rows is None else self.rows[row].as_py()
-        return f"{self.source} row {number}"
+        return f"{self.source} row {self.first_row + row + 1}"
 
     def cell(self, row: int, role: str, cells: pa.Array) -> str:
         return f"{self.row(row)}: {self.name(role)} is {_shown(cells[row])}"
@@ -202,8 +187,8 @@ class _Read:
 
 
 class ReadAgainError(Exception):
-    """A cell showed that a column has a wider type, or is written in another form, than was assumed
-    so far; everything is read again so."""
+    """A cell showed that a column has a wider type than was assumed so far; everything is read
+    again so."""
 
 
 class Rules:
@@ -212,34 +197,16 @@ class Rules:
     Args:
         bad_rows: counts rows that cannot be used.
         clock: how times are written so far.
-        weights: by name of an event the weight of its rows, if the weights are such names.
-        second_form: by role of a text with decimal commas, or with the month first, the cell that
-            tells it; `checked` adds to it.
     """
 
-    def __init__(
-        self,
-        bad_rows: BadRows,
-        clock: Clock,
-        weights: Mapping[str, float],
-        second_form: dict[str, str],
-    ) -> None:
-        self.bad_rows, self.clock, self._weights = bad_rows, clock, weights
-        self._second_form = second_form
-        # The first date that may be two, until one tells which comes first.
-        self._unsure: str | None = ""
-        self._ids = {side: Decimals() for side in SIDES}
+    def __init__(self, bad_rows: BadRows) -> None:
+        self.bad_rows, self.clock = bad_rows, Clock()
 
     def checked(self, table: pa.Table, place: Place) -> pa.Table:
         """Return a batch, whose columns are named by role, without its bad rows: ids as int64 or
         string, `value` and `weight` as float32, and `time` as int64 or float64."""
         cells = {role: decoded(table[role]) for role in table.column_names}
-        read: dict[str, _Read] = {}
-        for role, own in cells.items():
-            if role == "weight" and self._weights:
-                read[role] = _weights_of_events(own, self._weights)
-            else:
-                read[role] = _column(role, own, place, self._form(role, own, place))
+        read = {role: _column(role, own, place) for role, own in cells.items()}
         columns = {role: (cells[role], one.faults) for role, one in read.items()}
         good = self.bad_rows.good_rows(place, columns, table.num_rows)
         for form, mask in read["time"].forms.items() if "time" in read else ():
@@ -248,73 +215,7 @@ class Rules:
                 cell = f"{place.name('time')} is {_shown(cells['time'][row])}"
                 self.clock.see(form, f"{place.row(row)} ({cell})")
         checked = pa.table({role: one.values for role, one in read.items()})
-        checked = checked if good.true_count == len(good) else checked.filter(good)
-        for side, decimals in self._ids.items():
-            if side in read:
-                decimals.see(checked[side], place, side)
-        return checked
-
-    def finish(self) -> None:
-        """Raise a DataError if there are bad rows that are not to be dropped, ids with decimals, or
-        days that cannot be told from months."""
-        if self._unsure:
-            raise DataError(
-                f"{self._unsure}, of which the day cannot be told from the month; {TIMES}."
-            )
-        self.bad_rows.finish()
-        for decimals in self._ids.values():
-            decimals.finish()
-
-    def _form(self, role: str, cells: pa.Array, place: Place) -> str:
-        """Return the pattern by which the texts of a column are written: that of all so far."""
-        first, second = (DAY_FIRST, MONTH_FIRST) if role == "time" else (POINT, COMMA)
-        if role in SIDES or not is_text(cells.type):
-            return first
-        cells = pc.utf8_trim_whitespace(cells)
-        chosen, other = (second, first) if role in self._second_form else (first, second)
-        of_chosen, of_other = (
-            _true(pc.match_substring_regex(cells, pattern)) for pattern in (chosen, other)
-        )
-        row = pc.index(pc.and_not(of_other, of_chosen), True).as_py()
-        if row >= 0:
-            where = place.cell(row, role, cells)
-            if chosen == first:
-                self._second_form[role] = where
-                raise ReadAgainError
-            raise DataError(
-                f"{where}, and {self._second_form[role]}, which is written in another way; write "
-                "all of the column in one."
-            )
-        if role == "time" and self._unsure is not None:
-            if pc.any(pc.and_not(of_chosen, of_other)).as_py():
-                self._unsure = None
-            elif not self._unsure:
-                both = pc.not_equal(in_iso(cells, chosen), in_iso(cells, other))
-                row = pc.index(_true(both), True).as_py()
-                self._unsure = place.cell(row, role, cells) if row >= 0 else ""
-        return chosen
-
-
-class Decimals:
-    """Whether the ids of a side, in files of text, are numbers with decimals."""
-
-    def __init__(self) -> None:
-        self._settled, self._first = False, ""
-
-    def see(self, ids: pa.ChunkedArray, place: Place, side: str) -> None:
-        if self._settled or not is_text(ids.type):
-            return
-        if not (side in place.texts and all_match(ids, NUMBER)):
-            self._settled, self._first = True, ""
-        elif not self._first:
-            row = pc.index(pc.match_substring_regex(ids, r"[.eE]"), True).as_py()
-            if row >= 0:
-                self._first = f"{place.source} column {place.name(side)!r} is of numbers with "
-                self._first += f"decimals (one is {ids[row].as_py()})"
-
-    def finish(self) -> None:
-        if self._first:
-            raise DataError(f"{self._first}; ids must be integers or strings.")
+        return checked if good.true_count == len(good) else checked.filter(good)
 
 
 def decoded(cells: pa.ChunkedArray) -> pa.Array:
@@ -364,39 +265,25 @@ def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fa
 def numbers_of_column(cells: pa.ChunkedArray, source: str, name: str) -> pa.Array:
     """Return a whole column of numbers of at least 0 as float64. Raises: DataError: one is none."""
     place, bad_rows = Place(source), BadRows(advice=False)
-    own, decimal = _comparable(decoded(cells), name, place), "."
-    if is_text(own.type):
-        commas = pc.and_(*(pc.match_substring_regex(own, form) for form in (COMMA, POINT)))
-        decimal = "," if pc.any(commas).as_py() else "."
-    values, faults = _numbers(own, pa.float64(), positive=True, decimal=decimal)
+    own = _comparable(decoded(cells), name, place)
+    values, faults = _numbers(own, pa.float64(), positive=True)
     bad_rows.good_rows(place, {name: (own, faults)}, len(own))
     bad_rows.finish()
     return values
 
 
-def _column(role: str, cells: pa.Array, place: Place, form: str) -> _Read:
-    """Return a column that is read by its role, and whose texts are written in a form."""
+def _column(role: str, cells: pa.Array, place: Place) -> _Read:
+    """Return a column that is read by its role."""
     if role in SIDES:
         example = cells[0].as_py() if len(cells) else None
         refuse_non_ids(cells.type, place.name(role), place.source, example)
         return _Read(*ids_of_cells(cells, text_file=role in place.texts))
     if role == "time":
-        times = _comparable(cells, place.name(role), place, dates=True)
-        return _times(in_iso(times, form) if is_text(times.type) else times, place)
-    numbers = _comparable(cells, place.name(role), place)
-    decimal = "," if form == COMMA else "."
-    values, faults = _numbers(numbers, positive=role == "weight", decimal=decimal)
-    if role == "weight" and is_text(cells.type):
-        named = "a number, or the name of an event with a weight in data.weights (--weight)"
-        faults = [(bad, named if wanted == "a number" else wanted) for bad, wanted in faults]
+        return _times(_comparable(cells, place.name(role), place, dates=True), place)
+    values, faults = _numbers(
+        _comparable(cells, place.name(role), place), positive=role == "weight"
+    )
     return _Read(values, faults)
-
-
-def _weights_of_events(cells: pa.Array, weights: Mapping[str, float]) -> _Read:
-    names = pc.utf8_trim_whitespace(cells.cast(pa.string()))
-    rows = pc.index_in(names, value_set=pa.array(list(weights), pa.string()))
-    values = pa.array(list(weights.values()), FLOAT32).take(rows)
-    return _Read(values, [(pc.is_null(rows), f"an event with a weight: {', '.join(weights)}")])
 
 
 def _comparable(cells: pa.Array, name: str, place: Place, *, dates: bool = False) -> pa.Array:
@@ -429,13 +316,12 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def _numbers(
-    cells: pa.Array, kind: pa.DataType = FLOAT32, *, positive: bool, decimal: str
+    cells: pa.Array, kind: pa.DataType = FLOAT32, *, positive: bool
 ) -> tuple[pa.Array, list[Fault]]:
     """Return numbers, or texts that are numbers, as floats, and the bad cells, which are null."""
     faults: list[Fault] = []
     if is_text(cells.type):
-        words = pc.if_else(pc.match_substring_regex(cells, _WORD), pc.utf8_ltrim(cells, "+"), None)
-        cells = pc.coalesce(numbers(cells, decimal=decimal), words.cast(pa.float64()))
+        cells = numbers(cells)
         faults.append((pc.is_null(cells), "a number"))
     # Unsafe, as float32 may round a large count.
     values = cells.cast(kind, safe=False)
@@ -540,23 +426,11 @@ def all_match(texts: pa.Array, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
 
 
-def numbers(texts: pa.ChunkedArray, *, decimal: str) -> pa.ChunkedArray:
-    """Return texts as float64; null where one is not a number with this decimal sign."""
-    thousands = "," if decimal == "." else "."
-    matches = pc.match_substring_regex(texts, POINT if decimal == "." else COMMA)
-    plain = pc.if_else(matches, pc.utf8_trim_whitespace(texts), None)
-    plain = pc.replace_substring(pc.utf8_ltrim(plain, "+"), thousands, "")
-    return pc.replace_substring(plain, decimal, ".").cast(pa.float64())
-
-
-def in_iso(texts: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
-    """Return dates that match DAY_FIRST or MONTH_FIRST in ISO 8601, and texts of another pattern
-    as they are."""
-    if pattern not in (DAY_FIRST, MONTH_FIRST):
-        return texts
-    order = r"\3-0\2-0\1\4" if pattern == DAY_FIRST else r"\3-0\1-0\2\4"
-    dates = pc.replace_substring_regex(texts, pattern, order)
-    return pc.replace_substring_regex(dates, r"-0(\d\d)", r"-\1")
+def numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts as float64; null where one is not a number."""
+    plain = pc.utf8_trim_whitespace(texts)
+    plain = pc.if_else(pc.match_substring_regex(plain, FLOAT_CELL), plain, None)
+    return pc.utf8_ltrim(plain, "+").cast(pa.float64())
 
 
 def moments_of(texts: pa.Array, zone: str | None) -> tuple[pa.Array, pa.Array]:
