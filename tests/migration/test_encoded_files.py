@@ -367,7 +367,7 @@ def test_a_run_that_was_killed_within_a_part_goes_on_from_what_was_saved(
     with pytest.raises(KeyboardInterrupt):
         encode_file(TEXTS, encoder, out)
     monkeypatch.undo()
-    with pytest.raises(DataError, match="other settings"):
+    with pytest.raises(DataError, match="other texts"):
         encode_file(Texts(TEXTS.ids, ROWS[::-1]), open_text_encoder(ADDRESSES[0]), out)
     CALLS.clear()
     encode_file(TEXTS, open_text_encoder(ADDRESSES[0]), out)
