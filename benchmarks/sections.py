@@ -12,7 +12,6 @@ from benchmarks import (
     by_command,
     defaults,
     fold_in,
-    known_consumers,
     large_run,
     measure,
     migrations,
@@ -90,9 +89,6 @@ SECTIONS = {
     "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
     "towers": Section(towers.section, towers.tiny, needs_data=True),
     "query-means": Section(query_means.section, query_means.tiny, needs_data=True),
-    "known-consumers": Section(
-        known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
-    ),
     "sidecar-searches": Section(
         sidecar_searches.measure, sidecar_searches.tiny, sidecar_searches.table, needs_data=True
     ),

@@ -31,8 +31,6 @@ METHODS: dict[str, Method] = {**UPGRADES, ORTHOGONAL: UPGRADES["post-closed"]}
 REFERENCE = "keep-all"
 # Keys of [upgrade] that each method has its own value of.
 SET_BY_METHODS = {"method", "alone", "start", "transform"}
-# The lineages of a comparison have no consumers with a probe, which errors would be weighed by.
-UNUSED = {"consumer_weight"}
 # Keys of [compare] that say how much is run; they change nothing of what has been run.
 EXTENT = {"methods", "seeds", "lambdas", "lambda_methods"}
 
@@ -248,7 +246,7 @@ def upgrade_of(method: str, written: Mapping[str, Any]) -> dict[str, Any]:
     uses. [BC] Table 1."""
     if method == ORTHOGONAL:
         return upgrade_of("post-closed", written) | {"transform": "orthogonal"}
-    keys = PAPER_UPGRADES[method].model_fields.keys() - SET_BY_METHODS - UNUSED
+    keys = PAPER_UPGRADES[method].model_fields.keys() - SET_BY_METHODS
     used = {key: value for key, value in written.items() if key in keys}
     if METHODS[method].fit == "posthoc" and used.get("objects", "all") == "all":
         used.pop("select_after", None)  # passes over all objects select no epoch

@@ -51,8 +51,8 @@ MISSING = """## What is missing
 - **The full preset of [BC]**: 500 passes at 256 to 512 dims. The models here have {passes}.
 - **Options of [G2] that no result here covers**: low-rank priors, sparse plus low-rank weights,
   global orthogonal regularisation and decreasing α. Tests check their formulas, not their use.
-- **Known consumers** ([BC] §6) have no row here; a weight on their errors is
-  [measured on MovieLens](upgrading.md)."""
+- **Known consumers** ([BC] §6) have no row here; errors can be weighed by them in
+  [a loop of your own](aligner.md)."""
 
 
 @dataclass(frozen=True)

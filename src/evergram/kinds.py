@@ -95,10 +95,6 @@ class Trait(Enum):
     CLOSED_FORM = (
         "a transform with a closed form (upgrade.transform = 'linear' or 'affine', for example)"
     )
-    WEIGHABLE = (
-        "a transform that is solved for by side (upgrade.transform = 'linear' or 'affine') or "
-        "trained by steps (upgrade.method = 'bc-aligner')"
-    )
     # Of a run.
     NO_JOINT_TRANSFORM = (
         "a transform that is not trained with the model (upgrade.method = 'post-closed')"

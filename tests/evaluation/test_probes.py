@@ -9,7 +9,6 @@ import os
 import select
 import subprocess
 import sys
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from safetensors.torch import save as torch_save
 from tests.support import onnx_graphs as graphs
 from tests.support.onnx_graphs import DIM
 
-from evergram.compatibility import input_fisher
 from evergram.errors import DataError
 from evergram.evaluation import probes
 from evergram.evaluation.probe_process import (
@@ -44,7 +42,6 @@ from evergram.evaluation.probes import (
     ProbeModel,
     load_probe_model,
     measure,
-    probe_fisher,
 )
 
 ROWS = 40
@@ -397,76 +394,3 @@ CLASSES = np.digitize(ROWS_OF_FIVE @ DIRECTION + 0.5 * DRAW.normal(size=OBJECTS)
 def linear(**tensors: np.ndarray) -> ProbeModel:
     content = save({name: np.asarray(t, dtype=np.float64) for name, t in tensors.items()})
     return load_probe_model(Path("m.safetensors"), content)
-
-
-def exported(model: object) -> ProbeModel:
-    from skl2onnx import to_onnx
-
-    return load_probe_model(Path("m.onnx"), to_onnx(model, ROWS_OF_FIVE[:1]).SerializeToString())
-
-
-def close(matrix: np.ndarray, expected: torch.Tensor, share: float) -> bool:
-    wanted = expected.numpy()
-    return bool(np.linalg.norm(matrix - wanted) <= share * np.linalg.norm(wanted))
-
-
-@pytest.mark.parametrize("classes", [1, 3])
-def test_of_a_linear_model_it_is_that_of_its_logits(classes: int) -> None:
-    weight, bias = DRAW.normal(size=(classes, DIMS)), DRAW.normal(size=classes)
-    matrix = probe_fisher(linear(weight=weight, bias=bias), ROWS_OF_FIVE, "accuracy")
-    expected = input_fisher(
-        lambda z: z @ torch.tensor(weight).T + torch.tensor(bias),
-        torch.tensor(ROWS_OF_FIVE).double(),
-    )
-    # Differences of a linear function are exact up to the float32 of embeddings.
-    assert close(matrix, expected, 1e-5)
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_of_onnx_probabilities_it_is_that_of_their_logits(classes: int) -> None:
-    from sklearn.linear_model import LogisticRegression
-
-    fitted = LogisticRegression(C=0.1).fit(ROWS_OF_FIVE, np.minimum(CLASSES, classes - 1))
-    weight, bias = torch.tensor(fitted.coef_).double(), torch.tensor(fitted.intercept_).double()
-    expected = input_fisher(lambda z: z @ weight.T + bias, torch.tensor(ROWS_OF_FIVE).double())
-    # A step of a tenth of the deviation bends the probabilities by about a percent.
-    assert close(probe_fisher(exported(fitted), ROWS_OF_FIVE, "auc"), expected, 0.03)
-
-
-def test_of_a_network_it_is_that_of_its_gradients() -> None:
-    from sklearn.neural_network import MLPClassifier
-
-    fitted = MLPClassifier((8,), activation="tanh", max_iter=150, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it need not have converged
-        fitted.fit(ROWS_OF_FIVE, CLASSES > 0)
-    (first, second), (low, high) = fitted.coefs_, fitted.intercepts_
-
-    def logit(z: torch.Tensor) -> torch.Tensor:
-        hidden = torch.tanh(z @ torch.tensor(first).to(z) + torch.tensor(low).to(z))
-        return hidden @ torch.tensor(second).to(z) + torch.tensor(high).to(z)
-
-    expected = input_fisher(logit, torch.tensor(ROWS_OF_FIVE).double())
-    assert close(probe_fisher(exported(fitted), ROWS_OF_FIVE, "auc"), expected, 0.05)
-
-
-def test_of_a_tree_it_is_in_the_directions_of_its_thresholds() -> None:
-    from sklearn.tree import DecisionTreeClassifier
-
-    fitted = DecisionTreeClassifier(max_depth=3, random_state=0).fit(
-        ROWS_OF_FIVE[:, :5], CLASSES > 0
-    )
-    matrix = probe_fisher(exported(fitted), ROWS_OF_FIVE, "auc")
-    used = fitted.feature_importances_ > 0
-    assert (np.diag(matrix)[~used] == 0).all()
-    assert matrix[0, 0] == np.diag(matrix).max() > 0
-
-
-def test_it_does_not_depend_on_the_blocks_that_rows_are_read_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = linear(weight=DIRECTION)
-    whole = probe_fisher(model, ROWS_OF_FIVE, "auc")
-    monkeypatch.setattr("evergram.evaluation.probes.BLOCK", 25)
-    np.testing.assert_allclose(probe_fisher(model, ROWS_OF_FIVE, "auc"), whole, rtol=1e-12)
-    assert np.linalg.eigvalsh(whole)[0] > -1e-12

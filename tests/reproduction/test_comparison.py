@@ -220,7 +220,6 @@ def test_each_method_takes_the_keys_that_it_uses_and_keeps_its_own() -> None:
         ('compare.lambdas=[1]|compare.lambda_methods=["non-bc"]', "'non-bc'"),
         ("upgrade.select_after=4", "no epoch would be left"),
         ("upgrade.method=non-bc", "upgrade.method"),
-        ("upgrade.consumer_weight=0.5", "upgrade.consumer_weight is used by none"),
         ("upgrade.weigth=1", "did you mean .weight."),
         ('upgrade.fit_epochs=7|compare.methods=["bc-aligner"]', "upgrade.fit_epochs is used by"),
         ("upgrade=3", "upgrade is 3"),

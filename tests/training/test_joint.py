@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.consumers import consumer_metric
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
@@ -157,11 +156,9 @@ def slow_loss(
     past: dict[str, Tensor],
     known: dict[str, Tensor],
     matrices: list[Tensor],
-    metrics: dict[str, Tensor],
 ) -> Tensor:
     """λ times the mean over groups of each group's mean over its objects that are known, one object
-    at a time: the error of the published vector at every past version, by explicit products, at
-    version 0 weighed by what its side's consumers make of it."""
+    at a time: the error of the published vector at every past version, by explicit products."""
     means = []
     for group in groups:
         losses = []
@@ -174,20 +171,18 @@ def slow_loss(
             total, error = torch.zeros((), dtype=torch.float64), -past[side][row]
             for place, matrix in enumerate(reversed(matrices)):
                 error = error + matrix @ vector if not place else matrix @ error
-                at_zero = place + 1 == len(matrices)
-                total = total + error @ (metrics[side] @ error if at_zero else error)
+                total = total + error @ error
             losses.append(total / len(matrices))
         means.append(torch.stack(losses).mean())
     return STRENGTH * torch.stack(means).mean()
 
 
-@pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("versions", [1, 3])
 @pytest.mark.parametrize(
     ("objects", "at_hand"), [("all", True), ("all", False), ("batch", False), ("paper-code", False)]
 )
 def test_it_aligns_known_objects_as_they_are_published_and_read(
-    objects: AlignedObjects, at_hand: bool, versions: int, weighed: bool
+    objects: AlignedObjects, at_hand: bool, versions: int
 ) -> None:
     torch.manual_seed(versions)
     dims = [3, 5, 2, 4][: versions + 1]
@@ -200,10 +195,6 @@ def test_it_aligns_known_objects_as_they_are_published_and_read(
     tables = {"query": randn(QUERIES, 6), "candidate": randn(CANDIDATES, 6)}
     for table in tables.values():
         table.requires_grad_()
-    metrics = {side: torch.eye(dims[0], dtype=torch.float64) for side in SIDES}
-    if weighed:
-        roots = {side: randn(dims[0]) for side in SIDES}
-        metrics = {s: consumer_metric([torch.outer(r, r)], 0.6) for s, r in roots.items()}
     user, item, negative = torch.tensor([3, 1, 3]), torch.tensor([4, 4, 0]), torch.tensor([2, 8, 3])
     everyone = [("query", row) for row in range(QUERIES)]
     everyone += [("candidate", row) for row in range(CANDIDATES)]
@@ -213,21 +204,19 @@ def test_it_aligns_known_objects_as_they_are_published_and_read(
         "batch": [pairs[0] + pairs[1]],
         "paper-code": [*pairs, [("candidate", r) for r in negative.tolist()]],
     }
-    slow = tables, past, known, [*steps, weight], metrics
+    slow = tables, past, known, [*steps, weight]
     theirs = slow_loss(groups[objects], *slow)
 
     transform = LinearTransform.from_matrix(weight.detach())
     transform.requires_grad_(True)
     chain = Chain([LinearTransform.from_matrix(step) for step in steps], dims[0])
-    losses = [AlignmentLoss(chain, metrics={0: metrics[side]} if weighed else {}) for side in SIDES]
     factors = torch.tensor([max(count, 1) ** 0.3 for count in COUNTS], dtype=torch.float64)
     joint = JointAlignment(
         transform,
-        losses[0],
+        AlignmentLoss(chain),
         past,
         known,
         JointAlignmentSettings(STRENGTH, objects=objects, rows=20),
-        losses[1] if weighed else None,
         factors=factors,
     )
     embeddings = Tables(**tables, passes=at_hand, unit=True)

@@ -16,7 +16,7 @@ Read in this order:
    `backward_alignment`.
 3. Solved transforms: `second_moments`, `closed_form_solvers`, `closed_form_fit` (which solver, and
    the choice of the ridge) and `aligner/`.
-4. Consumers that are known: `consumers/`, what they make of an error, and its closed form.
+4. Consumers that are known: `consumers`, what they make of an error.
 5. Their error: `chance`, `degenerate` and `certificate` (Eq. 9). `sidecar/` keeps, beside each new
    vector, a few bytes of it.
 

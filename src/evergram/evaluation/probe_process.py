@@ -6,9 +6,8 @@ publisher's process opens neither. It starts this module as a program for each q
     in   a line of JSON: what it `asks`, the `metric`, `ProbeFiles` with the `folder` of relative
          paths, and `ProbeLimits`; behind it, unless ids are asked for, two arrays as of `.npy`:
          bool [N], True for each id that has an embedding, and these embeddings, float32 [n, D]
-    out  a line of JSON with what is asked for: `ids`, those of the evaluation file; `value`, that
-         of the metric; or `fisher`, the rows of the model's mean input Fisher matrix [D, D].
-         In its place there may be `error`, a sentence, or `memory`.
+    out  a line of JSON with what is asked for: `ids`, those of the evaluation file; or
+         `value`, that of the metric. In its place there may be `error`, a sentence, or `memory`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from evergram.errors import DataError, EvergramError
-from evergram.evaluation.probes import load_probe_model, measure, probe_fisher
+from evergram.evaluation.probes import load_probe_model, measure
 
 SECONDS, MIB = "EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"
 # The most bytes of an answer, which may hold all ids of an evaluation file.
@@ -70,7 +69,7 @@ class ProbeFiles:
 
 class ProbeProcess:
     """A probe that is asked for the ids of its data, and then for its value ("auc", "accuracy" or
-    "rmse") or its matrix; any fault of the model or its data is a DataError."""
+    "rmse"); any fault of the model or its data is a DataError."""
 
     def __init__(self, files: ProbeFiles, metric: str, limits: ProbeLimits) -> None:
         self.files: ProbeFiles = files
@@ -97,19 +96,6 @@ class ProbeProcess:
             text = _shown(repr(value), 40)
             raise self._failure(f"its {self.metric} is {text}, which is no finite number")
         return value
-
-    def fisher(
-        self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]
-    ) -> NDArray[np.float64]:
-        """Return the model's mean input Fisher matrix [D, D], see `probe_fisher`."""
-        rows, dim = self._asked("fisher", has_vector, vectors), vectors.shape[1]
-        try:
-            matrix = np.array(rows, dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):
-            matrix = np.empty(0)
-        if matrix.shape != (dim, dim) or not np.isfinite(matrix).all():
-            raise self._failure(f"it gave no matrix of {dim} by {dim} finite numbers")
-        return matrix
 
     def _asked(self, what: str, *arrays: NDArray[Any]) -> Any:
         """Return the entry `what` of the program's answer; None if there is none."""
@@ -248,8 +234,6 @@ def _answer(job: dict[str, Any], asked: IO[bytes]) -> dict[str, Any]:
         name = Path(job["model"])
         model = load_probe_model(name, _content(folder, name, job["model_sha256"]))
         has_vector, vectors = (np.load(asked, allow_pickle=False) for _ in range(2))
-        if job["asks"] == "fisher":
-            return {"fisher": probe_fisher(model, vectors, job["metric"]).tolist()}
         known = labels.filter(pa.array(has_vector))
         return {"value": measure(job["metric"], model.answers(vectors), known)}
     except MemoryError:

@@ -4,8 +4,7 @@ Read in this order:
 
 1. `upgrade`: train a version, and the next one together with its backward transform. The two
    papers, which know nothing of each other, meet here. `backward_transform` fits the transform;
-   `past_versions`: what past versions know, and the new one read as each. `known_consumers`:
-   consumers weigh the alignment error.
+   `past_versions`: what past versions know, and the new one read as each.
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read). `release`: train and publish in one call.
    `version_report`: its page. `evaluate`: metrics of a lineage's stored embeddings.
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from evergram.releasing.align import AlignSettings as AlignSettings
     from evergram.releasing.align import align as align
     from evergram.releasing.evaluate import evaluate as evaluate
-    from evergram.releasing.known_consumers import KnownConsumer as KnownConsumer
     from evergram.releasing.past_file import import_embeddings as import_embeddings
     from evergram.releasing.probes import run_probes as run_probes
     from evergram.releasing.publish import Published as Published

@@ -20,7 +20,6 @@ from evergram.compatibility.alignment_loss import (
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form, moments_by_use
-from evergram.compatibility.consumers import SideMoments, fit_sides, held_error
 from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus
@@ -129,8 +128,7 @@ class BackwardTransformFit:
         self.used: dict[str, Tensor] = {
             side: self.known[side] & ~self.aside[side] for side in SIDES
         }
-        self.loss: AlignmentLoss = self._loss()
-        self.candidate_loss: AlignmentLoss | None = None
+        self.loss = AlignmentLoss(chain, self.settings.steps, "paper")
         generator, settings = torch.Generator().manual_seed(self.seed), self.settings
         chosen = settings.transform
         self.transform: Transform = build_transform(
@@ -142,18 +140,6 @@ class BackwardTransformFit:
         ):
             for weight in self.transform.parameters():
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
-
-    def weigh(self, metrics: Mapping[str, Mapping[int, Tensor]]) -> None:
-        """Count errors by what known consumers make of them: by side, A [D_j, D_j] by the step j of
-        the chain; empty leaves all as it is."""
-        if metrics:
-            self.loss, self.candidate_loss = (self._loss(metrics.get(side)) for side in SIDES)
-
-    def _loss(self, metrics: Mapping[int, Tensor] | None = None) -> AlignmentLoss:
-        settings = self.settings
-        if settings.fit == "none":
-            return AlignmentLoss(self.chain, unit="paper")
-        return AlignmentLoss(self.chain, settings.steps, "paper", metrics)
 
     def joint(self, factors: Tensor | None = None) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
@@ -171,9 +157,7 @@ class BackwardTransformFit:
         adam = settings.transform_training
         chosen = JointAlignmentSettings(strength, adam.rate, adam.objects, adam.rows, self.seed)
         weight = {side: self.used[side].float() for side in SIDES}
-        return JointAlignment(
-            self.transform, self.loss, self.past, weight, chosen, self.candidate_loss, factors
-        )
+        return JointAlignment(self.transform, self.loss, self.past, weight, chosen, factors)
 
     def finish(self, new: Mapping[str, Tensor], together: Collectives = ALONE) -> None:
         """Fit the transform to the trained model z_k [N, D_k] of each side, unless joint training
@@ -222,31 +206,18 @@ class BackwardTransformFit:
         """Return the closed form; or the transform of joint training, where its error is no larger
         on the pairs that chose the ridge."""
         kind, options = self.settings.transform.kind, self.settings.transform.options()
-        if self.candidate_loss is None:
-            moments = moments_by_use(*self._fitted_to(new), together)
-            whole = SideMoments(*moments, self.loss.metric)
-            pairs = whole.moments, whole.held, whole.metric
-            solved = fit_closed_form(kind, *pairs, tolerance=TOLERANCE, **options)
-            sides = [whole]
-        else:
-            sides = [self._side(side, new, together) for side in SIDES]
-            solved = fit_sides(kind, *sides, tolerance=TOLERANCE)
+        moments, held = moments_by_use(*self._fitted_to(new), together)
+        metric = self.loss.metric
+        solved = fit_closed_form(kind, moments, held, metric, tolerance=TOLERANCE, **options)
         trained = self.transform.affine() if self.settings.fit == "joint" else None
         if trained is None:
             return solved.transform
         weight, offset = trained
         wide = weight.double().cpu(), None if offset is None else offset.double().cpu()
-        if held_error(wide, sides) <= held_error((solved.weight, solved.offset), sides):
+        own = solved.weight, solved.offset
+        if not held.count or held.error(*wide, metric) <= held.error(*own, metric):
             return self.transform
         return solved.transform
-
-    def _side(self, side: str, new: Mapping[str, Tensor], together: Collectives) -> SideMoments:
-        """Return a side's moments and the matrix that weighs its errors."""
-        rows = self.used[side]
-        loss = self.loss if side == "query" else self.candidate_loss
-        assert loss is not None
-        moments = moments_by_use(new[side][rows], self.past[side][rows], together)
-        return SideMoments(*moments, loss.metric)
 
     def _fitted_to(self, new: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return self._objects(new, self.used), self._objects(self.past, self.used)

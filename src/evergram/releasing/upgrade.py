@@ -30,7 +30,6 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
-from evergram.releasing.known_consumers import ConsumerWeighing, KnownConsumer, weigh_consumers
 from evergram.releasing.past_versions import (
     RANKINGS,
     PastModel,
@@ -87,7 +86,6 @@ class UpgradeOptions:
     query_form: QueryForm | None = None
     readings: bool = True
     allow_small_overlap: bool = False
-    consumers: Sequence[KnownConsumer] = ()
     keep_unknown: bool = False
 
 
@@ -118,7 +116,6 @@ class UpgradePlan:
     before: PastModel
     trained: Encoder | None
     backward: BackwardTransformFit
-    weighing: ConsumerWeighing
     said: Sequence[str] = ()
     keeps_popularity: bool = False
 
@@ -160,9 +157,7 @@ class UpgradePlan:
     def backward_for(self, corpus: Corpus) -> BackwardTransformFit:
         """Return the transform's start for another corpus of the same version."""
         chain, dim = self.lineage.active_chain, self.backward.transform.new_dim
-        fit = BackwardTransformFit(self.recipe, self.version, chain, self.before, corpus, dim)
-        fit.weigh(self.weighing.metrics)
-        return fit
+        return BackwardTransformFit(self.recipe, self.version, chain, self.before, corpus, dim)
 
 
 def own_encoder(
@@ -305,8 +300,6 @@ def plan_upgrade(
     corpus, chain = published.training, lineage.active_chain
     backward = BackwardTransformFit(recipe, version, chain, before, corpus, new_dim)
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
-    weighing = weigh_consumers(lineage, backward, options.consumers)
-    backward.weigh(weighing.metrics)
     return UpgradePlan(
         recipe=recipe,
         lineage=lineage,
@@ -320,7 +313,6 @@ def plan_upgrade(
         trained=trained,
         backward=backward,
         said=said,
-        weighing=weighing,
         keeps_popularity=keeps_popularity,
     )
 
@@ -529,8 +521,6 @@ def measure_upgrade(
         report |= _sampled_beside(fitted.trained, fitted.unaligned)
         if fitted.unaligned is not fitted.trained:
             report["training"]["alone"] = training_report(fitted.unaligned)
-    if plan.weighing.consumers:
-        report["consumers"] = plan.weighing.as_json()
     if any(plan.unknown.values()) and not plan.options.keep_unknown:
         report["data"]["unknown_to_model"] = dict(plan.unknown)
     report["overlap"] = plan.backward.overlap.as_json()
@@ -727,7 +717,6 @@ def upgrade(
     board: str | Path | None = None,
     readings: bool = True,
     allow_small_overlap: bool = False,
-    consumers: Sequence[KnownConsumer] = (),
     keep_unknown: bool = False,
     minutes: float | None = None,
 ) -> Artefact:
@@ -760,8 +749,6 @@ def upgrade(
             is fitted, which needs upgrade.method = 'post-closed', for example.
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: allow too few objects in common with the past to measure the error on.
-        consumers: of past versions, which weigh the alignment error by upgrade.consumer_weight, as
-            those of the lineage do that have a probe.
         keep_unknown: let a frozen model embed, and be tested on, also the objects of the data that
             it knows nothing of, as a comparison of methods on all of them does. Without it the
             version has no vectors of these.
@@ -778,7 +765,6 @@ def upgrade(
         trained,
         readings=readings,
         allow_small_overlap=small,
-        consumers=consumers,
         keep_unknown=keep_unknown,
     )
     chosen, shown = pick_device(device, recipe.training.tables), Progress.of_choice(progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,6 @@ class JointAlignment(nn.Module):
         loss: of errors of z_{k-1}.
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities.
         weight: for each side, float [N], 1 for an object that takes part.
-        candidate_loss: of candidates, where known consumers weigh their errors otherwise.
         factors: of each candidate, [N], by which version k multiplies it when it is published.
     Source: [BC] Eq. (3), (7), (10).
     """
@@ -70,17 +69,15 @@ class JointAlignment(nn.Module):
         past: Mapping[str, Tensor],
         weight: Mapping[str, Tensor],
         settings: JointAlignmentSettings,
-        candidate_loss: AlignmentLoss | None = None,
         factors: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.transform = transform
         self.loss = loss
-        self.candidate_loss = candidate_loss
         self.settings = settings
         self.rate: float = settings.rate
         for side in SIDES:
-            lifted = self._loss_of(side).lifted(past[side])
+            lifted = self.loss.lifted(past[side])
             self.register_buffer(f"lifted_{side}", lifted, persistent=False)
             self.register_buffer(f"weight_{side}", weight[side], persistent=False)
             known = torch.nonzero(weight[side]).flatten()
@@ -124,26 +121,15 @@ class JointAlignment(nn.Module):
                     self._part("candidate", batch.candidate[first], candidate[first]),
                 ]
         self.steps += 1
-        loss = self._mean(parts) if self.candidate_loss is None else self._mean_by_side(parts)
+        loss = self._mean(parts)
         return self.settings.strength * loss + self.transform.penalty().to(loss)
 
-    def _loss_of(self, side: str) -> AlignmentLoss:
-        other = side == "candidate" and self.candidate_loss is not None
-        return cast(AlignmentLoss, self.candidate_loss if other else self.loss)
-
     def _mean(self, parts: Sequence[_Part]) -> Tensor:
-        """Return the weighted mean over the objects of parts whose errors one loss weighs."""
+        """Return the weighted mean over the objects of all parts."""
         lifted = torch.cat([self.get_buffer(f"lifted_{part.side}")[part.ids] for part in parts])
         vectors, weight = (torch.cat([getattr(p, n) for p in parts]) for n in ("vectors", "weight"))
-        mean: Tensor = self._loss_of(parts[0].side)(self.transform, vectors, lifted, weight)
+        mean: Tensor = self.loss(self.transform, vectors, lifted, weight)
         return mean
-
-    def _mean_by_side(self, parts: Sequence[_Part]) -> Tensor:
-        """Return the same weighted mean, with each side's errors weighed by its own loss."""
-        groups = [[p for p in parts if p.side == side] for side in SIDES]
-        totals = torch.stack([torch.cat([p.weight for p in group]).sum() for group in groups])
-        means = torch.stack([self._mean(group) for group in groups])
-        return (means * totals).sum() / torch.where(totals.sum() > 0, totals.sum(), 1)
 
     @torch.no_grad()
     def error(self, new: Mapping[str, Tensor]) -> float:

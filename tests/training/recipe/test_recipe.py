@@ -71,8 +71,6 @@ WRONG = [
     ("name='my films'", "my films"),
     ("dim", "key.path=value"),
     ("upgrade.method=magic", "keep-all"),
-    ("upgrade.consumer_weight=1.0", "less than 1"),
-    ("upgrade.consumer_weight=0.5|upgrade.transform=orthogonal", "linear"),
     ("upgrade.method=non-bc|upgrade.transform=affine", "a transform that is not fitted"),
     ("upgrade.method=post-closed|upgrade.transform=residual_mlp", "closed form"),
     ("model.hash_rows=9|model.start=svd", "hash_rows"),

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
-
 from evergram.compatibility.kinds import (
     TRANSFORMS,
     LinearSettings,
@@ -61,9 +59,6 @@ METHODS: dict[str, Method] = {
 
 # Which objects the mean of the joint alignment loss is over.
 AlignedObjects = Literal["all", "paper-code", "batch"]
-Ratio = Annotated[float, Field(ge=0, lt=1)]
-# Transforms that are solved for with two sides that are weighed by different matrices.
-SOLVED_BY_SIDE = ("linear", "affine")
 
 
 class UpgradeSettings(Settings):
@@ -106,7 +101,6 @@ class UpgradeSettings(Settings):
                 Trait.FITTED_AFTERWARDS: self.fit != "joint",
                 Trait.NOTHING_TO_FIT: not self.transform.is_learned,
                 Trait.CLOSED_FORM: self.transform.has_closed_form,
-                Trait.WEIGHABLE: self.solver != "closed" or self.transform.kind in SOLVED_BY_SIDE,
             }
         )
 
@@ -156,14 +150,7 @@ class GradientUpgrade(UpgradeSettings):
         return TransformTraining()
 
 
-class WeighingUpgrade(UpgradeSettings):
-    """The keys of ways of fitting that weigh errors by what known consumers make of them."""
-
-    # μ: how much of an error is weighed by what consumers that have a probe make of it.
-    consumer_weight: Annotated[Ratio, Needs(Trait.WEIGHABLE, free=(0,))] = 0.0
-
-
-class JointUpgrade(GradientUpgrade, WeighingUpgrade):
+class JointUpgrade(GradientUpgrade):
     """The transform is trained together with the model, λ = `weight`."""
 
     method: Literal["evergram", "bc-aligner", "joint-lin-sloss", "joint-notrans"] = "evergram"
@@ -176,7 +163,7 @@ class PosthocUpgrade(GradientUpgrade):
     method: Literal["post-lin-mloss", "post-lin-sloss"] = "post-lin-mloss"
 
 
-class SolvedUpgrade(WeighingUpgrade):
+class SolvedUpgrade(UpgradeSettings):
     """The transform is solved for after the model was trained."""
 
     method: Annotated[Literal["post-closed"], Needs(Trait.CLOSED_FORM, values=("post-closed",))] = (
