@@ -86,9 +86,7 @@ def test_commands_that_share_nothing_are_refused(
         assert f"evergram {name} runs in one process, and WORLD_SIZE is 2" in evergram.refused(
             f"{name} {rest}"
         )
-    assert "--kept trains no model" in evergram.refused("upgrade x.toml --lineage l --kept")
-    for words in ("train x.toml --lineage l", "vectors align x.npy y.npy --lineage l"):
-        assert "WORLD_SIZE" not in evergram.refused(words)
+    assert "WORLD_SIZE" not in evergram.refused("train x.toml --lineage l")
     assert evergram("--help").code == 0
 
 

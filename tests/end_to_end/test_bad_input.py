@@ -674,7 +674,6 @@ CONSUMERS = [
     Case(f"{ADD} --probe plain.onnx --data b.parquet", "b.parquet", put(OTHERS, "b.parquet")),
     Case("consumer add l new --pin v0 --probe plain.onnx", "--data"),
     Case("consumer probe l nobody", "'nobody'"),
-    Case("consumer pin l ads v0 --threshold 1.5", "threshold"),
     damaged("l/consumers.json", "{", "consumer list l"),
 ]
 ONCE = patched("evergram.texts.endpoint.TRIES", 1)

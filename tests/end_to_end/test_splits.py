@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,28 +99,6 @@ def test_a_lineage_keeps_its_salt(folder: Path, evergram: Command) -> None:
     evergram.json(f"{TRAIN} {QUICK} --set name=a")
     evergram.json(f"{UPGRADE} {QUICK} --set name=b")
     assert json.loads(Path("lin/lineage.json").read_text())["salt"] == "a"
-
-
-def test_an_upgrade_that_lost_the_race_keeps_its_model(
-    shop: Path, evergram: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree("lin", "theirs")
-    assert evergram(f"{UPGRADE} {QUICK} --set seed=7".replace("lin ", "theirs ")).code == 0
-    write: Any = Lineage.publish
-
-    def overtaken(*args: Any, **kwargs: Any) -> Any:
-        # Another machine's version arrives between training and publication.
-        shutil.copytree("theirs", "lin", dirs_exist_ok=True)
-        return write(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Lineage, "publish", overtaken)
-        assert "--kept" in evergram(f"{UPGRADE} {QUICK}").err
-    assert Lineage.open("lin").newest == 1
-    assert "seed" in evergram.refused(f"{UPGRADE} {QUICK} --kept --set seed=3")
-    # The model that was trained as version 1 gets a transform to the other version 1.
-    assert evergram.json(f"{UPGRADE} {QUICK} --kept")["version"] == 2
-    assert "No model is kept" in evergram.refused(f"{UPGRADE} --kept")
 
 
 QUERIES, CANDIDATES = 40, 30

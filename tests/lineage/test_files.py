@@ -21,20 +21,18 @@ import torch
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.artefacts import artefact, shop_of_three
+from tests.support.artefacts import artefact
 from tests.support.folding import DIMS, form_of
 from tests.support.forging import forge
-from tests.support.lineages import publish, vectors_of
+from tests.support.lineages import publish
 from tests.support.outside import SECRET
 from tests.support.probe_files import add_probe
 from tests.support.publishing import publish_next
 
-from evergram.compatibility.transforms import LinearTransform
 from evergram.data.split import TrainedPairs
 from evergram.errors import FormatError, IntegrityError, LineageError
 from evergram.lineage.artefact import (
     FORM_TENSORS,
-    Artefact,
     load_tensors,
     read_query_form,
     read_trained_pairs,
@@ -53,7 +51,6 @@ from evergram.lineage.locks import (
 from evergram.lineage.paths import (
     PARTS,
 )
-from evergram.lineage.publication import keep_lost, read_lost
 from evergram.lineage.record import (
     LineageRecord,
     Manifest,
@@ -432,53 +429,13 @@ def test_a_checkpoint_stays_in_the_folder_and_its_owner_does_not(tmp_path: Path)
     assert {path.name for path in work.iterdir()} - {LOCK} == {"checkpoint"}
 
 
-def test_what_is_kept_outlives_the_checkpoints(tmp_path: Path) -> None:
+def test_checkpoints_go_unless_another_process_trains(tmp_path: Path) -> None:
     work = tmp_path / ".work"
-    (work / "lost").mkdir(parents=True)
-    (work / "lost" / "model").write_text("x")
-    (work / "folder").mkdir()
+    (work / "folder").mkdir(parents=True)
     (work / "folder" / "checkpoint").write_text("x")
     (work / "checkpoint").write_text("x")
     with FileLock(work / LOCK):  # another process trains
-        clear_work(work, "lost")
+        clear_work(work)
         assert (work / "checkpoint").exists()
-    clear_work(work, "lost")
-    assert {path.name for path in work.iterdir()} <= {"lost", LOCK}
-    assert (work / "lost" / "model").read_text() == "x"
-
-
-def test_a_kept_model_with_a_link_out_of_the_folder_is_refused(
-    lineage: Lineage, outside: Path
-) -> None:
-    vectors = vectors_of(0)
-    ids = pa.array(range(len(vectors)))
-    back = LinearTransform.from_matrix(torch.eye(vectors_of(1).shape[1], vectors.shape[1]))
-    kept = keep_lost(
-        lineage.work_dir, 2, Artefact(vectors.shape[1], {"object": (ids, vectors)}, back, {}, {})
-    )
-    assert lineage.lost().manifest.version == 2
-    (kept / "more").symlink_to(outside / "own")
-    with pytest.raises(IntegrityError, match="symbolic link"):
-        lineage.lost()
-
-
-def test_the_kept_model_is_the_one_that_was_trained(tmp_path: Path) -> None:
-    work = tmp_path / ".work"
-    keep_lost(work, 3, artefact(2))
-    keep_lost(work, 4, artefact(3, 2, seed=1))
-    lost = read_lost(tmp_path, work, "shop")
-    assert (lost.manifest.version, lost.manifest.name) == (4, "lost@v4")
-    published = artefact(3, 2, seed=1).block("query")[1]
-    assert torch.equal(lost.encoder()[1]["query.weight"], published)
-    assert lost.moments() == {}
-
-
-def test_a_kept_model_outlives_other_publications_and_is_forgotten_by_name(tmp_path: Path) -> None:
-    lineage = shop_of_three(tmp_path / "shop")
-    lineage.forget_lost()  # there is none
-    keep_lost(lineage.work_dir, 3, artefact(3, 2, seed=1))
-    publish_next(lineage, artefact(5, 4))
-    assert lineage.lost().manifest.version == 3
-    lineage.forget_lost()
-    with pytest.raises(LineageError, match="No model is kept"):
-        lineage.lost()
+    clear_work(work)
+    assert not work.exists()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,7 @@ from tests.support.embedding_files import file_of, id_names, randn
 from tests.support.encoders import lineage_with_encoder
 from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
 from tests.support.publishing import publish_next
-from tests.support.several_processes import ended, start
 from tests.support.text_encoders import ADDRESSES, encoded
-from tests.support.thread_processes import in_threads
 from torch import Tensor
 
 from evergram.compatibility.aligner.solution import RANK
@@ -360,73 +356,6 @@ def test_moments_are_those_of_the_pairs_of_a_group(tmp_path: Path) -> None:
     assert torch.equal(pair.old, old[rows[[33, 4]]])
     assert torch.equal(pair.new, new[rows[[33, 4]]])
     assert reading.zeros == (0, int((rows == 7).sum()))
-
-
-class SmallBlocks(Pairing):
-    """A pairing that is read seven rows at a time."""
-
-    def blocks(self, size: int = 7) -> Iterator[tuple[Tensor, Tensor]]:
-        return super().blocks(7)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_have_the_moments_and_the_sample_of_one(tmp_path: Path, size: int) -> None:
-    files = [file_of(tmp_path / f"{i}.parquet", randn(i, 60, 3 + i)) for i in (0, 1)]
-    place = torch.arange(60) % 3
-    groups = Groups(place == 0, place == 1, place == 2)
-    kept, quiet = torch.tensor([4, 9, 33]), Progress(quiet=True)
-    alone = read_pairs(SmallBlocks(*files), (3, 4), groups, kept, quiet)
-    results, processes = in_threads(
-        size, lambda p: read_pairs(SmallBlocks(*files), (3, 4), groups, kept, quiet, p)
-    )
-    assert processes[0].kinds == ["moments"] * 3
-    for reading in results:
-        for mine, yours in zip(reading.whole.second(), alone.whole.second(), strict=True):
-            torch.testing.assert_close(mine, yours, rtol=1e-12, atol=1e-14)
-        assert reading.held.count == 20
-        assert torch.equal(reading.sample.new, alone.sample.new)
-        assert reading.zeros == alone.zeros
-
-
-# Several blocks of 16,384 pairs.
-MANY = 40_000
-
-
-def aligned(processes: int, *arguments: object) -> dict[str, Any]:
-    """Return what `evergram vectors align … --json` prints in so many processes."""
-    command = ("-m", "evergram", "vectors", "align", *map(str, arguments), "--json")
-    outputs = ended(start(processes, *command))
-    assert [code for code, _ in outputs] == [0] * processes, outputs
-    assert not any(output for _, output in outputs[1:])
-    facts: dict[str, Any] = json.loads(outputs[0][1][outputs[0][1].index("{") :])
-    return facts
-
-
-@pytest.mark.long
-def test_two_processes_align_files_as_one_does(tmp_path: Path) -> None:
-    """A new lineage, and then its next version, by the number of the newest."""
-    draw = torch.Generator().manual_seed(1)
-    vectors = [torch.randn(MANY, 6, generator=draw) + 2]
-    for dim in (8, 5):
-        mixed = vectors[-1] @ torch.randn(vectors[-1].shape[1], dim, generator=draw)
-        vectors.append(mixed + torch.randn(MANY, dim, generator=draw) / 4)
-    for number, each in enumerate(vectors):
-        file_of(tmp_path / f"{number}.parquet", each)
-    facts: dict[int, list[dict[str, Any]]] = {}
-    for count in (1, 2):
-        place = ("--lineage", tmp_path / f"by{count}")
-        files = [tmp_path / f"{number}.parquet" for number in range(3)]
-        facts[count] = [aligned(count, *files[:2], *place), aligned(count, 1, files[2], *place)]
-    alone, together = (Lineage.open(tmp_path / f"by{count}") for count in (1, 2))
-    for version in (1, 2):
-        matrices = [lineage.chain.matrix(version, version - 1) for lineage in (alone, together)]
-        torch.testing.assert_close(*matrices, rtol=1e-6, atol=1e-7)  # published in float32
-        errors = [lineage.step_errors[version] for lineage in (alone, together)]
-        torch.testing.assert_close(errors[0].sigma, errors[1].sigma, rtol=1e-6, atol=1e-7)
-        mine, yours = (facts[count][version - 1]["alignment"] for count in (1, 2))
-        assert mine["pairs"] == yours["pairs"]
-        for name, reading in mine["held_out"].items():
-            assert reading == pytest.approx(yours["held_out"][name], rel=1e-6)
 
 
 def test_its_vectors_are_stored_and_up_to_a_thousand_are_canaries(tmp_path: Path) -> None:

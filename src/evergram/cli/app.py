@@ -25,7 +25,7 @@ PANELS = {
     "Vectors that any model made": ("vectors",),
 }
 # Commands whose processes, started by torchrun, share one work.
-SHARING = ("train", "upgrade", "vectors align")
+SHARING = ("train", "upgrade")
 
 
 class NamedCommands(TyperGroup):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from evergram.cli.options import Description, command, described, open_lineage
 from evergram.cli.printing import Grid, number, paragraph, probes_table, show
@@ -14,11 +13,9 @@ from evergram.errors import DataError, LineageError
 from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
-    from evergram.lineage.consumers import Consumer, ConsumerRegistry, Probe, Threshold
+    from evergram.lineage.consumers import Consumer, ConsumerRegistry, Probe
     from evergram.lineage.diagnosis import Reading
     from evergram.lineage.lineage import Lineage
-
-Record = TypeVar("Record", "Probe", "Threshold")
 
 
 @command("lineage list", "lineages/shop")
@@ -107,11 +104,10 @@ def check(lineage: str, *, max_error: float | None = None, max_bound: float | No
         past_limits,
         version_warnings,
     )
-    from evergram.lineage.score_maps import threshold_counts
 
     opened = open_lineage(lineage)
     readings = diagnose_lineage(opened)
-    thresholds, checked = threshold_counts(opened), opened.checked_files
+    checked = opened.checked_files
     wrong, warnings = contradictions(opened), version_warnings(opened)
     past = past_limits(readings, error=max_error, bound=max_bound)
     show(
@@ -122,12 +118,10 @@ def check(lineage: str, *, max_error: float | None = None, max_bound: float | No
             "past_limits": past,
             "contradictions": wrong,
             "warnings": {str(n): listed for n, listed in warnings.items() if listed},
-            "thresholds": [asdict(count) for count in thresholds],
             "checked": checked,
         },
         *_readings(opened, readings),
         *_sentences(warnings),
-        *(paragraph(count.sentence) for count in thresholds),
         paragraph(
             f"{len(checked)} files were compared with their hashes, all that are published: "
             f"{_described(opened, checked)}."
@@ -266,10 +260,6 @@ _PROBE: dict[str, Description] = {
     "data": "FILE | Parquet with the columns id and label, to measure it on.",
     "metric": described("Measure of the probe: auc, accuracy or rmse.", show_default="auc"),
     "limit": "The least auc or accuracy, or the largest rmse, that is good enough.",
-    "threshold": (
-        "[METRIC:]SCORE | Score, by cosine, ip or l2, from which on the consumer shows hits: "
-        "'vectors align' and 'lineage check' say how many pass it at a newer version."
-    ),
 }
 
 
@@ -324,7 +314,6 @@ def add(
     side: str | None = None,
     metric: str | None = None,
     limit: float | None = None,
-    threshold: str | None = None,
 ) -> None:
     """Register a consumer of a lineage, and the model that every new version is tried with."""
     opened, registry = open_lineage(lineage), _registry(lineage)
@@ -335,7 +324,6 @@ def add(
         allowed=allow or (),
         contact=contact,
         probe=_measured(opened, pin, (probe, data), side=side, metric=metric, limit=limit),
-        threshold=_threshold(threshold),
     )
     _show_consumer(added, registry.issue_token(name) if token else None)
 
@@ -358,7 +346,6 @@ def pin(
     metric: str | None = None,
     limit: float | None = None,
     drop_probe: bool = False,
-    threshold: str | None = None,
 ) -> None:
     """Move a consumer to another version, with the probe for that version."""
     if drop_probe and (probe is not None or data is not None):
@@ -370,7 +357,6 @@ def pin(
         lambda version: open_lineage(lineage).resolve(version),
         probe=_measured(opened, version, (probe, data), side=side, metric=metric, limit=limit),
         drop_probe=drop_probe,
-        threshold=_threshold(threshold),
     )
     _show_consumer(moved)
 
@@ -419,7 +405,6 @@ def _measured(
 ) -> Probe | None:
     """Return the probe of a model and its data with its baseline; None if neither is given. The
     options are `side`, `metric` and `limit`."""
-    from evergram.lineage.consumers import Probe
     from evergram.lineage.lineage import side_of
     from evergram.releasing.probes import measured_probe
 
@@ -441,36 +426,20 @@ def _measured(
         "max" if metric == "rmse" else "min": options["limit"],
         "side": side_of(sides, str(lineage.path), options["side"]),
     }
-    return measured_probe(lineage, pinned, _validated(Probe, facts))
+    return measured_probe(lineage, pinned, _validated(facts))
 
 
-def _threshold(text: str | None) -> Threshold | None:
-    """Return the threshold of the option."""
-    from evergram.lineage.consumers import Threshold
-
-    if text is None:
-        return None
-    metric, _, score = text.rpartition(":")
-    try:
-        value = float(score)
-    except ValueError:
-        raise DataError(
-            f"--threshold is {text!r}; it is a score, or METRIC:SCORE, as in ip:12."
-        ) from None
-    return _validated(Threshold, {"value": value, "metric": metric or "cosine"})
-
-
-def _validated(kind: type[Record], facts: dict[str, Any]) -> Record:
-    """Return a probe or a threshold with these values."""
+def _validated(facts: dict[str, Any]) -> Probe:
+    """Return a probe with these values."""
     from pydantic import ValidationError
 
+    from evergram.lineage.consumers import Probe
     from evergram.validation import sentence_of
 
     try:
-        return kind.model_validate(facts)
+        return Probe.model_validate(facts)
     except ValidationError as error:
-        what = f"The {kind.__name__.lower()} cannot be used"
-        raise DataError(f"{what}: {sentence_of(error, kind)}") from error
+        raise DataError(f"The probe cannot be used: {sentence_of(error, Probe)}") from error
 
 
 def _facts(consumer: Consumer) -> dict[str, Any]:
@@ -483,8 +452,6 @@ def _show_consumer(consumer: Consumer, token: str | None = None) -> None:
     """Print a consumer, the value of its probe, and its token where one was issued."""
     may = ", ".join(consumer.allowed)
     parts = [f"{consumer.name} reads {consumer.pinned} and may read {may}."]
-    if (limit := consumer.threshold) is not None:
-        parts.append(f"Its threshold: {limit.metric} of {limit.value:g}.")
     if (probe := consumer.probe) is not None and (base := probe.baseline) is not None:
         parts.append(
             f"Its probe: {probe.metric} {base.value:.4f} on {base.objects} objects of version "

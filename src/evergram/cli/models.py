@@ -22,8 +22,8 @@ from evergram.cli.options import (
     refuse_unread,
 )
 from evergram.cli.printing import Grid, metrics_table, number, print_version, show
-from evergram.collectives import is_first_process, process_count
-from evergram.errors import DataError, RecipeError
+from evergram.collectives import is_first_process
+from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.releasing.demo import DemoVersion
@@ -58,7 +58,7 @@ def train(
         train_version(chosen, device=device, progress=False)
         return
     refuse_unwritable(report)  # before a lineage is made
-    artefact = release.train_and_publish(
+    published = release.train_and_publish(
         chosen,
         Lineage.create(lineage, chosen.name),
         device=device,
@@ -68,7 +68,7 @@ def train(
         report=report,
         minutes=minutes,
     )
-    print_version(lineage, dict(artefact.metrics), report)
+    print_version(lineage, dict(published.metrics), report)
 
 
 @command(
@@ -78,8 +78,6 @@ def train(
         "PERCENT | Publish only if neither the model nor a past version loses more of the metric.",
         min=0,
     ),
-    kept="Publish a model that was trained when another upgrade was published first; only its "
-    "transform is fitted.",
 )
 def upgrade(
     recipe: Path,
@@ -96,7 +94,6 @@ def upgrade(
     no_promote: bool = False,
     checkpoint_every: str | None = None,
     resume: Literal["auto", "never"] = "auto",
-    kept: bool = False,
     report: Path | None = None,
 ) -> None:
     """Train the next version with its backward transform, and publish it."""
@@ -105,10 +102,6 @@ def upgrade(
     from evergram.training.resuming import CheckpointSettings
 
     checkpoints = CheckpointSettings(checkpoint_every, resume=resume)
-    if kept and process_count() > 1:
-        raise RecipeError(
-            "--kept trains no model, so there is nothing to share; do not use torchrun."
-        )
     chosen = load_recipe(recipe, set_, thorough=thorough)
     opened, small = open_lineage(lineage), allow_small_overlap
     if not is_first_process():
@@ -117,7 +110,8 @@ def upgrade(
     published = release.upgrade_and_publish(
         chosen,
         opened,
-        release.ReleaseOptions(max_degradation, strict_probes, not no_promote, small, kept),
+        release.Limits(max_degradation, strict_probes, not no_promote),
+        allow_small_overlap=small,
         device=device,
         progress=new_progress(),
         board=tensorboard,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from evergram.cli.options import (
 from evergram.cli.printing import (
     Grid,
     number,
-    paragraph,
     probes_table,
     show,
     written_to,
@@ -65,17 +63,14 @@ def align(
 
     The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
-    from evergram.lineage.score_maps import threshold_counts
-    from evergram.releasing.align import AlignSettings, take_part_in_alignment
+    from evergram.releasing.align import AlignSettings
     from evergram.releasing.align import align as align_files
     from evergram.releasing.past_file import open_or_create
     from evergram.vector_files.open_embeddings import open_embeddings
 
-    # The first process alone creates a lineage.
-    target = open_or_create(lineage, name) if is_first_process() else None
+    target = open_or_create(lineage, name)
     version = None
     if not Path(old).exists() and not Path(old).suffix:
-        target = open_lineage(lineage) if target is None else target
         version = int(old) if old.isdecimal() else target.resolve(old)
     columns = columns_of([new] if version is not None else [Path(old), new], column)
     past = open_embeddings(Path(old), **columns) if version is None else version
@@ -83,8 +78,6 @@ def align(
     scaled = transform == "scaled"
     kind = "orthogonal" if scaled else transform
     settings = AlignSettings(kind, rank, scaled, held_out, allow_small_overlap=allow_small_overlap)
-    if target is None or not is_first_process():
-        return take_part_in_alignment(past, vectors, target, settings)
     facts = align_files(
         past,
         vectors,
@@ -95,11 +88,9 @@ def align(
         progress=new_progress(),
         strict_probes=strict_probes,
     )
-    counts = threshold_counts(target)
     return show(
-        {"lineage": str(lineage), **facts, "thresholds": [asdict(count) for count in counts]},
+        {"lineage": str(lineage), **facts},
         *_alignment(lineage, facts),
-        *(paragraph(count.sentence) for count in counts),
         *([probes_table(facts["probes"])] if facts["probes"] else []),
     )
 

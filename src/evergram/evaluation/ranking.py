@@ -16,8 +16,6 @@ from evergram.errors import DataError, RecipeError, ShapeError
 from evergram.evaluation import score_blocks
 from evergram.evaluation.score_blocks import ScoreBlocks, largest_scores
 
-# The rank of a target that is in no ranking: no K reaches it.
-UNRANKED = 2**62
 NOT_FINITE = "A score is not finite; an embedding holds NaN or infinity."
 
 
@@ -148,21 +146,6 @@ def query_metrics(
     blocks = list(_values(query, candidate, relevance, names, device, together))
     none = torch.empty(0, dtype=torch.float64)
     return {name: torch.cat([none, *(values[name] for values in blocks)]) for name in names}
-
-
-def target_ranks(query: Tensor, candidate: Tensor, relevance: Relevance) -> Tensor:
-    """Return the rank of each target, int64 [T], in the order of `relevance.targets`, as
-    `rank_metrics` has it: 0 outside the catalogue, and `UNRANKED` of one that is also seen, which
-    no list holds."""
-    _check_dims(query, candidate)
-    ranks, depth = torch.zeros(len(relevance.targets), dtype=torch.int64), len(candidate)
-    blocks = ScoreBlocks(candidate, beside=_list_bytes(depth, candidate))
-    for block in _blocks(relevance, blocks.rows):
-        start, end = relevance.target_offsets[[int(block[0]), int(block[-1]) + 1]].tolist()
-        inside = relevance.targets[start:end] >= 0
-        rank = _ranks(query, blocks, relevance, block, depth)[0]
-        ranks[start:end][inside] = rank.masked_fill(rank > depth, UNRANKED)
-    return ranks
 
 
 def popularity(counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,9 @@ from typing import ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from evergram.atomic_files import (
-    commit,
-    exchange_folders,
     make_folder,
     new_folder,
     remove_tree,
-    restore_displaced,
     write_text,
 )
 from evergram.did_you_mean import did_you_mean
@@ -94,21 +91,6 @@ class Probe(_StrictRecord):
         return self
 
 
-class Threshold(_StrictRecord):
-    """The score from which on a consumer shows hits, of the version that it is pinned to."""
-
-    value: float
-    metric: Literal["cosine", "ip", "l2"] = "cosine"
-
-    @model_validator(mode="after")
-    def _can_be_reached(self) -> Self:
-        largest = {"cosine": 1.0, "l2": 0.0}.get(self.metric)
-        if largest is not None and self.value > largest:
-            what = "a cosine" if self.metric == "cosine" else "an l2 score (-distance²)"
-            raise ValueError(f"{what} is at most {largest:g}, and the threshold is {self.value:g}")
-        return self
-
-
 class Consumer(_StrictRecord):
     """A reader of the lineage.
 
@@ -124,7 +106,6 @@ class Consumer(_StrictRecord):
     contact: str | None = None
     token_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     probe: Probe | None = None
-    threshold: Threshold | None = None
 
     @field_validator("since")
     @classmethod
@@ -221,7 +202,6 @@ class ConsumerRegistry:
         allowed: Iterable[str] = (),
         contact: str | None = None,
         probe: Probe | None = None,
-        threshold: Threshold | None = None,
     ) -> Consumer:
         """Add a consumer; with a probe, its two files are copied into the lineage's folder.
 
@@ -231,7 +211,6 @@ class ConsumerRegistry:
                 the lock, so that nobody is pinned to a version that was retired meanwhile.
             allowed: versions and labels that it may read in addition to `pinned`.
             probe: with the paths of the files as they are now.
-            threshold: on scores of the version; `threshold_counts` says what becomes of it.
         Raises: UnknownVersionError: no such version or label. LineageError: the name is taken or
             cannot be one, or the folder cannot be written; nothing is then changed.
         """
@@ -253,7 +232,6 @@ class ConsumerRegistry:
                 since=_today(),
                 contact=contact,
                 probe=None if probe is None else self._keep(name, probe),
-                threshold=threshold,
             )
             self._replace(None, added)
         return added
@@ -271,7 +249,6 @@ class ConsumerRegistry:
         *,
         probe: Probe | None = None,
         drop_probe: bool = False,
-        threshold: Threshold | None = None,
     ) -> Consumer:
         """Pin a consumer to another version or label. It may no longer read the one that it was
         pinned to, and keeps all other permissions.
@@ -282,8 +259,6 @@ class ConsumerRegistry:
         Args:
             probe: for the new version.
             drop_probe: whether to remove the probe that it has.
-            threshold: on scores of the new version; without one, that of another version is gone.
-
         Raises: as `add`.
         """
         with self._editing(name):
@@ -301,7 +276,6 @@ class ConsumerRegistry:
                 "allowed": tuple(dict.fromkeys([place, *others])),
                 "since": before.since if place == before.pinned else _today(),
                 "probe": kept if probe is None else self._keep(name, probe),
-                "threshold": threshold or (before.threshold if place == before.pinned else None),
             }
             after = before.model_copy(update=changes)
             self._replace(before, after)
@@ -349,16 +323,12 @@ class ConsumerRegistry:
         """Copy the files of a consumer's probe into the lineage; return the probe with these paths.
         On any error the folder's files are as they were."""
         model, data = Path(probe.model), Path(probe.data)
-        # Each probe has its own folder, so that one can follow another.
-        here = f"{FOLDER}/{name}/{sha256(model)[:8]}{sha256(data)[:8]}"
+        # A folder of its own: the files may be those of the probe that it replaces.
+        here = f"{FOLDER}/{name}/{secrets.token_hex(8)}"
         for folder in (self.folder / FOLDER, self.folder / FOLDER / name):
             make_folder(folder, self._mode)
         names = {"model": f"model{model.suffix.lower()}", "data": "data.parquet"}
-        # A probe may be added again from the copies of it that are there, so they go last.
-        place, beside = self.folder / here, self.folder / f"{here}.new"
-        restore_displaced(place)
-        remove_tree(beside)
-        with new_folder(beside, self._mode) as part:
+        with new_folder(self.folder / here, self._mode) as part:
             shutil.copyfile(model, part / names["model"])
             shutil.copyfile(data, part / names["data"])
             hashes = {f"{what}_sha256": sha256(part / file) for what, file in names.items()}
@@ -367,11 +337,6 @@ class ConsumerRegistry:
                     raise LineageError(
                         f"{source} was changed after its probe was run; run the same command again."
                     )
-        if place.exists():
-            exchange_folders(beside, place)
-            remove_tree(beside)
-        else:
-            commit(beside, place)
         if self._remote is not None:
             self._remote.upload(here)
         kept = {what: f"{here}/{file}" for what, file in names.items()}

@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,18 +16,18 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.atomic_files import remove_folder, remove_tree
+from evergram.atomic_files import remove_folder
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.split import TrainedPairs
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
+from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.ids import Lists
 from evergram.lineage.artefact import PAIRS, Affine, Artefact, Block, Moments, VersionReader
-from evergram.lineage.consumers import ConsumerRegistry, pinned_to
+from evergram.lineage.consumers import pinned_to
 from evergram.lineage.locks import (
     clear_left,
     clear_work,
@@ -39,16 +39,10 @@ from evergram.lineage.locks import (
 )
 from evergram.lineage.paths import check_inside, check_name, check_parts, refuse_occupied
 from evergram.lineage.publication import (
-    LOST,
     check_artefact,
     check_follows,
     check_ids,
-    keep_lost,
-    not_there_yet,
-    read_lost,
     refuse_unprobed,
-    remove_made,
-    removed_on_failure,
     write_folders,
 )
 from evergram.lineage.record import (
@@ -736,9 +730,8 @@ class Lineage:
         # What was checked is what is written.
         artefact = replace(artefact, metrics=gate(artefact).metrics)
         new_pairs = self.pair_history.new(artefact.trained)
-        made = [] if number else not_there_yet(self.path)
-        with self._writing(), removed_on_failure(made):
-            record = self._unchanged_record(artefact)
+        with self._writing():
+            record = unchanged(self.path, self.record, self.address, labels=False)
             if number:
                 refuse_unprobed(self.address, artefact.metrics, number, record.resolve)
             clear_left(self.path, record)
@@ -757,26 +750,8 @@ class Lineage:
             if self.remote is not None:
                 self.remote.keep_only("embeddings", map(str, kept))
                 self.remote.keep_only("versions", map(str, record.versions))
-        # A model that lost the race to a version waits for `--kept`, however many come first.
-        clear_work(self.work_dir, LOST)
+        clear_work(self.work_dir)
         return number
-
-    def _unchanged_record(self, artefact: Artefact) -> LineageRecord:
-        """Return `lineage.json` as it is on disk now; keep a trained model and raise if another
-        process has published meanwhile."""
-        number = self.next_version
-        try:
-            return unchanged(self.path, self.record, self.address, labels=False)
-        except LineageError as error:
-            if artefact.encoder is None or not number:
-                raise
-            kept = keep_lost(self.work_dir, number, artefact)
-            raise LineageError(
-                f"{error} This version was trained after version {self.newest} and is not "
-                f"published; its model is kept in {kept}. 'evergram upgrade' with --kept publishes "
-                "it as the next version, with a transform fitted to the newest one and nothing "
-                "trained again; without --kept, a new model is trained."
-            ) from error
 
     def _files_before(self) -> dict[str, Path]:
         """Return the stored files of the newest version, by side; none if one is damaged, as the
@@ -794,47 +769,6 @@ class Lineage:
         Raises: DataError.
         """
         check_ids(ids, self._files_before(), self.address)
-
-    @contextmanager
-    def beginning(self, first: Artefact) -> Iterator[None]:
-        """Publish version 0 of a new lineage for a block that publishes version 1.
-
-        If the block raises, and neither version 1 nor a consumer is there, version 0 is removed
-        again, with the folders that were made for it.
-        Raises: as `publish`.
-        """
-        empty, made = self.record, not_there_yet(self.path)
-        self.publish(first)
-        try:
-            yield
-        except BaseException:
-            try:
-                taken = self._take_back()
-            except EvergramError as error:
-                taken = False
-                log.warning("Version 0 stays in %s: %s", self.address, error)
-            if taken:
-                self.record = empty
-                self.manifests.clear()
-                remove_made(made)
-            raise
-
-    def _take_back(self) -> bool:
-        """Remove version 0 and the record, and return True, unless there is a version 1 or a
-        consumer by now."""
-        if self.record.versions != [0] or ConsumerRegistry.open(self.address).list():
-            return False
-        with self._writing():
-            unchanged(self.path, self.record, self.address, labels=True)
-            # Without the record nothing else is part of a lineage.
-            if self.remote is not None:
-                self.remote.remove_file(RECORD)
-            (self.path / RECORD).unlink()
-            for name in FOLDERS:
-                remove_tree(self.path / name)
-                if self.remote is not None:
-                    self.remote.keep_only(name, ())
-        return True
 
     # A training run.
 
@@ -859,16 +793,3 @@ class Lineage:
     def refuse_unwritable(self) -> None:
         """Raises: LineageError: no version could be published, as nothing can be written."""
         refuse_unwritable(self.work_dir, str(self))
-
-    def lost(self) -> VersionReader:
-        """Return the model of an upgrade that was not published because another version came first.
-
-        Raises: LineageError: none is kept.
-        """
-        return read_lost(self.path, self.work_dir, str(self))
-
-    def forget_lost(self) -> None:
-        """Remove the model that `lost` returns, as after its publication; if there is one."""
-        remove_tree(self.work_dir / LOST)
-        with suppress(OSError):
-            self.work_dir.rmdir()

@@ -150,18 +150,11 @@ def refuse_unwritable(work: Path, lineage: str) -> None:
         ) from error
 
 
-def clear_work(work: Path, keep: str) -> None:
-    """Remove the checkpoints of a training that is published, but for the folder `keep`, unless
-    another process trains."""
-    if not work.is_dir():
-        return
-    with suppress(OSError), _lock(work).acquire(timeout=0):  # filelock's Timeout is an OSError
-        if not (work / keep).exists():
+def clear_work(work: Path) -> None:
+    """Remove the checkpoints of a training that is published, unless another process trains."""
+    if work.is_dir():
+        with suppress(OSError), _lock(work).acquire(timeout=0):  # filelock's Timeout is an OSError
             shutil.rmtree(work, ignore_errors=True)
-            return
-        for path in work.iterdir():
-            if path.name not in (keep, LOCK):
-                remove_tree(path)
 
 
 def _lock(work: Path) -> FileLock:

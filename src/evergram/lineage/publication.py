@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -26,7 +26,7 @@ from pydantic import (
 )
 from torch import Tensor
 
-from evergram.atomic_files import OWNER_ALONE, make_folder, new_folder, remove_tree
+from evergram.atomic_files import new_folder
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form, pairs_needed
@@ -45,7 +45,6 @@ from evergram.lineage.artefact import (
     EncoderParts,
     Moments,
     PublicationFacts,
-    VersionReader,
     are_metrics,
     checked_ids,
     plain_numbers,
@@ -53,16 +52,15 @@ from evergram.lineage.artefact import (
 )
 from evergram.lineage.canary_check import CanarySample, is_belied, measure_canaries
 from evergram.lineage.consumers import Consumer, ConsumerRegistry, Resolve
-from evergram.lineage.paths import check_name, check_tree, file_mode
-from evergram.lineage.record import Manifest, read_manifest, sha256
-from evergram.lineage.remote import RECORD
+from evergram.lineage.paths import check_name, file_mode
+from evergram.lineage.record import Manifest, sha256
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
 from evergram.vector_files.open_embeddings import BLOCK, first_not_finite
 from evergram.vector_files.writers import vectors_from_arrow, write_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
-LOCK, LOST = ".lock", "lost"
+LOCK = ".lock"
 # The relative error of vectors of zeros.
 ZEROS = 1.0
 # Of σ's largest entry or of a coordinate's mean square, what rounding may make of its symmetry and
@@ -580,58 +578,3 @@ def _typed(blocks: Iterable[Block], before: Path | None, side: str, where: str) 
     expected = None if before is None else _id_type(before)
     for ids, vectors in blocks:
         yield (ids if expected is None else with_id_type(ids, expected, side, where)), vectors
-
-
-def not_there_yet(path: Path) -> list[Path]:
-    """Return those of a lineage's lock and folders that a publication would make, inner first."""
-    parts = (path / LOCK, path / "versions", path / "embeddings", path, *path.parents)
-    return [part for part in parts if not part.exists()]
-
-
-def remove_made(made: Sequence[Path]) -> None:
-    """Remove the lock and the empty folders that a failed publication made, see `not_there_yet`."""
-    for part in made:
-        # Another process may have been quicker, and the lock is then its lineage's.
-        if part.name == LOCK and part.with_name(RECORD).exists():
-            break
-        with suppress(OSError):
-            part.unlink() if part.name == LOCK else part.rmdir()
-
-
-@contextmanager
-def removed_on_failure(made: Sequence[Path]) -> Iterator[None]:
-    """Remove what was made if the block raises; the lock is held until it ends."""
-    try:
-        yield
-    except BaseException:
-        remove_made(made)
-        raise
-
-
-# A trained model that another version preceded.
-
-
-def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
-    """Keep a version's model and settings in `.work`, and return the folder. Its embeddings are not
-    kept: the model computes them."""
-    folder = work / LOST
-    make_folder(work)
-    remove_tree(folder)
-    with new_folder(folder, OWNER_ALONE) as part:
-        write_version(part, "lost", number, artefact, PublicationFacts())
-    return folder
-
-
-def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:
-    """Return the model that `keep_lost` kept in `work`, a folder in the lineage's folder `root`.
-
-    Raises: LineageError: there is none. IntegrityError: it is damaged.
-    """
-    folder = work / LOST
-    if not folder.is_dir():
-        raise LineageError(
-            f"No model is kept for {lineage}: one is kept if an upgrade has trained it and another "
-            "version was published first. Train a new one: leave out --kept."
-        )
-    check_tree(root, folder)
-    return VersionReader(folder, read_manifest(folder))

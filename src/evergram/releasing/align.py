@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.collectives import ALONE, Collectives
 from evergram.compatibility.aligner.solution import MapSettings
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify
@@ -35,18 +33,15 @@ from evergram.releasing.past_file import (
     checked_past,
     facts_of,
     first_version,
-    past_file,
     text_encoder_of,
 )
 from evergram.releasing.publish import publish, refuse_untried
-from evergram.training.distributed import join_processes
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing, ahead
 
 QUIET = Progress(quiet=True)
 log: logging.Logger = logging.getLogger(__name__)
-CPU = torch.device("cpu")
 # Queries whose neighbours are looked up, and the catalogue that they are looked up in.
 QUERIES, CATALOGUE = 1000, 20_000
 # The share of the mean square that is the mean's, from which the mean is "far from zero".
@@ -260,13 +255,8 @@ def read_pairs(
     groups: Groups,
     rows: Tensor,
     progress: Progress,
-    together: Collectives = ALONE,
 ) -> PairReading:
-    """Read both files once, and keep the vectors of some rows of the pairing.
-
-    Of several processes, each reads the same pairs, multiplies some of the blocks, and has the
-    moments of all.
-    """
+    """Read both files once, and keep the vectors of some rows of the pairing."""
     seen, chosen, held = (SecondMoments(*dims) for _ in range(3))
     parts = ((seen, groups.seen), (chosen, groups.chosen), (held, groups.held))
     wanted = torch.zeros(len(pairing), dtype=torch.bool)
@@ -276,12 +266,11 @@ def read_pairs(
     lengths = LengthCount(), LengthCount()
     start = 0
     with progress.task("pairs", len(pairing)) as bar:
-        for number, pair in enumerate(ahead(pairing.blocks())):
+        for pair in ahead(pairing.blocks()):
             old, new = pair
             part = slice(start, start + len(old))
-            if number % together.size == together.rank:
-                for moments, mask in parts:
-                    moments.add(old[mask[part]], new[mask[part]])
+            for moments, mask in parts:
+                moments.add(old[mask[part]], new[mask[part]])
             kept.append((old[wanted[part]].float(), new[wanted[part]].float()))
             hashes.append(vector_hashes(new.double()))
             for count, vectors in zip(lengths, pair, strict=True):
@@ -290,7 +279,6 @@ def read_pairs(
             bar.advance(len(old), len(old))
     both = (torch.cat(side) for side in zip(*kept, strict=True))
     sample = VectorSample(wanted.nonzero().squeeze(1), *both)
-    seen, chosen, held = (moments.summed(together) for moments in (seen, chosen, held))
     return PairReading(
         seen, chosen, held, sample, (lengths[0].zeros, lengths[1].zeros), torch.cat(hashes)
     )
@@ -316,7 +304,7 @@ class FileAlignment:
         self,
         old: EmbeddingFile,
         new: EmbeddingFile,
-        lineage: Lineage | None,
+        lineage: Lineage,
         settings: AlignSettings,
         progress: Progress,
     ) -> None:
@@ -335,7 +323,7 @@ class FileAlignment:
             self.groups = apart
             queries, catalogue = self._read(hashes, progress)
         self._refuse_few(self.read.hashes)
-        metric = _metric(lineage) if lineage is not None and lineage.versions else None
+        metric = _metric(lineage) if lineage.versions else None
         read = self.read
         self.fitted: ClosedForm = self._fit(read.seen, read.chosen, metric)
         self.fitted.transform.requires_grad_(False).eval()
@@ -360,8 +348,8 @@ class FileAlignment:
     def _read(self, hashes: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
         """Read both files; return the rows of queries and of the catalogue of neighbours."""
         queries, catalogue = sampled_rows(hashes, self.groups.held)
-        rows, together = torch.cat([queries, catalogue]), join_processes(CPU)
-        self.read = read_pairs(self.pairing, self.dims, self.groups, rows, progress, together)
+        rows = torch.cat([queries, catalogue])
+        self.read = read_pairs(self.pairing, self.dims, self.groups, rows, progress)
         return queries, catalogue
 
     def _fit(
@@ -457,7 +445,6 @@ def align(
 
     A lineage without versions gets `old` as version 0 first. One that has versions must have the
     vectors of `old` as its newest; then the loss is the multi-step one where the chain is affine.
-    Of several processes the first calls it, and the others `take_part_in_alignment`.
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
@@ -489,11 +476,12 @@ def align(
     kept = ids.take(pa.array(canary_rows(ids, id_hashes(ids)).numpy()))
     first = first_version(before, {"align": {**recorded, **facts_of(before)}}, canaries=kept)
     first = replace(first, embeddings={SIDE: lambda: alignment.blocks(before)})
-    with nullcontext() if lineage.versions else lineage.beginning(first):
-        recipe = {"align": {**recorded, **facts_of(new)}}
-        artefact = _next_version(alignment, lineage, recipe)
-        strict = strict_probes
-        published = publish(lineage, artefact, strict_probes=strict, promote=promote, warn=warn)
+    if not lineage.versions:
+        lineage.publish(first)
+    recipe = {"align": {**recorded, **facts_of(new)}}
+    artefact = _next_version(alignment, lineage, recipe)
+    strict = strict_probes
+    published = publish(lineage, artefact, strict_probes=strict, promote=promote, warn=warn)
     return dict(published.metrics)
 
 
@@ -539,24 +527,3 @@ def _published(fitted: ClosedForm) -> tuple[Tensor, Tensor | None]:
     affine = fitted.transform.requires_grad_(False).affine()
     assert affine is not None
     return affine
-
-
-def take_part_in_alignment(
-    old: EmbeddingFile | int,
-    new: EmbeddingFile,
-    lineage: Lineage | None = None,
-    settings: AlignSettings = DEFAULT,
-) -> None:
-    """Do this process's share of an `align` that the first process calls, which publishes.
-
-    Args:
-        lineage: needed only where `old` is the number of a version.
-    Raises: DataError, LineageError: as `align`. TrainingError: another process has ended.
-    """
-    if isinstance(old, int):
-        if lineage is None:
-            raise DataError(
-                f"The old vectors are those of version {old}, and no lineage is given; give it too."
-            )
-        old = past_file(old, lineage)
-    FileAlignment(old, new, lineage, settings, QUIET)

@@ -26,7 +26,6 @@ from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.encoders.popularity_factor import popularity_factors
 from evergram.errors import RecipeError
 from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
-from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
@@ -47,7 +46,6 @@ from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import (
     make_artefact,
     options_of,
-    restore_any,
     trained_pairs,
 )
 from evergram.training.corpora import (
@@ -63,7 +61,7 @@ from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_en
 from evergram.training.pilots import Pilots, expected_seconds, in_words, run_pilots, wants_pilots
 from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
-from evergram.training.recipe import Recipe, flat
+from evergram.training.recipe import Recipe
 from evergram.training.resuming import AUTOMATIC, CheckpointSettings
 from evergram.training.selection import LEAST, PopularityChoice
 
@@ -72,18 +70,11 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UpgradeOptions:
-    """The ways in which an upgrade departs from its recipe, see `upgrade`.
-
-    Args:
-        trained_as: the version whose data and seed `trained` has; the next one by default.
-        query_form: how `trained` folds in new queries, where that is known.
-    """
+    """The ways in which an upgrade departs from its recipe, see `upgrade`."""
 
     encoder: EncoderModules | None = None
     past_encoders: Mapping[int, EncoderModules] = field(default_factory=dict)
     trained: Encoder | EncoderModules | None = None
-    trained_as: int | None = None
-    query_form: QueryForm | None = None
     readings: bool = True
     allow_small_overlap: bool = False
     keep_unknown: bool = False
@@ -94,7 +85,7 @@ class UpgradePlan:
     """The parts of an upgrade, after every refusal that needs no training.
 
     Args:
-        version: whose data and seed it is trained with.
+        version: the number of the new version.
         split: chooses for how long to train. `final`: its model is trained and judged on it; the
             same without a refit.
         published: of the objects that the version has vectors of; the same as `final`, but for a
@@ -118,11 +109,6 @@ class UpgradePlan:
     backward: BackwardTransformFit
     said: Sequence[str] = ()
     keeps_popularity: bool = False
-
-    @property
-    def number(self) -> int:
-        """The number of the new version."""
-        return self.lineage.next_version
 
     @property
     def past_version(self) -> int:
@@ -271,7 +257,7 @@ def plan_upgrade(
     past_version, settings = lineage.newest, recipe.upgrade
     for past in options.past_encoders:
         lineage.manifest(past)  # refuses a version that there is not
-    version = lineage.next_version if options.trained_as is None else options.trained_as
+    version = lineage.next_version
     sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
     lineage.check_ids({side: entities.vocabulary.keys for side, entities in sides})
     history = lineage.pair_history
@@ -515,7 +501,7 @@ def measure_upgrade(
     Source: [BC] §4; the certificate, docs/method.md.
     """
     lineage, new = plan.lineage, fitted.embeddings
-    report = version_report(plan.number, plan.published, fitted.trained)
+    report = version_report(plan.version, plan.published, fitted.trained)
     if fitted.unaligned is not None:
         report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
         report |= _sampled_beside(fitted.trained, fitted.unaligned)
@@ -525,7 +511,7 @@ def measure_upgrade(
         report["data"]["unknown_to_model"] = dict(plan.unknown)
     report["overlap"] = plan.backward.overlap.as_json()
     longer = lineage.chain.extended(plan.backward.transform)
-    errors = {**lineage.step_errors, plan.number: fitted.error}
+    errors = {**lineage.step_errors, plan.version: fitted.error}
     readings: dict[str, Any] = {}
     unread, draw = [], _reading_draw(plan, fitted)
     for j in lineage.readable if plan.options.readings else ():
@@ -549,7 +535,7 @@ def measure_upgrade(
     report["certificate"] = {
         str(j): asdict(certificate)
         for j in lineage.readable
-        if (certificate := certify(longer, errors, plan.number, j)) is not None
+        if (certificate := certify(longer, errors, plan.version, j)) is not None
     }
     measured: dict[str, Any] = together.from_first(lambda: report)  # seconds differ by the process
     return measured
@@ -590,9 +576,7 @@ def package_upgrade(
     else:
         options = options_of(trained.encoder, plan.recipe.model, plan.version)
         trained_on = trained_pairs(plan.final.training, plan.salt)
-        form = plan.options.query_form
-        if form is None:
-            form = query_form(plan.recipe, plan.final.training, trained)
+        form = query_form(plan.recipe, plan.final.training, trained)
     return replace(
         make_artefact(trained, plan.published, options),
         transform=plan.backward.transform,
@@ -759,31 +743,12 @@ def upgrade(
     Source: [BC] Eq. (3), (10), Table 1.
     """
     past, small = past_encoders or {}, allow_small_overlap
-    options = UpgradeOptions(
-        encoder,
-        past,
-        trained,
-        readings=readings,
-        allow_small_overlap=small,
-        keep_unknown=keep_unknown,
-    )
+    options = UpgradeOptions(encoder, past, trained, readings, small, keep_unknown)
     chosen, shown = pick_device(device, recipe.training.tables), Progress.of_choice(progress)
     context = RunContext(
         chosen, shown, _path(folder), callbacks, checkpoints=checkpoints, ends=ends_after(minutes)
     )
-    return _upgraded(recipe, lineage, corpus, options, context, board)
-
-
-def _upgraded(
-    recipe: Recipe,
-    lineage: Lineage,
-    corpus: Corpus | None,
-    options: UpgradeOptions,
-    context: RunContext,
-    board: str | Path | None = None,
-) -> Artefact:
-    """Plan, fit, measure and package an upgrade, together with the other processes; no process of
-    another training may do so meanwhile."""
+    # No process of another training may do so meanwhile; those of this one work together.
     with lineage.training() if is_first_process() else nullcontext():
         context = replace(context, collectives=join_processes(context.device))
         corpus = corpus_for(recipe, corpus, lineage)
@@ -795,49 +760,3 @@ def _upgraded(
         artefact = package_upgrade(plan, fitted, report)
         context.collectives.sum(torch.zeros(()), "end")  # all have read what publishing may remove
         return artefact
-
-
-def upgrade_lost(
-    recipe: Recipe,
-    lineage: Lineage,
-    corpus: Corpus | None = None,
-    *,
-    encoder: EncoderModules | None = None,
-    device: str = "auto",
-    progress: Progress | bool = True,
-    allow_small_overlap: bool = False,
-) -> Artefact:
-    """Return the model of an upgrade that another one preceded, as the version after the newest.
-
-    Nothing is trained; its transform is fitted to the newest version in closed form.
-
-    Args:
-        encoder: the modules that the model was trained with, if they were your own.
-    Raises: LineageError: no model is kept. RecipeError: it was trained by another recipe.
-    """
-    lost = lineage.lost()
-    recipe = with_modules(recipe, encoder)
-    if corpus is not None:
-        recipe = recorded_recipe(recipe, corpus)
-    theirs, mine = (
-        flat({k: v for k, v in values.items() if k not in ("upgrade", "metrics")})
-        for values in (lost.manifest.recipe, recipe.model_dump(mode="json"))
-    )
-    changed = sorted(k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k))
-    if changed:
-        raise RecipeError(
-            f"The kept model was trained by another recipe ({', '.join(changed[:5])} changed); "
-            "give the recipe and the options that it was trained with, or leave out --kept to "
-            "train a new one."
-        )
-    model = restore_any(*lost.encoder(), "the kept model", encoder)
-    settings = recipe.upgrade.solved()
-    options = UpgradeOptions(
-        trained=model,
-        trained_as=lost.manifest.version,
-        query_form=lost.query_form(),
-        allow_small_overlap=allow_small_overlap,
-    )
-    recipe = recipe.model_copy(update={"upgrade": settings})
-    context = RunContext(pick_device(device, recipe.training.tables), Progress.of_choice(progress))
-    return _upgraded(recipe, lineage, corpus, options, context)

@@ -88,11 +88,6 @@ class UpgradeSettings(Settings):
         """Whether the transform is Adam's, or in the end the closed form if there is one."""
         return METHODS[self.method].solver if self.transform.has_closed_form else "gradient"
 
-    def solved(self) -> SolvedUpgrade:
-        """Return the settings by which a model that is trained already gets its transform."""
-        transform = self.transform if self.transform.has_closed_form else LinearSettings()
-        return SolvedUpgrade(held_out=self.held_out, transform=transform, alone=False)
-
     @property
     def traits(self) -> frozenset[Trait]:
         return traits_where(
