@@ -29,8 +29,7 @@ import pyarrow as pa
 import torch
 
 from benchmarks.gowalla import DATA
-from evergram.data.corpus import Vocabulary
-from evergram.lineage.canary_check import id_hash
+from evergram.ids import id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import AlignSettings, align
 from evergram.releasing.transform_file import transform_file
@@ -96,7 +95,7 @@ def compare_maps(
     """Compare each map, and each consumer on its output; `dims` truncates both spaces."""
     old_dim = dims[0]
     ids = pa.array(names)
-    test = (id_hash(Vocabulary(ids)) < HELD_OUT * 2**32).numpy()
+    test = (torch.from_numpy(id_hashes(ids)) < HELD_OUT * 2**32).numpy()
     old = tf_idf(texts, ~test, old_dim)
     new = np.ascontiguousarray(sentence_vectors(texts)[:, : dims[1]])
     as_is = f"version 1 as it is, first {old_dim} dims"

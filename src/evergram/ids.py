@@ -9,11 +9,14 @@ they are texts like any other.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from evergram.errors import DataError
 
@@ -92,6 +95,16 @@ def refuse_repeats(ids: pa.Array | pa.ChunkedArray, source: str) -> None:
         f"{source}: {len(repeated)} ids come more than once, such as {repeated[0].as_py()!r}; "
         "leave one row of each."
     )
+
+
+def id_hashes(ids: pa.Array, size: int = 1 << 20) -> NDArray[np.int64]:
+    """Return a number in [0, 2³²) for each id, the same on every machine, [N]. They are made a part
+    at a time: Python's strings are large."""
+    hashes = [np.zeros(0, np.int64)]
+    for start in range(0, len(ids), size):
+        texts = ids.slice(start, size).cast(pa.string()).to_pylist()
+        hashes.append(np.array([zlib.crc32(text.encode()) for text in texts], np.int64))
+    return np.concatenate(hashes)
 
 
 def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = False) -> str:

@@ -20,10 +20,9 @@ from tests.support.publishing import publish_next
 
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
-from evergram.data.corpus import Vocabulary
+from evergram.ids import id_hashes
 from evergram.lineage import canary_check, publication
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import canary_rows, id_hash
 from evergram.lineage.diagnosis import (
     below_popularity,
     diagnose_lineage,
@@ -34,6 +33,7 @@ from evergram.lineage.diagnosis import (
     version_warnings,
 )
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publication import canary_rows
 from evergram.lineage.record import sha256
 from evergram.serving.dashboard import Live, dashboard_data
 from evergram.vector_files.writers import write_embeddings
@@ -61,7 +61,7 @@ def test_the_share_of_unseen_objects_is_that_of_the_metrics(
 def test_an_object_is_unseen_if_no_step_on_the_way_saw_it(lineage: Lineage) -> None:
     for share in (0.5, 0.3, 0.9):
         add_halving_version(lineage, {}, share)
-    hashes = id_hash(Vocabulary(IDS)) / 2**32
+    hashes = torch.from_numpy(id_hashes(IDS)) / 2**32
     readings = diagnose_lineage(lineage)
     for reading, least in zip(readings, (0.3, 0.3, 0.9), strict=True):
         assert reading.unseen is not None
@@ -76,7 +76,7 @@ def test_the_error_that_is_shown_is_that_which_a_limit_is_held_to(
     lineage: Lineage, evergram: Command
 ) -> None:
     """Alignment saw most canaries, and errs five times as much on the others."""
-    unseen = (id_hash(Vocabulary(IDS)) < 0.2 * 2**32)[:, None]
+    unseen = (torch.from_numpy(id_hashes(IDS)) < 0.2 * 2**32)[:, None]
     wrong = torch.where(unseen, 0.5 * VECTORS, 0.9 * VECTORS)
     same = LinearTransform.from_matrix(torch.eye(3))
     add_halving_version(lineage, {}, 0.2, transform=same, vectors=wrong)
@@ -112,7 +112,7 @@ def test_canaries_have_the_lowest_and_the_highest_hashes_and_past_ones_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(canary_check, "CANARIES", 40)
-    hashes = id_hash(Vocabulary(IDS))
+    hashes = torch.from_numpy(id_hashes(IDS))
     rows = canary_rows(IDS, hashes)
     share = hashes[rows] / 2**32
     assert len(set(rows.tolist())) == 40

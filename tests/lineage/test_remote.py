@@ -472,28 +472,6 @@ def test_a_lock_that_cannot_be_read_back_is_removed(monkeypatch: pytest.MonkeyPa
         pass
 
 
-def test_a_training_is_noted_in_the_storage_and_the_note_of_another_is_a_warning(
-    lineage: Lineage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with lineage.training():
-        assert "training.json" in bucket_files()
-    assert "training.json" not in bucket_files()
-    assert caplog.text == ""
-    storage = Remote(PLACE)
-    other = json.dumps({"owner": "eve", "host": "h", "process": 1, "since": "now"}).encode()
-    storage.write("training.json", other)
-    with storage.training_note():
-        # Another process that begins later takes the note over, and removes it itself.
-        storage.write("training.json", other)
-    assert f"of {PLACE}: eve on h (process 1) since now. If it still runs" in caplog.text
-    assert bucket_files()["training.json"] == other
-    # A storage that cannot be reached does not keep from training.
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", None)
-    with storage.training_note():
-        trained = True
-    assert trained
-
-
 def test_without_fsspec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(LineageError, match=r"pip install 'evergram\[remote\]'"):

@@ -16,9 +16,8 @@ from tests.support.dictionary_store import DictionaryStore
 from tests.support.embedding_files import file_of, id_names
 from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vectors
 
-from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError, LineageError, UnknownVersionError
-from evergram.lineage.canary_check import id_hash
+from evergram.ids import id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import Metric, QueryVectors, ScoredSearch, ScoreMaps
 from evergram.releasing.align import AlignSettings, align
@@ -66,7 +65,7 @@ def clusters(
         if old is not None:
             align(old, file, lineage, AlignSettings(held_out=request.param))
         old = number or file
-    unseen = id_hash(Vocabulary(names)) < request.param * 2**32
+    unseen = torch.from_numpy(id_hashes(names)) < request.param * 2**32
     return lineage, unseen.numpy(), made
 
 

@@ -27,8 +27,8 @@ from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Side, Vocabulary
 from evergram.errors import DataError, DegradationError, LineageError
+from evergram.ids import id_hashes
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import id_hash, id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import (
     AlignSettings,
@@ -70,7 +70,7 @@ def test_held_out_objects_change_nothing_of_the_transform(tmp_path: Path, kind: 
     """Their old vectors are made nonsense; the transform must not know."""
     new = randn(0, ROWS, 8)
     old = new @ randn(1, 8, 5) + randn(2, ROWS, 5)
-    held = pair_groups(id_hashes(IDS), 0.2).held
+    held = pair_groups(torch.from_numpy(id_hashes(IDS)), 0.2).held
     poisoned = torch.where(held[:, None], 1000 * randn(3, ROWS, 5), old)
     weights = []
     for name, vectors in (("a", old), ("b", poisoned)):
@@ -96,7 +96,7 @@ def test_from_version_2_on_the_error_counts_at_all_past_versions(tmp_path: Path)
     align(files[0], files[1], lineage)
     first = lineage.chain.matrix(1, 0)
     align(files[1], files[2], lineage)
-    groups = pair_groups(id_hashes(IDS), 0.1)
+    groups = pair_groups(torch.from_numpy(id_hashes(IDS)), 0.1)
     seen = moments_of(versions[1], versions[2], groups.seen)
     chosen = moments_of(versions[1], versions[2], groups.chosen)
     multi = fit_closed_form("linear", seen, chosen, history_metric([first], 6))
@@ -154,16 +154,16 @@ def test_objects_under_several_ids_do_not_measure_themselves(tmp_path: Path) -> 
     lineage = Lineage.create(tmp_path / "l")
     settings = AlignSettings(held_out=0.5)
     metrics = align(*files, lineage, settings, max_error=math.inf)
-    held = pair_groups(id_hashes(IDS), 0.5).held
+    held = pair_groups(torch.from_numpy(id_hashes(IDS)), 0.5).held
     both = held[: ROWS // 2] & held[ROWS // 2 :]
     assert metrics["overlap"]["held_out"] == 2 * int(both.sum()) < int(held.sum())
     assert metrics["alignment"]["held_out"]["transformed"]["relative_error"] > 0.9
 
 
 def test_groups_are_apart_and_the_held_out_one_is_that_of_training() -> None:
-    hashes = id_hashes(IDS, size=7)  # in parts
+    hashes = torch.from_numpy(id_hashes(IDS, size=7))  # in parts
     vocabulary = Vocabulary(IDS)
-    assert torch.equal(hashes, id_hash(vocabulary))
+    assert torch.equal(hashes, torch.from_numpy(id_hashes(vocabulary.keys)))
     groups = pair_groups(hashes, 0.2)
     assert torch.equal(groups.held, held_out(Side(vocabulary), 0.2))
     sizes = [int(g.sum()) for g in (groups.seen, groups.chosen, groups.held)]
@@ -174,7 +174,7 @@ def test_groups_are_apart_and_the_held_out_one_is_that_of_training() -> None:
 
 
 def test_queries_are_held_out_and_none_is_its_own_neighbour() -> None:
-    hashes = id_hashes(IDS)
+    hashes = torch.from_numpy(id_hashes(IDS))
     held = pair_groups(hashes, 0.2).held
     queries, catalogue = sampled_rows(hashes, held)
     assert bool(held[queries].all())
@@ -398,7 +398,7 @@ def test_few_different_vectors_are_few_however_many_ids_they_have(tmp_path: Path
     files = file_of(tmp_path / "old.parquet", old), file_of(tmp_path / "new.npy", new)
     with pytest.raises(DataError, match="10 different new vectors"):
         align(*files, Lineage.create(tmp_path / "none"), max_error=math.inf)
-    held = pair_groups(id_hashes(IDS), 0.1).held
+    held = pair_groups(torch.from_numpy(id_hashes(IDS)), 0.1).held
     new = randn(0, ROWS, 8)
     new[held] = randn(1, 3, 8)[torch.arange(int(held.sum())) % 3]
     old = new @ randn(2, 8, 5)

@@ -26,11 +26,12 @@ class LengthCount:
     zeros: int = 0
 
     def add(self, vectors: Tensor) -> int | None:
-        """Count vectors [n, D]. Returns: the first row that is longer than `LONGEST`, if one is."""
+        """Count vectors [n, D]. Returns: the first row that is longer than `LONGEST` or not
+        finite, if one is."""
         lengths = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
         self.rows += len(lengths)
         self.zeros += int((lengths < SHORTEST).sum())
-        long = (lengths > LONGEST).nonzero()
+        long = (~(lengths <= LONGEST)).nonzero()
         return int(long[0]) if len(long) else None
 
 

@@ -21,18 +21,17 @@ from evergram.compatibility.certificate import (
 )
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.kinds import TRANSFORMS
-from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError, EvergramError
+from evergram.ids import id_hashes
 from evergram.lineage.canary_check import (
     Canaries,
     Measured,
     check_stored,
     common_canaries,
-    id_hash,
-    is_belied,
     measure_canaries,
 )
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publication import is_belied
 from evergram.lineage.record import STABLE, read_manifest
 from evergram.vector_files.open_embeddings import open_embeddings
 
@@ -87,7 +86,11 @@ class Reading:
         # On all canaries, if too few are unseen, the error is seldom larger.
         if witness is None and self.measured and self.measured.objects >= LEAST_OBJECTS:
             witness = self.measured
-        if known is None or witness is None or not is_belied(known.relative_bound, witness):
+        if (
+            known is None
+            or witness is None
+            or not is_belied(known.relative_bound, witness.relative)
+        ):
             return None
         which = "objects that alignment never saw" if self.unseen else "canaries"
         return (
@@ -183,7 +186,7 @@ def _measure_unseen(
     share = min(float(shares[n] or 0.0) for n in steps)
     kept = {}
     for side, (ids, vectors) in canaries[target].items():
-        apart = id_hash(Vocabulary(ids)) < share * 2**32
+        apart = torch.from_numpy(id_hashes(ids)) < share * 2**32
         kept[side] = ids.filter(pa.array(apart.numpy())), vectors[apart]
     measured = measure_canaries(chain, {**canaries, target: kept}, source, target)
     objects = 0 if measured is None else measured.objects
@@ -197,7 +200,7 @@ def _measure_unseen(
 
 def unseen_share(lineage: Lineage, version: int) -> float | None:
     """Return the share of the objects that the alignment of a version never saw: those whose
-    `id_hash` is below this share of 2³². It is 1 if nothing was fitted, and None if it is not
+    `id_hashes` are below this share of 2³². It is 1 if nothing was fitted, and None if it is not
     recorded."""
     if version in lineage.withdrawn:
         return 1.0  # an identity

@@ -733,7 +733,7 @@ class Lineage:
         with self._writing():
             record = unchanged(self.path, self.record, self.address, labels=False)
             if number:
-                refuse_unprobed(self.address, artefact.metrics, number, record.resolve)
+                refuse_unprobed(self.address, artefact.metrics, record.resolve)
             clear_left(self.path, record)
             place = self.path, self.name, number
             manifest = write_folders(place, artefact, past, self._files_before(), new_pairs)
@@ -778,11 +778,9 @@ class Lineage:
         version meanwhile. An interrupted run's checkpoints stay in it; nothing empty does.
 
         Raises: LineageError: another process trains it; the error says who, and since when. Of a
-            lineage that lives elsewhere only processes of this machine are seen for certain; others
-            are named in a warning.
+            lineage that lives elsewhere only processes of this machine are seen.
         """
-        elsewhere = nullcontext() if self.remote is None else self.remote.training_note()
-        with training_claim(self.work_dir, str(self)), elsewhere:
+        with training_claim(self.work_dir, str(self)):
             try:
                 yield self.work_dir
             finally:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -28,7 +26,6 @@ from torch import Tensor
 
 from evergram.atomic_files import new_folder
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
-from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form, pairs_needed
 from evergram.compatibility.degenerate import LONGEST, LengthCount, vectors_problem
 from evergram.compatibility.kinds import TRANSFORMS
@@ -37,7 +34,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
-from evergram.ids import INTEGER, refuse_other_form
+from evergram.ids import INTEGER, id_hashes, refuse_other_form
 from evergram.lineage.artefact import (
     Affine,
     Artefact,
@@ -47,25 +44,24 @@ from evergram.lineage.artefact import (
     PublicationFacts,
     are_metrics,
     checked_ids,
-    plain_numbers,
     write_version,
 )
-from evergram.lineage.canary_check import CanarySample, is_belied, measure_canaries
 from evergram.lineage.consumers import Consumer, ConsumerRegistry, Resolve
 from evergram.lineage.paths import check_name, file_mode
 from evergram.lineage.record import Manifest, sha256
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
-from evergram.vector_files.open_embeddings import BLOCK, first_not_finite
+from evergram.vector_files.open_embeddings import BLOCK
 from evergram.vector_files.writers import vectors_from_arrow, write_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
 LOCK = ".lock"
 # The relative error of vectors of zeros.
 ZEROS = 1.0
-# Of σ's largest entry or of a coordinate's mean square, what rounding may make of its symmetry and
-# of its least eigenvalue.
-ROUNDING = 1e-6
+# An error contradicts a bound if it is more than this multiple of it plus rounding.
+BELIED, ROUNDING = 2.0, 1e-5
+# Canaries of each side: enough for a mean, and few enough to keep for ever.
+CANARIES = 1000
 # Sampled rows of a side for each dim of the old and the new space: at most this many, and at least
 # half of them, so that the fitted map has an excess error of a few percent. More would
 # cost more than writing the vectors does.
@@ -80,16 +76,6 @@ FOR_RIDGE = 10
 
 
 # What an artefact must be.
-
-
-def _is_plain(value: Any) -> Any:
-    try:
-        json.dumps(plain_numbers(value))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"it must be texts, numbers, lists and tables of these ({error})"
-        ) from None
-    return value
 
 
 def _is_metrics(value: Any) -> Any:
@@ -108,8 +94,8 @@ class _Types(BaseModel):
 
     dim: int = Field(gt=0)
     embeddings: Mapping[str, Any]
-    recipe: Annotated[Mapping[str, Any], AfterValidator(_is_plain)]
-    metrics: Annotated[Mapping[str, Any], AfterValidator(_is_metrics), AfterValidator(_is_plain)]
+    recipe: Mapping[str, Any]
+    metrics: Annotated[Mapping[str, Any], AfterValidator(_is_metrics)]
     canaries: Mapping[str, Any] | None
     transform: InstanceOf[Transform] | None
     encoder: InstanceOf[EncoderParts] | None
@@ -188,7 +174,7 @@ def check_follows(
             f"{(newest.dim, artefact.dim)}; {shape} was given."
         )
     if error is not None:
-        _check_error(error, transform)
+        _check_error(error, newest.dim)
     gone = sorted(set(newest.embeddings) - set(artefact.embeddings))
     if gone:
         raise DataError(
@@ -216,38 +202,24 @@ def _check_transform(transform: Transform) -> None:
             raise DataError(f"The transform's {name} has a NaN or an infinity.")
 
 
-def _check_error(error: StepError, transform: Transform) -> None:
+def _check_error(error: StepError, dim: int) -> None:
     """Raises: DataError, ShapeError: the error is not one that `StepError.of` could measure."""
-    sigma, power, dim = error.sigma, error.power, transform.old_dim
+    sigma = error.sigma
     if not isinstance(sigma, Tensor) or sigma.shape != (dim, dim):
         shape = list(sigma.shape) if isinstance(sigma, Tensor) else type(sigma).__name__
         raise ShapeError(
             f"The sigma of the artefact's error is {shape}; it must be [{dim}, {dim}]."
         )
-    if isinstance(error.objects, bool) or not isinstance(error.objects, int) or error.objects < 0:
-        raise DataError(f"The artefact's error is over {error.objects!r} objects; give a count.")
-    if not isinstance(power, float) or power < 0 or math.isinf(power):
-        raise DataError(f"The power of the artefact's error is {power!r}; it is a mean square.")
-    wide = sigma.detach().double().cpu()
-    if not bool(wide.isfinite().all()):
-        raise DataError("The sigma of the artefact's error has a NaN or an infinity.")
-    rounding = ROUNDING * max(float(wide.abs().max()), 0.0 if math.isnan(power) else power / dim)
-    uneven = float((wide - wide.T).abs().max()) > rounding
-    if uneven or float(torch.linalg.eigvalsh(wide)[0]) < -rounding:
+    if not bool(sigma.isfinite().all()) or error.power < 0 or math.isinf(error.power):
         raise DataError(
-            "The sigma of the artefact's error is no mean of δ ⊗ δ: it must be symmetric without "
-            "negative eigenvalues, as `StepError.of` makes it."
+            "The artefact's error has a NaN, an infinity or a negative power; measure it by "
+            "`StepError.of`."
         )
-    if not math.isnan(power):
-        return
-    points = torch.cat([torch.eye(transform.new_dim), torch.zeros(1, transform.new_dim)])
-    with torch.no_grad():
-        moved = transform(points)
-    if moved.shape != points.shape or not torch.equal(moved, points):
-        raise DataError(
-            "The artefact's error has no power, which says that its transform is the identity and "
-            "needs no measurement; it is another, so measure it by `StepError.of`."
-        )
+
+
+def is_belied(bound: float, error: float) -> bool:
+    """Whether the error is far above the bound; errors of other objects differ by some tenths."""
+    return error > BELIED * bound + ROUNDING
 
 
 def check_transform_on_canaries(
@@ -265,20 +237,22 @@ def check_transform_on_canaries(
     Raises: DataError: that error is far above the one that the transform comes with; or, if it
         comes with none, above that of vectors of zeros.
     """
-    if artefact.transform is None or not own or not past:
+    pairs = [_common(own[side], past[side]) for side in sorted(own.keys() & past.keys())]
+    if artefact.transform is None or not sum(len(now) for now, _ in pairs):
         return None
-    chain = Chain([artefact.transform], artefact.transform.old_dim)
-    measured, stated = measure_canaries(chain, {0: past, 1: own}, 1, 0), _relative(artefact.error)
-    if measured is None:
-        return None
-    known = measured.relative if math.isfinite(measured.relative) else None
-    wrong = measured.relative > ZEROS if stated is None else is_belied(stated, measured)
-    if measured.objects < LEAST_OBJECTS or not wrong:
+    now, then = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+    with torch.no_grad():
+        back = artefact.transform(now).double()
+    objects, stated = len(then), _relative(artefact.error)
+    relative = math.sqrt(float((back - then).square().sum() / then.square().sum()))
+    known = relative if math.isfinite(relative) else None
+    wrong = relative > ZEROS if stated is None else is_belied(stated, relative)
+    if objects < LEAST_OBJECTS or not wrong:
         return known
     comes = "with no error" if stated is None else f"with an error of {stated:.4g}"
     sentence = (
-        f"The transform comes {comes}, and on {measured.objects} objects that the version before "
-        f"kept, its canaries, it is {measured.relative:.4g} of their length: it does not lead from "
+        f"The transform comes {comes}, and on {objects} objects that the version before "
+        f"kept, its canaries, it is {relative:.4g} of their length: it does not lead from "
         "these vectors to that version's."
     )
     if artefact.encoder is not None:
@@ -288,6 +262,14 @@ def check_transform_on_canaries(
         f"{sentence} Nothing was published; give the transform that was fitted to these vectors, "
         "with its own error."
     )
+
+
+def _common(own: Block, past: Block) -> tuple[Tensor, Tensor]:
+    """Return the vectors of the canaries that both have, float32 [n, D_k] and float64 [n, D_{k-1}],
+    in one order."""
+    places = pc.index_in(own[0], value_set=past[0])
+    rows = torch.from_numpy(np.array(places.drop_null())).long()
+    return own[1][torch.from_numpy(np.array(places.is_valid()))], past[1][rows].double()
 
 
 def _relative(error: StepError | None) -> float | None:
@@ -340,20 +322,15 @@ def _id_type(path: Path) -> pa.DataType:
     return pq.read_schema(path).field("id").type
 
 
-def refuse_unprobed(
-    address: str, metrics: Mapping[str, Any], number: int, resolve: Resolve
-) -> None:
+def refuse_unprobed(address: str, metrics: Mapping[str, Any], resolve: Resolve) -> None:
     """Refuse a version with metrics that a consumer's probe was not run on, or for which the
     consumer has had another probe, or has read another version, since the probe was run.
 
     Raises: LineageError.
     """
-    readings = {reading.get("consumer"): reading for reading in metrics.get("probes", ())}
-    missing = [
-        consumer.name
-        for consumer in ConsumerRegistry.open(address).list()
-        if not _is_of(readings.get(consumer.name), consumer, number, resolve)
-    ]
+    readings = {reading["consumer"]: reading for reading in metrics.get("probes", ())}
+    consumers = ConsumerRegistry.open(address).list()
+    missing = [c.name for c in consumers if not _is_read(c, readings.get(c.name), resolve)]
     if missing:
         raise LineageError(
             f"The new version was not published: the probe of {', '.join(missing)} has not been "
@@ -362,21 +339,18 @@ def refuse_unprobed(
         )
 
 
-def _is_of(
-    reading: Mapping[str, Any] | None, consumer: Consumer, number: int, resolve: Resolve
-) -> bool:
-    """Return whether a reading is of this consumer's probe as it is now, on this version."""
+def _is_read(consumer: Consumer, reading: Mapping[str, Any] | None, resolve: Resolve) -> bool:
+    """Return whether a reading is of the consumer's probe as it is now, at the version it reads."""
     probe = consumer.probe
     if probe is None or reading is None:
         return probe is None
-    read = number
-    if consumer.pinned != "newest":
-        # If the label is gone, the probe could not be run, and its reading says so.
-        with suppress(LineageError):
-            read = resolve(consumer.pinned)
-    expected = (consumer.pinned, number, probe.model_sha256, probe.data_sha256)
-    actual = tuple(reading.get(k) for k in ("pinned", "source", "model_sha256", "data_sha256"))
-    return actual == expected and (reading.get("version") == read or reading.get("value") is None)
+    expected = consumer.pinned, probe.model_sha256, probe.data_sha256
+    if tuple(reading.get(k) for k in ("pinned", "model_sha256", "data_sha256")) != expected:
+        return False
+    # The probe of a label that is gone could not be run, and its reading says so.
+    if consumer.pinned == "newest" or reading.get("value") is None:
+        return True
+    return reading.get("version") == resolve(consumer.pinned)
 
 
 # The folders of a version, and what is measured of its vectors on the way.
@@ -406,11 +380,14 @@ class RowSample:
         for ids, vectors in blocks:
             # Vectors are written as float32.
             narrow = vectors.float()
-            if (row := first_not_finite(narrow)) is not None:
-                raise self._refusal(ids[row], "has a NaN or an infinity")
             if (row := self._lengths.add(narrow)) is not None:
                 length = float(narrow[row].double().norm())
-                raise self._refusal(ids[row], f"has the length {length:.3g}, past {LONGEST:g}")
+                what = f"has the length {length:.3g}, past {LONGEST:g}"
+                raise DataError(
+                    f"The {self.side} embedding of id {ids[row].as_py()!r} "
+                    f"{what if math.isfinite(length) else 'has a NaN or an infinity'}; such a "
+                    "version is not published."
+                )
             for start in range(0, len(ids), BLOCK):
                 self._add(ids.slice(start, BLOCK), vectors[start : start + BLOCK])
             yield ids, vectors
@@ -423,12 +400,6 @@ class RowSample:
                 f"The {self.side} embeddings cannot be published: {problem}; look at how they were "
                 "made. Nothing was published."
             )
-
-    def _refusal(self, id_: pa.Scalar, what: str) -> DataError:
-        return DataError(
-            f"The {self.side} embedding of id {id_.as_py()!r} {what}; such a version is not "
-            "published."
-        )
 
     @property
     def ids(self) -> pa.Array:
@@ -462,6 +433,66 @@ class RowSample:
 
 def _taken(block: Block, rows: Tensor) -> Block:
     return block[0].take(pa.array(rows.numpy())), block[1][rows].detach().float().cpu()
+
+
+def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> Tensor:
+    """Return the rows of the objects whose vectors are kept, at most `CANARIES`: those that the
+    version before kept (`past`), then those with the lowest and the highest `id_hashes`.
+
+    Alignment holds out low hashes and is fitted to high ones, so that canaries are of both kinds.
+    """
+    order = torch.argsort((hashes - 2**31).abs(), descending=True, stable=True)
+    if past is not None:
+        places = pc.index_in(past, value_set=ids.cast(pa.string())).drop_null()
+        rows = torch.from_numpy(np.array(places)).long()
+        order = torch.cat([rows, order[~torch.isin(order, rows)]])
+    return order[:CANARIES]
+
+
+class CanarySample:
+    """Takes the canaries of one side as its blocks pass.
+
+    Args:
+        side: its name, for errors.
+        wanted: the ids to keep, as strings; None picks them, see `canary_rows`.
+        past: ids that the version before kept, as strings.
+    Attributes:
+        ids, vectors: of the canaries so far, as strings and float32 [n, D].
+    """
+
+    def __init__(
+        self, side: str, wanted: pa.Array | None = None, past: pa.Array | None = None
+    ) -> None:
+        self.side, self.wanted, self.past = side, wanted, past
+        self.ids: Any = pa.array([], pa.string())
+        self.vectors: Tensor = torch.zeros(0, 0)
+        self._hashes = torch.zeros(0, dtype=torch.int64)
+
+    def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Yield the same blocks. Raises: DataError: at the end, if a wanted id was in none."""
+        for ids, vectors in blocks:
+            self._add(ids.cast(pa.string()), vectors.detach().float().cpu())
+            yield ids, vectors
+        missing = set(() if self.wanted is None else self.wanted.to_pylist())
+        missing -= set(self.ids.to_pylist())
+        if missing:
+            raise DataError(
+                f"The canary {min(missing)!r} of the side {self.side} is not among the ids of the "
+                "version; keep objects that it has."
+            )
+
+    def _add(self, ids: pa.Array, vectors: Tensor) -> None:
+        if self.wanted is not None:
+            mask = pc.is_in(ids, value_set=self.wanted)
+            ids, vectors = ids.filter(mask), vectors[torch.from_numpy(np.array(mask))]
+        hashes = torch.cat([self._hashes, torch.from_numpy(id_hashes(ids))])
+        ids = pa.concat_arrays([self.ids, ids])
+        vectors = torch.cat([self.vectors, vectors]) if len(self.ids) else vectors
+        rows = torch.arange(len(ids))
+        if self.wanted is None:
+            rows = canary_rows(ids, hashes, self.past)
+        self.ids, self._hashes = ids.take(pa.array(rows.numpy())), hashes[rows]
+        self.vectors = vectors[rows]
 
 
 def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Affine | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
-import logging
 import os
 import re
 import secrets
@@ -33,7 +32,7 @@ from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.record import sha256
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
-LOCK, TRAINING = "publishing.lock", "training.json"
+LOCK = "publishing.lock"
 RECORD, CONSUMERS = "lineage.json", "consumers.json"
 # Files that are downloaded when they are first read, and not when the lineage is opened.
 LARGE = ("encoder.safetensors", "vocabularies.parquet", "trained_pairs.parquet")
@@ -379,7 +378,7 @@ class Remote:
             for name in self._folders(folder) - set(names):
                 self.remove(f"{folder}/{name}")
 
-    # The lock, and a note.
+    # The lock.
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -457,30 +456,6 @@ class Remote:
                 stacklevel=3,
             )
             return False
-
-    @contextmanager
-    def training_note(self) -> Iterator[None]:
-        """Leave a note in the storage that a version is being trained, and warn of another's note.
-
-        It is not a lock, as a process that is killed leaves it behind; a storage that cannot be
-        reached is no error.
-        """
-        mine = json.dumps(this_process()).encode()
-        with suppress(Exception):
-            others = self._content(TRAINING)
-            if others is not None:
-                logging.getLogger(__name__).warning(
-                    f"Another process began to train the next version of {self.address}: "
-                    f"{describe_process(others)}. If it still runs, only the first to publish will "
-                    "succeed."
-                )
-            self.write(TRAINING, mine)
-        try:
-            yield
-        finally:
-            with suppress(Exception):
-                if self._content(TRAINING) == mine:
-                    self.remove_file(TRAINING)
 
     # The driver.
 

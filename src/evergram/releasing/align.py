@@ -25,9 +25,10 @@ from evergram.compatibility.row_groups import Groups, pair_groups, vector_hashes
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, DegradationError
 from evergram.evaluation.version_distance import VectorPairs, chance_reading, mapping_readings
+from evergram.ids import id_hashes
 from evergram.lineage.artefact import Artefact, Block
-from evergram.lineage.canary_check import canary_rows, id_hashes
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publication import canary_rows
 from evergram.releasing.past_file import (
     SIDE,
     checked_past,
@@ -313,7 +314,7 @@ class FileAlignment:
         self.rank: int = settings.rank_of(*self.dims)
         self.pairing: Pairing = Pairing(old, new)
         self.small: bool = False
-        hashes = id_hashes(self.pairing.ids)
+        hashes = torch.from_numpy(id_hashes(self.pairing.ids))
         self.groups: Groups = pair_groups(hashes, settings.held_out)
         self._refuse_few()
         self.read: PairReading
@@ -473,7 +474,7 @@ def align(
         recorded["rank"] = alignment.rank
     # Objects that both files have.
     ids = alignment.pairing.ids
-    kept = ids.take(pa.array(canary_rows(ids, id_hashes(ids)).numpy()))
+    kept = ids.take(pa.array(canary_rows(ids, torch.from_numpy(id_hashes(ids))).numpy()))
     first = first_version(before, {"align": {**recorded, **facts_of(before)}}, canaries=kept)
     first = replace(first, embeddings={SIDE: lambda: alignment.blocks(before)})
     if not lineage.versions:

@@ -25,7 +25,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
-from evergram.lineage.canary_check import id_hash
+from evergram.ids import id_hashes
 from evergram.releasing.past_versions import PastModel, held_out_rows, known_vectors
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
@@ -240,7 +240,8 @@ def _set_aside(
     if enough or _count(known) < LEAST_COMMON:
         return share, aside
     sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
-    hashes = torch.cat([id_hash(entities.vocabulary)[known[side]] for side, entities in sides])
+    every = ((id_hashes(one.vocabulary.keys), known[side]) for side, one in sides)
+    hashes = torch.cat([torch.from_numpy(of_side)[rows] for of_side, rows in every])
     # Hashes are compared with a share in float32, whose steps here are 256 at most.
     share = (int(hashes.sort().values[LEAST_OBJECTS - 1]) + 512) / 2**32
     return share, held_out_rows(corpus, share)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, overload
 
 import pyarrow as pa
+import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
@@ -19,8 +20,8 @@ from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.encoders.module_encoder import ModuleEncoder, check_vectors, restore_module_encoder
 from evergram.errors import LineageError
+from evergram.ids import id_hashes
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
-from evergram.lineage.canary_check import id_hash
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import EncoderRecord
 from evergram.training.build import encoder_options
@@ -149,4 +150,4 @@ def _blocks(ids: pa.Array, vectors: Tensor) -> Iterator[Block]:
 def held_out(entities: Side, share: float) -> Tensor:
     """Return bool [N], the objects on which the error of an alignment is measured, chosen by a hash
     of the id: the same ones in every version, among them half of the canaries."""
-    return id_hash(entities.vocabulary) < share * 2**32
+    return torch.from_numpy(id_hashes(entities.vocabulary.keys)) < share * 2**32
