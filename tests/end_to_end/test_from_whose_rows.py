@@ -107,7 +107,7 @@ def in_python(_: Command, line: Path) -> Any:
     assert torch.equal(vectors, lineage.embeddings("candidate", PRODUCTION)[1])
     assert lineage.view().version == PRODUCTION
     ids = lineage.embeddings("candidate")[0].to_pylist()[:2]
-    assert torch.equal(lineage.fold_in(ids, version=0), lineage.view(0, PRODUCTION).fold_in(ids))
+    assert torch.equal(lineage.view(0).fold_in(ids), lineage.view(0, PRODUCTION).fold_in(ids))
     return lineage.view(0).source
 
 

@@ -347,11 +347,11 @@ def films(tmp_path: Path) -> Lineage:
 
 
 def test_a_query_is_the_minimum_of_its_version_s_form(films: Lineage) -> None:
-    folded = films.fold_in([["c1", "c5"], ["c7"]], [[2.0, 0.5], [1]])
+    folded = films.view().fold_in([["c1", "c5"], ["c7"]], [[2.0, 0.5], [1]])
     assert folded.dtype == torch.float32
     expected = torch.stack([solved([1, 5], [2.0, 0.5]), solved([7], [1.0])])
     assert torch.allclose(folded.double(), expected, atol=1e-6)
-    assert torch.allclose(films.fold_in(["c7"])[0], folded[1])
+    assert torch.allclose(films.view().fold_in(["c7"])[0], folded[1])
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_query_is_the_minimum_of_its_version_s_form(films: Lineage) -> None:
 )
 def test_lists_may_be_of_any_kind(tmp_path: Path, form: Any) -> None:
     lineage = folding_lineage(tmp_path / "numbers", ids="numbers")
-    folded = lineage.fold_in([form([1, 5]), form([7])], [form([1.0, 2.0]), form([1.0])])
+    folded = lineage.view().fold_in([form([1, 5]), form([7])], [form([1.0, 2.0]), form([1.0])])
     expected = torch.stack([solved([1, 5], [1.0, 2.0]), solved([7], [1.0])])
     assert torch.allclose(folded.double(), expected, atol=1e-6)
 
@@ -374,21 +374,21 @@ ids = st.lists(st.integers(0, 19), min_size=1, max_size=6)
 def test_order_is_nothing_and_an_id_twice_is_weight_two(
     films: Lineage, rows: list[int], random: Any
 ) -> None:
-    folded = films.fold_in([f"c{i}" for i in rows])
+    folded = films.view().fold_in([f"c{i}" for i in rows])
     turned = sorted(rows, key=lambda _: random.random())
     once = sorted(set(rows))
-    weighted = films.fold_in([f"c{i}" for i in once], [rows.count(i) for i in once])
-    assert torch.allclose(films.fold_in([f"c{i}" for i in turned]), folded, atol=1e-6)
+    weighted = films.view().fold_in([f"c{i}" for i in once], [rows.count(i) for i in once])
+    assert torch.allclose(films.view().fold_in([f"c{i}" for i in turned]), folded, atol=1e-6)
     assert torch.allclose(weighted, folded, atol=1e-6)
 
 
 def test_unknown_candidates_are_named_or_left_out(films: Lineage) -> None:
     with pytest.raises(DataError, match="2 of 3 candidates are not stored: 'x', 'y'; leave"):
-        films.fold_in([["c1", "x"], ["y"]])
-    skipped = films.fold_in([["x", "c1", "y"]], [[9.0, 1.0, 4.0]], missing="skip")
-    assert torch.allclose(skipped, films.fold_in(["c1"]))
+        films.view().fold_in([["c1", "x"], ["y"]])
+    skipped = films.view().fold_in([["x", "c1", "y"]], [[9.0, 1.0, 4.0]], missing="skip")
+    assert torch.allclose(skipped, films.view().fold_in(["c1"]))
     with pytest.raises(DataError, match="Query 2 of 2 has no candidate that is stored"):
-        films.fold_in([["c1"], ["x"]], missing="skip")
+        films.view().fold_in([["c1"], ["x"]], missing="skip")
 
 
 @pytest.mark.parametrize(
@@ -413,21 +413,21 @@ def test_it_refuses_in_one_sentence(
     films: Lineage, candidates: Any, options: dict[str, Any], kind: type, words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        films.fold_in(candidates, **options)
+        films.view().fold_in(candidates, **options)
 
 
 def test_values_are_the_targets_of_a_version_that_was_trained_on_them(tmp_path: Path) -> None:
     lineage = folding_lineage(tmp_path / "films", values=True)
-    folded = lineage.fold_in(["c1", "c5"], values=[3.0, 3.0])[0].double()
+    folded = lineage.view().fold_in(["c1", "c5"], values=[3.0, 3.0])[0].double()
     assert torch.allclose(folded, solved([1, 5], [1.0, 1.0], target=3.0), atol=1e-5)
     with pytest.raises(DataError, match="trained on the values of pairs; give values="):
-        lineage.fold_in(["c1"])
+        lineage.view().fold_in(["c1"])
 
 
 def test_a_version_without_a_form_says_so(tmp_path: Path) -> None:
     lineage = folding_lineage(tmp_path / "films", forms=False)
     with pytest.raises(LineageError, match=r"without what folding in needs.*next version"):
-        lineage.fold_in(["c1"])
+        lineage.view().fold_in(["c1"])
 
 
 @pytest.mark.parametrize("wrong", [2.9, 2.0, True, float("nan")])

@@ -211,7 +211,7 @@ def test_a_pinned_consumer_gets_its_own_version_through_the_client(tmp_path: Pat
     consumers = ConsumerRegistry.open(lineage.path)
     consumers.add("old", "v0", lineage.resolve)
     token = consumers.issue_token("old")
-    expected = lineage.fold_in(LISTS, WEIGHTS, version=0).numpy()
+    expected = lineage.view(0).fold_in(LISTS, WEIGHTS).numpy()
     assert expected.shape == (2, 3)
     with running(lineage.path, ServiceSettings(admin_token="the-administrators")) as served:
         served.http.headers["Authorization"] = f"Bearer {token}"

@@ -215,6 +215,6 @@ def test_a_factor_of_popularity_changes_no_new_query(tmp_path: Path) -> None:
         lineage = Lineage.create(tmp_path / f"by-{gamma:g}")
         lineage.publish(train(recipe))
         first = lineage.view(0).embeddings("candidate")[0][:6].to_pylist()
-        folded[gamma] = lineage.fold_in([first, first[2:]])
+        folded[gamma] = lineage.view().fold_in([first, first[2:]])
     # Float32 vectors are scaled and scaled back.
     torch.testing.assert_close(folded[0.3], folded[0.0], atol=1e-5, rtol=0)

@@ -299,7 +299,7 @@ def test_versions_follow_each_other_and_fold_in_is_exact(
         ids, stored = lineage.embeddings("query")
         order = training.queries.vocabulary.rows(ids).tolist()
         lists = candidates_of(training)
-        folded = lineage.fold_in([lists[row] for row in order])
+        folded = lineage.view().fold_in([lists[row] for row in order])
         torch.testing.assert_close(folded, stored, rtol=1e-4, atol=1e-5)
         restored = load_encoder(lineage, version).embed_all(training)["query"][order]
         torch.testing.assert_close(restored, stored, rtol=1e-4, atol=1e-5)
@@ -310,7 +310,7 @@ def test_versions_follow_each_other_and_fold_in_is_exact(
     met = [row for row, candidates in enumerate(lists) if known & set(candidates)]
     assert {keys[row] in stored_ids for row in met} == {True, False}
     later = load_encoder(lineage, 1).embed_all(data)["query"]
-    folded = lineage.fold_in([lists[row] for row in met], missing="skip")
+    folded = lineage.view().fold_in([lists[row] for row in met], missing="skip")
     torch.testing.assert_close(folded, later[met], rtol=1e-4, atol=1e-5)
 
 

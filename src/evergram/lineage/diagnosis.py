@@ -20,7 +20,6 @@ from evergram.compatibility.certificate import (
     uncertified,
 )
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.kinds import TRANSFORMS
 from evergram.errors import DataError, EvergramError
 from evergram.ids import id_hashes
 from evergram.lineage.canary_check import (
@@ -333,7 +332,7 @@ def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterab
         share = 100 * error.rms / math.sqrt(error.power) if error.power else math.inf
         yield (
             f"Its transform errs by {share:.0f} % of the length of the past vectors: vectors of "
-            f"zeros would be nearer to them{_by_closed_form(lineage.manifest(version).recipe)}."
+            "zeros would be nearer to them."
         )
 
 
@@ -343,16 +342,7 @@ def few_test_queries(data: Mapping[str, Any]) -> str | None:
     queries = data.get("test_queries")
     if queries is None or queries >= LEAST_QUERIES:
         return None
-    reasons = {
-        "in_training": "are in the training data too",
-        "trained_before": "were trained on by an earlier version",
-    }
-    dropped = [f"{data[name]} {why}" for name, why in reasons.items() if data.get(name)]
-    left_out = f" (of the held-out pairs, {' and '.join(dropped)})" if dropped else ""
-    return (
-        f"It was tested on {queries} queries only{left_out}; its metrics say little below "
-        f"{LEAST_QUERIES}."
-    )
+    return f"It was tested on {queries} queries only; its metrics say little below {LEAST_QUERIES}."
 
 
 def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -367,19 +357,6 @@ def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
         f"{model[name]:.4f}, and {counts[name]:.4f} by popularity); try other values of the keys "
         "of [task], as evergram tune does, before its order is relied on."
     ]
-
-
-def _by_closed_form(recipe: Mapping[str, Any]) -> str:
-    """Return, as the end of a sentence, that a transform which was fitted by gradient after its
-    model has a closed form; "" where it is not so."""
-    upgrade = recipe.get("upgrade", {})
-    chosen = upgrade.get("transform")
-    kind = chosen.get("kind") if isinstance(chosen, Mapping) else chosen
-    transform = TRANSFORMS.get(str(kind))
-    by_gradient = str(upgrade.get("method")).startswith("post-lin")
-    if not by_gradient or transform is None or not transform.has_closed_form:
-        return ""
-    return "; upgrade.method = 'post-closed' gives the least error of a transform of its kind"
 
 
 # Contradictions.

@@ -25,7 +25,6 @@ from evergram.data.split import TrainedPairs
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
-from evergram.ids import Lists
 from evergram.lineage.artefact import PAIRS, Affine, Artefact, Block, Moments, VersionReader
 from evergram.lineage.consumers import pinned_to
 from evergram.lineage.locks import (
@@ -59,7 +58,7 @@ from evergram.lineage.record import (
     read_record,
 )
 from evergram.lineage.remote import RECORD, Remote, local_folder
-from evergram.lineage.view import Missing, View
+from evergram.lineage.view import View
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import read_embeddings
 
@@ -531,27 +530,6 @@ class Lineage:
         computed_from = self.manifest(stored).fingerprint
         return View(target, stored, read_as.dim, read_as.fingerprint, computed_from, self, chain)
 
-    def fold_in(
-        self,
-        candidates: Lists,
-        weights: Lists | None = None,
-        version: int | str | None = None,
-        *,
-        values: Lists | None = None,
-        missing: Missing = "error",
-    ) -> Tensor:
-        """Return the vectors of new queries, float32 [Q, D], from the candidates they met.
-
-        `lineage.fold_in([12, 7])` is the vector of one query that met 12 and 7, [1, D].
-
-        Args:
-            version: that they are read as; production by default. They are computed from the
-                candidates that `view` reads for this version.
-            candidates, weights, values, missing: see `View.fold_in`, whose errors it raises too.
-        Raises: UnknownVersionError.
-        """
-        return self.view(version).fold_in(candidates, weights, values, missing=missing)
-
     # Which files are whole.
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
@@ -777,8 +755,8 @@ class Lineage:
         """Yield `work_dir` for one run, and keep other processes from training the lineage's next
         version meanwhile. An interrupted run's checkpoints stay in it; nothing empty does.
 
-        Raises: LineageError: another process trains it; the error says who, and since when. Of a
-            lineage that lives elsewhere only processes of this machine are seen.
+        Raises: LineageError: another process trains it. Of a lineage that lives elsewhere only
+            processes of this machine are seen.
         """
         with training_claim(self.work_dir, str(self)):
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,9 +16,9 @@ from evergram.atomic_files import FileLock, file_lock, make_folder, remove_tree,
 from evergram.errors import LineageError, reason_and_remedy
 from evergram.lineage.paths import check_parts, file_mode
 from evergram.lineage.record import LineageRecord, read_record
-from evergram.lineage.remote import RECORD, Remote, describe_process, this_process
+from evergram.lineage.remote import RECORD, Remote
 
-LOCK, OWNER = "training.lock", "training.json"
+LOCK = "training.lock"
 
 
 @contextmanager
@@ -95,7 +94,7 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
     """Claim the training of a lineage's next version in `.work`; claims within one process may be
     nested.
 
-    Raises: LineageError: another process is training; the error says who, and since when.
+    Raises: LineageError: another process is training.
     """
     lock, made = _lock(work), not work.parent.exists()
     try:
@@ -104,9 +103,8 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise LineageError(
-            f"Another process is training the next version of {lineage}: "
-            f"{describe_process(_content(work / OWNER))}. Only one can be published after the "
-            "present version; wait until it is, or stop one of them."
+            f"Another process is training the next version of {lineage}. Only one can be published "
+            "after the present version; wait until it is, or stop one of them."
         ) from None
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.ENOLCK):
@@ -114,20 +112,15 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
                 f"{lineage} cannot be trained: {reason_and_remedy(error)}."
             ) from error
         # A lineage that cannot be written cannot be published to either, so no claim is needed.
-    owner = work / OWNER
     try:
-        if lock.is_locked and lock.lock_counter == 1:
-            with suppress(OSError):
-                write_text(owner, json.dumps(this_process()), file_mode(work.parent))
         yield
     finally:
-        if lock.is_locked and lock.lock_counter == 1:
-            owner.unlink(missing_ok=True)
-            if {path.name for path in work.iterdir()} <= {LOCK}:
-                shutil.rmtree(work, ignore_errors=True)
-                if made:
-                    with suppress(OSError):
-                        work.parent.rmdir()
+        last = lock.is_locked and lock.lock_counter == 1
+        if last and {path.name for path in work.iterdir()} <= {LOCK}:
+            shutil.rmtree(work, ignore_errors=True)
+            if made:
+                with suppress(OSError):
+                    work.parent.rmdir()
         if lock.is_locked:
             lock.release()
 
@@ -160,9 +153,3 @@ def clear_work(work: Path) -> None:
 def _lock(work: Path) -> FileLock:
     # One object for each path in a process, so that a nested claim does not wait for itself.
     return file_lock(work / LOCK, is_singleton=True, thread_local=False)
-
-
-def _content(path: Path) -> bytes | None:
-    with suppress(OSError):
-        return path.read_bytes()
-    return None

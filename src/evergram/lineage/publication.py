@@ -242,9 +242,16 @@ def check_transform_on_canaries(
         return None
     now, then = (torch.cat(rows) for rows in zip(*pairs, strict=True))
     with torch.no_grad():
-        back = artefact.transform(now).double()
+        affine = artefact.transform.affine()
+        if affine is None:
+            back = artefact.transform(now).double()
+        else:
+            weight, offset = affine
+            back = now.double() @ weight.double().T + (0 if offset is None else offset.double())
     objects, stated = len(then), _relative(artefact.error)
-    relative = math.sqrt(float((back - then).square().sum() / then.square().sum()))
+    power = float(then.square().sum(1).mean())
+    error = float((back - then).square().sum(1).mean())
+    relative = math.sqrt(error / power) if power else math.nan
     known = relative if math.isfinite(relative) else None
     wrong = relative > ZEROS if stated is None else is_belied(stated, relative)
     if objects < LEAST_OBJECTS or not wrong:

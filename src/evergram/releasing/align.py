@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,6 @@ QUIET = Progress(quiet=True)
 log: logging.Logger = logging.getLogger(__name__)
 # Queries whose neighbours are looked up, and the catalogue that they are looked up in.
 QUERIES, CATALOGUE = 1000, 20_000
-# The share of the mean square that is the mean's, from which the mean is "far from zero".
-FAR = 0.5
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,6 @@ def refuse_error(
     held: int,
     limit: float | None,
     names: tuple[Path, Path],
-    *,
-    far: Sequence[str] = (),
 ) -> None:
     """Raises: DegradationError: the relative error on `held` objects is past the limit, no better
         than chance, or was measured on too few; an infinite limit lifts all that. DataError: the
@@ -93,7 +89,6 @@ def refuse_error(
 
     Args:
         names: of the old and of the new file.
-        far: those of them whose mean is far from zero, where the map has no offset.
     """
     if limit is not None and not limit >= 0:
         raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
@@ -117,34 +112,10 @@ def refuse_error(
             f"the relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
             f"mixed up and {chance.deviations:.1f} standard deviations below that; at most "
             f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} deviations are needed. "
-            f"{_advice(far)} (--max-error inf publishes it all the same)."
+            "See whether the same id is the same object in both files, whether some vectors are "
+            "much longer than others, and whether --transform affine is better (--max-error inf "
+            "publishes it all the same)."
         )
-
-
-def far_means(old: Path, new: Path, moments: SecondMoments, *, has_offset: bool) -> list[str]:
-    """Return the files, as text, whose mean vector is far from zero, which a map without an offset
-    cannot follow; none if it has one."""
-    if has_offset:
-        return []
-    squares = moments.second()
-    sides = ((old, squares[2], moments.mean_old), (new, squares[0], moments.mean_new))
-    return [
-        str(path)
-        for path, square, mean in sides
-        if float(mean.double().square().sum()) > FAR * float(square.trace())
-    ]
-
-
-def _advice(far: Sequence[str]) -> str:
-    if far:
-        return (
-            f"The mean vector of {' and of '.join(far)} is far from zero: try --transform affine, "
-            "and see whether the same id is the same object in both files"
-        )
-    return (
-        "See whether the same id is the same object in both files, and whether some vectors are "
-        "much longer than others"
-    )
 
 
 def refuse_few(
@@ -179,21 +150,13 @@ def refuse_few(
         raise DataError(
             f"{fitted} {what} are there to fit to ({held} more are held out), and a "
             f"{kind} transform from {dims[1]} to {dims[0]} dims needs {needed}; "
-            f"give files with more objects in common{_instead(fitted, dims)}{option}."
+            f"give files with more objects in common, or another --transform{option}."
         )
     again = "" if vectors is None else "leave out objects that are there under another id, too, or "
     raise DataError(
         f"Only {held} of {held + fitted} {what} are held out to measure on, and "
         f"{LEAST_OBJECTS} are needed; {again}raise --held-out{option}."
     )
-
-
-def _instead(fitted: int, dims: tuple[int, int]) -> str:
-    """Return, as the end of a sentence, the transforms that this many pairs are enough for."""
-    ranks = [r for r in range(1, min(dims)) if pairs_needed("low_rank", *dims, r) <= fitted]
-    advice = [f"--transform low_rank --rank {ranks[-1]}"] if ranks else []
-    advice += ["--transform orthogonal"] if pairs_needed("orthogonal", *dims) <= fitted else []
-    return f", or use {' or '.join(advice)}" if advice else ""
 
 
 def sampled_rows(hashes: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
@@ -464,11 +427,8 @@ def align(
     before = checked_past(old, new, lineage)
     alignment = FileAlignment(before, new, lineage, settings, progress)
     error = alignment.readings["transformed"]["relative_error"]
-    has_offset = _published(alignment.fitted)[1] is not None
-    refuse_error(
-        *(error, alignment.chance, alignment.objects, max_error, (before.path, new.path)),
-        far=far_means(before.path, new.path, alignment.read.held, has_offset=has_offset),
-    )
+    held, names = alignment.objects, (before.path, new.path)
+    refuse_error(error, alignment.chance, held, max_error, names)
     recorded = {**asdict(settings), "old": str(before.path), "new": str(new.path)}
     if settings.transform == "low_rank":
         recorded["rank"] = alignment.rank
