@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -221,6 +222,17 @@ def permit_folder(folder: Path, mode: int) -> None:
     # Keep the setgid bit, which a folder inherits from one that hands on its group.
     kept = stat.S_IMODE(folder.stat().st_mode) & ~0o777
     folder.chmod(kept | mode | (mode & 0o444) >> 2)
+
+
+def try_writing(folder: Path) -> None:
+    """Find out whether files can be written into a folder, which perhaps is not there yet.
+
+    Raises: OSError: they cannot.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def remove_folder(folder: Path) -> None:

@@ -315,12 +315,6 @@ def test_canaries_show_the_true_error(drawn: Lineage, vectors: list[torch.Tensor
     expected = {0: 0.0, 1: rms(one - vectors[0]) / rms(vectors[0])}
     for k, value in expected.items():
         assert first.history[k] == pytest.approx(value, rel=1e-5)
-    # Eq. (9) on the same objects: what each step contributes.
-    z = [v[:15] for v in vectors]
-    chain = drawn.chain
-    delta = {i: chain.apply(z[i], i, i - 1) - z[i - 1] for i in (1, 2)}
-    assert first.measured.terms[1] == pytest.approx(rms(delta[1]), rel=1e-5)
-    assert first.measured.terms[2] == pytest.approx(rms(chain.apply(delta[2], 1, 0)), rel=1e-5)
 
 
 def test_the_certificate_is_made_of_the_stored_errors(
@@ -373,7 +367,6 @@ def test_the_diagnosis_goes_over_gaps(tmp_path: Path) -> None:
     assert readings[0].certificate is not None
     assert readings[0].measured is not None
     assert readings[0].certificate.terms[2] == 0
-    assert set(readings[0].measured.terms) == {1, 3, 4}
     assert set(readings[1].history) == {1, 3, 4}
     lineage.label("keep", 3)
     lineage.label("stable", 4)

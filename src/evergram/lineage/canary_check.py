@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import pyarrow as pa
 import torch
@@ -32,15 +31,12 @@ class Measured:
         error: root of the mean of ‖z̃_j − z_j‖².
         relative: that over the root of the mean of ‖z_j‖².
         cosine: mean cosine of z̃_j and z_j.
-        terms: for each step i, root of the mean of ‖W_{i-1}^j δ_i‖² on the canaries that all the
-            versions between kept; empty if a transform is not affine. Source: [BC] Eq. (9).
     """
 
     objects: int
     error: float
     relative: float
     cosine: float
-    terms: dict[int, float]
 
 
 def measure_canaries(chain: Chain, canaries: Canaries, source: int, target: int) -> Measured | None:
@@ -58,23 +54,7 @@ def measure_canaries(chain: Chain, canaries: Canaries, source: int, target: int)
         math.sqrt(error),
         math.sqrt(error / power) if power else math.nan,
         float(torch.nn.functional.cosine_similarity(back, past).mean()),
-        _terms(chain, canaries, source, target),
     )
-
-
-def _terms(chain: Chain, canaries: Canaries, source: int, target: int) -> dict[int, float]:
-    if source == target or not chain.is_affine(source, target):
-        return {}
-    way = [n for n in range(target, source + 1) if n in canaries]
-    rows = common_canaries(canaries, way)
-    if not len(rows[target]):
-        return {}
-    terms = {}
-    for before, i in pairwise(way):
-        delta = chain.apply(rows[i], i, before) - rows[before]
-        through = delta @ chain.matrix(before, target).T
-        terms[i] = math.sqrt(float(through.square().sum(1).mean()))
-    return terms
 
 
 def common_canaries(canaries: Canaries, versions: list[int]) -> dict[int, Tensor]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.atomic_files import remove_folder
+from evergram.atomic_files import remove_folder, try_writing
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform, Transform
@@ -30,7 +30,6 @@ from evergram.lineage.consumers import pinned_to
 from evergram.lineage.locks import (
     clear_left,
     clear_work,
-    refuse_unwritable,
     training_claim,
     unchanged,
     write_record,
@@ -189,11 +188,6 @@ class Lineage:
             remote = Remote(str(path))
             remote.pull()
             return cls(remote.folder, record, remote)
-        for place in (folder, *folder.parents):
-            if place.exists() and not place.is_dir():
-                raise LineageError(
-                    f"{place} is a file; a lineage is a folder, so name one in its place."
-                )
         refuse_occupied(folder, name)
         return cls(folder, record)
 
@@ -768,4 +762,10 @@ class Lineage:
 
     def refuse_unwritable(self) -> None:
         """Raises: LineageError: no version could be published, as nothing can be written."""
-        refuse_unwritable(self.work_dir, str(self))
+        try:
+            try_writing(self.work_dir)
+        except OSError as error:
+            raise LineageError(
+                f"Nothing can be written to {self}: {error.strerror or error}; make room there, or "
+                "choose another folder. Nothing was trained."
+            ) from error

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from filelock import Timeout
 from safetensors import SafetensorError
@@ -123,24 +122,6 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
                     work.parent.rmdir()
         if lock.is_locked:
             lock.release()
-
-
-def refuse_unwritable(work: Path, lineage: str) -> None:
-    """Find out whether a version could be published; what is made for that is removed again.
-
-    Raises: LineageError: nothing can be written there.
-    """
-    folder = work
-    try:
-        while not folder.exists():
-            folder = folder.parent
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise LineageError(
-            f"Nothing can be written to {lineage}: {error.strerror or error}; make room there, or "
-            "choose another folder. Nothing was trained."
-        ) from error
 
 
 def clear_work(work: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import re
 import stat
 from pathlib import Path
@@ -46,14 +46,13 @@ def check_name(text: str, of: str) -> None:
 def check_inside(root: Path, *paths: Path) -> None:
     """Refuse paths that symbolic links lead out of `root`, whether or not a file is there. Raises:
     IntegrityError."""
-    home = _real(root)
+    home = os.path.realpath(root)
     for path in paths:
-        real = _real(path)
-        if home is None or real is None or not real.is_relative_to(home):
-            where = "in a circle" if real is None else f"to {real}, outside of the lineage's folder"
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(home):
             raise IntegrityError(
-                f"{path} leads {where}, by a symbolic link; nothing is read or written there. Put "
-                "the files themselves in its place."
+                f"{path} leads to {real}, outside of the lineage's folder, by a symbolic link; "
+                "nothing is read or written there. Put the files themselves in its place."
             )
 
 
@@ -95,21 +94,6 @@ def check_tree(root: Path, folder: Path) -> None:
     IntegrityError."""
     check_inside(root, folder)
     check_inside(root, *(path for path in folder.rglob("*") if path.is_symlink()))
-
-
-def _real(path: Path) -> Path | None:
-    """Return the path without symbolic links; None if its links go in a circle."""
-    try:
-        real = path.resolve()
-    except (OSError, RuntimeError):
-        return None
-    # From Python 3.13 on `resolve` is silent on a circle; the system is not.
-    try:
-        path.stat()
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return None
-    return real
 
 
 def file_mode(root: Path) -> int:

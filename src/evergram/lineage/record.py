@@ -8,14 +8,14 @@ import re
 from collections.abc import Collection, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic_core import to_json
@@ -37,6 +37,16 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checked_name(value: str) -> str:
+    # It becomes part of a path, or is shown on a terminal.
+    if not is_name(value):
+        raise ValueError(f"{value!r} cannot be a name")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
 
 
 class FrozenRecord(BaseModel):
@@ -118,9 +128,9 @@ class LineageRecord(ChecksummedRecord):
     """
 
     format_version: int
-    name: str
+    name: Name
     versions: list[int]
-    labels: dict[str, int] = {}
+    labels: dict[Name, int] = {}
     withdrawn: dict[int, Withdrawal] = {}
     retired: list[int] = []
     salt: str | None = None
@@ -129,21 +139,6 @@ class LineageRecord(ChecksummedRecord):
     def next_version(self) -> int:
         """The number of the next version."""
         return len(self.versions) + len(self.withdrawn)
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_name(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(f"{value!r} cannot be the name of a lineage")
-        return value
-
-    @field_validator("labels")
-    @classmethod
-    def _labels_are_names(cls, value: dict[str, int]) -> dict[str, int]:
-        for label in value:
-            if not is_name(label):
-                raise ValueError(f"{label!r} cannot be a label")
-        return value
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -408,9 +403,9 @@ class Manifest(ChecksummedRecord):
     # The whole recipe as it was run, and the seed with it.
     recipe: dict[str, Any]
     # File name to SHA-256, of every other file of the version.
-    files: dict[str, str]
+    files: dict[Name, str]
     # Side to SHA-256, of the file of embeddings that is stored while this version is the newest.
-    embeddings: dict[str, str]
+    embeddings: dict[Name, str]
     # The encoder of text that made the vectors of a version from files, if it is known.
     text_encoder: TextEncoderRecord | None = None
     # The relative error of the transform on canaries of this version and of the one before, if
@@ -430,15 +425,6 @@ class Manifest(ChecksummedRecord):
         settings = self.recipe.get("import") or self.recipe.get("align")
         carried = settings.get("fingerprint") if isinstance(settings, dict) else None
         return carried if isinstance(carried, str) else None
-
-    @field_validator("files", "embeddings")
-    @classmethod
-    def _stay_in_the_folder(cls, value: dict[str, str]) -> dict[str, str]:
-        # They become paths that are read from and written to.
-        for name in value:
-            if not is_name(name):
-                raise ValueError(f"{name!r} cannot be the name of a file or a side")
-        return value
 
     @model_validator(mode="after")
     def _identified(self) -> Self:

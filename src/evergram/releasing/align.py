@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing, ahead
 
 QUIET = Progress(quiet=True)
-log: logging.Logger = logging.getLogger(__name__)
 # Queries whose neighbours are looked up, and the catalogue that they are looked up in.
 QUERIES, CATALOGUE = 1000, 20_000
 
@@ -403,7 +401,6 @@ def align(
     promote: bool = True,
     progress: Progress = QUIET,
     strict_probes: bool = False,
-    warn: Callable[[str], None] = log.warning,
 ) -> dict[str, Any]:
     """Publish `new` as the next version of `lineage`, with its backward transform to `old`.
 
@@ -415,7 +412,7 @@ def align(
         max_error: the most that the relative error on held-out objects may be. With or without
             it the map must be better than chance, which random vectors never are; infinite lifts
             both.
-        promote, strict_probes, warn: as for `evergram.publish`.
+        promote, strict_probes: as for `evergram.publish`.
     Returns: the version's metrics as JSON, see docs/align.md.
     Raises: DataError: the files have too few objects in common, one of them alone has ids, or they
         cannot be used. LineageError: the lineage is not one of files, or its newest vectors are
@@ -441,8 +438,7 @@ def align(
         lineage.publish(first)
     recipe = {"align": {**recorded, **facts_of(new)}}
     artefact = _next_version(alignment, lineage, recipe)
-    strict = strict_probes
-    published = publish(lineage, artefact, strict_probes=strict, promote=promote, warn=warn)
+    published = publish(lineage, artefact, strict_probes=strict_probes, promote=promote)
     return dict(published.metrics)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,6 @@ def publish(
     max_degradation: float | None = None,
     strict_probes: bool = False,
     promote: bool = True,
-    warn: Callable[[str], None] = log.warning,
 ) -> Published:
     """Run every consumer's probe on a version, hold it to the limits, and publish it.
 
@@ -66,7 +65,6 @@ def publish(
             trained alone, and that a past version may lose when this one is read as it.
         strict_probes: publish only if no probe is past its limit.
         promote: as for `Lineage.publish`.
-        warn: called with each of `Published.warnings`; by default they go to Python's log.
     Raises: DegradationError: a limit is passed or could not be measured; nothing is published.
         Others as `Lineage.publish`.
     """
@@ -89,7 +87,7 @@ def publish(
     warnings = [r.sentence for r in readings if r.broken]
     warnings += [f"Version {number}: {warning}" for warning in version_warnings(lineage)[number]]
     for sentence in warnings:
-        warn(sentence)
+        log.warning(sentence)
     return Published(number, metrics, readings, warnings)
 
 

@@ -6,12 +6,11 @@ It is drawn from the version's metrics and from the warnings of publishing alone
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evergram.atomic_files import replace_file
+from evergram.atomic_files import replace_file, try_writing
 from evergram.errors import DataError
 from evergram.evaluation.html_page import (
     NONE,
@@ -60,16 +59,12 @@ def refuse_unwritable(path: Path | None) -> None:
         return
     if path.suffix != ".html" or path.is_dir():
         raise DataError(f"--report {path} must be a file that ends in .html.")
-    folder = path.absolute().parent
     try:
-        while not folder.exists():
-            folder = folder.parent
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        try_writing(path.absolute().parent)
     except OSError as error:
         raise DataError(
-            f"--report {path} cannot be written: {folder}: {error.strerror or error}; give a file "
-            "in a folder that you may write to."
+            f"--report {path} cannot be written: {error.strerror or error}; give a file in a "
+            "folder that you may write to."
         ) from None
 
 
