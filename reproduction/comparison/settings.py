@@ -18,7 +18,7 @@ from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.recipe import values_of_file
 from evergram.training.recipe.upgrade import METHODS as UPGRADES
-from evergram.training.recipe.upgrade import JointUpgrade, Method, Ratio
+from evergram.training.recipe.upgrade import JointUpgrade, Method
 from evergram.training.recipe.values import overridden, override_keys
 from evergram.validation import sentence_of
 from reproduction.recipe import PAPER_UPGRADES, PaperRecipe
@@ -52,7 +52,9 @@ class CompareSettings(Settings):
     )
     # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
     hidden: Annotated[list[Positive], Field(min_length=1)] = Field(default=[128, 256, 512, 1024])
-    dropout: Annotated[list[Ratio], Field(min_length=1)] = Field(default=[0.0, 0.25, 0.5])
+    dropout: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=1)] = Field(
+        default=[0.0, 0.25, 0.5]
+    )
     consumers: Positive = 10
     epochs: Positive = 100
     # At most so many examples of a set, drawn; all where it is absent.

@@ -21,7 +21,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 from safetensors.numpy import save
 from safetensors.torch import save as torch_save
 from tests.support import onnx_graphs as graphs
@@ -318,23 +317,6 @@ def test_outputs_are_what_a_model_computes_before_it_decides() -> None:
     weight = np.random.default_rng(1).normal(size=(3, DIM))
     logits = LinearModel(LINEAR, save({"weight": weight})).outputs(VECTORS)
     np.testing.assert_allclose(logits, VECTORS.astype(float) @ weight.T, atol=1e-12)
-    values = OnnxModel(ONNX, graphs.plain().SerializeToString()).outputs(VECTORS)
-    np.testing.assert_allclose(values[:, 0], VECTORS.sum(1), atol=1e-4)
-
-
-def test_a_model_of_classes_alone_has_no_outputs() -> None:
-    classes = graphs.model_of(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["s"]),
-            helper.make_node("Cast", ["s"], ["y"], to=TensorProto.INT64),
-        ],
-        graphs.weights(),
-    )
-    classes.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
-    model = OnnxModel(ONNX, classes.SerializeToString())
-    assert model.answers(VECTORS).predicted is not None
-    with pytest.raises(DataError, match="gives classes alone; export it with its probabilities"):
-        model.outputs(VECTORS)
 
 
 @pytest.mark.parametrize("where", ["initializer", "attribute", "function", "subgraph"])

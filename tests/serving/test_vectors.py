@@ -202,7 +202,7 @@ def test_vectors_are_those_that_python_folds_in(films: Running) -> None:
     lists = [[f"c{i}" for i in draw.integers(CANDIDATES, size=12)] for _ in range(1500)]
     weights = (draw.random((1500, 12)) + 0.5).tolist()
     body = films.post("/v1/fold-in", {"candidates": lists, "weights": weights}).json()
-    folded = Lineage.open(films.folder).fold_in(lists, weights)
+    folded = Lineage.open(films.folder).view().fold_in(lists, weights)
     assert_allclose(body["vectors"], folded.numpy(), atol=1e-5)
 
 
@@ -244,7 +244,7 @@ def test_hits_are_the_best_candidates_that_were_not_met(films: Running) -> None:
     for version, include in ((0, False), (1, True)):
         asked = {"candidates": LISTS, "k": 4, "version": version, "include_met": include}
         body = films.post("/v1/fold-in", asked).json()
-        queries = Lineage.open(films.folder).fold_in(LISTS, version=version)
+        queries = Lineage.open(films.folder).view(version).fold_in(LISTS)
         read = candidates_of(1) if version else candidates_of(1) @ weight().T
         for row, met, query in zip(body["data"], LISTS, queries, strict=True):
             ranked = [f"c{i}" for i in (-(read @ query)).argsort().tolist()]

@@ -141,7 +141,7 @@ class JointAlignment(nn.Module):
             lifted = self.get_buffer(f"lifted_{side}")[known]
             weight = new[side].new_ones(len(known))
             if len(known):
-                loss = self._loss_of(side)(self.transform, new[side][known], lifted, weight)
+                loss = self.loss(self.transform, new[side][known], lifted, weight)
                 errors.append(float(loss))
         return sum(errors) / max(1, len(errors))
 
