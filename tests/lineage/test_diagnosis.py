@@ -21,7 +21,7 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.ids import id_hashes
-from evergram.lineage import canary_check, publication
+from evergram.lineage import publication
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.diagnosis import (
     below_popularity,
@@ -111,7 +111,7 @@ def test_a_reading_that_is_not_known_says_why(lineage: Lineage) -> None:
 def test_canaries_have_the_lowest_and_the_highest_hashes_and_past_ones_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(canary_check, "CANARIES", 40)
+    monkeypatch.setattr(publication, "CANARIES", 40)
     hashes = torch.from_numpy(id_hashes(IDS))
     rows = canary_rows(IDS, hashes)
     share = hashes[rows] / 2**32

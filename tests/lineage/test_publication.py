@@ -36,9 +36,9 @@ from evergram.errors import (
     ShapeError,
 )
 from evergram.ids import id_hashes
-from evergram.lineage import canary_check, publication
+from evergram.lineage import publication
 from evergram.lineage.artefact import Artefact, checked_block, checked_blocks
-from evergram.lineage.canary_check import check_stored
+from evergram.lineage.diagnosis import check_stored
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.publication import (
     CanarySample,
@@ -484,7 +484,7 @@ def test_without_names_they_are_past_ones_and_the_rows_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However the rows are cut, as if all were looked at together."""
-    monkeypatch.setattr(canary_check, "CANARIES", 40)
+    monkeypatch.setattr(publication, "CANARIES", 40)
     ids, z = pa.array(range(300)), torch.randn(300, 3)
     past = pa.array(["gone", "7", "150"])
     rows = canary_rows(ids, torch.from_numpy(id_hashes(ids)), past)
