@@ -705,7 +705,7 @@ class Lineage:
         with self._writing():
             record = unchanged(self.path, self.record, self.address, labels=False)
             if number:
-                refuse_unprobed(self.address, artefact.metrics, record.resolve)
+                refuse_unprobed(self.address, artefact.metrics, number, record.resolve)
             clear_left(self.path, record)
             place = self.path, self.name, number
             manifest = write_folders(place, artefact, past, self._files_before(), new_pairs)

@@ -329,7 +329,9 @@ def _id_type(path: Path) -> pa.DataType:
     return pq.read_schema(path).field("id").type
 
 
-def refuse_unprobed(address: str, metrics: Mapping[str, Any], resolve: Resolve) -> None:
+def refuse_unprobed(
+    address: str, metrics: Mapping[str, Any], number: int, resolve: Resolve
+) -> None:
     """Refuse a version with metrics that a consumer's probe was not run on, or for which the
     consumer has had another probe, or has read another version, since the probe was run.
 
@@ -337,7 +339,7 @@ def refuse_unprobed(address: str, metrics: Mapping[str, Any], resolve: Resolve) 
     """
     readings = {reading["consumer"]: reading for reading in metrics.get("probes", ())}
     consumers = ConsumerRegistry.open(address).list()
-    missing = [c.name for c in consumers if not _is_read(c, readings.get(c.name), resolve)]
+    missing = [c.name for c in consumers if not _is_of(readings.get(c.name), c, number, resolve)]
     if missing:
         raise LineageError(
             f"The new version was not published: the probe of {', '.join(missing)} has not been "
@@ -346,13 +348,17 @@ def refuse_unprobed(address: str, metrics: Mapping[str, Any], resolve: Resolve) 
         )
 
 
-def _is_read(consumer: Consumer, reading: Mapping[str, Any] | None, resolve: Resolve) -> bool:
-    """Return whether a reading is of the consumer's probe as it is now, at the version it reads."""
+def _is_of(
+    reading: Mapping[str, Any] | None, consumer: Consumer, number: int, resolve: Resolve
+) -> bool:
+    """Return whether a reading is of the consumer's probe as it is now, on this version."""
     probe = consumer.probe
     if probe is None or reading is None:
         return probe is None
-    expected = consumer.pinned, probe.model_sha256, probe.data_sha256
-    if tuple(reading.get(k) for k in ("pinned", "model_sha256", "data_sha256")) != expected:
+    expected = consumer.pinned, number, probe.model_sha256, probe.data_sha256
+    if expected != tuple(
+        reading.get(k) for k in ("pinned", "source", "model_sha256", "data_sha256")
+    ):
         return False
     # The probe of a label that is gone could not be run, and its reading says so.
     if consumer.pinned == "newest" or reading.get("value") is None:
