@@ -355,10 +355,9 @@ def _is_of(
     probe = consumer.probe
     if probe is None or reading is None:
         return probe is None
-    expected = consumer.pinned, number, probe.model_sha256, probe.data_sha256
-    if expected != tuple(
-        reading.get(k) for k in ("pinned", "source", "model_sha256", "data_sha256")
-    ):
+    expected: dict[str, Any] = probe.model_dump(include={"model_sha256", "data_sha256"})
+    expected |= {"pinned": consumer.pinned, "source": number}
+    if any(reading.get(key) != value for key, value in expected.items()):
         return False
     # The probe of a label that is gone could not be run, and its reading says so.
     if consumer.pinned == "newest" or reading.get("value") is None:
