@@ -22,7 +22,6 @@ from evergram.cli.printing import (
     show,
     written_to,
 )
-from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
 _FILE = "FILE | File of vectors."

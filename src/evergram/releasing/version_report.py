@@ -18,7 +18,6 @@ from evergram.evaluation.html_page import (
     Line,
     chart,
     figures,
-    histogram_figure,
     not_measured,
     page,
     paragraph,
