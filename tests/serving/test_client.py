@@ -1,9 +1,7 @@
-"""One script against the reader and the service, OpenAI's client unchanged, and texts pinned to one
-version in Haystack, LangChain and LlamaIndex."""
+"""One script against the reader and the service, OpenAI's client unchanged, and texts by role."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,11 @@ from tests.support.pinned_lineages import (
     pinned_service,
 )
 from tests.support.running_service import Running, client_of, running, server, service_of
-from tests.support.text_encoders import ADDRESSES
 
 from evergram import Client
-from evergram.errors import DataError, EvergramError, LineageError, ServiceError, ShapeError
+from evergram.errors import DataError, EvergramError, ServiceError, ShapeError
 from evergram.lineage.consumers import ConsumerRegistry
-from evergram.lineage.lineage import Lineage
-from evergram.serving import frameworks as pinned_texts
 from evergram.serving.app import create_app
-from evergram.serving.frameworks import PinnedTexts
 
 
 def script(source: Any) -> list[Any]:
@@ -199,156 +193,17 @@ def test_openais_client_raises_its_own_errors(guarded: tuple[str, str]) -> None:
         assert caught.value.code == code
 
 
-@pytest.fixture(scope="module")
-def lineage(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
-    return pinned_lineage(tmp_path_factory.mktemp("pinned"))
-
-
-@pytest.fixture(scope="module", params=["service", "lineage"])
-def place(lineage: Lineage, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """The options that say where texts are encoded."""
-    if request.param == "lineage":
-        yield {"lineage": str(lineage.path), "encoder": ADDRESSES[1]}
-        return
-    with pinned_service(lineage) as url:
-        yield {"url": url}
-
-
-def check_pinned(lineage: Lineage, documents: Any, query: Any, texts: list[str] = TEXTS) -> None:
-    """Compare the vectors of texts as documents, and of the first as a query, with version 0's."""
-    for rows, prompt, sent in (
-        (documents, PROMPTS.document, texts),
-        ([query], PROMPTS.query, texts[:1]),
-    ):
-        assert_allclose(rows, as_version_0(lineage, sent, prompt), rtol=1e-4, atol=1e-3)
-
-
-def test_pinned_texts_are_of_the_version_its_cuts_and_in_order(
-    lineage: Lineage, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = PinnedTexts(0, **place)
-    whole = texts.encode(TEXTS, "document")
-    check_pinned(lineage, whole, texts.encode(TEXTS[:1], "query")[0])
-    cut = np.array(whole)[:, :4]
-    short = PinnedTexts(0, dimensions=4, **place).encode(TEXTS, "document")
-    assert_allclose(short, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-4)
-    assert texts.encode([], "query") == []
-    many = [f"word{i} word{i + 1}" for i in range(7)]
-    whole = texts.encode(many, "document")
-    monkeypatch.setattr(pinned_texts, "BATCH", 3)
-    assert_allclose(PinnedTexts(0, **place).encode(many, "document"), whole, atol=1e-5)
-    with pytest.raises(DataError, match="is not cut to 5"):
-        PinnedTexts(0, dimensions=5, **place).encode(TEXTS, "query")
-    with pytest.raises(LineageError, match="9"):
-        PinnedTexts(9, **place).encode(TEXTS, "query")
-
-
-def test_what_cannot_be_pinned_is_refused(lineage: Lineage, tmp_path: Path) -> None:
-    service: dict[str, Any] = {"url": "http://x"}
-    wrong: Any
-    for wrong, options in (
-        ("stable", service),
-        (True, service),
-        (-1, service),
-        (0, {}),
-        (0, {**service, "lineage": "l"}),
-        (0, {**service, "encoder": "wordllama:"}),
-        (0, {"lineage": "l", "token": "t"}),
-    ):
-        with pytest.raises(DataError):
-            PinnedTexts(wrong, **options)
-    # A lineage runs no code by itself, and no other encoder.
-    plain = str(lineage_of(tmp_path / "l").path)
-    for folder, encoder, words in (
-        (str(lineage.path), None, "name that address in 'encoder'"),
-        (str(lineage.path), ADDRESSES[0], "is not the encoder that version 1 records"),
-        (plain, None, "records no encoder of text"),
-    ):
-        with pytest.raises(DataError, match=words):
-            PinnedTexts(0, lineage=folder, encoder=encoder).encode(TEXTS, "query")
-
-
-def test_a_name_differs_where_vectors_may_and_holds_no_secret() -> None:
-    names = [
-        PinnedTexts(0, url="http://me:secret@127.0.0.1:8000/").name,
-        PinnedTexts(1, url="http://127.0.0.1:8000").name,
-        PinnedTexts(0, url="http://127.0.0.1:9000").name,
-        PinnedTexts(0, lineage="lineages/texts").name,
-        PinnedTexts(0, lineage="lineages/texts", dimensions=4).name,
-    ]
-    assert names[0] == "evergram@v0 of http://127.0.0.1:8000"
-    assert len(set(names)) == len(names)
-
-
-def test_a_haystack_pipeline_that_was_written_and_read_is_pinned(
-    lineage: Lineage, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    haystack = pytest.importorskip("haystack")
-    from haystack.utils import Secret
-
-    from evergram.serving.frameworks import haystack as module
-
-    pipeline = haystack.Pipeline()
-    pipeline.add_component("texts", module.EvergramTextEmbedder(0, dimensions=None, **place))
-    pipeline.add_component("documents", module.EvergramDocumentEmbedder(0, **place))
-    # Haystack reads no component of a module that its user does not trust.
-    allowed = [module.__name__]
-    again = haystack.Pipeline.from_dict(pipeline.to_dict(), allowed_modules=allowed)
-    documents = [haystack.Document(content=text, meta={"n": i}) for i, text in enumerate(TEXTS)]
-    answer = again.run({"texts": {"text": TEXTS[0]}, "documents": {"documents": documents}})
-    rows = answer["documents"]["documents"]
-    check_pinned(lineage, [row.embedding for row in rows], answer["texts"]["embedding"])
-    assert [(row.id, row.meta["n"]) for row in rows] == [(d.id, d.meta["n"]) for d in documents]
-    assert documents[0].embedding is None
-    with pytest.raises(DataError, match=r"Document 1 .* has no text"):
-        module.EvergramDocumentEmbedder(0, **place).run(
-            [documents[0], haystack.Document(content="")]
-        )
-    # A secret is written by its name alone.
-    monkeypatch.setenv("SHOP_TOKEN", "secret")
-    token = Secret.from_env_var("SHOP_TOKEN")
-    written = module.EvergramTextEmbedder(0, url="http://127.0.0.1:8000", token=token).to_dict()
-    assert "SHOP_TOKEN" in str(written)
-    assert "secret" not in str(written)
-    assert module.EvergramTextEmbedder.from_dict(written).to_dict() == written
-
-
-def test_langchains_documents_and_queries_are_pinned(
-    lineage: Lineage, place: dict[str, Any]
-) -> None:
-    core = pytest.importorskip("langchain_core.embeddings")
-    from evergram.serving.frameworks.langchain import EvergramEmbeddings
-
-    embeddings = EvergramEmbeddings(0, **place)
-    assert isinstance(embeddings, core.Embeddings)
-    check_pinned(lineage, embeddings.embed_documents(TEXTS), embeddings.embed_query(TEXTS[0]))
-    later = asyncio.run(embeddings.aembed_documents(TEXTS))
-    check_pinned(lineage, later, asyncio.run(embeddings.aembed_query(TEXTS[0])))
-    assert embeddings.embed_documents([]) == []
-    with pytest.raises(DataError):
-        EvergramEmbeddings("stable", **place)  # type: ignore[arg-type]
-
-
-def test_llama_indexs_texts_and_queries_are_pinned(lineage: Lineage, place: dict[str, Any]) -> None:
-    base = pytest.importorskip("llama_index.core.base.embeddings.base")
-    from evergram.serving.frameworks.llama_index import EvergramEmbedding
-
-    model = EvergramEmbedding(0, embed_batch_size=2, **place)
-    assert isinstance(model, base.BaseEmbedding)
-    where = next(iter(place.values()))
-    assert (model.model_name, model.embed_batch_size) == (f"evergram@v0 of {where}", 2)
-    query = model.get_query_embedding(TEXTS[0])
-    several = [*TEXTS, TEXTS[0]]
-    check_pinned(lineage, model.get_text_embedding_batch(several), query, several)
-    check_pinned(lineage, [model.get_text_embedding(text) for text in TEXTS], query)
-    later = asyncio.run(model.aget_query_embedding(TEXTS[0]))
-    check_pinned(lineage, asyncio.run(model.aget_text_embedding_batch(TEXTS)), later)
-    secret = EvergramEmbedding(0, url="http://127.0.0.1:8000", token="secret")
-    assert "secret" not in f"{secret.to_dict()} {secret.to_payload()} {secret!r}"
-    # LlamaIndex tells its cached embeddings apart by these.
-    others = [
-        EvergramEmbedding(v, dimensions=d, **place) for v, d in ((0, None), (1, None), (0, 4))
-    ]
-    assert len({str(other.to_dict()) for other in others}) == len(others)
-    with pytest.raises(DataError):
-        EvergramEmbedding("stable", **place)  # type: ignore[arg-type]
+def test_texts_are_encoded_by_role_at_their_version_and_cut(tmp_path: Path) -> None:
+    lineage = pinned_lineage(tmp_path)
+    with pinned_service(lineage) as url, Client(url) as client:
+        whole = client.encode(TEXTS, version=0)
+        query = client.encode(TEXTS[:1], version=0, role="query")
+        for rows, prompt, sent in (
+            (whole, PROMPTS.document, TEXTS),
+            (query, PROMPTS.query, TEXTS[:1]),
+        ):
+            assert_allclose(rows, as_version_0(lineage, sent, prompt), rtol=1e-4, atol=1e-3)
+        cut = whole[:, :4] / np.linalg.norm(whole[:, :4], axis=1, keepdims=True)
+        assert_allclose(client.encode(TEXTS, version=0, dimensions=4), cut, atol=1e-4)
+        with pytest.raises(EvergramError, match="is not cut to 5"):
+            client.encode(TEXTS, version=0, dimensions=5)

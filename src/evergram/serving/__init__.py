@@ -7,8 +7,7 @@ Read `settings`, `service` (a lineage as it is now, reloaded when it changes), `
 application and its routes), `server` (from a lineage to a listening server). A request passes
 `connections` (limits on sockets), `access` (hosts and tokens), `request_handler` (body, threads,
 time, counting), `requests` (its schema) and `vector_routes` or a list of `answers`. `dashboard/` is
-the page and its data. `client` needs httpx, NumPy and pyarrow alone; `frameworks/` gives embeddings
-of one version to LangChain, LlamaIndex and Haystack.
+the page and its data. `client` needs httpx, NumPy and pyarrow alone.
 """
 
 from __future__ import annotations
