@@ -63,7 +63,6 @@ def test_people_read_where_it_listens_and_machines_one_line_of_json(
     assert (code, out) == (0, "")
     assert "Serving version 2 on http://127.0.0.1:" in err
     assert err.endswith(" (open to everybody who can reach it).\n")
-    assert "Compared with the hashes of their publication: " in err
     assert [server.settings for server in servers] == [ServiceSettings()]
     result = evergram("serve", line, "--port", 0, "--json")
     assert result.out.count("\n") == 1

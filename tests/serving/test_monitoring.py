@@ -73,7 +73,7 @@ def test_drift_is_the_distance_of_second_moments_small_for_all_and_large_for_a_f
             drift = Drift()
             for ids in asked:
                 embedded = state.reader.embed(ids)
-                drift.note("object", embedded.ids, embedded.sources)
+                drift.note("object", ids[:16])
                 drift.look(state.reader)
             relative, count = drift.measured()["object", 2]
             assert relative is not None
@@ -85,23 +85,26 @@ def test_drift_is_the_distance_of_second_moments_small_for_all_and_large_for_a_f
 
 
 def rows_of(
-    fingerprint: str, vector: list[float], during: Callable[[], object] = lambda: None
+    fingerprint: str,
+    vector: list[float],
+    during: Callable[[], object] = lambda: None,
+    version: int = 1,
 ) -> Any:
     """Rows of a vector in a lineage without moments, which may be restored from a copy; `during`
     is called while they are read."""
 
-    def embed(ids: pa.Array, version: int, side: str) -> Any:
+    def own_rows(ids: pa.Array, *_: Any) -> Any:
         during()
-        vectors = np.tile(np.array(vector, dtype=np.float32), (len(ids), 1))
-        return SimpleNamespace(vectors=vectors, sources=np.full(len(ids), version))
+        return ids, np.tile(np.array(vector, dtype=np.float32), (len(ids), 1))
 
     manifest = SimpleNamespace(fingerprint=fingerprint)
     lineage = SimpleNamespace(manifest=lambda _: manifest, moments=lambda _: {})
-    return SimpleNamespace(lineage=lineage, embed=embed)
+    store = SimpleNamespace(as_ids=pa.array, filled=lambda: {version})
+    return SimpleNamespace(lineage=lineage, own_rows=own_rows, store=lambda _: store)
 
 
-def note(drift: Drift, rows: int, version: int = 1) -> None:
-    drift.note("object", pa.array(range(rows)), np.full(rows, version))
+def note(drift: Drift, rows: int) -> None:
+    drift.note("object", list(range(rows)))
 
 
 def test_nobody_waits_for_a_store_that_is_measured() -> None:
@@ -130,8 +133,8 @@ def test_each_version_is_shown_until_nothing_of_it_was_served_for_an_hour(
     drift, now = Drift(), 100.0
     monkeypatch.setattr("evergram.serving.metrics.time.monotonic", lambda: now)
     for version, rows in ((2, 1), (1, 5)):
-        note(drift, rows, version)
-        drift.look(rows_of("a", [1.0, 2.0]))
+        note(drift, rows)
+        drift.look(rows_of("a", [1.0, 2.0], version=version))
         now += 3000
     assert drift.measured() == {("object", 1): (None, 5)}
     now -= 3000

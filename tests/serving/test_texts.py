@@ -1,5 +1,5 @@
 """Strings sent to the service: encoded at the pinned version, cut and refused; their encoders
-batched, checked and replaced; and the vectors kept of them."""
+checked and replaced; and the vectors kept of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.text_encoders import (
     word_vectors,
 )
 
-from evergram.errors import DataError, ServiceError
+from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.migration.encoded_files import Texts, encode_file
 from evergram.releasing.align import AlignSettings, align
@@ -51,8 +51,6 @@ from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import (
     BATCH,
     OVERHEAD,
-    Batcher,
-    CrowdedError,
     Documents,
     EncoderWaitError,
     ServedTexts,
@@ -61,7 +59,7 @@ from evergram.serving.texts import (
 )
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.record import parse_record, record_of
-from evergram.texts.text_encoder import Role, Vectors
+from evergram.texts.text_encoder import Vectors
 from evergram.vector_files.open_embeddings import FINGERPRINT, TEXT_ENCODER, open_embeddings
 from evergram.vector_files.writers import write_vectors
 
@@ -258,10 +256,9 @@ def serving(
     function: Any,
     settings: ServiceSettings | None = None,
     documents: Documents | None = None,
-    limit: float = 30.0,
 ) -> Iterator[tuple[TestClient, ServedTexts]]:
     """Serve a lineage whose encoder is replaced by a function once it has been opened."""
-    texts = ServedTexts(ADDRESSES, documents=documents, limit=limit)
+    texts = ServedTexts(ADDRESSES, documents=documents)
     with pytest.MonkeyPatch.context() as patch, running(lineage.path, texts, settings) as http:
         patch.setattr(module, "LOOK", 0.01)
         function_of(texts)._function = function
@@ -298,22 +295,20 @@ def word_vectors_of_second(texts: list[str]) -> Any:
     return word_vectors(texts, 1, 12)
 
 
-def test_a_hanging_encoder_is_named_and_strings_are_refused_at_once(lineage: Lineage) -> None:
+def test_texts_whose_turn_does_not_come_are_refused(lineage: Lineage) -> None:
     gate = Gate()
-    with serving(lineage, gate, limit=0.05) as (http, texts), ThreadPoolExecutor(1) as pool:
+    with serving(lineage, gate) as (http, texts), ThreadPoolExecutor(1) as pool:
         first = pool.submit(embed, http, "word1")
         assert gate.entered.wait(30)
-        until(lambda: texts.problem is not None)
-        assert "does not answer" in http.get("/readyz").json()["problem"]
-        assert GAUGE in http.get("/metrics").text
+        function_of(texts).limit = 0.01
         refusal = embed(http, "word2")
         assert (refusal.status_code, refusal.headers["retry-after"]) == (503, "1")
-        assert "does not answer" in refusal.json()["error"]["message"]
+        assert "at work on other texts" in refusal.json()["error"]["message"]
+        # Which says nothing about the encoder, nor does a check whose turn does not come.
+        texts.check()
+        assert texts.problem is None
         gate.go.set()
-        assert first.result(60).status_code == 503
-        # A busy machine must not make the next call one that hangs.
-        texts._encoders[1]._limit = 60
-        recovered(http, texts)
+        assert first.result(60).status_code == 200
 
 
 def test_a_failing_encoder_is_named_and_not_asked_again_until_a_check_passes(
@@ -481,77 +476,6 @@ def test_a_later_version_with_an_encoder_changes_nothing_for_old_clients(tmp_pat
 FIRST, SECOND, THIRD = (record_of(open_text_encoder(address)) for address in ADDRESSES)
 
 
-class Encoder(Gate):
-    """Encodes a text as its number; waits in its first call until it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[list[str]] = []
-
-    def encode(self, texts: list[str], role: Role) -> Vectors:
-        self.calls.append(texts)
-        if len(self.calls) == 1:
-            self.entered.set()
-            assert self.go.wait(30)
-        if "poison" in texts:
-            raise DataError("poison")
-        if "down" in texts:
-            raise ServiceError("down")
-        sign = -1 if role == "query" else 1
-        return np.array([[sign * float(text)] for text in texts], dtype=np.float32)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "most", "results", "calls"),
-    [
-        # Those that wait are one batch, each with its own rows; queries are a batch apart.
-        (["0", "1 2", "3", "?4", "5"], 9, [[0], [1, 2], [3], [-4], [5]], ["0", "1 2 3", "4", "5"]),
-        # A batch has no more than it may, but for one long request.
-        (["0", "1 1", "2 2", "3 3 3 3", "4"], 3, None, ["0", "1 1", "2 2", "3 3 3 3", "4"]),
-        # A bad text fails its own request alone.
-        (["0", "1", "poison", "2"], 9, [[0], [1], "poison", [2]], None),
-        # A failure of the encoder is not repeated for each request.
-        (["0", "1", "down", "2"], 9, [[0], "down", "down", "down"], ["0", "1 down 2"]),
-    ],
-)
-def test_those_that_wait_are_encoded_together(
-    jobs: list[str], most: int, results: list[Any] | None, calls: list[str] | None
-) -> None:
-    encoder = Encoder()
-    batcher = Batcher(most)
-
-    def run(job: str) -> object:
-        try:
-            role: Role = "query" if job.startswith("?") else "document"
-            texts = job.strip("?").split()
-            return batcher.encode(texts, role, encoder.encode).ravel().tolist()
-        except (DataError, ServiceError) as error:
-            return str(error)
-
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        futures = [pool.submit(run, jobs[0])]
-        assert encoder.entered.wait(30)
-        for number, job in enumerate(jobs[1:], 1):
-            futures.append(pool.submit(run, job))
-            until(lambda number=number: len(batcher._waiting) == number)  # type: ignore[misc]
-        encoder.go.set()
-        got = [future.result() for future in futures]
-    assert results is None or got == results
-    assert calls is None or encoder.calls == [call.split() for call in calls]
-
-
-def test_a_request_whose_turn_does_not_come_gives_up_and_leaves_the_queue() -> None:
-    encoder, batcher = Encoder(), Batcher(10, patience=0.01)
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(batcher.encode, ["0"], "document", encoder.encode)
-        assert encoder.entered.wait(30)
-        with pytest.raises(CrowdedError):
-            batcher.encode(["1"], "document", encoder.encode)
-        encoder.go.set()
-        assert done.result().tolist() == [[0]]
-    assert encoder.calls == [["0"]]
-
-
 def test_texts_are_encoded_in_parts_and_what_was_done_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "texts.csv"
     path.write_text("\n".join(["id,text", *(f"{i},word{i % 50} word{i % 7}" for i in range(200))]))
@@ -686,7 +610,6 @@ def test_kept_vectors_follow_the_checks_of_their_encoder(
     space = 1, manifest.fingerprint, manifest.dim
     kept = documents.kept(*space, encode, manifest.text_encoder)
     before = kept.of(pa.array(["text-1"]))
-    documents.save()
     assert not folder.exists()
     texts.check()
     (saved,) = folder.iterdir()
@@ -711,8 +634,7 @@ def test_kept_vectors_follow_the_checks_of_their_encoder(
     # Where they cannot be saved, nothing ends.
     nowhere = Documents(path, path)
     nowhere.kept(1, "space", 10, first).of(pa.array(["text-1"]))
-    nowhere.trust(1, 1)
-    nowhere.save()
+    nowhere.save(1, 1)
     for words in ("not of the version other", "other-b.parquet", "cannot be saved"):
         assert words in caplog.text
 

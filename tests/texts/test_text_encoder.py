@@ -40,6 +40,7 @@ from evergram.texts.record import (
     record_of,
 )
 from evergram.texts.text_encoder import (
+    BusyError,
     NotFiniteError,
     Prompts,
     TextEncoder,
@@ -73,12 +74,10 @@ def test_what_is_not_one_finite_vector_a_text_is_refused() -> None:
             assert refusal.value.text == "bad 1"
 
 
-def test_threads_take_turns_and_know_how_long_a_call_has_lasted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = open_text_encoder(f"{HERE}:first")
     entered, go = threading.Event(), threading.Event()
-    now, inside, most = [100.0], [0], [0]
+    inside, most = [0], [0]
 
     def encode(texts: list[str], prompt: str) -> np.ndarray:
         inside[0] += 1
@@ -89,21 +88,16 @@ def test_threads_take_turns_and_know_how_long_a_call_has_lasted(
         return word_vectors(texts, 0, 10)
 
     monkeypatch.setattr(encoder, "_encode", encode)
-    monkeypatch.setattr("evergram.texts.text_encoder.monotonic", lambda: now[0])
-    assert encoder.busy == 0
-    assert encoder.is_free(0)
     threads = [threading.Thread(target=encoder.encode, args=(["word1"],)) for _ in range(5)]
     for thread in threads:
         thread.start()
     assert entered.wait(30)
-    now[0] += 7
-    assert encoder.busy == 7
-    assert not encoder.is_free(0.001)
+    encoder.limit = 0.001
+    with pytest.raises(BusyError):
+        encoder.encode(["word1"])
     go.set()
     for thread in threads:
         thread.join()
-    assert encoder.is_free(30)
-    assert encoder.busy == 0
     assert most == [1]
 
 
@@ -347,14 +341,6 @@ def test_a_query_takes_a_canary_along_after_the_prompt_of_a_document() -> None:
     vectors = recorded.encode(["word1"], "query")
     assert list(CALLS) == [["word50 word1", f"word51 {recorded.record.texts[0]}"]]
     assert_array_equal(vectors, word_vectors(["word50 word1"], 0, 10))
-    # Prompts that are more than words before a text cannot be in one call.
-    encoder.plain_prompts = False
-    CALLS.clear()
-    assert_array_equal(recorded.encode(["word1"], "query"), vectors)
-    assert list(CALLS) == [["word50 word1"], [f"word51 {recorded.record.texts[1]}"]]
-    encoder._encode = lambda texts, prompt: word_vectors(texts, 0, 10 if len(prompt) < 3 else 9)
-    with pytest.raises(MismatchError, match="9 dims, not 10"):
-        recorded.encode(["word1"], "query")
 
 
 def test_a_canary_whose_vector_is_zero_tells_nothing_and_is_not_taken(

@@ -125,10 +125,7 @@ def limits_of(options: list[str] | None) -> dict[str, Any]:
 
 def _announce(lineage: str, server: Server | ServerProcesses) -> None:
     """Print where the server listens, for people on stderr and as JSON on stdout."""
-    from evergram.serving.service import checked_sentence
-
     facts = server.as_json()
-    write_line("service", checked_sentence(facts["checked"], facts["unchecked"]))
     if is_json():
         sys.stdout.write(json.dumps({"lineage": lineage, **facts}) + "\n")
         sys.stdout.flush()

@@ -1,35 +1,25 @@
-"""What a route is asked and answers: one call, its answer as JSON or as an Arrow stream; schemas
-of all answers; and the lists of versions, models and consumers."""
+"""What a route is asked and answers: one call and its answer; schemas of all answers; and the lists
+of versions, models and consumers."""
 
 from __future__ import annotations
 
-import binascii
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
-import orjson
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from evergram.errors import DataError, LineageError, UnknownVersionError
+from evergram.errors import LineageError
 from evergram.lineage.diagnosis import version_warnings
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import Manifest
 from evergram.serving.access import Access
-from evergram.serving.errors import ARROW, JSON, RefusedError
+from evergram.serving.errors import RefusedError
 from evergram.serving.metrics import Drift
 from evergram.serving.service import ServedState
 from evergram.serving.settings import ServiceSettings
-from evergram.stores.store import Floats, Hits
-
-Sources = npt.NDArray[np.int64]
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -68,115 +58,6 @@ class Answer:
     fingerprint: str
     sources: Mapping[int, int]
     reranked: Mapping[str, int] = field(default_factory=dict)
-
-
-def looked_up(lookup: Callable[[], R]) -> R:
-    """Look up rows in the stores; refuse rows of a version that the service has not loaded yet."""
-    try:
-        return lookup()
-    except UnknownVersionError as error:
-        busy = "The service is loading a new version; try again."
-        raise RefusedError(503, "taking_up", busy) from error
-
-
-def vectors_answer(
-    call: Call,
-    version: int,
-    side: str | None,
-    vectors: Floats,
-    sources: Sources,
-    *,
-    ids: pa.Array | None = None,
-    encoding: str | None = None,
-) -> Answer:
-    """Return the answer of vectors [n, D], computed from the versions `sources` [n]. The `encoding`
-    is "float" or "base64" (little-endian float32) of OpenAI's form, or None of plain vectors."""
-    if not np.isfinite(vectors).all():
-        raise DataError(
-            "A vector is not finite at the version that it is read as; give shorter vectors."
-        )
-    vectors = np.ascontiguousarray(vectors, dtype="<f4")
-    answer: dict[str, Any]
-    if call.arrow_out:
-        answer = {} if ids is None else {"id": ids}
-        flat = pa.array(vectors.ravel())
-        answer["vector"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    elif encoding is None:
-        answer = {"vectors": vectors}
-    else:
-        rows: Any = vectors
-        if encoding == "base64":
-            rows = [binascii.b2a_base64(row.data, newline=False).decode() for row in vectors]
-        data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
-        answer = {"data": data, "usage": {"prompt_tokens": 0, "total_tokens": 0}}
-    answer["computed_from"] = pa.array(sources) if call.arrow_out else sources
-    return _answer(call, version, {"side": side}, answer, Counter(sources.tolist()))
-
-
-def hits_answer(
-    call: Call,
-    version: int,
-    side: str,
-    results: Sequence[Hits],
-    *,
-    calibrated: bool = False,
-    reranked: Mapping[str, int] | None = None,
-) -> Answer:
-    """Return the answer of the hits of each query."""
-    if not all(np.isfinite(hits.scores).all() for hits in results):
-        raise DataError("A score is not finite; give shorter vectors.")
-    counts = Counter(source for hits in results for source in hits.versions.tolist())
-    origin: dict[str, object] = {"side": side}
-    if calibrated:
-        origin["scores"] = "calibrated"
-    answer: dict[str, Any]
-    if call.arrow_out:
-        # One row a hit, with the number of its query.
-        lengths = [len(hits) for hits in results]
-        id_type = call.state.reader.store(side).id_type
-        scores = np.concatenate([hits.scores for hits in results]).astype(np.float32, copy=False)
-        answer = {
-            "query": pa.array(np.repeat(np.arange(len(results), dtype=np.int32), lengths)),
-            "id": pa.concat_arrays([hits.ids.cast(id_type) for hits in results]),
-            "score": pa.array(scores),
-            "computed_from": pa.array(np.concatenate([hits.versions for hits in results])),
-        }
-        origin["queries"] = len(results)
-    else:
-        names, data = ("id", "score", "computed_from"), list[Any]()
-        for i, hits in enumerate(results):
-            columns = hits.ids.to_pylist(), hits.scores.tolist(), hits.versions.tolist()
-            rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-            data.append({"object": "search_result", "index": i, "hits": rows})
-        answer = {"data": data, "computed_from": sorted(counts)}
-    return replace(_answer(call, version, origin, answer, counts), reranked=reranked or {})
-
-
-def _answer(
-    call: Call,
-    version: int,
-    origin: Mapping[str, object],
-    answer: dict[str, Any],
-    counts: Mapping[int, int],
-) -> Answer:
-    """Return an answer of these columns or, in JSON, of these fields."""
-    fingerprint = call.lineage.manifest(version).fingerprint
-    named = {"version": version, **origin, "fingerprint": fingerprint}
-    model = f"{call.lineage.name}@v{version}"
-    if call.arrow_out:
-        every = {"model": model, **named}
-        metadata = {f"evergram.{k}": str(v) for k, v in every.items() if v is not None}
-        batch = pa.record_batch(list(answer.values()), names=list(answer))
-        batch = batch.replace_schema_metadata(metadata)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as stream:
-            stream.write_batch(batch)
-        return Answer(sink.getvalue().to_pybytes(), ARROW, version, fingerprint, counts)
-    named["computed_from"] = answer.pop("computed_from")
-    fields = {"object": "list", **answer, "model": model, "evergram": named}
-    # A float32 has the fewest digits that give the same float32 again.
-    body = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Answer(body, JSON, version, fingerprint, counts)
 
 
 class _AnswerModel(BaseModel):
@@ -263,8 +144,6 @@ class VersionAnswer(_AnswerModel):
     default: bool
     computed_from: list[int]
     warnings: list[str]
-    checked: list[str]
-    unchecked: list[str]
 
 
 class VersionsAnswer(_AnswerModel):
@@ -272,9 +151,7 @@ class VersionsAnswer(_AnswerModel):
     searched, the default one first.
 
     `default` is true of the version that is read where a request names none. `computed_from` are
-    the versions of the stores' rows. `warnings` are sentences for readers of the version. `checked`
-    are the published files that were compared with their hashes; `unchecked` are compared when they
-    are first read."""
+    the versions of the stores' rows. `warnings` are sentences for readers of the version."""
 
     object: Literal["list"]
     name: str
@@ -339,9 +216,6 @@ def versions(state: ServedState, access: Access) -> VersionsAnswer:
     stored = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
     warnings = version_warnings(lineage)
-    # Files are those of the reader's lineage, which is a version ahead while stores are filled.
-    ahead = state.reader.lineage
-    files = {m.version: ahead.files(m.version) for m in ahead.versions}
     answers = [
         VersionAnswer(
             version=manifest.version,
@@ -353,8 +227,6 @@ def versions(state: ServedState, access: Access) -> VersionsAnswer:
             default=manifest.version == default,
             computed_from=stored,
             warnings=warnings[manifest.version],
-            checked=[name for name, done in files.get(manifest.version, {}).items() if done],
-            unchecked=[name for name, done in files.get(manifest.version, {}).items() if not done],
         )
         for manifest in lineage.versions
         if manifest.version in readable

@@ -126,7 +126,7 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
     _refusals(app)
     watch: dict[str, Any] = {"tokens": lambda: service.tokens, "refused": handler.count_refusal}
     app.add_middleware(HostCheck, settings=settings, **watch)
-    _describe(app, settings)
+    _describe(app)
     return app
 
 
@@ -315,8 +315,8 @@ def _vectors(request: type[BaseModel], answer: Any, column: str | None) -> dict[
     }
 
 
-def _describe(app: FastAPI, settings: ServiceSettings) -> None:
-    """Add the bodies of requests for vectors, and the service's limits, to the app's OpenAPI."""
+def _describe(app: FastAPI) -> None:
+    """Add the bodies of requests for vectors to the app's OpenAPI."""
 
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -326,7 +326,6 @@ def _describe(app: FastAPI, settings: ServiceSettings) -> None:
             schemas = models_json_schema(
                 [(kind, "validation") for kind in REQUESTS], ref_template=_REF
             )[1]["$defs"]
-            _limit(schemas, settings)
             components = schema.setdefault("components", {})
             components.setdefault("schemas", {}).update(schemas)
             # FastAPI lists it for paths with a name, none of which is invalid.
@@ -340,22 +339,3 @@ def _describe(app: FastAPI, settings: ServiceSettings) -> None:
         return app.openapi_schema
 
     app.openapi = description  # type: ignore[method-assign]
-
-
-def _limit(schemas: dict[str, Any], settings: ServiceSettings) -> None:
-    """Write the service's limits into the schemas of requests."""
-    search, folded = schemas["SearchRequest"]["properties"], schemas["FoldInRequest"]["properties"]
-    search["k"]["maximum"] = settings.max_k
-    for number in (search["rerank"], folded["k"]):
-        number["anyOf"][0]["maximum"] = settings.max_k
-    lists = [
-        schemas["EmbeddingsRequest"]["properties"]["input"],
-        schemas["TransformRequest"]["properties"]["vectors"],
-        *(search[name] for name in ("ids", "input", "vectors")),
-        folded["candidates"],
-    ]
-    bounds = [(schema, settings.max_batch) for schema in lists]
-    for schema, items in [*bounds, (search["vector"], settings.max_dim)]:
-        for kind in schema.get("anyOf", [schema]):
-            if kind.get("type") == "array":
-                kind["maxItems"] = items

@@ -2,8 +2,8 @@
 against those of the stored ones; and whether spans of requests are sent to a collector, by OTLP
 over HTTP as the OTEL_* variables say.
 
-No request waits for a measurement: ids are noted when they are served, and looked up again between
-requests, at the version that they are stored at.
+No request waits for a measurement: some ids are noted when they are served, and looked up again
+between requests, at the version that they are stored at.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 
@@ -37,8 +39,7 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 Matrix = npt.NDArray[np.float64]
 
-# Ids that are sampled of one request, and of one side between two measurements.
-PER_REQUEST = 16
+# Ids of one side that are measured at once.
 PER_LOOK = 512
 # Vectors after which the weight of a sample has fallen to 1/e.
 MEMORY = 50_000
@@ -78,49 +79,29 @@ class Drift:
     """Drift of each side, at each version that served rows are stored at, for any thread."""
 
     def __init__(self) -> None:
-        self._served_ids: deque[tuple[str, pa.Array, npt.NDArray[np.int64]]] = deque(maxlen=128)
+        self._served: deque[tuple[str, list[int | str]]] = deque(maxlen=128)
         self._moments: dict[tuple[str, int], _RunningMoments] = {}
         self._lock = threading.Lock()
-        self._draw = np.random.default_rng()
 
-    def note(self, side: str, ids: pa.Array, sources: npt.NDArray[np.int64]) -> None:
-        """Remember ids that were served, and the version that each row was computed from."""
-        self._served_ids.append((side, ids, sources))
+    def note(self, side: str, ids: list[int | str]) -> None:
+        """Remember some ids that a request was served."""
+        self._served.append((side, ids))
 
     def look(self, reader: Reader) -> None:
         """Measure what was noted since the last look; rows that cannot be read are left out."""
-        # Nobody who reads or notes waits for a store, or for a file of the lineage.
-        with self._lock:
-            sampled = self._sampled()
-        for (side, version), parts in sampled.items():
-            try:
-                fingerprint = reader.lineage.manifest(version).fingerprint
-                embedded = reader.embed(pa.concat_arrays(parts), version, side)
-            except (EvergramError, pa.ArrowException):
-                continue
-            vectors = embedded.vectors[embedded.sources == version]
-            self._add(reader, side, version, fingerprint, vectors)
-
-    def _sampled(self) -> dict[tuple[str, int], list[pa.Array]]:
-        """Take the ids that were noted, and return a sample of them by side and version."""
-        sampled: dict[tuple[str, int], list[pa.Array]] = {}
-        for _ in range(len(self._served_ids)):
-            side, ids, sources = self._served_ids.popleft()
-            version, some = self._sample(ids, sources)
-            if version < 0:
-                continue
-            parts = sampled.setdefault((side, version), [])
-            if sum(map(len, parts)) < PER_LOOK:
-                parts.append(some)
-        return sampled
-
-    def _sample(self, ids: pa.Array, sources: npt.NDArray[np.int64]) -> tuple[int, pa.Array]:
-        """Draw a version by its share of the rows, and some ids of its rows."""
-        version = int(self._draw.choice(sources)) if len(sources) else -1
-        rows = np.flatnonzero(sources == version)
-        if len(rows) > PER_REQUEST:
-            rows = np.sort(self._draw.choice(rows, PER_REQUEST, replace=False))
-        return version, ids.take(pa.array(rows))
+        served: dict[str, list[int | str]] = {}
+        for _ in range(len(self._served)):
+            side, some = self._served.popleft()
+            served.setdefault(side, []).extend(some)
+        for side, all_ids in served.items():
+            with suppress(EvergramError, pa.ArrowException):
+                store = reader.store(side)
+                ids = store.as_ids(all_ids[:PER_LOOK])
+                for version in store.filled():
+                    own, vectors = reader.own_rows(ids, version, side)
+                    rows = pc.index_in(ids, value_set=own).drop_null().to_numpy()
+                    fingerprint = reader.lineage.manifest(version).fingerprint
+                    self._add(reader, side, version, fingerprint, vectors[rows])
 
     def measured(self) -> dict[tuple[str, int], tuple[float | None, int]]:
         """Return, by side and version, the relative distance and the number of vectors."""

@@ -65,7 +65,7 @@ class Server:
         return str(self.as_json()["url"])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the server's address, version and checked files, as `evergram serve --json`."""
+        """Return the server's address and version, as `evergram serve --json`."""
         return _facts(self.service, self.settings, self._listening)
 
     def run(self) -> None:
@@ -100,13 +100,11 @@ class Server:
 
 
 def _facts(service: Service, settings: ServiceSettings, listening: socket.socket) -> dict[str, Any]:
-    host, (checked, others) = settings.host, service.files()
+    host = settings.host
     return {
         "url": f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}",
         "version": service.production,
         "open": settings.is_open(service.tokens),
-        "checked": checked,
-        "unchecked": others,
     }
 
 

@@ -284,7 +284,6 @@ class Service:
         before.leave()
         if lineage is not before.lineage:
             log.info("Serving %s, version %d.", lineage.name, lineage.production)
-            log.info("%s", checked_sentence(*self.files()))
 
     @property
     def tokens(self) -> bool:
@@ -315,13 +314,6 @@ class Service:
     def production(self) -> int:
         return self._state.lineage.production
 
-    def files(self) -> tuple[list[str], list[str]]:
-        """Return the published files that were compared with their hashes, and the others."""
-        with self.entered() as state:
-            lineage = state.reader.lineage
-            all_ = [f for m in lineage.versions for f in lineage.files(m.version).items()]
-        return [name for name, done in all_ if done], [name for name, done in all_ if not done]
-
     def check_stores(self) -> None:
         """Ask each store a small question, and set `store_problem` to the first that fails."""
         with self.entered() as state:
@@ -348,14 +340,6 @@ class Service:
             log.error("%s %s", problem, error, exc_info=trace)
         self.problem = problem
         return False
-
-
-def checked_sentence(checked: list[str], others: list[str]) -> str:
-    """Return a sentence on the published files that were compared with their hashes so far."""
-    sentence = f"Compared with the hashes of their publication: {', '.join(checked) or 'no file'}"
-    if not others:
-        return f"{sentence}; these are all."
-    return f"{sentence}. The other {len(others)} are compared when first read."
 
 
 def has_tokens(consumers: ConsumerRegistry) -> bool:

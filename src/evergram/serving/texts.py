@@ -1,9 +1,8 @@
-"""Strings in requests, encoded by the newest version's encoder, batched, cached and checked; and
-the texts of stored objects, with the vectors that searches had computed of them.
+"""Strings in requests, encoded by the newest version's encoder, cached and checked; and the texts
+of stored objects, with the vectors that searches had computed of them.
 
-Read in this order: `VectorCache`, `Batcher` (requests that wait at the same time are encoded
-together), `CheckedEncoder` (a version's encoder, used only while it is the recorded one),
-`Documents`, `ServedTexts` (the encoders of a lineage's versions).
+Read in this order: `VectorCache`, `CheckedEncoder` (a version's encoder, used only while it is the
+recorded one), `Documents`, `ServedTexts` (the encoders of a lineage's versions).
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -32,6 +30,7 @@ from evergram.migration.cascade import KeptVectors
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.record import MismatchError, RecordedEncoder, TextEncoderRecord, open_recorded
 from evergram.texts.text_encoder import (
+    BusyError,
     NotFiniteError,
     Prompts,
     Role,
@@ -50,7 +49,6 @@ from evergram.vector_files.writers import write_vectors
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 Record = TextEncoderRecord | None
-Encode = Callable[[list[str], Role], Vectors]
 
 # Bytes of an entry besides its text and its vector: key, array and links.
 OVERHEAD = 400
@@ -109,77 +107,6 @@ class EncoderWaitError(Exception):
     """A request needs an encoder of text, for which its thread may not wait."""
 
 
-class CrowdedError(ServiceError):
-    """Texts have waited too long for their turn, which says nothing about the encoder."""
-
-
-@dataclass(eq=False)
-class _EncodingJob:
-    """The texts of one request, and its result."""
-
-    texts: list[str]
-    role: Role
-    vectors: Future[Vectors] = field(default_factory=Future)
-
-
-class Batcher:
-    """Lets one thread encode at a time, with up to `most` texts of all that wait, who wait for
-    their turn for `patience` seconds: while one batch is encoded, the next gathers."""
-
-    def __init__(self, most: int, patience: float = 30.0) -> None:
-        self._most, self._patience = most, patience
-        self._waiting: deque[_EncodingJob] = deque()
-        self._queueing = threading.Lock()
-        self._turn = threading.Lock()
-
-    def encode(self, texts: list[str], role: Role, encode: Encode) -> Vectors:
-        """Return the vectors [n, D] of texts, in a batch of `encode`. A DataError of a batch is one
-        of its texts' own, any other error is of all."""
-        job = _EncodingJob(texts, role)
-        with self._queueing:
-            self._waiting.append(job)
-        if not self._turn.acquire(timeout=self._patience):
-            with self._queueing, suppress(ValueError):
-                self._waiting.remove(job)
-            raise CrowdedError("The encoder is at work on other texts; try again.")
-        try:
-            while not job.vectors.done():
-                self._run(self._next(), encode)
-        finally:
-            self._turn.release()
-        return job.vectors.result()
-
-    def _next(self) -> list[_EncodingJob]:
-        """Take the jobs at the front that are of one role and fit into a batch."""
-        with self._queueing:
-            jobs = [self._waiting.popleft()]
-            size = len(jobs[0].texts)
-            while self._waiting and self._waiting[0].role == jobs[0].role:
-                size += len(self._waiting[0].texts)
-                if size > self._most:
-                    break
-                jobs.append(self._waiting.popleft())
-            return jobs
-
-    def _run(self, jobs: list[_EncodingJob], encode: Encode) -> None:
-        try:
-            vectors = encode([text for job in jobs for text in job.texts], jobs[0].role)
-        except Exception as error:
-            # What fails for any texts would fail, or hang, once more for each job.
-            if len(jobs) == 1 or not isinstance(error, DataError):
-                for job in jobs:
-                    job.vectors.set_exception(error)
-                return
-            # A text that cannot be encoded fails its own request, and not its neighbours'.
-            for job in jobs:
-                self._run([job], encode)
-            return
-        start = 0
-        for job in jobs:
-            job.vectors.set_result(vectors[start : start + len(job.texts)])
-            start += len(job.texts)
-
-
 class TextEncoderError(ServiceError):
     """A version's encoder cannot be used; the message is sent to clients, and names no address."""
 
@@ -199,7 +126,6 @@ class CheckedEncoder:
     Args:
         opened: returns the recorded encoder.
         failed: called when the encoder fails, or turns out to be another.
-        limit: seconds that one call of the encoder may take; one that takes longer hangs.
     """
 
     def __init__(
@@ -208,15 +134,13 @@ class CheckedEncoder:
         record: TextEncoderRecord,
         opened: Callable[[TextEncoderRecord], TextEncoder],
         failed: Callable[[], None],
-        limit: float = 30.0,
     ) -> None:
         self.version: int = version
         self.record: TextEncoderRecord = record
         # Why it may not be used, for clients; None while it may.
         self.problem: str | None = f"The encoder of version {version} is not open yet."
-        self._opened, self._failed, self._limit = opened, failed, limit
+        self._opened, self._failed = opened, failed
         self._encoder: RecordedEncoder | None = None
-        self._batcher: Batcher | None = None
         self._checking = threading.Lock()
         # Stands for the encoder in keys of caches, which must not keep its model in memory.
         self.key: object = object()
@@ -224,49 +148,10 @@ class CheckedEncoder:
     def check(self) -> bool:
         """Open the encoder if it is not open, compare its canaries, and set or lift `problem`.
         Return whether it is the recorded one."""
-        if not self._checking.acquire(timeout=self._limit):
-            return False
         try:
-            return self._compare()
-        finally:
-            self._checking.release()
-
-    def look(self) -> None:
-        """Set `problem` if a call of the encoder hangs. Never waits for it."""
-        own = self._encoder
-        if self.problem is None and own is not None and own.encoder.busy > self._limit:
-            seconds = f"{self._limit:g} seconds"
-            self._fail("does not answer", f"One call has lasted for more than {seconds}.")
-
-    def require(self) -> None:
-        """Raise the problem, if there is one."""
-        if (problem := self.problem) is not None:
-            raise TextEncoderError(problem)
-
-    def encode(self, texts: list[str], role: Role) -> Vectors:
-        """Return the vectors [n, D] of texts."""
-        self.require()
-        assert self._batcher is not None
-        try:
-            vectors = self._batcher.encode(texts, role, self._encode)
-        except CrowdedError as error:
-            raise TextEncoderError(
-                f"The encoder of version {self.version} is at work on other texts; try again."
-            ) from error
-        # A check may have failed while the texts were encoded.
-        self.require()
-        return vectors
-
-    def _compare(self) -> bool:
-        if self._encoder is not None and not self._encoder.encoder.is_free(self._limit):
-            self.look()
-            return False
-        try:
-            with self._failures():
+            with self._checking, self._failures():
                 if self._encoder is None:
-                    recorded = RecordedEncoder(self._opened(self.record), self.record)
-                    self._batcher = Batcher(recorded.batch, self._limit)
-                    self._encoder = recorded
+                    self._encoder = RecordedEncoder(self._opened(self.record), self.record)
                 else:
                     self._encoder.check()
         except TextEncoderError:
@@ -276,25 +161,37 @@ class CheckedEncoder:
         self.problem = None
         return True
 
-    def _encode(self, texts: list[str], role: Role) -> Vectors:
-        """Return the vectors of a batch."""
-        # It may have failed since these texts began to wait.
+    def require(self) -> None:
+        """Raise the problem, if there is one."""
+        if (problem := self.problem) is not None:
+            raise TextEncoderError(problem)
+
+    def encode(self, texts: list[str], role: Role) -> Vectors:
+        """Return the vectors [n, D] of texts."""
         self.require()
         assert self._encoder is not None
         with self._failures():
             try:
-                return self._encoder.encode(texts, role)
+                vectors = self._encoder.encode(texts, role)
             except (DataError, TextsFailedError) as error:
                 # Whose failure it is, the encoder's or a text's, its canaries show.
                 self._encoder.check()
-                failure = error
-        raise self._unencodable(texts, failure) from failure
+                raise self._unencodable(texts, error) from error
+        # A check may have failed while the texts were encoded.
+        self.require()
+        return vectors
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
         """Set `problem` to what the encoder raises in a `with` block."""
         try:
             yield
+        except UnencodableTextError:
+            raise
+        except BusyError as error:
+            raise TextEncoderError(
+                f"The encoder of version {self.version} is at work on other texts; try again."
+            ) from error
         except MismatchError as error:
             what = "is not the one that the version was published with"
             if self._encoder is None:
@@ -331,20 +228,19 @@ class MissingTextError(ServiceError):
 
 @dataclass
 class _Kept:
-    """The kept vectors of a version, and how many of them are trusted, and saved."""
+    """The kept vectors of a version. Its encoder was checked after the first `checked` of them."""
 
     fingerprint: str
     record: Record
     vectors: KeptVectors
-    trusted: int
-    saved: int
+    checked: int
 
 
 class Documents:
     """Texts by id, and their vectors by version, kept from their first use. Threads may share one.
 
-    Vectors are trusted once a check of the encoder that came after them has passed; only those
-    are saved, and all others are dropped when a check fails.
+    Vectors are saved once a check of the encoder that came after them has passed; all others are
+    dropped when a check fails.
 
     Args:
         path: the file of ids and texts. It is read again when it has changed and an id is asked for
@@ -395,7 +291,7 @@ class Documents:
             if kept is None or kept.fingerprint != fingerprint:
                 vectors = KeptVectors(lambda ids: encode(self.texts_of(ids)), dim, BATCH)
                 self._load(vectors, fingerprint)
-                kept = _Kept(fingerprint, encoder, vectors, len(vectors), len(vectors))
+                kept = _Kept(fingerprint, encoder, vectors, len(vectors))
                 self._kept[version] = kept
             return kept.vectors
 
@@ -404,39 +300,34 @@ class Documents:
         with self._lock:
             return {version: len(kept.vectors) for version, kept in self._kept.items()}
 
-    def trust(self, version: int, count: int) -> None:
-        """Trust the first `count` vectors: the encoder was checked after they were computed."""
-        with self._lock:
-            if version in self._kept:
-                kept = self._kept[version]
-                kept.trusted = max(count, kept.trusted)
+    def save(self, version: int, count: int) -> None:
+        """Write those of the first `count` vectors that are not saved yet: the version's encoder
+        was checked after they were computed. A failure is logged."""
+        with self._saving:
+            kept = self._kept.get(version)
+            if kept is None or count <= kept.checked:
+                return
+            try:
+                if self.folder is not None:
+                    self._write(self.folder, kept, count)
+                kept.checked = count
+            except (EvergramError, OSError) as error:
+                log.error("The vectors of version %d cannot be saved: %s", version, error)
+
+    def _write(self, folder: Path, kept: _Kept, stop: int) -> None:
+        ids, vectors = kept.vectors.rows(kept.checked, stop)
+        mark = provenance_of(kept.fingerprint, kept.fingerprint)
+        if kept.record is not None:
+            mark[TEXT_ENCODER] = kept.record.model_dump_json()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{kept.fingerprint[:16]}-{uuid.uuid4().hex}.parquet"
+        write_vectors(path, [(ids, torch.from_numpy(vectors))], mark)
 
     def distrust(self, version: int) -> None:
         """Drop the vectors that no check came after: the encoder is another, or unknown."""
         with self._lock:
             if version in self._kept:
-                self._kept[version].vectors.drop_after(self._kept[version].trusted)
-
-    def save(self) -> None:
-        """Write the trusted vectors that are not saved yet; a failure is logged."""
-        if self.folder is None:
-            return
-        with self._saving:
-            for version, kept in list(self._kept.items()):
-                stop = kept.trusted
-                if stop <= kept.saved:
-                    continue
-                ids, vectors = kept.vectors.rows(kept.saved, stop)
-                path = self.folder / f"{kept.fingerprint[:16]}-{uuid.uuid4().hex}.parquet"
-                mark = provenance_of(kept.fingerprint, kept.fingerprint)
-                if kept.record is not None:
-                    mark[TEXT_ENCODER] = kept.record.model_dump_json()
-                try:
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                    write_vectors(path, [(ids, torch.from_numpy(vectors))], mark)
-                    kept.saved = stop
-                except (EvergramError, OSError) as error:
-                    log.error("The vectors of version %d cannot be saved: %s", version, error)
+                self._kept[version].vectors.drop_after(self._kept[version].checked)
 
     def _load(self, kept: KeptVectors, fingerprint: str) -> None:
         """Keep what was saved of a version; a file that cannot be used is logged."""
@@ -473,9 +364,8 @@ class ServedTexts:
             records, which is never one of `addresses.TRUSTED_ONLY`: those must be named here.
         cache: bytes of the vectors of recent texts.
         every: seconds between two checks of the canaries.
-        limit: seconds in which a request must be answered. A model elsewhere has half of it for a
-            batch, so that a request that waited for another batch may still be answered; any call
-            that takes longer than the whole hangs.
+        limit: seconds in which a request must be answered. A text waits for its turn for half of
+            it, and a model elsewhere has half of it for a batch.
     """
 
     def __init__(
@@ -525,7 +415,7 @@ class ServedTexts:
                 encoders.pop(n, None)
                 if record is not None:
                     failed = partial(self._failed, n)
-                    encoders[n] = CheckedEncoder(n, record, self._recorded, failed, self.limit)
+                    encoders[n] = CheckedEncoder(n, record, self._recorded, failed)
                     encoders[n].check()
             before, self._encoders, self._production = self._encoders, encoders, production
             if self.documents is not None:
@@ -579,29 +469,17 @@ class ServedTexts:
             # What is kept while the check runs may be of an encoder replaced after it.
             counts = {} if self.documents is None else self.documents.counts()
             if encoder.check() and self.documents is not None:
-                self.documents.trust(encoder.version, counts.get(encoder.version, 0))
+                self.documents.save(encoder.version, counts.get(encoder.version, 0))
         self._checked_at = monotonic()
-        if self.documents is not None:
-            self.documents.save()
-
-    def look(self) -> None:
-        """Note the encoders of which a call hangs. Never waits for them."""
-        for encoder in self._encoders.values():
-            encoder.look()
 
     async def watch(self) -> None:
         """Check the encoders again and again, until cancelled."""
         while True:
             await asyncio.sleep(LOOK)
-            await asyncio.to_thread(self.look)
             if not self.is_due():
                 continue
-            checking = asyncio.get_running_loop().run_in_executor(None, self.check)
-            # The check itself may hang.
-            while not (await asyncio.wait({checking}, timeout=LOOK))[0]:
-                await asyncio.to_thread(self.look)
             try:
-                checking.result()
+                await asyncio.to_thread(self.check)
             except Exception:
                 log.exception("Checking the encoders of text failed; it is tried again.")
 
@@ -630,6 +508,4 @@ class ServedTexts:
             if encoder is None:
                 encoder = self._open[key] = open_text_encoder(address, prompts)
                 encoder.limit = self.limit / 2
-        if not encoder.is_free(self.limit):
-            raise ServiceError(f"{address} has not answered for {self.limit:g} seconds.")
         return encoder

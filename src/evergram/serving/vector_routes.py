@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import binascii
+import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,8 +24,8 @@ from evergram.ids import INTEGER
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import unknown_candidates
 from evergram.migration.cascade import EncodingLimitError, KeptVectors, Reranked, reranked_search
-from evergram.serving.answers import Answer, Call, Sources, hits_answer, looked_up, vectors_answer
-from evergram.serving.errors import RefusedError, too_much, wrong
+from evergram.serving.answers import Answer, Call
+from evergram.serving.errors import ARROW, JSON, RefusedError, too_much, wrong
 from evergram.serving.features import Features
 from evergram.serving.requests import (
     LONGEST_ID,
@@ -46,7 +52,11 @@ from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
+Sources = npt.NDArray[np.int64]
+R = TypeVar("R")
 QUERY, CANDIDATE = "query", "candidate"
+# Ids of one request that drift is measured on.
+MEASURED = 16
 # Features of the objects, and candidates of the queries, that a full request may have on average.
 FEATURES = MET = 32
 # Ids that an error names, at most.
@@ -76,7 +86,10 @@ def embeddings(call: Call) -> Answer:
         if options.missing == "error" and (sources < 0).any():
             missing = [inputs[row] for row in np.flatnonzero(sources < 0).tolist()]
             raise missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
-        call.drift.note(side, ids, sources)
+        some = range(len(ids))
+        if len(ids) > MEASURED:
+            some = random.sample(some, MEASURED)
+        call.drift.note(side, ids.take(pa.array(some, pa.int64())).drop_null().to_pylist())
     # After the backward transform: the coordinates that are kept are the version's own first ones.
     vectors = vectors if dims is None else cut(vectors, dims)
     encoding = options.encoding_format
@@ -176,6 +189,115 @@ def fold_in(call: Call) -> Answer:
         return hits_answer(call, version, CANDIDATE, hits)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return vectors_answer(call, version, QUERY, vectors, sources)
+
+
+def looked_up(lookup: Callable[[], R]) -> R:
+    """Look up rows in the stores; refuse rows of a version that the service has not loaded yet."""
+    try:
+        return lookup()
+    except UnknownVersionError as error:
+        busy = "The service is loading a new version; try again."
+        raise RefusedError(503, "taking_up", busy) from error
+
+
+def vectors_answer(
+    call: Call,
+    version: int,
+    side: str | None,
+    vectors: Floats,
+    sources: Sources,
+    *,
+    ids: pa.Array | None = None,
+    encoding: str | None = None,
+) -> Answer:
+    """Return the answer of vectors [n, D], computed from the versions `sources` [n]. The `encoding`
+    is "float" or "base64" (little-endian float32) of OpenAI's form, or None of plain vectors."""
+    if not np.isfinite(vectors).all():
+        raise DataError(
+            "A vector is not finite at the version that it is read as; give shorter vectors."
+        )
+    vectors = np.ascontiguousarray(vectors, dtype="<f4")
+    answer: dict[str, Any]
+    if call.arrow_out:
+        answer = {} if ids is None else {"id": ids}
+        flat = pa.array(vectors.ravel())
+        answer["vector"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+    elif encoding is None:
+        answer = {"vectors": vectors}
+    else:
+        rows: Any = vectors
+        if encoding == "base64":
+            rows = [binascii.b2a_base64(row.data, newline=False).decode() for row in vectors]
+        data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+        answer = {"data": data, "usage": {"prompt_tokens": 0, "total_tokens": 0}}
+    answer["computed_from"] = pa.array(sources) if call.arrow_out else sources
+    return _answer(call, version, {"side": side}, answer, Counter(sources.tolist()))
+
+
+def hits_answer(
+    call: Call,
+    version: int,
+    side: str,
+    results: Sequence[Hits],
+    *,
+    calibrated: bool = False,
+    reranked: Mapping[str, int] | None = None,
+) -> Answer:
+    """Return the answer of the hits of each query."""
+    if not all(np.isfinite(hits.scores).all() for hits in results):
+        raise DataError("A score is not finite; give shorter vectors.")
+    counts = Counter(source for hits in results for source in hits.versions.tolist())
+    origin: dict[str, object] = {"side": side}
+    if calibrated:
+        origin["scores"] = "calibrated"
+    answer: dict[str, Any]
+    if call.arrow_out:
+        # One row a hit, with the number of its query.
+        lengths = [len(hits) for hits in results]
+        id_type = call.state.reader.store(side).id_type
+        scores = np.concatenate([hits.scores for hits in results]).astype(np.float32, copy=False)
+        answer = {
+            "query": pa.array(np.repeat(np.arange(len(results), dtype=np.int32), lengths)),
+            "id": pa.concat_arrays([hits.ids.cast(id_type) for hits in results]),
+            "score": pa.array(scores),
+            "computed_from": pa.array(np.concatenate([hits.versions for hits in results])),
+        }
+        origin["queries"] = len(results)
+    else:
+        names, data = ("id", "score", "computed_from"), list[Any]()
+        for i, hits in enumerate(results):
+            columns = hits.ids.to_pylist(), hits.scores.tolist(), hits.versions.tolist()
+            rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+            data.append({"object": "search_result", "index": i, "hits": rows})
+        answer = {"data": data, "computed_from": sorted(counts)}
+    return replace(_answer(call, version, origin, answer, counts), reranked=reranked or {})
+
+
+def _answer(
+    call: Call,
+    version: int,
+    origin: Mapping[str, object],
+    answer: dict[str, Any],
+    counts: Mapping[int, int],
+) -> Answer:
+    """Return an answer of these columns or, in JSON, of these fields."""
+    fingerprint = call.lineage.manifest(version).fingerprint
+    named = {"version": version, **origin, "fingerprint": fingerprint}
+    model = f"{call.lineage.name}@v{version}"
+    if call.arrow_out:
+        every = {"model": model, **named}
+        metadata = {f"evergram.{k}": str(v) for k, v in every.items() if v is not None}
+        batch = pa.record_batch(list(answer.values()), names=list(answer))
+        batch = batch.replace_schema_metadata(metadata)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        return Answer(sink.getvalue().to_pybytes(), ARROW, version, fingerprint, counts)
+    named["computed_from"] = answer.pop("computed_from")
+    fields = {"object": "list", **answer, "model": model, "evergram": named}
+    # A float32 has the fewest digits that give the same float32 again.
+    body = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Answer(body, JSON, version, fingerprint, counts)
 
 
 def _read(call: Call, column: str, kind: type[M], rows: dict[str, Any]) -> tuple[M, Stream | None]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -29,8 +29,6 @@ BATCH = 256
 class CallableEncoder(TextEncoder):
     """A function "package.module:function" from a list of texts to an array [n, D]; a module of the
     current folder will do."""
-
-    plain_prompts: ClassVar[bool] = True
 
     def __init__(self, place: str, prompts: Prompts | None = None) -> None:
         here = str(Path.cwd())

@@ -45,7 +45,7 @@ class EndpointEncoder(TextEncoder):
     OPENAI_API_KEY), is written nowhere, and is never sent unencrypted.
     """
 
-    plain_prompts: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
 
     def __init__(
         self,

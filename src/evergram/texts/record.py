@@ -187,6 +187,8 @@ class RecordedEncoder(TextEncoder):
     batch, so that no vector is returned without one that shows the recorded model.
     """
 
+    takes_turns: ClassVar[bool] = False  # those of `encoder` do
+
     def __init__(self, encoder: TextEncoder, record: TextEncoderRecord) -> None:
         places = 0 if encoder.fingerprint is not None else 1
         if encoder.batch <= places:

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from time import monotonic
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -62,6 +61,10 @@ class TextsFailedError(ServiceError):
     """An encoder failed on these texts, and may encode others."""
 
 
+class BusyError(ServiceError):
+    """The turn of these texts did not come within the encoder's limit."""
+
+
 @dataclass(frozen=True)
 class Prompts:
     """Words that an encoder puts before a text, such as e5's "query: " and "passage: "."""
@@ -75,7 +78,7 @@ class Prompts:
 
 
 class TextEncoder(Reopened, ABC):
-    """An encoder of text. Several threads may use one; they take turns.
+    """An encoder of text. Several threads may use one.
 
     Args:
         address: where it was opened, see `addresses.open_text_encoder`; it never holds a key.
@@ -83,19 +86,16 @@ class TextEncoder(Reopened, ABC):
         batch: texts that it encodes at once.
     """
 
-    # Whether a prompt is words before a text and nothing else, so that one call can have texts
-    # after several prompts.
-    plain_prompts: ClassVar[bool] = False
+    # Whether threads wait for each other: models are seldom made for several threads at once.
+    takes_turns: ClassVar[bool] = True
 
     def __init__(self, address: str, prompts: Prompts, batch: int) -> None:
         self.address: str = address
         self.prompts: Prompts = prompts
         self.batch: int = batch
-        # Seconds in which a model elsewhere must have encoded a batch, with all tries and pauses;
-        # None is as patient as a command may be. A service, whose clients wait, sets it.
+        # Seconds to wait for a turn, or in which a model elsewhere must have encoded a batch, with
+        # all tries and pauses; None is as patient as a command may be. A service sets it.
         self.limit: float | None = None
-        self._began: float | None = None
-        # Tokenizers and models are seldom made for several threads at once.
         self._turn = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,19 +116,6 @@ class TextEncoder(Reopened, ABC):
         available, so that only `canaries` can tell it from another."""
         return self._fingerprint()
 
-    @property
-    def busy(self) -> float:
-        """Seconds since its present call began; 0 between two calls."""
-        began = self._began
-        return 0.0 if began is None else monotonic() - began
-
-    def is_free(self, within: float) -> bool:
-        """Wait until no call is running. Return False if that takes longer."""
-        free = self._turn.acquire(timeout=within)
-        if free:
-            self._turn.release()
-        return free
-
     def encode(self, texts: Sequence[str], role: Role = "document") -> Vectors:
         """Return the vectors [n, D] of texts, float32, in their order.
 
@@ -144,17 +131,9 @@ class TextEncoder(Reopened, ABC):
         return self._joined([self._checked(texts[i : i + self.batch], prompt) for i in starts])
 
     def encode_with(self, document: str, texts: Sequence[str], prompt: str) -> Vectors:
-        """Return the vectors [n + 1, D] of n < `batch` texts after a prompt, and of a document.
-
-        All are in one call, so that one model encodes them. Only where the document has another
-        prompt, and prompts are not `plain_prompts`, is the document in a call right after.
-        """
-        own = self.prompts.document
-        if prompt == own:
-            return self._checked([*texts, document], own)
-        if self.plain_prompts:
-            return self._checked([*after_prompt(texts, prompt), own + document], "")
-        return self._joined([self._checked(texts, prompt), self._checked([document], own)])
+        """Return the vectors [n + 1, D] of n < `batch` texts after a prompt, and of a document, in
+        one call, so that one model encodes them."""
+        return self._checked([*after_prompt(texts, prompt), self.prompts.document + document], "")
 
     def close(self) -> None:
         """Release what it holds."""
@@ -189,13 +168,18 @@ class TextEncoder(Reopened, ABC):
         return vectors
 
     def _answer(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        if not self.takes_turns:
+            return self._tried(texts, prompt)
+        if not self._turn.acquire(timeout=-1 if self.limit is None else self.limit):
+            raise BusyError(f"{self.address} is at work on other texts; try again.")
         try:
-            with self._turn:
-                self._began = monotonic()
-                try:
-                    return self._encode(texts, prompt)
-                finally:
-                    self._began = None
+            return self._tried(texts, prompt)
+        finally:
+            self._turn.release()
+
+    def _tried(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        try:
+            return self._encode(texts, prompt)
         except EvergramError:
             raise
         except Exception as error:  # of whatever library or function encodes
