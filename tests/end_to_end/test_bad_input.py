@@ -684,7 +684,7 @@ TEXTS = [
     encoded("a line of JSON without a text", '{"id": 1}\n', "bad.jsonl"),
     encoder("minilm"),
     encoder("python:no_such_module:f", "no_such_module"),
-    encoder("model2vec:./gone", "gone"),
+    encoder("sentence-transformers:./gone", "gone"),
     encoder("openai:http://127.0.0.1:9/v1", "name after the #"),
     encoder("openai:http://127.0.0.1:9/v1#m", "127.0.0.1:9", ONCE),
     encoder(f"openai:http://127.0.0.1:{PORT}/v1#m", str(PORT), answering(PAGE)),

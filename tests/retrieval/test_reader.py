@@ -436,7 +436,7 @@ def test_what_is_no_list_of_texts_is_refused(of_texts: Reader) -> None:
 def test_a_reader_runs_no_code_by_itself_and_no_other_encoder(
     pinned: Lineage, tmp_path: Path
 ) -> None:
-    gone = f"model2vec:{tmp_path / 'gone'}"
+    gone = f"sentence-transformers:{tmp_path / 'gone'}"
     for encoder, named in (
         (None, "name that address in 'encoder'"),
         (ADDRESSES[0], "is not the encoder that version 1 records"),

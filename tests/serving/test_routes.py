@@ -241,7 +241,7 @@ def test_files_and_addresses_are_taken_out_of_messages() -> None:
         ("qdrant:http://host:6333#items is full", "the store is full"),
         ("openai:http://host:81/v1#m returned 3; it", "the encoder returned 3; it"),
         ("python:own.module:encode failed", "the encoder failed"),
-        ("model2vec:/srv/models/m is gone", "the encoder is gone"),
+        ("sentence-transformers:/srv/models/m is gone", "the encoder is gone"),
         ("qdrant-collection:qd#collection=my%20docs&v0=txt%201 has", "the store has"),
         (
             "pgvector-table:postgresql://a,b/d#table=t&filter=len,ok,We%2Cird, and others",

@@ -195,11 +195,12 @@ TABLE = np.arange(20, dtype=np.float32).reshape(5, 4) / 10
 
 
 def static_model(
-    folder: Path, table: np.ndarray = TABLE, prompts: dict[str, str] | None = None, kind: str = ""
+    folder: Path, table: np.ndarray = TABLE, prompts: dict[str, str] | None = None
 ) -> str:
     """Save a table of the vectors of words as a model; return its address."""
-    kind = kind or "sentence-transformers"
-    need(kind.replace("-", "_"))
+    need("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -207,37 +208,27 @@ def static_model(
     words = {word: row for row, word in enumerate(WORDS)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
-    if kind == "model2vec":
-        from model2vec import StaticModel
-
-        tokenizer.add_special_tokens(["[PAD]"])
-        StaticModel(np.concatenate([table, table[:1]]), tokenizer).save_pretrained(folder)
-    else:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-
-        module = StaticEmbedding(tokenizer, embedding_weights=table)
-        model = SentenceTransformer(modules=[module], device="cpu", prompts=prompts or {})
-        model.save(str(folder))
-    return f"{kind}:{folder}"
+    module = StaticEmbedding(tokenizer, embedding_weights=table)
+    model = SentenceTransformer(modules=[module], device="cpu", prompts=prompts or {})
+    model.save(str(folder))
+    return f"sentence-transformers:{folder}"
 
 
-@pytest.mark.parametrize("kind", ["sentence-transformers", "model2vec"])
 def test_a_model_of_a_folder_has_the_means_of_words_and_a_fingerprint_of_its_weights(
-    kind: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    one = open_text_encoder(static_model(tmp_path / "one", kind=kind))
+    one = open_text_encoder(static_model(tmp_path / "one"))
     vectors = one.encode(["red green", "red", "red red green"])
     expected = np.stack([(TABLE[1] + TABLE[2]) / 2, TABLE[1], (2 * TABLE[1] + TABLE[2]) / 3])
     assert_allclose(vectors, expected, rtol=1e-5)
     assert one.dim == 4
-    copy = open_text_encoder(static_model(tmp_path / "copy", kind=kind))
-    other = open_text_encoder(static_model(tmp_path / "other", TABLE + 1e-3, kind=kind))
+    copy = open_text_encoder(static_model(tmp_path / "copy"))
+    other = open_text_encoder(static_model(tmp_path / "other", TABLE + 1e-3))
     assert one.fingerprint == copy.fingerprint != other.fingerprint
     (tmp_path / "empty").mkdir()
     for folder in ("empty", "absent"):
         with pytest.raises(DataError, match=folder):
-            open_text_encoder(f"{kind}:{tmp_path / folder}")
+            open_text_encoder(f"sentence-transformers:{tmp_path / folder}")
 
 
 def test_the_models_own_prompts_are_taken_unless_others_are_named(tmp_path: Path) -> None:

@@ -131,7 +131,6 @@ def test_a_package_that_is_missing_or_fails_on_import_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     for address, module in [
         ("sentence-transformers:x", "sentence_transformers"),
-        ("model2vec:x", "model2vec"),
         ("wordllama:", "wordllama"),
         ("openai:https://host/v1#m", "httpx"),
     ]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
-from evergram.atomic_files import new_folder, remove_folder
+from evergram.atomic_files import new_folder
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_inputs import (
@@ -33,9 +31,7 @@ from evergram.encoders.factory import restore_encoder
 from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
-from evergram.kinds import kinds_where
-from evergram.lineage.artefact import load_tensors, plain_numbers, save_tensors
-from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
+from evergram.lineage.artefact import load_tensors, save_tensors
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import (
     FORMAT_VERSION,
@@ -49,8 +45,8 @@ from evergram.lineage.record import (
 SIDE = "candidate"
 
 CONFIG, TENSORS, VOCABULARIES = "config.json", "model.safetensors", "vocabularies.json"
-METRICS, CARD = "metrics.json", "README.md"
-HASHED = (TENSORS, VOCABULARIES, METRICS)
+CARD = "README.md"
+HASHED = (TENSORS, VOCABULARIES)
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -88,13 +84,11 @@ class PretrainedEncoder:
         module: the `nn.Module`, in evaluation mode.
         record: how the module is built, and its inputs.
         facts: which version it is of.
-        metrics: what was measured when that was published.
     """
 
     module: Encoder
     record: EncoderRecord
     facts: EncoderFacts
-    metrics: Mapping[str, Any]
     # The sides for which it has warned that features are missing.
     _warned: set[str] = field(default_factory=set, init=False, compare=False)
 
@@ -115,7 +109,7 @@ class PretrainedEncoder:
             created=manifest.created,
         )
         module = _restored(record, state, vocabularies, f"version {number}")
-        return cls(module, record, facts, lineage.metrics(number))
+        return cls(module, record, facts)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
@@ -129,30 +123,22 @@ class PretrainedEncoder:
         config = _read_config(folder)
         check_files(folder, {name: config.files[name] for name in HASHED})
         vocabularies = _read_vocabularies(folder / VOCABULARIES, config.encoder)
-        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         state = load_tensors(folder / TENSORS)
         module = _restored(config.encoder, state, vocabularies, str(folder))
-        return cls(module, config.encoder, config.of, metrics)
+        return cls(module, config.encoder, config.of)
 
-    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write the encoder to a folder, whole or not at all: safetensors, JSON, and a README.md
-        made from its metrics.
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the encoder to a new folder, whole or not at all: safetensors, JSON, and a
+        README.md that says how to load it.
 
-        Args:
-            overwrite: whether to replace a folder that is there.
         Raises: DataError: the folder is there already, or cannot be written.
         """
         folder = Path(folder)
-        if folder.exists() and not overwrite:
+        if folder.exists():
             raise DataError(
                 f"{folder} is there already and is not written over; give another folder, or "
-                "overwrite=True."
+                "remove it first."
             )
-        if folder.exists() and not (folder / CONFIG).is_file():
-            raise DataError(
-                f"{folder} holds no encoder, so it is not replaced; give another folder."
-            )
-        card = model_card(self.record, self.facts, self.metrics, str(folder))
         # As text, which JSON has of every number and time; integers are what they are.
         keys = {
             name: (
@@ -164,8 +150,7 @@ class PretrainedEncoder:
             with new_folder(folder) as part:
                 save_tensors(self.module.state_dict(), part / TENSORS)
                 _write_json(part / VOCABULARIES, keys)
-                _write_json(part / METRICS, plain_numbers(self.metrics))
-                (part / CARD).write_text(card, encoding="utf-8")
+                (part / CARD).write_text(self._card(folder), encoding="utf-8")
                 config = _Config(
                     format_version=FORMAT_VERSION,
                     evergram=package_version("evergram"),
@@ -174,8 +159,6 @@ class PretrainedEncoder:
                     files={name: sha256(part / name) for name in HASHED},
                 )
                 (part / CONFIG).write_text(config.to_json(), encoding="utf-8")
-                if folder.exists():
-                    remove_folder(folder)
         except OSError as error:
             raise DataError(f"{folder} cannot be written: {reason_and_remedy(error)}.") from error
 
@@ -202,37 +185,9 @@ class PretrainedEncoder:
         self.module.to(device)
         return self
 
-    @overload
     def encode(
-        self,
-        objects: Any,
-        side: str = SIDE,
-        *,
-        batch_size: int = 4096,
-        show_progress_bar: bool = False,
-        convert_to_numpy: Literal[True] = True,
-    ) -> npt.NDArray[np.float32]: ...
-
-    @overload
-    def encode(
-        self,
-        objects: Any,
-        side: str = SIDE,
-        *,
-        batch_size: int = 4096,
-        show_progress_bar: bool = False,
-        convert_to_numpy: Literal[False],
-    ) -> Tensor: ...
-
-    def encode(
-        self,
-        objects: Any,
-        side: str = SIDE,
-        *,
-        batch_size: int = 4096,
-        show_progress_bar: bool = False,
-        convert_to_numpy: bool = True,
-    ) -> npt.NDArray[np.float32] | Tensor:
+        self, objects: Any, side: str = SIDE, *, batch_size: int = 4096
+    ) -> npt.NDArray[np.float32]:
         """Return the embeddings of objects, [B, D] float32 in their order.
 
         An object that is given by its id alone is embedded without its features, which is not the
@@ -245,19 +200,24 @@ class PretrainedEncoder:
                 only input of encoders that need a graph.
             side: "query" or "candidate".
             batch_size: objects that are embedded at once.
-            show_progress_bar: on stderr.
-            convert_to_numpy: a NumPy array; else a tensor on the CPU.
         Raises: DataError: no such side or feature, or an object of which the encoder knows nothing.
             LineageError: the encoder needs a graph, and a Corpus was not given.
         """
         if batch_size < 1:
             raise DataError(f"batch_size is {batch_size}; it must be at least 1.")
         if isinstance(objects, Corpus):
-            vectors = self._of_corpus(objects, side)
-        else:
-            blocks = list(self._blocks(objects, side, batch_size, show_progress_bar))
-            vectors = torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
-        return vectors.numpy() if convert_to_numpy else vectors
+            return self._of_corpus(objects, side).numpy()
+        module = self.module
+        if not isinstance(module, RowEncoder):
+            raise LineageError(
+                f"{self.record.kind} embeds an object by whom it has met, so it needs the whole "
+                "graph: give encode() a Corpus, or read stored embeddings by evergram.Reader."
+            )
+        columns = columns_of(objects)
+        inputs = checked_inputs(columns, side, module.schema)
+        self._warn_without_features(side, columns, inputs.ids >= 0)
+        blocks = [block.float().cpu() for block in module.blocks(side, inputs, batch_size)]
+        return (torch.cat(blocks) if blocks else torch.zeros(0, self.dim)).numpy()
 
     def _of_corpus(self, corpus: Corpus, side: str) -> Tensor:
         sides = self.module.schema.inputs
@@ -270,25 +230,6 @@ class PretrainedEncoder:
         is_known_id = self.module.schema.ids(side).rows(entities.vocabulary.keys) >= 0
         self._warn_without_features(side, entities.features, is_known_id)
         return self.module.embed_all(scene)[side].float().cpu()
-
-    def _blocks(
-        self, objects: Any, side: str, batch_size: int, show_progress_bar: bool
-    ) -> Iterator[Tensor]:
-        module = self.module
-        if not isinstance(module, RowEncoder):
-            raise LineageError(
-                f"{self.record.kind} embeds an object by whom it has met, so it needs the whole "
-                "graph: give encode() a Corpus, or read stored embeddings by evergram.Reader."
-            )
-        columns = columns_of(objects)
-        inputs = checked_inputs(columns, side, module.schema)
-        self._warn_without_features(side, columns, inputs.ids >= 0)
-        blocks: Iterable[Tensor] = module.blocks(side, inputs, batch_size)
-        if show_progress_bar:
-            batches = -(-len(inputs) // batch_size)
-            blocks = track(blocks, "Encoding", total=batches, console=Console(stderr=True))
-        for block in blocks:
-            yield block.float().cpu()
 
     def _warn_without_features(
         self, side: str, features: Collection[str], is_known_id: Tensor
@@ -309,6 +250,39 @@ class PretrainedEncoder:
             ", ".join(missing),
             example,
         )
+
+    def _card(self, folder: Path) -> str:
+        """Return a model card in Markdown; huggingface_hub reads the YAML of its front matter."""
+        sides = "\n".join(
+            f"| {side} | {', '.join(f'`{name}`' for name in inputs)} |"
+            for side, inputs in self.features.items()
+        )
+        return f"""---
+library_name: evergram
+tags:
+- embeddings
+- {self.kind}
+---
+
+# {self.facts.name}
+
+An embedding model of kind `{self.kind}` with {self.dim} dimensions, published on
+{self.facts.created}. Its vectors are in the space `{self.facts.fingerprint}`.
+
+```python
+from evergram import PretrainedEncoder
+
+encoder = PretrainedEncoder.from_pretrained({json.dumps(str(folder), ensure_ascii=False)})
+vectors = encoder.encode(objects, side="{SIDE}")
+```
+
+It needs `pip install evergram`. `objects` is a list of ids or of mappings, a table, or, for
+encoders that need a graph, an `evergram.Corpus`.
+
+| side | what it reads of an object |
+|---|---|
+{sides}
+"""
 
 
 def _read_config(folder: Path) -> _Config:
@@ -345,83 +319,6 @@ def _read_vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabular
         raise IntegrityError(
             f"{path} does not hold the encoder's vocabularies: {error}."
         ) from error
-
-
-def model_card(
-    record: EncoderRecord, facts: EncoderFacts, metrics: Mapping[str, Any], address: str
-) -> str:
-    """Return a model card in Markdown, for a folder at an address, with facts and metrics as they
-    were published. The front matter is YAML, as huggingface_hub's `ModelCard` reads it."""
-    sides = "\n".join(
-        f"| {side} | {', '.join(f'`{name}`' for name in inputs)} |"
-        for side, inputs in record.inputs.items()
-    )
-    measured = "\n".join(_measured(metrics)) or "Nothing was measured when it was published."
-    return f"""---
-library_name: evergram
-tags:
-- embeddings
-- {record.kind}
----
-
-# {facts.name}
-
-An embedding model of kind `{record.kind}` with {facts.dim} dimensions, published on
-{facts.created}. Its vectors are in the space `{facts.fingerprint}`.
-
-```python
-from evergram import PretrainedEncoder
-
-encoder = PretrainedEncoder.from_pretrained({json.dumps(address, ensure_ascii=False)})
-{_calls(record)}
-```
-
-It needs `pip install evergram`. The files are safetensors and JSON, and each is compared with its
-SHA-256 in `config.json` when it is loaded.
-
-| side | what it reads of an object |
-|---|---|
-{sides}
-
-## Measured at publication
-
-{measured}
-"""
-
-
-def _calls(record: EncoderRecord) -> str:
-    """Return a call of `encode` for each side, with all that the encoder reads of an object."""
-    if record.kind in kinds_where(ENCODERS, "needs_graph"):
-        return "\n".join(
-            f'vectors = encoder.encode(corpus, side="{side}")  # an evergram.Corpus'
-            for side in record.inputs
-        )
-    calls = []
-    for side, inputs in record.inputs.items():
-        features = [name for name in inputs if name != "id"]
-        objects = ", ".join(f'"{name}": [KEYS]' for name in features)
-        objects = f'[{{"id": ID, {objects}}}, ...]' if features else "[ID, ...]"
-        calls.append(f'vectors = encoder.encode({objects}, side="{side}")')
-    return "\n".join(calls)
-
-
-def _measured(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the metrics that are numbers."""
-    if isinstance(metrics.get("untested"), str):
-        yield f"{metrics['untested']}\n"
-    ranking = metrics.get("metrics", {}).get("model", {})
-    if ranking:
-        yield "| metric | value |"
-        yield "|---|---|"
-        errors = standard_errors(metrics.get("sampled"), "model")
-        for name, value in ranking.items():
-            yield f"| {name} | {with_error(_number(value), errors.get(name))} |"
-        if (sentence := sample_sentence(metrics.get("sampled"))) is not None:
-            yield f"\n{sentence}"
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else "not measured"
 
 
 def _restored(

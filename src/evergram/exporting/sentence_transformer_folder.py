@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,6 @@ DENSE = ("in_features", "out_features", "bias", "activation_function")
 UNIT = 1e-3
 # The least cosine of a canary that the folder encodes and the same one read through the chain.
 LEAST_COSINE = 0.999999
-# Of the report on held-out objects, as the card calls them.
-_READINGS = {
-    "cosine": "cosine",
-    "relative_error": "relative error",
-    "overlap@10": "overlap@10",
-    "overlap@10_own_queries": "overlap@10 of old queries among new vectors",
-}
 
 LISTED = "modules.json"
 LIBRARY = "sentence_transformers."
@@ -97,8 +90,7 @@ def write_sentence_transformer(
         use_common_settings(part, encoder.modules())
         _append(part, behind)
         _set_prompts(part, newest)
-        measured = lineage.metrics(view.source)
-        card = folder_card(name, about, view.dim, view.version, measured, path.name)
+        card = folder_card(name, about, view.dim, path.name)
         (part / "README.md").write_text(card, encoding="utf-8")
         _check(part, (weight.numpy(), offset.numpy()), newest, encoder)
 
@@ -221,11 +213,8 @@ def _check(
             )
 
 
-def folder_card(
-    name: str, about: str, dim: int, version: int, metrics: Mapping[str, Any], address: str
-) -> str:
-    """Return a model card in Markdown, with what the newest version's `metrics` have measured."""
-    measured = "\n".join(_measured(metrics, version)) or "The record has no measurement of it."
+def folder_card(name: str, about: str, dim: int, address: str) -> str:
+    """Return a model card in Markdown."""
     return f"""---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
@@ -251,25 +240,4 @@ Before version 5 of the library these are `model.encode(texts)` and
 
 It is an encoder of text and behind it one matrix, which reads its vectors in the space of an
 earlier model. After the next upgrade it has to be written again.
-
-## Measured at publication
-
-{measured}
 """
-
-
-def _measured(metrics: Mapping[str, Any], version: int) -> Iterator[str]:
-    """Yield the lines of the certificate and of held-out objects that the record has."""
-    alignment = metrics.get("alignment", {})
-    error = alignment.get("certificate", {}).get(str(version), {}).get("relative")
-    held_out = alignment.get("held_out", {}).get("transformed", {})
-    lines = []
-    if isinstance(error, int | float):
-        lines.append(f"| relative error as version {version}, by the certificate | {error:.4g} |")
-    lines += [
-        f"| {label}, held-out objects, as the version before | {held_out[name]:.4g} |"
-        for name, label in _READINGS.items()
-        if isinstance(held_out.get(name), int | float)
-    ]
-    if lines:
-        yield from ("| | value |", "|---|---|", *lines)

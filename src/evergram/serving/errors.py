@@ -47,9 +47,7 @@ LONGEST = 1000
 # A comma is a part of it if the next character is.
 _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.\-]*:(?://)?[^\s;,']*[/#](?:[^\s;,']|,(?=\S))*", re.I)
 # An encoder of text has an address, too, some of them with nothing of a store's in it.
-_ENCODER = re.compile(
-    r"\bpython:[\w.]+:\w+|\b(?:openai|sentence-transformers|model2vec):[^\s;,']+", re.I
-)
+_ENCODER = re.compile(r"\bpython:[\w.]+:\w+|\b(?:openai|sentence-transformers):[^\s;,']+", re.I)
 _PATH = re.compile(r"(?<![\w.])(?!/(?:v1|docs|healthz|readyz|metrics)\b)(?:~|\.{1,2})?/[^\s;,:']+")
 _SERVICE_FAULT = {
     500: "What the service reads is damaged or cannot be read; its log says what.",

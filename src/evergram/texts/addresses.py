@@ -120,34 +120,6 @@ STATIC_BATCH = 1024
 WORDLLAMA_DIMS = (64, 128, 256)
 
 
-class Model2VecEncoder(TextEncoder):
-    """A static model of the package model2vec, by path or name."""
-
-    def __init__(self, place: str, prompts: Prompts | None = None) -> None:
-        from model2vec import StaticModel
-
-        try:
-            self._model = StaticModel.from_pretrained(place)
-        except Exception as error:  # the hub and safetensors have theirs each
-            why = " ".join(str(error).split())[:300].rstrip(".")
-            raise DataError(f"{place!r} is not a model that model2vec can load: {why}.") from error
-        super().__init__(f"model2vec:{place}", prompts or Prompts(), STATIC_BATCH)
-
-    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
-        vectors: npt.ArrayLike = self._model.encode(
-            after_prompt(texts, prompt), show_progress_bar=False, use_multiprocessing=False
-        )
-        return vectors
-
-    def _fingerprint(self) -> str:
-        model = self._model
-        arrays = {"embedding": model.embedding, "weights": model.weights}
-        arrays["mapping"] = model.token_mapping
-        known = [(name, array) for name, array in arrays.items() if array is not None]
-        settings = {"normalize": model.normalize, "max_length": model.max_length}
-        return weights_fingerprint(known, settings, model.tokenizer.to_str())
-
-
 class WordLlamaEncoder(TextEncoder):
     """The static model whose weights are in the package wordllama; nothing is downloaded. Its dim
     is 64, 128 or, where it is "", 256."""
@@ -185,7 +157,6 @@ class WordLlamaEncoder(TextEncoder):
 
 _CLASSES: dict[str, Callable[[str, Prompts | None], TextEncoder]] = {
     "sentence-transformers": SentenceTransformerEncoder,
-    "model2vec": Model2VecEncoder,
     "wordllama": WordLlamaEncoder,
     "openai": EndpointEncoder,
     "python": CallableEncoder,
@@ -193,7 +164,6 @@ _CLASSES: dict[str, Callable[[str, Prompts | None], TextEncoder]] = {
 # What to install for a kind.
 PACKAGES = {
     "sentence-transformers": "sentence-transformers",
-    "model2vec": "model2vec",
     "wordllama": "wordllama",
     "openai": "httpx",
 }
@@ -207,8 +177,7 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
 
     | address | the encoder |
     |---|---|
-    | `sentence-transformers:PATH` or `:NAME` | a model of that library, also a `StaticEmbedding` |
-    | `model2vec:PATH` or `:NAME` | a static model |
+    | `sentence-transformers:PATH` or `:NAME` | a model of that library, also one of model2vec |
     | `wordllama:` or `wordllama:DIM` | the static model in the package wordllama |
     | `openai:URL#MODEL` | a server with OpenAI's `/embeddings`, such as https://host/v1#name |
     | `python:MODULE:FUNCTION` | a function from a list of texts to an array [n, D] |
