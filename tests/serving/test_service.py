@@ -4,7 +4,6 @@ and several processes behind one port: what they share, and what each has for it
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import re
 import resource
@@ -611,47 +610,6 @@ def test_all_end_with_the_first(folder: Path, how: signal.Signals) -> None:
         assert len(numbers) == PROCESSES
         os.kill(running.process.pid, how)
         until(lambda: not any(Path(f"/proc/{n}/cmdline").exists() for n in numbers))
-
-
-@pytest.mark.long
-def test_a_service_answers_when_all_have_started_and_replaces_who_was_killed_before(
-    tmp_path: Path,
-) -> None:
-    lineage_of(tmp_path / "shop", versions=1)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    made: list[ServerProcesses] = []
-    failed: list[Exception] = []
-
-    def start() -> None:
-        try:
-            made.append(listen_processes(tmp_path / "shop", 2, port=port))
-        except Exception as error:
-            failed.append(error)
-
-    def child(number: int) -> Any:
-        named = [p for p in multiprocessing.active_children() if p.name.endswith(f"-{number}")]
-        return named[0] if named else None
-
-    starting = threading.Thread(target=start)
-    starting.start()
-    until(lambda: child(1) is not None or bool(failed))
-    # The first could answer by now, and does not yet.
-    with socket.create_connection(("127.0.0.1", port)) as asking:
-        asking.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-        killed = [child(0).pid, child(1).pid]
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
-        asking.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            asking.recv(1)
-        starting.join(PATIENCE)
-        assert not failed
-        with made[0] as service:
-            assert {child(0).pid, child(1).pid}.isdisjoint(killed)
-            asking.settimeout(PATIENCE)
-            assert asking.recv(12) == b"HTTP/1.1 200"
-            assert service.as_json()["processes"] == 2
 
 
 @contextmanager

@@ -16,9 +16,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -251,33 +251,15 @@ def bound_socket(host: str, port: int) -> socket.socket:
 PAUSE = 1.0
 # Seconds beyond the timeout of requests after which a process that should end is killed.
 GRACE = 10.0
-# Processes that may be killed before all have started, and are started again.
-KILLED = 10
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The arguments of `listen`, which each process opens for itself. One that takes the place of
-    another serves without sidecars that are gone, as those that read them before go on."""
-
-    place: str | Path
-    stores: Mapping[str, str] | None
-    settings: ServiceSettings
-    log_format: LogFormat = field(default_factory=log_format)
-    again: bool = False
 
 
 @dataclass(frozen=True)
 class _Running:
-    """A process that serves. It sends None when it could answer, or why it cannot, and answers when
-    it is sent something; the pipe tells it that this process lives."""
+    """A process that serves. It sends None when it can answer, or why it cannot; the pipe tells it
+    that this process lives."""
 
     process: SpawnProcess
     pipe: Connection
-
-    def let_answer(self) -> None:
-        with suppress(OSError):  # one that has ended is replaced
-            self.pipe.send(None)
 
     def reason(self) -> str:
         """Return why a process that has ended could not serve, after a colon; "" if it did."""
@@ -291,29 +273,30 @@ class _Running:
 class ServerProcesses:
     """Several processes that serve one lineage at one address; `run` keeps them alive.
 
-    Made by `listen_processes`. uvicorn's own supervisor neither waits until all could answer, nor
+    Made by `listen_processes`. uvicorn's own supervisor neither waits until all can answer, nor
     says why one cannot start, nor numbers them.
     """
 
-    def __init__(self, work: _Work, count: int, listening: socket.socket) -> None:
-        self._work, self._listening = work, listening
+    def __init__(
+        self,
+        place: str | Path,
+        stores: Mapping[str, str] | None,
+        settings: ServiceSettings,
+        count: int,
+        listening: socket.socket,
+    ) -> None:
+        self._place, self._stores, self._settings = place, stores, settings
+        self._listening = listening
         self._stopping = threading.Event()
         self._running: list[_Running] = []
-        self._killed = 0
-        texts_of(work.settings)
+        texts_of(settings)
         # The stores are filled here, and the processes find them filled.
-        service = Service(work.place, work.stores, None, sidecars_of(work.settings))
-        with closing(service):
-            self._facts = {**_facts(service, work.settings, listening), "processes": count}
+        with closing(Service(place, stores, None, sidecars_of(settings))) as service:
+            self._facts = {**_facts(service, settings, listening), "processes": count}
         try:
             self._running = [self._start(number) for number in range(count)]
-            waits: Sequence[int] = range(count)
-            while waits:
-                for number in waits:
-                    self._await(number)
-                waits = [n for n, r in enumerate(self._running) if not r.process.is_alive()]
             for running in self._running:
-                running.let_answer()
+                self._await(running)
         except BaseException:
             self.close()
             raise
@@ -354,7 +337,7 @@ class ServerProcesses:
         self._listening.close()
         for running in self._running:
             running.process.terminate()
-        until = time.monotonic() + self._work.settings.timeout + GRACE
+        until = time.monotonic() + self._settings.timeout + GRACE
         for running in self._running:
             running.process.join(max(0.0, until - time.monotonic()))
             if running.process.is_alive():
@@ -368,53 +351,44 @@ class ServerProcesses:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, number: int, *, again: bool = False) -> _Running:
+    def _start(self, number: int) -> _Running:
         spawn = get_context("spawn")
         ours, theirs = spawn.Pipe()
-        settings = replace(self._work.settings, process=number)
-        work = replace(self._work, settings=settings, again=again)
+        settings = replace(self._settings, process=number)
+        opened = self._place, self._stores, settings, log_format()
         process = spawn.Process(
-            target=_serve, args=(work, self._listening, theirs), name=f"evergram-serve-{number}"
+            target=_serve, args=(*opened, self._listening, theirs), name=f"evergram-serve-{number}"
         )
         process.start()
         theirs.close()
         return _Running(process, ours)
 
-    def _await(self, number: int) -> None:
-        """Wait until a process could answer; replace one that was killed."""
-        while True:
-            running = self._running[number]
-            with suppress(EOFError, ConnectionError):
-                problem = running.pipe.recv()
-                if problem is not None:
-                    raise ServiceError(problem)
-                return
+    def _await(self, running: _Running) -> None:
+        """Wait until a process can answer."""
+        problem = None
+        try:
+            problem = running.pipe.recv()
+        except (EOFError, ConnectionError):
             running.process.join()
-            code, self._killed = running.process.exitcode, self._killed + 1
-            if code is None or code >= 0 or self._killed > KILLED:
-                raise ServiceError(
-                    f"A process of the service ended with code {code} before it could answer; its "
-                    "log is above."
-                )
-            self._replace(number, " before it could answer")
+            code = running.process.exitcode
+            problem = (
+                f"A process of the service ended with code {code} before it could answer; its log "
+                "is above."
+            )
+        if problem is not None:
+            raise ServiceError(problem)
 
     def _replace_ended(self) -> None:
-        for number, running in enumerate(self._running):
-            if running.process.is_alive() or self._stopping.is_set():
+        for number, ended in enumerate(self._running):
+            if ended.process.is_alive() or self._stopping.is_set():
                 continue
-            # The others answer meanwhile, so nobody waits until it listens.
-            self._replace(number, running.reason(), PAUSE)
-            self._running[number].let_answer()
-
-    def _replace(self, number: int, reason: str, pause: float = 0.0) -> None:
-        ended = self._running[number]
-        log.error(
-            "Process %d of the service (pid %s) ended with code %s%s; another is started.",
-            *(number, ended.process.pid, ended.process.exitcode, reason),
-        )
-        if not self._stopping.wait(pause):
-            ended.pipe.close()
-            self._running[number] = self._start(number, again=bool(pause))
+            log.error(
+                "Process %d of the service (pid %s) ended with code %s%s; another is started.",
+                *(number, ended.process.pid, ended.process.exitcode, ended.reason()),
+            )
+            if not self._stopping.wait(PAUSE):
+                ended.pipe.close()
+                self._running[number] = self._start(number)
 
 
 def listen_processes(
@@ -447,31 +421,37 @@ def listen_processes(
     listening = bound_socket(settings.host, port)
     listening.listen(2048)
     try:
-        return ServerProcesses(_Work(place, stores, settings), count, listening)
+        return ServerProcesses(place, stores, settings, count, listening)
     except BaseException:
         listening.close()
         raise
 
 
-def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
+def _serve(
+    place: str | Path,
+    stores: Mapping[str, str] | None,
+    settings: ServiceSettings,
+    lines: LogFormat,
+    listening: socket.socket,
+    pipe: Connection,
+) -> None:
     """Serve in a process of its own until it is told to stop, or its parent is gone."""
     # A Ctrl-C in a terminal reaches the parent too, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_log_format(work.log_format)
-    log_to_stderr(work.settings.process)
+    set_log_format(lines)
+    log_to_stderr(settings.process)
     try:
-        sidecars = sidecars_of(work.settings, required=not work.again)
-        service = Service(work.place, work.stores, texts_of(work.settings), sidecars)
-        server = Server(service, work.settings, listening)
+        # The parent has found all sidecars; one that is gone by now must not end the service.
+        sidecars = sidecars_of(settings, required=False)
+        service = Service(place, stores, texts_of(settings), sidecars)
+        server = Server(service, settings, listening)
     except EvergramError as error:
         # The first process logs it: a service that cannot start says one sentence.
         with suppress(OSError):
             pipe.send(str(error))
         sys.exit(1)
-    with suppress(EOFError, OSError):  # the parent may have ended meanwhile
+    with suppress(OSError):  # the parent may have ended meanwhile
         pipe.send(None)
-        # Clients wait until all processes could answer.
-        pipe.recv()
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     server.run()
 
