@@ -153,8 +153,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         served.post("/v1/embeddings", {"input": [900]})
         handler = served.http.app.state.handler  # type: ignore[attr-defined]
         handler.metrics.connection_ended("full")
-        with served.service.entered() as state:
-            handler.metrics.drift.look(state.reader)
         labels: dict[str, set[str]] = defaultdict(set)
         for family in text_string_to_metric_families(served.get("/metrics").text):
             for sample in family.samples:

@@ -1,4 +1,4 @@
-"""What a service says of itself: drift, counters and spans; and the dashboard's facts, of which
+"""What a service says of itself: counters and spans; and the dashboard's facts, of which
 whatever is not known to be well is not well."""
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from opentelemetry.sdk.trace import TracerProvider
@@ -44,104 +39,23 @@ from evergram.serving.dashboard import (
     BackfillFacts,
     ConsumerFacts,
     DashboardData,
-    DriftFacts,
     Health,
     Live,
     PastFacts,
     ProbeFacts,
+    Traffic,
     TrafficLog,
     VersionFacts,
     dashboard_data,
     health,
     published_facts,
 )
-from evergram.serving.metrics import Drift, Metrics, export_traces, wants_traces
+from evergram.serving.metrics import export_traces, wants_traces
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.open_store import open_store
-from evergram.stores.snapshot_store import SnapshotStore
 
 
-def test_drift_is_the_distance_of_second_moments_small_for_all_and_large_for_a_few(
-    served: Running,
-) -> None:
-    draw = np.random.default_rng(0)
-    many = [draw.choice(300, 20).tolist() for _ in range(40)]
-    with served.service.entered() as state:
-        stored = state.lineage.moments(2)["object"][2].numpy()
-        few: list[list[int]] = [[7] * 20] * 40
-        for asked, low, high in ((many, 0.0, 0.3), (few, 0.8, 100.0), ([[1, 2, 3]], 0.0, 100.0)):
-            drift = Drift()
-            for ids in asked:
-                embedded = state.reader.embed(ids)
-                drift.note("object", ids[:16])
-                drift.look(state.reader)
-            relative, count = drift.measured()["object", 2]
-            assert relative is not None
-            assert low <= relative < high
-            assert count == (3 if asked == [[1, 2, 3]] else 40 * 16)
-    moments = embedded.vectors.T.astype(np.float64) @ embedded.vectors / 3
-    expected = np.linalg.norm(moments - stored) / np.linalg.norm(stored)
-    assert relative == pytest.approx(float(expected))
-
-
-def rows_of(
-    fingerprint: str,
-    vector: list[float],
-    during: Callable[[], object] = lambda: None,
-    version: int = 1,
-) -> Any:
-    """Rows of a vector in a lineage without moments, which may be restored from a copy; `during`
-    is called while they are read."""
-
-    def own_rows(ids: pa.Array, *_: Any) -> Any:
-        during()
-        return ids, np.tile(np.array(vector, dtype=np.float32), (len(ids), 1))
-
-    manifest = SimpleNamespace(fingerprint=fingerprint)
-    lineage = SimpleNamespace(manifest=lambda _: manifest, moments=lambda _: {})
-    store = SimpleNamespace(as_ids=pa.array, filled=lambda: {version})
-    return SimpleNamespace(lineage=lineage, own_rows=own_rows, store=lambda _: store)
-
-
-def note(drift: Drift, rows: int) -> None:
-    drift.note("object", list(range(rows)))
-
-
-def test_nobody_waits_for_a_store_that_is_measured() -> None:
-    drift, seen = Drift(), list[Any]()
-    note(drift, 3)
-    with ThreadPoolExecutor(1) as pool:
-        reading = lambda: seen.append(pool.submit(drift.measured).result(30))  # noqa: E731
-        drift.look(rows_of("a", [1.0, 2.0], reading))
-    assert seen == [{}]
-    assert drift.measured() == {("object", 1): (None, 3)}
-
-
-def test_another_version_under_the_same_number_is_measured_anew() -> None:
-    drift = Drift()
-    note(drift, 3)
-    drift.look(rows_of("a", [1.0, 2.0]))
-    note(drift, 1)
-    other = rows_of("b", [1.0, 2.0, 3.0])
-    drift.look(other)
-    assert drift.measured() == {("object", 1): (None, 1)}
-
-
-def test_each_version_is_shown_until_nothing_of_it_was_served_for_an_hour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drift, now = Drift(), 100.0
-    monkeypatch.setattr("evergram.serving.metrics.time.monotonic", lambda: now)
-    for version, rows in ((2, 1), (1, 5)):
-        note(drift, rows)
-        drift.look(rows_of("a", [1.0, 2.0], version=version))
-        now += 3000
-    assert drift.measured() == {("object", 1): (None, 5)}
-    now -= 3000
-    assert drift.measured() == {("object", 1): (None, 5), ("object", 2): (None, 1)}
-
-
-def test_metrics_and_dashboard_show_requests_rows_errors_latency_and_drift(fresh: Running) -> None:
+def test_metrics_and_dashboard_show_requests_rows_errors_and_latency(fresh: Running) -> None:
     for _ in range(3):
         fresh.post("/v1/embeddings", {"input": [1, 2], "model": "line@v0"})
     fresh.post("/v1/embeddings", {"input": [900]})
@@ -159,22 +73,13 @@ def test_metrics_and_dashboard_show_requests_rows_errors_latency_and_drift(fresh
         ("production_version", {}, 2),
     ):
         assert values[f"evergram_{name}", frozenset(labels.items())] == value
-    drift = fresh.http.app.state.handler.metrics.drift  # type: ignore[attr-defined]
-    # The service looks by itself only every so many seconds; a look of its own at this moment would
-    # take what there is to see.
-    with fresh.service.entered() as state:
-        drift.look(state.reader)
-    until(drift.measured)
     dashboard = fresh.get("/v1/dashboard").json()
     assert dashboard["production"] == 2
     live = dashboard["live"]
     counted = {(t["consumer"], t["version"]): (t["requests"], t["errors"]) for t in live["traffic"]}
     assert counted == {("", 0): (3, 0), ("", None): (1, 1)}
-    assert [t["per_minute"] for t in live["traffic"]] == [1, 3]
-    assert max(rate["per_minute"] for rate in live["rates"]) > 0
     assert 0 < live["latency_ms"]["p50"] <= live["latency_ms"]["p99"]
     assert live["rows"] == {"object": {"2": 300}}
-    assert live["drift"][0]["vectors"] == 6
 
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
@@ -335,7 +240,6 @@ def lineage(films: Lineage, tmp_path: Path) -> Lineage:
 def test_facts_of_versions_are_those_of_the_lineage(films: Lineage) -> None:
     data = dashboard_data(films, [], Live())
     assert (data.lineage, data.newest, data.production) == ("films", 3, 3)
-    assert data.live.model_dump() == dict.fromkeys(Live.model_fields)
     assert [v.dim for v in data.versions] == [12, 14, 13, 15]
     for version in data.versions:
         assert version.quality == films.metrics(version.version)["metrics"]
@@ -503,7 +407,6 @@ PROBE = ProbeFacts(
 CONSUMER = ConsumerFacts(name="ads", pinned="v0", version=0, since="2026-02-01", probe=PROBE)
 LIVE = Live(
     rows={"object": {0: 3, 2: 17}},
-    drift=[DriftFacts(side="object", version=2, relative=0.5, vectors=9, limit=0.5)],
     backfill=[BackfillFacts(side="object", version=2, done=17, total=20, state="under way")],
     failed=0,
     problems=[],
@@ -521,10 +424,6 @@ def judged(**changed: dict[str, Any]) -> Health:
     return health([version, WITHDRAWN, NEWEST], [reader], 2, facts("live", LIVE))
 
 
-def drift(**facts: Any) -> dict[str, Any]:
-    return {"drift": [DriftFacts(**{"side": "object", "relative": 0.1, "limit": 0.5, **facts})]}
-
-
 def backfill(state: str) -> dict[str, Any]:
     return {"backfill": [BackfillFacts(side="object", version=2, done=1, total=9, state=state)]}
 
@@ -537,7 +436,6 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
     ({"live": {"rows": {"object": {1: 5, 2: 5}}}}, "store", "the withdrawn version 1"),
     ({"live": {"rows": {"object": {7: 5, 2: 5}}}}, "store", "the unknown version 7"),
     ({"live": {"rows": {"object": {}}}}, "store", "has no rows"),
-    ({"live": drift(relative=0.6)}, "drift", "is 0.6, and its limit is 0.5"),
     ({"live": backfill("stalled")}, "store", "stalled"),
     ({"live": backfill(UNREADABLE)}, "store", "plan again"),
     ({"live": {"failed": 1}}, "requests", "1 request failed"),
@@ -550,14 +448,6 @@ NOT_KNOWN: list[tuple[dict[str, Any], str, str]] = [
     ({"past": {"bound": None}}, "certificate", "has no certificate"),
     ({"past": {"canaries": 0}}, "certificate", "has no canaries"),
     ({"live": {"rows": None}}, "store", "could not be counted"),
-    ({"live": {"drift": None}}, "drift", "no stored row"),
-    ({"live": {"drift": [], "rows": {"object": {2: 1}}}}, "drift", "no stored row"),
-    ({"live": drift(relative=None)}, "drift", "no moments were published"),
-    ({"live": drift(relative=float("nan"))}, "drift", "no moments were published"),
-    ({"live": drift(limit=None)}, "drift", "has no limit"),
-    ({"live": {"backfill": None}}, "store", "backfill"),
-    ({"live": {"failed": None}}, "requests", "requests fail"),
-    ({"live": {"problems": None}}, "requests", "load what changed"),
 ]
 
 
@@ -580,7 +470,7 @@ def test_all_is_well_where_all_was_measured_and_holds() -> None:
     # Who reads the newest version loses nothing, with or without a probe.
     assert judged(consumer={"version": 2, "probe": None}).state == "well"
     # The broken come first.
-    found = judged(live={"failed": 2, "drift": None}, consumer={"probe": None})
+    found = judged(live={"failed": 2, "rows": None}, consumer={"probe": None})
     assert found.state == "not well"
     assert [r.kind for r in found.reasons] == ["broken", "not known", "not known"]
 
@@ -654,56 +544,15 @@ def test_a_backfill_is_shown_as_it_goes(tmp_path: Path) -> None:
             assert (facts["per_minute"] is not None) == (state in ("paused", "applied"))
 
 
-def test_the_services_own_filling_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lineage = lineage_of(tmp_path / "line", versions=1)
-    written, go = threading.Event(), threading.Event()
-    load = SnapshotStore.load
-
-    def slowly(self: SnapshotStore, space: Any, blocks: Any) -> int:
-        rows = list(blocks)
-        written.set()
-        assert go.wait(60)
-        return load(self, space, rows)
-
-    with http_of(lineage.path, settings=ServiceSettings(poll=0.05)) as http:
-        monkeypatch.setattr(SnapshotStore, "load", slowly)
-        publish_next_version(lineage, 1)
-        assert written.wait(60)
-        expected = {
-            "side": "object", "version": 1, "done": 300, "total": 300, "state": "being filled",
-        }  # fmt: skip
-        (facts,) = shown(http)
-        assert expected.items() <= facts.items()
-        go.set()
-        until(lambda: http.get("/readyz").json()["version"] == 1)
-        assert shown(http) == []
-
-
-def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_count_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("evergram.serving.dashboard.monotonic", lambda: now)
-    latest = TrafficLog()
+    log = TrafficLog()
     reader: Any = type("Reader", (), {"sides": (), "lineage": type("L", (), {"path": Path("/no")})})
-
-    def rates() -> list[tuple[float, float]]:
-        rates = latest.live(reader, Metrics(), {}).rates
-        assert rates is not None
-        return [(rate.ago, rate.per_minute) for rate in rates]
-
-    for seconds, requests in ((0.5, 3), (4.0, 2), (12.0, 4)):
-        now = 1000.0 + seconds
-        for _ in range(requests):
-            latest.answered("", 0, 200, 0.001)
-    # 5 in 5 s, none in 5 s, 4 in the 2 s that the last step has lasted.
-    assert rates() == [(7.0, 60.0), (2.0, 0.0), (0.0, 120.0)]
-    now = 1000.0 + 10_000
-    latest.answered("", 0, 200, 0.001)
-    traffic = latest.live(reader, Metrics(), {}).traffic
-    assert traffic is not None
-    # The step has just begun: of the last minute 55 seconds are counted.
-    assert traffic[0].per_minute == pytest.approx(60 / 55)
-    # Ten minutes of them, and no more is remembered.
-    assert len(rates()) == 120
-    assert rates()[-1] == (0.0, 60.0)
-    assert sum(rate for _, rate in rates()[:-1]) == 0
-    assert len(latest._steps) == 1
+    for status in (200, 404, 503):
+        log.answered("", 0, status, 0.001)
+    live = log.live(reader, ["The store does not answer."])
+    assert live.traffic == [Traffic(consumer="", version=0, requests=3, errors=2)]
+    assert (live.failed, live.problems) == (1, ["The store does not answer."])
+    now += 601
+    assert log.live(reader, []).failed == 0

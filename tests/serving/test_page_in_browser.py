@@ -21,11 +21,9 @@ from evergram.serving.dashboard import (
     BackfillFacts,
     ConsumerFacts,
     DashboardData,
-    DriftFacts,
     Health,
     Live,
     ProbeFacts,
-    Rate,
     StepFacts,
     Traffic,
     dashboard_data,
@@ -48,12 +46,10 @@ FILLED = BackfillFacts(
 LIVE = Live(
     started="2026-11-21T08:00:00+00:00",
     traffic=[
-        Traffic(consumer="ads", version=0, requests=1200, errors=0, per_minute=90.0),
+        Traffic(consumer="ads", version=0, requests=1200, errors=0),
         Traffic(consumer="", version=None, requests=345, errors=7),
     ],
-    rates=[Rate(ago=5.0, per_minute=12.0), Rate(ago=0.0, per_minute=24.0)],
     latency_ms={"p50": 2.25, "p99": 9.5},
-    drift=[DriftFacts(side="object", version=3, relative=0.25, vectors=5000, limit=0.1)],
     rows={"object": {2: 11, 3: 20}},
     backfill=[FILLED],
 )
@@ -171,10 +167,9 @@ def test_it_shows_what_the_service_says(
     assert feed[:2] == ["feed", "stable (v3)"]
     tables = {
         "traffic": [
-            ["ads", "v0", "1,200", "0", "90.0"],
-            ["(no token)", "not known", "345", "▲ 7", "not known"],
+            ["ads", "v0", "1,200", "0"],
+            ["(no token)", "not known", "345", "▲ 7"],
         ],
-        "drift": [["object", "v3", "0.250", "0.100", "5,000", "▲ past the limit"]],
         "rows": [["object", "v2", "11"], ["object", "v3", "20"]],
         "backfill": [["object", "v3", "under way", "9 of 20 (45 %)", "600", "1 s"]],
     }
@@ -211,8 +206,12 @@ def test_one_version_and_nobody_and_retired_withdrawn_and_labelled(
         ("consumers", "Nobody is pinned"),
     ):
         assert words in text(browser, f"#{part}")
-    for name in ("traffic", "drift", "rows", "backfill"):
-        assert rows(browser, name) == [["Not known."]]
+    for name, words in (
+        ("traffic", "Nobody has asked for anything yet."),
+        ("rows", "Not known."),
+        ("backfill", "None is under way."),
+    ):
+        assert rows(browser, name) == [[words]]
     changes: list[dict[str, Any]] = [
         {"retired": True, "past": None},
         {"labels": ["stable"]},
@@ -260,7 +259,6 @@ def test_names_are_shown_as_text(browser: Browser, service: Service, data: Dashb
     live = Live(
         started=evil,
         traffic=[Traffic(consumer=evil, version=0, requests=1, errors=0)],
-        drift=[DriftFacts(side=evil, relative=0.1)],
         rows={evil: {0: 1}},
         backfill=[BackfillFacts(side=evil, version=0, done=0, total=1, state=evil)],
     )

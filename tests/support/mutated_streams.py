@@ -25,7 +25,6 @@ from evergram.serving import vector_routes
 from evergram.serving.access import Access
 from evergram.serving.answers import Call
 from evergram.serving.errors import error_response
-from evergram.serving.metrics import Drift
 from evergram.serving.service import ServedState
 from evergram.serving.settings import ServiceSettings
 
@@ -113,7 +112,7 @@ def mutated(draw: random.Random, known: list[bytes]) -> bytes:
 
 
 def call_of(state: ServedState, body: bytes) -> Call:
-    return Call(state, Access(""), SETTINGS, Drift(), body, True, True, None)
+    return Call(state, Access(""), SETTINGS, body, True, True, None)
 
 
 def main(folder: Path, count: int, seed: int) -> None:

@@ -17,7 +17,6 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import Manifest
 from evergram.serving.access import Access
 from evergram.serving.errors import RefusedError
-from evergram.serving.metrics import Drift
 from evergram.serving.service import ServedState
 from evergram.serving.settings import ServiceSettings
 
@@ -35,7 +34,6 @@ class Call:
     state: ServedState
     access: Access
     settings: ServiceSettings
-    drift: Drift
     body: bytes
     arrow_in: bool
     arrow_out: bool

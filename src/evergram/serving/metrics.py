@@ -1,33 +1,16 @@
-"""Counters and gauges of a service, for Prometheus; drift, the second moments of served vectors
-against those of the stored ones; and whether spans of requests are sent to a collector, by OTLP
-over HTTP as the OTEL_* variables say.
-
-No request waits for a measurement: some ids are noted when they are served, and looked up again
-between requests, at the version that they are stored at.
-"""
+"""Counters and gauges of a service, for Prometheus; and whether spans of requests are sent to a
+collector, by OTLP over HTTP as the OTEL_* variables say."""
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from evergram.errors import EvergramError
-from evergram.retrieval.reader import Reader
-from evergram.stores.store import Floats
 from evergram.tracing import trace_with, tracer
 
 log: logging.Logger = logging.getLogger("evergram.serving")
@@ -37,104 +20,6 @@ MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-Matrix = npt.NDArray[np.float64]
-
-# Ids of one side that are measured at once.
-PER_LOOK = 512
-# Vectors after which the weight of a sample has fallen to 1/e.
-MEMORY = 50_000
-# Seconds after the last served row of a version, such as a canary's or of one that was rolled back,
-# until its drift is no longer shown.
-SHOWN_SECONDS = 3600.0
-
-
-@dataclass
-class _RunningMoments:
-    """Running E[z zᵀ] of the served vectors of one side and version; `stored` is E[z zᵀ]
-    at publication, None where none was written."""
-
-    fingerprint: str
-    count: int
-    second: Matrix
-    stored: Matrix | None
-    last: float = 0.0
-
-    def add(self, vectors: Floats) -> None:
-        wide = vectors.astype(np.float64)
-        self.last = time.monotonic()
-        self.count += len(wide)
-        share = len(wide) / min(self.count, MEMORY)
-        self.second += share * (wide.T @ wide / len(wide) - self.second)
-
-    @property
-    def relative(self) -> float | None:
-        """‖served − stored‖ / ‖stored‖ of the second moments, Frobenius."""
-        if self.stored is None or not self.count:
-            return None
-        length = float(np.linalg.norm(self.stored))
-        return float(np.linalg.norm(self.second - self.stored)) / length if length else None
-
-
-class Drift:
-    """Drift of each side, at each version that served rows are stored at, for any thread."""
-
-    def __init__(self) -> None:
-        self._served: deque[tuple[str, list[int | str]]] = deque(maxlen=128)
-        self._moments: dict[tuple[str, int], _RunningMoments] = {}
-        self._lock = threading.Lock()
-
-    def note(self, side: str, ids: list[int | str]) -> None:
-        """Remember some ids that a request was served."""
-        self._served.append((side, ids))
-
-    def look(self, reader: Reader) -> None:
-        """Measure what was noted since the last look; rows that cannot be read are left out."""
-        served: dict[str, list[int | str]] = {}
-        for _ in range(len(self._served)):
-            side, some = self._served.popleft()
-            served.setdefault(side, []).extend(some)
-        for side, all_ids in served.items():
-            with suppress(EvergramError, pa.ArrowException):
-                store = reader.store(side)
-                ids = store.as_ids(all_ids[:PER_LOOK])
-                for version in store.filled():
-                    own, vectors = reader.own_rows(ids, version, side)
-                    rows = pc.index_in(ids, value_set=own).drop_null().to_numpy()
-                    fingerprint = reader.lineage.manifest(version).fingerprint
-                    self._add(reader, side, version, fingerprint, vectors[rows])
-
-    def measured(self) -> dict[tuple[str, int], tuple[float | None, int]]:
-        """Return, by side and version, the relative distance and the number of vectors."""
-        since = time.monotonic() - SHOWN_SECONDS
-        with self._lock:
-            return {
-                key: (moments.relative, moments.count)
-                for key, moments in sorted(self._moments.items())
-                if moments.last >= since
-            }
-
-    def _add(
-        self, reader: Reader, side: str, version: int, fingerprint: str, vectors: Floats
-    ) -> None:
-        if not len(vectors):
-            return
-        key = side, version
-        with self._lock:
-            moments = self._moments.get(key)
-        # A lineage restored from a copy may have published another version under the number.
-        if moments is None or moments.fingerprint != fingerprint:
-            try:
-                published = reader.lineage.moments(version).get(side)
-            except EvergramError:
-                published = None
-            dim = vectors.shape[1]
-            stored = None if published is None else published[2].numpy()
-            moments = _RunningMoments(fingerprint, 0, np.zeros((dim, dim)), stored)
-        with self._lock:
-            moments.add(vectors)
-            self._moments[key] = moments
-
-
 class Metrics:
     """The metrics of one service, in a registry of its own. Among several processes, every series
     has the number of its `process` as a label."""
@@ -142,7 +27,6 @@ class Metrics:
     def __init__(self, process: int | None = None) -> None:
         self._process = process
         self.registry: CollectorRegistry = CollectorRegistry()
-        self.drift: Drift = Drift()
 
         def counter(name: str, described: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(f"evergram_{name}", described, labels, registry=self.registry)
@@ -183,10 +67,6 @@ class Metrics:
         self.connections: Gauge = gauge("connections", "Open connections.")
         taken = "Bytes taken of the budget for bodies of requests."
         self.buffered: Gauge = gauge("buffered_bytes", taken)
-        moved = "Distance of the second moments of served vectors from the stored ones, relative."
-        self._distance = gauge("drift_relative", moved, ("side", "version"))
-        measured = "Served vectors that the distance is measured on."
-        self._measured = gauge("drift_vectors", measured, ("side", "version"))
         # Looking up the counter of some labels takes longer than incrementing it.
         self._requests = lru_cache(4096)(requests.labels)
         self._seconds = lru_cache(64)(seconds.labels)
@@ -210,13 +90,7 @@ class Metrics:
             self._rows(str(version), str(source)).inc(rows)
 
     def page(self) -> bytes:
-        """Return the page that Prometheus reads, with drift as it is now."""
-        self._distance.clear()
-        self._measured.clear()
-        for (side, version), (relative, count) in self.drift.measured().items():
-            self._measured.labels(side, str(version)).set(count)
-            if relative is not None:
-                self._distance.labels(side, str(version)).set(relative)
+        """Return the page that Prometheus reads."""
         named = self.registry if self._process is None else _OfProcess(self.registry, self._process)
         page: bytes = generate_latest(named)
         return page

@@ -118,8 +118,6 @@ T = TypeVar("T")
 
 # Seconds that a request for an unknown version waits for the service to load it.
 PATIENCE = 2.0
-# Seconds between two measurements of drift.
-DRIFT_EVERY = 10.0
 
 
 class Workers:
@@ -174,7 +172,6 @@ class Refresher:
 
     def __init__(self, service: Service, settings: ServiceSettings, metrics: Metrics) -> None:
         self.service, self.settings, self.metrics = service, settings, metrics
-        self._next_drift = 0.0
         # Loading a new version may take long; its own thread keeps it apart from requests.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
         self._refresh: Future[bool] | None = None
@@ -196,7 +193,7 @@ class Refresher:
         return self.service.shared is not before
 
     async def watch(self) -> None:
-        """Refresh the service and measure drift, again and again, until cancelled."""
+        """Refresh the service again and again, until cancelled."""
         loop = asyncio.get_running_loop()
         pause = max(self.settings.poll, self.service.least_poll)
         while True:
@@ -214,11 +211,6 @@ class Refresher:
         if self.service.refresh():
             self.metrics.reloads.inc()
         self.service.check_stores()
-        # Less often: it keeps the interpreter from requests for some milliseconds.
-        if time.monotonic() >= self._next_drift:
-            self._next_drift = time.monotonic() + DRIFT_EVERY
-            with self.service.entered() as state:
-                self.metrics.drift.look(state.reader)
 
     def close(self) -> None:
         """Wait for the refresh under way; none that waits is begun."""
@@ -347,7 +339,7 @@ class RequestHandler:
         state, access = self._enter(asked)
         headers = asked.request.headers
         call = Call(
-            *(state, access, self.settings, self.metrics.drift, body.content, arrow_in),
+            *(state, access, self.settings, body.content, arrow_in),
             arrow_out=ARROW in headers.get("accept", ""),
             fingerprint=headers.get("x-evergram-fingerprint"),
             may_wait=may_wait,
@@ -377,8 +369,7 @@ class RequestHandler:
     def dashboard(self, state: ServedState, access: Access) -> DashboardData:
         """Return the dashboard's data, to the administrator: it names consumers."""
         access.require_admin("The dashboard")
-        live = self.traffic.live(state.reader, self.metrics, self.service.filling)
-        live = live.model_copy(update={"problems": self.service.problems})
+        live = self.traffic.live(state.reader, self.service.problems)
         facts = state.shared.published_facts
         return dashboard_data(state.reader.lineage, list(state.consumers.list()), live, facts)
 

@@ -159,8 +159,6 @@ class Service:
         self._reads_ahead = stores is None and open_reader is None
         # Seconds between two looks, at least.
         self.least_poll: float = REMOTE_POLL if remote else 0.0
-        # While stores are filled: side to the version, the rows written and the rows in all.
-        self.filling: dict[str, tuple[int, int, int]] = {}
         self._refreshing = threading.Lock()
         self._reading_consumers, self._switching = threading.Lock(), threading.Lock()
         # Stamps before content: what changes in between is loaded at the next look.
@@ -177,14 +175,7 @@ class Service:
 
     def _read(self) -> Reader:
         """Open the lineage as it is on disk with its stores, filling them if need be."""
-
-        def progress(side: str, version: int, done: int, total: int) -> None:
-            self.filling[side] = version, done, total
-
-        try:
-            return Reader.open(self._place, self._stores, progress, sidecars=self._sidecars)
-        finally:
-            self.filling.clear()
+        return Reader.open(self._place, self._stores, sidecars=self._sidecars)
 
     def _read_stamps(self) -> tuple[FileStamp, FileStamp]:
         of_lineage, of_consumers = self._watch.stamps()

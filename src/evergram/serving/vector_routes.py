@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,8 +54,6 @@ from evergram.tracing import span
 Sources = npt.NDArray[np.int64]
 R = TypeVar("R")
 QUERY, CANDIDATE = "query", "candidate"
-# Ids of one request that drift is measured on.
-MEASURED = 16
 # Features of the objects, and candidates of the queries, that a full request may have on average.
 FEATURES = MET = 32
 # Ids that an error names, at most.
@@ -86,10 +83,6 @@ def embeddings(call: Call) -> Answer:
         if options.missing == "error" and (sources < 0).any():
             missing = [inputs[row] for row in np.flatnonzero(sources < 0).tolist()]
             raise missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
-        some = range(len(ids))
-        if len(ids) > MEASURED:
-            some = random.sample(some, MEASURED)
-        call.drift.note(side, ids.take(pa.array(some, pa.int64())).drop_null().to_pylist())
     # After the backward transform: the coordinates that are kept are the version's own first ones.
     vectors = vectors if dims is None else cut(vectors, dims)
     encoding = options.encoding_format

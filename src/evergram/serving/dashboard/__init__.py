@@ -32,18 +32,13 @@ from evergram.lineage.diagnosis import (
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import UNREADABLE, backfill_progress
 from evergram.retrieval.reader import Reader
-from evergram.serving.metrics import Metrics
 
 # Digits of a fingerprint that are shown.
 DIGITS = 12
-# Times of requests that each step remembers, and the seconds that latency and traffic look back.
-REMEMBERED, RECENT = 2_000, 60.0
-# Seconds of one rate, and seconds that all rates together look back.
-STEP, WINDOW = 5.0, 600.0
+# Requests of which the times are remembered, and seconds for which a failure counts.
+REMEMBERED, WINDOW = 2_000, 600.0
 # Seconds for which a count of a store's rows is kept: some stores look at each row to count them.
 COUNTED_FOR = 5.0
-# Relative distance past which served vectors are no longer like the stored ones.
-DRIFT_LIMIT = 0.5
 
 
 def _finite(value: Any) -> Any:
@@ -154,19 +149,18 @@ class ConsumerFacts(_Facts):
 
 class Traffic(_Facts):
     """Requests of one consumer ("" without a token) to one version, since the service started;
-    `errors` were refused or failed, and `per_minute` is the rate of the last minute."""
+    `errors` were refused or failed."""
 
     consumer: str
     version: int | None
     requests: int
     errors: int
-    per_minute: float | None = None
 
 
 class BackfillFacts(_Facts):
     """Progress of bringing the rows of a store's side to a version: its `state` is that of
-    `BackfillProgress`, or "being filled" of the service's own snapshots; rows `per_minute` in the
-    last run, seconds `left` at that rate while it runs, and seconds `idle` since the last row."""
+    `BackfillProgress`; rows `per_minute` in the last run, seconds `left` at that rate while it
+    runs, and seconds `idle` since the last row."""
 
     side: str
     version: int
@@ -178,38 +172,18 @@ class BackfillFacts(_Facts):
     idle: float | None = None
 
 
-class DriftFacts(_Facts):
-    """Relative distance of the second moments of so many served vectors from those of the stored
-    ones of a version, 0 where both are the same; past `limit` it is marked."""
-
-    side: str
-    version: int | None = None
-    relative: Finite
-    vectors: int | None = None
-    limit: float | None = None
-
-
-class Rate(_Facts):
-    """Requests a minute over the few seconds that ended `ago` seconds ago."""
-
-    ago: float
-    per_minute: float
-
-
 class Live(_Facts):
-    """Facts of the running service: the rates of the last ten minutes, oldest first, and how many
-    requests of these it failed to answer; `problems` are sentences on what it could not load or
-    reach; `latency_ms` has "p50" and "p99"; `rows` are those of each side, by version."""
+    """Facts of the running service: how many requests it `failed` to answer in the last ten
+    minutes; `problems` are sentences on what it could not load or reach; `latency_ms` has "p50" and
+    "p99" of the last requests; `rows` are those of each side, by version."""
 
     started: str | None = None
-    traffic: list[Traffic] | None = None
-    rates: list[Rate] | None = None
-    failed: int | None = None
-    problems: list[str] | None = None
+    traffic: list[Traffic] = []
+    failed: int = 0
+    problems: list[str] = []
     latency_ms: dict[str, float] | None = None
-    drift: list[DriftFacts] | None = None
     rows: dict[str, dict[int, int]] | None = None
-    backfill: list[BackfillFacts] | None = None
+    backfill: list[BackfillFacts] = []
 
 
 class Reason(_Facts):
@@ -428,7 +402,6 @@ def health(
         *(_broken("versions", sentence) for sentence in contradictions),
         *_certificates(versions),
         *_rows(versions, live),
-        *_drift(live),
         *_backfills(live),
         *_requests(live),
     ]
@@ -502,30 +475,8 @@ def _rows(versions: Sequence[VersionFacts], live: Live) -> Iterator[Reason]:
                 yield _broken("store", sentence)
 
 
-def _drift(live: Live) -> Iterator[Reason]:
-    drift = live.drift or []
-    # A side that is served and was never measured is not known, and neither is no side at all.
-    unmeasured = sorted({*(live.rows or {})} - {facts.side for facts in drift})
-    if not drift and not unmeasured:
-        yield _unknown("drift", "Drift is not measured.")
-    for side in unmeasured:
-        yield _unknown("drift", f"Drift of side {side} is not measured: no stored row was served.")
-    for facts in drift:
-        version = "" if facts.version is None else f" at version {facts.version}"
-        what = f"Drift of side {facts.side}{version}"
-        if facts.relative is None:
-            yield _unknown("drift", f"{what} is not measured: no moments were published.")
-        elif facts.limit is None:
-            yield _unknown("drift", f"{what} has no limit.")
-        elif facts.relative > facts.limit:
-            value, limit = _value(facts.relative), _value(facts.limit)
-            yield _broken("drift", f"{what} is {value}, and its limit is {limit}.")
-
-
 def _backfills(live: Live) -> Iterator[Reason]:
-    if live.backfill is None:
-        yield _unknown("store", "Whether a backfill is under way is not known.")
-    for backfill in live.backfill or ():
+    for backfill in live.backfill:
         name = f"The backfill of side {backfill.side}"
         if backfill.state == UNREADABLE:
             yield _broken("store", f"{name} {UNREADABLE}.")
@@ -539,13 +490,9 @@ def _backfills(live: Live) -> Iterator[Reason]:
 
 
 def _requests(live: Live) -> Iterator[Reason]:
-    if live.problems is None:
-        yield _unknown("requests", "Whether the service can load what changed is not known.")
-    for problem in live.problems or ():
+    for problem in live.problems:
         yield _broken("requests", problem)
-    if live.failed is None:
-        yield _unknown("requests", "Whether requests fail is not known.")
-    elif live.failed:
+    if live.failed:
         count = "1 request" if live.failed == 1 else f"{live.failed:,} requests"
         yield _broken("requests", f"{count} failed in the last ten minutes.")
 
@@ -554,98 +501,57 @@ def _value(value: float | None) -> str:
     return "not known" if value is None else f"{value:.3g}"
 
 
-@dataclass
-class _Step:
-    """The requests of STEP seconds."""
-
-    requests: Counter[tuple[str, int | None]]
-    seconds: deque[float]
-    failed: int = 0
-
-
 class TrafficLog:
-    """Counts of all requests, and of those of the last ten minutes in steps of a few seconds."""
+    """Counts of all requests, and how long the last ones took."""
 
     def __init__(self) -> None:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._begun = monotonic()
-        # By the number of the step since then.
-        self._steps: dict[int, _Step] = {}
-        self._counted = -COUNTED_FOR
-        self._rows: dict[str, dict[int, int]] | None = None
         self._requests: Counter[tuple[str, int | None]] = Counter()
         self._errors: Counter[tuple[str, int | None]] = Counter()
+        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
+        # When requests failed.
+        self._failed: deque[float] = deque(maxlen=REMEMBERED)
+        self._counted = -COUNTED_FOR
+        self._rows: dict[str, dict[int, int]] | None = None
 
     def answered(self, consumer: str, version: int | None, status: int, seconds: float) -> None:
         """Record one request; called from the event loop alone."""
-        number = int((monotonic() - self._begun) / STEP)
-        step = self._steps.get(number)
-        if step is None:
-            kept = {n: s for n, s in self._steps.items() if n > number - WINDOW / STEP}
-            step = _Step(Counter(), deque(maxlen=REMEMBERED))
-            self._steps = {**kept, number: step}
         key = consumer, version
-        step.requests[key] += 1
-        step.seconds.append(seconds)
-        step.failed += status >= 500
         self._requests[key] += 1
         self._errors[key] += status >= 400
+        self._seconds.append(seconds)
+        if status >= 500:
+            self._failed.append(monotonic())
 
-    def live(
-        self, reader: Reader, metrics: Metrics, filling: Mapping[str, tuple[int, int, int]]
-    ) -> Live:
+    def live(self, reader: Reader, problems: list[str]) -> Live:
         """Return the facts as they are now; counts the rows of each store and reads its backfills.
 
         Args:
-            filling: side to the version that its store is being filled with, the rows written and
-                the rows in all.
+            problems: what could not be loaded or reached, a sentence each.
         """
         now = monotonic()
-        elapsed, steps = now - self._begun, self._steps
-        last = int(elapsed / STEP)
-        recent = [step for n, step in steps.items() if n > last - RECENT / STEP]
-        # Of the last step, only a part has passed.
-        seconds = RECENT - STEP + elapsed % STEP if elapsed >= RECENT else RECENT
-        rates = sum((step.requests.copy() for step in recent), Counter[tuple[str, int | None]]())
+        if now - self._counted >= COUNTED_FOR:
+            self._rows, self._counted = _counted_rows(reader), now
         traffic = [
-            Traffic(
-                consumer=key[0],
-                version=key[1],
-                requests=requests,
-                errors=self._errors[key],
-                per_minute=rates[key] * 60 / seconds,
-            )
+            Traffic(consumer=key[0], version=key[1], requests=requests, errors=self._errors[key])
             # Requests that were refused before their version was known come first.
             for key, requests in sorted(self._requests.copy().items(), key=_order)
         ]
-        times = [one for step in recent for one in step.seconds.copy()]
+        times = list(self._seconds.copy())
         latency = {
             name: float(np.percentile(times, share)) * 1000
             for name, share in (("p50", 50), ("p99", 99))
             if times
         }
-        drift = [
-            DriftFacts(
-                side=side, version=version, relative=relative, vectors=count, limit=DRIFT_LIMIT
-            )
-            for (side, version), (relative, count) in metrics.drift.measured().items()
-        ]
-        failed = sum(step.failed for n, step in steps.items() if n > last - WINDOW / STEP)
         return Live(
             started=self._started,
             traffic=traffic,
-            rates=_rates(steps, elapsed),
-            failed=failed,
+            failed=sum(when > now - WINDOW for when in self._failed.copy()),
+            problems=problems,
             latency_ms=latency or None,
-            drift=drift or None,
-            rows=self._rows_of(reader, now),
-            backfill=_backfill_facts(reader, filling),
+            rows=self._rows,
+            backfill=_backfill_facts(reader),
         )
-
-    def _rows_of(self, reader: Reader, now: float) -> dict[str, dict[int, int]] | None:
-        if now - self._counted >= COUNTED_FOR:
-            self._rows, self._counted = _counted_rows(reader), now
-        return self._rows
 
 
 def _order(item: tuple[tuple[str, int | None], int]) -> tuple[str, int]:
@@ -653,26 +559,9 @@ def _order(item: tuple[tuple[str, int | None], int]) -> tuple[str, int]:
     return consumer, -1 if version is None else version
 
 
-def _rates(steps: Mapping[int, _Step], elapsed: float) -> list[Rate]:
-    """Return the rate of each step, oldest first; the last step is under way."""
-    last, rates = int(elapsed / STEP), []
-    for n in range(max(0, last - int(WINDOW / STEP) + 1), last + 1):
-        seconds = STEP if n < last else max(elapsed - n * STEP, 1.0)
-        ago = max(0.0, elapsed - (n + 1) * STEP)
-        count = steps[n].requests.total() if n in steps else 0
-        rates.append(Rate(ago=round(ago, 3), per_minute=count / seconds * 60))
-    return rates
-
-
-def _backfill_facts(
-    reader: Reader, filling: Mapping[str, tuple[int, int, int]]
-) -> list[BackfillFacts]:
-    own = [
-        BackfillFacts(side=side, version=version, done=done, total=total, state="being filled")
-        for side, (version, done, total) in sorted(dict(filling).items())
-    ]
+def _backfill_facts(reader: Reader) -> list[BackfillFacts]:
     shown = BackfillFacts.model_fields.keys() - {"per_minute"}
-    return own + [
+    return [
         BackfillFacts(
             per_minute=None if backfill.rate is None else backfill.rate * 60,
             **{name: getattr(backfill, name) for name in shown},

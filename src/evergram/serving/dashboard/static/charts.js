@@ -1,4 +1,4 @@
-// Three charts: quality, alignment error, request rates. Each mark has a shape of its own.
+// Two charts: quality, and alignment error. Each mark has a shape of its own.
 
 import { html, number, picture, svg } from "./elements.js";
 
@@ -156,31 +156,4 @@ export function drawErrors(node, versions, newest) {
       ["bar", "bound", "bound"],
     ], false),
   );
-}
-
-// points: [seconds before now, requests per minute], oldest first.
-export function drawRates(node, points) {
-  if (!points?.length) {
-    nothing(node, "Requests are not known: the service did not say.");
-    return;
-  }
-  // A line has two ends.
-  if (points.length === 1) points = [[points[0][0] + 1, points[0][1]], points[0]];
-  const width = node.clientWidth;
-  const span = Math.max(60, points[0][0]);
-  const top = Math.max(1, ...points.map(([, rate]) => rate));
-  const { y, parts } = frame(width, top, [""]);
-  const inner = width - MARGIN.left - MARGIN.right;
-  const x = (seconds) => MARGIN.left + inner * (1 - seconds / span);
-  const path = line(points.map(([, rate]) => rate), (i) => x(points[i][0]), y);
-  const base = y(0);
-  parts.push(
-    svg("path", { d: `${path} L${x(points.at(-1)[0])} ${base} L${x(points[0][0])} ${base} z`, class: "area" }),
-    svg("path", { d: path, class: "line model" }),
-    svg("text", { x: MARGIN.left, y: HEIGHT - 12, class: "tick" },
-      span > 60 ? `${Math.round(span / 60)} min ago` : "1 min ago"),
-    svg("text", { x: width - MARGIN.right, y: HEIGHT - 12, "text-anchor": "end", class: "tick" }, "now"));
-  node.replaceChildren(picture(width, HEIGHT, "Requests per minute",
-    `Now ${number(points.at(-1)[1])}, at most ${number(Math.max(...points.map(([, r]) => r)))} ` +
-    `in the last ${Math.ceil(points[0][0])} seconds.`, ...parts));
 }

@@ -1,8 +1,8 @@
 // Asks for the data every few seconds while the page is looked at, and draws what has changed.
 
 import { drawChain } from "./chain.js";
-import { drawErrors, drawQuality, drawRates } from "./charts.js";
-import { at, count, date, html, number, table, time } from "./elements.js";
+import { drawErrors, drawQuality } from "./charts.js";
+import { at, date, html, time } from "./elements.js";
 import { drawHealth, drawStale } from "./health.js";
 import {
   drawAlignment, drawConsumers, drawFacts, drawQualities, drawStore, drawTraffic, drawVersions,
@@ -18,12 +18,6 @@ let drawn = ""; // the lineage's part of the data as it was last drawn
 let timer = null;
 let asking = false;
 let given = false; // whether the person has just given the token that is tried now
-
-// Requests a minute of all consumers together, in the last minute.
-function lastMinute() {
-  const told = data.live.traffic?.map((t) => t.per_minute) ?? [null];
-  return told.includes(null) ? null : told.reduce((sum, rate) => sum + rate, 0);
-}
 
 function metrics() {
   const found = new Set(data.versions.flatMap((v) => Object.keys(v.quality.model ?? {})));
@@ -51,14 +45,6 @@ function drawPictures() {
   drawErrors(at("errors"), data.versions, data.newest);
 }
 
-function drawRate() {
-  const points = data.live.rates?.map((rate) => [rate.ago, rate.per_minute]) ?? null;
-  drawRates(at("rates"), points);
-  table(at("rate-table"), "Requests a minute, latest first", ["seconds ago", "requests a minute"],
-    (points ?? []).toReversed().map(([ago, rate]) => [count(Math.round(ago)), number(rate)]),
-    { numeric: [0, 1], empty: "Not known." });
-}
-
 function draw() {
   const { live, at: when, ...lasting } = data;
   at("enter").hidden = true;
@@ -77,8 +63,7 @@ function draw() {
     drawn = fingerprint;
   }
   drawHealth(data.health);
-  drawFacts(data, lastMinute());
-  drawRate();
+  drawFacts(data);
   drawTraffic(live);
   drawStore(live);
 }
@@ -172,7 +157,6 @@ new ResizeObserver(() => {
   if (!data || width === at("main").clientWidth) return;
   width = at("main").clientWidth;
   drawPictures();
-  drawRate();
 }).observe(at("main"));
 
 refresh();

@@ -5,7 +5,7 @@ import { UNKNOWN, at, count, date, html, lasting, number, plural, table } from "
 
 const version = (n) => (n === null ? UNKNOWN : `v${n}`);
 
-export function drawFacts(data, rate) {
+export function drawFacts(data) {
   const errors = data.versions.filter((v) => v.past)
     .map((v) => v.past.error ?? v.past.estimate).filter((v) => v !== null);
   const failing = data.consumers.filter(broken).length;
@@ -14,7 +14,6 @@ export function drawFacts(data, rate) {
     ["Production", `v${data.production}`, data.production === data.newest ? "the newest" : `newest is v${data.newest}`],
     ["Consumers", count(data.consumers.length), failing ? `✕ ${plural(failing, "probe fails", "probes fail")}` : "no probe fails"],
     ["Largest error", past ? (errors.length ? number(Math.max(...errors)) : UNKNOWN) : "none", past ? "of any past version, on objects that alignment never saw" : "no past version yet"],
-    ["Requests a minute", rate === null ? UNKNOWN : number(rate), "over the last minute"],
   ];
   at("facts").replaceChildren(...facts.map(([name, value, note]) =>
     html("div", {}, html("dt", {}, name), html("dd", {},
@@ -118,11 +117,11 @@ export function drawTraffic(live) {
     ? `Time to answer: ${number(latency.p50)} ms in the middle (p50), ${number(latency.p99)} ms for the slowest hundredth (p99).`
     : "Time to answer: not known.";
   table(at("traffic"), live.started ? html("span", {}, "Since the service started, ", date(live.started)) : "Since the service started",
-    ["consumer", "version", "requests", "errors", "a minute"],
-    (live.traffic ?? []).map((t) => [
+    ["consumer", "version", "requests", "errors"],
+    live.traffic.map((t) => [
       t.consumer || "(no token)", version(t.version), count(t.requests),
-      t.errors ? html("span", { class: "bad" }, `▲ ${count(t.errors)}`) : "0", number(t.per_minute),
-    ]), { numeric: [2, 3, 4], empty: live.traffic ? "Nobody has asked for anything yet." : "Not known." });
+      t.errors ? html("span", { class: "bad" }, `▲ ${count(t.errors)}`) : "0",
+    ]), { numeric: [2, 3], empty: "Nobody has asked for anything yet." });
 }
 
 function state(backfill) {
@@ -131,23 +130,16 @@ function state(backfill) {
 }
 
 export function drawStore(live) {
-  table(at("drift"), "Drift by side", ["side", "version", "relative", "limit", "vectors served", "verdict"],
-    (live.drift ?? []).map((d) => {
-      const past = d.limit !== null && d.relative !== null && d.relative > d.limit;
-      return [d.side, version(d.version), number(d.relative), d.limit === null ? "none" : number(d.limit), count(d.vectors),
-        d.relative === null ? UNKNOWN : d.limit === null ? "no limit set"
-          : past ? html("span", { class: "bad" }, "▲ past the limit") : "✓ within the limit"];
-    }), { numeric: [2, 3, 4], empty: live.drift ? "Nothing was served yet." : "Not known." });
   const rows = Object.entries(live.rows ?? {}).flatMap(([side, versions]) =>
     Object.entries(versions).map(([version, n]) => [side, `v${version}`, count(n)]));
   table(at("rows"), "Rows by side and version", ["side", "version", "rows"], rows,
     { numeric: [2], empty: live.rows ? "The store is empty." : "Not known." });
   table(at("backfill"), "Backfill", ["side", "to version", "state", "rows done", "rows a minute", "time left"],
-    (live.backfill ?? []).map((b) => [b.side, `v${b.version}`, state(b),
+    live.backfill.map((b) => [b.side, `v${b.version}`, state(b),
       `${count(b.done)} of ${count(b.total)}${b.total ? ` (${Math.floor((100 * b.done) / b.total)} %)` : ""}`,
       b.per_minute === null ? UNKNOWN : number(b.per_minute),
-      b.state === "under way" || b.state === "being filled" ? lasting(b.left) : "–"]),
-    { numeric: [3, 4, 5], empty: live.backfill ? "None is under way." : "Not known." });
+      b.state === "under way" ? lasting(b.left) : "–"]),
+    { numeric: [3, 4, 5], empty: "None is under way." });
 }
 
 export const summary = (data) =>
