@@ -130,7 +130,7 @@ def objects(lineage: Lineage) -> Iterator[Any]:
     """Yield one of each public class that somebody may hand to a worker."""
     yield lineage
     yield lineage.view(0)
-    yield arrow_function(lineage.view(0), "candidate")
+    yield arrow_function(lineage.view(0))
     yield PretrainedEncoder.of_version(lineage)
     yield lineage.chain
     yield lineage.manifest(0)

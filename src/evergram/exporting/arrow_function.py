@@ -18,7 +18,6 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.remote import local_folder
 from evergram.lineage.view import View
-from evergram.retrieval.id_lookup import IdLookup
 from evergram.vector_files.open_embeddings import FLOATS, first_not_finite, not_finite, out_of_range
 
 Batch = TypeVar("Batch", pa.RecordBatch, pa.Table)
@@ -30,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ArrowFunction:
-    """Reads vectors, or the ids of stored objects, as a past version: a batch in, a batch out.
+    """Reads vectors as a past version: a batch in, a batch out.
 
     Made by `arrow_function`. It holds a lineage's place and two version numbers, so it is a
     few hundred bytes when it is pickled; a process that applies it opens the lineage once, at its
@@ -39,20 +38,19 @@ class ArrowFunction:
     >>> import pyarrow as pa
     >>> from evergram import Lineage
     >>> from evergram.exporting import arrow_function
-    >>> as_v0 = arrow_function(Lineage.open("lineages/films").view(version=0), side="candidate")
-    >>> batch = as_v0(pa.record_batch({"id": [12, 7], "day": ["Mon", "Tue"]}))
-    >>> batch.schema.names, len(batch["vector"][0])
-    (['id', 'day', 'vector'], 4)
+    >>> view = Lineage.open("lineages/films").view(version=0)
+    >>> _, vectors = Lineage.open("lineages/films").embeddings("candidate")
+    >>> batch = pa.record_batch({"day": ["Mon", "Tue"], "vector": vectors[:2].tolist()})
+    >>> read = arrow_function(view)(batch)
+    >>> read.schema.names, len(read["vector"][0])
+    (['day', 'vector'], 4)
 
     Args:
         address: the lineage's folder or address; where the engine has several machines, one that
             all of them can open.
         version, source: j and k: vectors of version k become those of version j.
         fingerprints: of j and k. A process that opens another lineage at that address is refused.
-        side: the side whose stored embeddings the column of ids names; None reads the column of
-            vectors, which are of version k.
-        id_column, vector_column: the vectors are put into the place of `vector_column`, or beside
-            the other columns if there is none.
+        vector_column: the column of the vectors of version k, which those of version j replace.
         lists: "fixed" writes fixed-size lists, "list" lists of any length, as Spark needs them.
     """
 
@@ -60,8 +58,6 @@ class ArrowFunction:
     version: int
     source: int
     fingerprints: tuple[str, str]
-    side: str | None = None
-    id_column: str = "id"
     vector_column: str = "vector"
     lists: ListKind = "fixed"
 
@@ -72,24 +68,18 @@ class ArrowFunction:
     def __call__(self, batch: Batch) -> Batch:
         """Return a record batch or a table with the vectors of version j.
 
-        A null in the column that is read, and an id that is not stored, give a null.
+        A null gives a null.
 
         Raises: DataError: the column is missing or there twice, holds no lists of floats, or a
-            number that is not finite, as float32 or in version j; or ids are of another type.
-            ShapeError: vectors of another dim than version k's. LineageError: the lineage cannot be
-            opened, or is another than the one that this was made of.
+            number that is not finite, as float32 or in version j. ShapeError: vectors of another
+            dim than version k's. LineageError: the lineage cannot be opened, or is another than the
+            one that this was made of.
         """
-        name = self._column_read
-        self._check(batch.schema)
-        column = batch.column(name)
+        place = self._place(batch.schema)
+        column = batch.column(place)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        read = self._as_column(*self._read(column, batch))
-        field = self.field
-        if self.vector_column in batch.schema.names:
-            place = batch.schema.get_field_index(self.vector_column)
-            return batch.set_column(place, field, read)
-        return batch.append_column(field, read)
+        return batch.set_column(place, self.field, self._as_column(*self._read(column)))
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield each batch as `__call__` returns it; Spark's `mapInArrow` takes this."""
@@ -102,10 +92,7 @@ class ArrowFunction:
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema of what `__call__` makes of this schema; raises as it does."""
-        self._check(schema)
-        if self.vector_column in schema.names:
-            return schema.set(schema.get_field_index(self.vector_column), self.field)
-        return schema.append(self.field)
+        return schema.set(self._place(schema), self.field)
 
     @property
     def dim(self) -> int:
@@ -118,56 +105,40 @@ class ArrowFunction:
         kind = pa.list_(pa.float32(), self.dim) if self.lists == "fixed" else pa.list_(pa.float32())
         return pa.field(self.vector_column, kind)
 
-    @property
-    def _column_read(self) -> str:
-        return self.vector_column if self.side is None else self.id_column
+    def _place(self, schema: pa.Schema) -> int:
+        """Return the number of the column of vectors."""
+        count = schema.names.count(self.vector_column)
+        if count == 1:
+            return int(schema.get_field_index(self.vector_column))
+        raise DataError(
+            f"A batch has {count or 'no'} column{'s' * (count > 1)} {self.vector_column!r}; its "
+            f"columns are {', '.join(schema.names)}. Select one under that name, or name another "
+            "to arrow_function."
+        )
 
-    def _check(self, schema: pa.Schema) -> None:
-        name, names = self._column_read, schema.names
-        if name not in names:
-            raise DataError(
-                f"A batch has no column {name!r}; its columns are {', '.join(names)}. "
-                "Select it under that name, or name it to arrow_function."
-            )
-        for each in (name, self.vector_column):
-            if names.count(each) > 1:
-                raise DataError(
-                    f"A batch has {names.count(each)} columns {each!r}; its columns are "
-                    f"{', '.join(names)}. Give each a name of its own, or leave one out."
-                )
-
-    def _read(self, column: pa.Array, batch: Batch) -> tuple[Floats, Mask]:
-        """Return the m vectors of version j that a column names, [m, D_j], and their rows of n."""
+    def _read(self, column: pa.Array) -> tuple[Floats, Mask]:
+        """Return the m vectors of a column in version j, [m, D_j], and their rows of n."""
         applied = _applied(self)
-        if applied.lookup is None or applied.stored is None:
-            there = column.is_valid().to_numpy(zero_copy_only=False)
-            vectors = _floats_of(column, there, applied.source_dim, self.vector_column)
-        else:
-            rows = applied.lookup.rows(column)
-            there = rows >= 0
-            vectors = applied.stored[rows[there]]
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        vectors = _floats_of(column, there, applied.source_dim, self.vector_column)
         # Copied, as Arrow's memory must not be written to.
         tensor = torch.from_numpy(np.array(vectors, order="C"))
         row = first_not_finite(tensor.float())
         if row is not None:
-            raise self._error(row, f"has {not_finite(tensor[row])}", there, batch)
+            raise self._error(row, f"has {not_finite(tensor[row])}", there)
         view = applied.view
         read = applied.chain.apply(tensor, view.source, view.version).float()
         row = first_not_finite(read)
         if row is not None:
-            raise self._error(row, out_of_range(tensor[row], view.version), there, batch)
+            raise self._error(row, out_of_range(tensor[row], view.version), there)
         return read.numpy(), there
 
-    def _error(self, row: int, what: str, there: Mask, batch: Batch) -> DataError:
+    def _error(self, row: int, what: str, there: Mask) -> DataError:
         """Return the error on the vector [row] of those of the rows that are `there`."""
         place = int(np.flatnonzero(there)[row])
-        where = f"Row {place + 1} of a batch"
-        if batch.schema.names.count(self.id_column) == 1:
-            where += f" (id {batch.column(self.id_column)[place].as_py()!r})"
-        vector = "its vector" if self.side is None else f"the stored vector of side {self.side!r}"
         return DataError(
-            f"{where}: {vector} (column {self._column_read!r}) {what}; correct it or leave the row "
-            "out."
+            f"Row {place + 1} of a batch: its vector (column {self.vector_column!r}) {what}; "
+            "correct it or leave the row out."
         )
 
     def _as_column(self, read: Floats, there: Mask) -> pa.Array:
@@ -182,41 +153,28 @@ class ArrowFunction:
 
 
 def arrow_function(
-    view: View,
-    side: str | None = None,
-    *,
-    id_column: str = "id",
-    vector_column: str = "vector",
-    lists: ListKind = "fixed",
+    view: View, *, vector_column: str = "vector", lists: ListKind = "fixed"
 ) -> ArrowFunction:
     """Return a view as a function from an Arrow batch to an Arrow batch, for engines.
 
     Args:
-        side: None reads a column of vectors of version k; "query", "candidate" or "object" reads a
-            column of ids, and looks up that side's stored embeddings.
-        id_column, vector_column, lists: as for `ArrowFunction`.
-    Raises: LineageError: there is no such side, or the vectors of version k are not stored.
-        DataError: `lists` is neither "fixed" nor "list".
+        vector_column, lists: as for `ArrowFunction`.
+    Raises: DataError: `lists` is neither "fixed" nor "list".
     """
     # A worker of an engine may run in another folder.
     folder = local_folder(view.address)
     place = view.address if folder is None else str(folder.resolve())
     fingerprints = view.fingerprint, view.computed_from
-    if side is not None:
-        Lineage.open(place).stored(side, view.source)
-    columns = id_column, vector_column
-    return ArrowFunction(place, view.version, view.source, fingerprints, side, *columns, lists)
+    return ArrowFunction(place, view.version, view.source, fingerprints, vector_column, lists)
 
 
 @dataclass(frozen=True)
 class _Applied:
-    """The opened lineage's part of a function: its view, and the stored vectors it looks up."""
+    """The opened lineage's part of a function."""
 
     view: View
     chain: Chain
     source_dim: int
-    lookup: IdLookup | None
-    stored: Floats | None
 
 
 @lru_cache(maxsize=8)
@@ -230,11 +188,7 @@ def _applied(function: ArrowFunction) -> _Applied:
             f"version {function.version} or {function.source} has another fingerprint. Make the "
             "function again from the lineage that is there."
         )
-    dim = lineage.manifest(function.source).dim
-    if function.side is None:
-        return _Applied(view, lineage.chain, dim, None, None)
-    ids, vectors = lineage.embeddings(function.side, function.source)
-    return _Applied(view, lineage.chain, dim, IdLookup(ids), vectors.numpy())
+    return _Applied(view, lineage.chain, lineage.manifest(function.source).dim)
 
 
 def _floats_of(column: pa.Array, there: Mask, dim: int, name: str) -> Floats:

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from evergram.atomic_files import write_bytes, write_text
-from evergram.compatibility.transforms import ResidualMLPTransform, Transform
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, ShapeError
 from evergram.lineage.lineage import Lineage
@@ -54,9 +51,8 @@ def affine_map(view: View, name: str, about: str) -> ExportedMap:
         weight, offset = view.affine()
     except ShapeError as error:
         raise ShapeError(
-            f"{str(error).rstrip('.')}, and this format holds a matrix; choose onnx if the "
-            "transform is of kind residual_mlp, read the vectors by Evergram, or refit that "
-            "version's transform as 'linear' or 'affine'."
+            f"{str(error).rstrip('.')}, and this format holds a matrix; read the vectors by "
+            "Evergram, or refit that version's transform as 'linear' or 'affine'."
         ) from None
     arrays = [np.ascontiguousarray(t.to(torch.float32).numpy()) for t in (weight, offset)]
     return ExportedMap(name, about, *arrays)
@@ -161,24 +157,26 @@ OPSET, IR_VERSION = 13, 7
 INPUT, OUTPUT = "vectors", "vectors_as"
 
 
-def write_onnx_graph(path: Path, view: View, source_dim: int, name: str, about: str) -> None:
-    """Write a graph with the input "vectors" and the output "vectors_as", float32. Affine
-    transforms that follow each other are one node; one of kind residual_mlp is five."""
+def write_onnx_graph(path: Path, way: ExportedMap) -> None:
+    """Write a graph with the input "vectors" and the output "vectors_as", float32."""
     try:
-        from onnx import TensorProto, checker, helper
+        from onnx import TensorProto, checker, helper, numpy_helper
     except ModuleNotFoundError:
         raise DataError("A graph needs onnx: pip install 'evergram[onnx]'.") from None
 
     ends = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ("n", dim))
-        for name, dim in ((INPUT, source_dim), (OUTPUT, view.dim))
+        for name, dim in ((INPUT, way.source_dim), (OUTPUT, way.dim))
     ]
-    nodes, weights = _nodes(view.steps())
-    graph = helper.make_graph(nodes, name, ends[:1], ends[1:], weights)
+    tensors = [
+        numpy_helper.from_array(way.weight, "weight"),
+        numpy_helper.from_array(way.offset, "offset"),
+    ]
+    node = helper.make_node("Gemm", [INPUT, "weight", "offset"], [OUTPUT], transB=1)
     model = helper.make_model(
-        graph,
+        helper.make_graph([node], way.name, ends[:1], ends[1:], tensors),
         producer_name="evergram",
-        doc_string=about,
+        doc_string=way.about,
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)],
     )
@@ -186,50 +184,13 @@ def write_onnx_graph(path: Path, view: View, source_dim: int, name: str, about: 
     write_bytes(path, model.SerializeToString())
 
 
-def _nodes(steps: Sequence[tuple[Tensor, Tensor] | Transform]) -> tuple[list[Any], list[Any]]:
-    """Return the nodes of all steps and their tensors; the last node's output is the graph's."""
-    from onnx import helper, numpy_helper
-
-    nodes: list[Any] = []
-    tensors: list[Any] = []
-
-    def product(source: str, name: str, *parts: Tensor) -> str:
-        """Add W z, or W z + b."""
-        keys = [f"{name}_{part}" for part, _ in zip(("weight", "offset"), parts, strict=False)]
-        for key, part in zip(keys, parts, strict=True):
-            array = part.detach().cpu().float().contiguous().numpy()
-            tensors.append(numpy_helper.from_array(array, key))
-        nodes.append(helper.make_node("Gemm", [source, *keys], [name], transB=1))
-        return name
-
-    last = INPUT
-    for number, step in enumerate(steps, 1):
-        name = OUTPUT if number == len(steps) else f"step_{number}"
-        if isinstance(step, tuple):
-            last = product(last, name, *step)
-            continue
-        if not isinstance(step, ResidualMLPTransform):
-            raise ShapeError(
-                f"A transform on the way is of kind {step.kind}, and an ONNX graph holds affine "
-                "ones and residual_mlp; read the vectors by Evergram, or refit that version's "
-                "transform as one of these."
-            )
-        straight = product(last, f"{name}_straight", step.weight)
-        hidden = product(last, f"{name}_inner", step.inner.weight, step.inner.bias)
-        nodes.append(helper.make_node("Relu", [hidden], [f"{name}_relu"]))
-        bent = product(f"{name}_relu", f"{name}_outer", step.outer.weight, step.outer.bias)
-        nodes.append(helper.make_node("Add", [straight, bent], [name]))
-        last = name
-    return nodes, tensors
-
-
 MATRIX_FILES: dict[str, Callable[[Path, ExportedMap], None]] = {
+    "onnx": write_onnx_graph,
     "pgvector": write_pgvector_function,
     "duckdb": write_duckdb_macro,
 }
 FOLDER = "sentence-transformers"
-GRAPH = "onnx"
-FORMATS = (GRAPH, *MATRIX_FILES, FOLDER)
+FORMATS = (*MATRIX_FILES, FOLDER)
 
 
 @dataclass(frozen=True)
@@ -264,7 +225,7 @@ def export_transform(
         overwrite: whether to write over a file that is there.
     Raises: DataError: another format, a file or folder that is there, or a version without an
         encoder that the format can hold; or the format's library is not installed. ShapeError: the
-        way is not affine (of "onnx": nor of kind residual_mlp). LineageError.
+        way is not affine. LineageError.
     """
     if form not in FORMATS:
         raise DataError(
@@ -281,14 +242,12 @@ def export_transform(
             f"{path} is there already and is not written over; give another name, or remove it "
             "first (--force of the command replaces a file)."
         )
-    if form == GRAPH:
-        write_onnx_graph(path, view, dim, name, about)
-    elif form == FOLDER:
+    way = affine_map(view, name, about)
+    if form == FOLDER:
         # Imported here, as it needs an extra and loads transformers.
         from evergram.exporting.sentence_transformer_folder import write_sentence_transformer
 
-        affine_map(view, name, about)  # refused in its words, if there is none
         write_sentence_transformer(path, lineage, view, name, about)
     else:
-        MATRIX_FILES[form](path, affine_map(view, name, about))
+        MATRIX_FILES[form](path, way)
     return Written(path, name, view.source, view.version, (dim, view.dim))

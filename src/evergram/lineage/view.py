@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Interactions, QueryForm
 from evergram.ids import Lists, as_lists
@@ -202,10 +201,6 @@ class View:
         Raises: ShapeError: a transform between the two versions is not affine.
         """
         return self._chain.affine(self.source, self.version)
-
-    def steps(self) -> list[tuple[Tensor, Tensor] | Transform]:
-        """Return the steps from version k to version j; see `Chain.steps`."""
-        return self._chain.steps(self.source, self.version)
 
     def _apply(self, embeddings: Tensor) -> Tensor:
         return self._chain.apply(embeddings, self.source, self.version)
