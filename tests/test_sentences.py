@@ -235,13 +235,13 @@ def test_a_record_of_a_log_is_a_line_with_its_logger(level: int, name: str, even
     assert "traceback" not in line
 
 
-def test_the_log_of_a_service_names_its_process(
+def test_the_log_of_a_service_is_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, ours = logging.getLogger(), logging.getLogger("evergram")
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
     monkeypatch.setattr(ours, "level", ours.level)
-    log_to_stderr(3)
+    log_to_stderr()
     ours.info("Loaded.")
-    assert capsys.readouterr().err.endswith(" process 3: Loaded.\n")
+    assert capsys.readouterr().err.endswith(" Loaded.\n")

@@ -91,15 +91,10 @@ class LineFormatter(logging.Formatter):
         return line_of(event, record.getMessage(), level=level, at=record.created, **figures)
 
 
-def log_to_stderr(process: int | None = None) -> None:
-    """Log what a service does on stderr: the library's news, and others' warnings. Where several
-    serve, lines have the number of the process."""
+def log_to_stderr() -> None:
+    """Log what a service does on stderr: the library's news, and others' warnings."""
     handler = logging.StreamHandler()
-    if process is None:
-        handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "service"))
-    else:
-        pattern = f"%(asctime)s process {process}: %(message)s"
-        handler.setFormatter(LineFormatter(pattern, "service", process=process))
+    handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "service"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("evergram").setLevel(logging.INFO)
     if _format is LogFormat.json:

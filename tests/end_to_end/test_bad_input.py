@@ -128,7 +128,6 @@ def never_served(seconds: float = 30) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, seconds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evergram.serving.server.Server.run", run)
-        patch.setattr("evergram.serving.server.ServerProcesses.run", run)
         patch.setattr("evergram.cli.serve.log_to_stderr", lambda: None)
         patch.delenv("EVERGRAM_ADMIN_TOKEN", raising=False)
         try:
@@ -778,7 +777,7 @@ SERVICES = [
     damaged("l/versions/1/transform.safetensors", None, "serve l --port 0"),
     damaged("l/embeddings/1/object.parquet", b"PAR1 PAR1", "serve l --port 0"),
     served("--store object=s --store object=s", "object"),
-    served("--processes 2 --store object=gone", "gone"),
+    served("--store object=gone", "gone"),
     served("t --store candidate=s", "s"),
     damaged("s/store.json", b"{", "serve l --port 0 --store object=s"),
     served("--store object=s", ".vectors", spoilt_vectors(None)),

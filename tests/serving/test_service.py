@@ -1,20 +1,18 @@
-"""A new version, a label that moves and a change of consumers, under way; the limits of a process;
-and several processes behind one port: what they share, and what each has for itself."""
+"""A new version, a label that moves and a change of consumers, under way; and the limits of a
+process."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import resource
-import signal
 import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from tests.support.lineages import DIMS, lineage_of, publish, vectors_of
+from tests.support.lineages import lineage_of, publish
 from tests.support.publishing import publish_next
 from tests.support.running_service import (
     CountedStore,
@@ -44,16 +42,13 @@ from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.version_sidecar import make_sidecar
-from evergram.serving import Client, listen, listen_processes
+from evergram.serving import Client, listen
 from evergram.serving.app import create_app
-from evergram.serving.server import FILES, ServerProcesses, allowed_connections
+from evergram.serving.server import FILES, allowed_connections
 from evergram.serving.service import ChangeWatch, Service
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import ServedTexts
 from evergram.stores.store import Store
-from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.writers import write_embeddings
 
 
 def version_of(served: Running) -> int:
@@ -405,9 +400,6 @@ def test_an_address_is_given_back_and_what_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lineage = lineage_of(tmp_path / "line")
-    for address in ("qdrant:{}#films", "qdrant-collection:{}#collection=films&v0=e"):
-        with pytest.raises(ServiceError, match="--processes 1"):
-            listen_processes(tmp_path, 2, stores={"object": address.format(tmp_path)})
     consumers = ConsumerRegistry.open(lineage.path)
     consumers.add("ads", "v0", lineage.resolve)
     consumers.issue_token("ads")
@@ -478,177 +470,3 @@ def test_two_hundred_at_once_are_answered_and_leave_nothing_behind(tmp_path: Pat
     with serving(tmp_path / "line", "--set", f"timeout={PATIENCE}") as service:
         warm = asyncio.run(load(service, 1_300))
         assert asyncio.run(load(service, 2_700)) < warm * 1.05 + 4 * 2**20
-
-
-PROCESSES, MANY_ROWS = 2, 20_000
-# Of the administrator, who reads the metrics.
-ADMIN = {"Authorization": "Bearer root"}
-# Between two looks at the lineage; what a process needs to load it is added.
-POLL = 1.0
-
-
-def processes(service: ServingProcess) -> list[int]:
-    """The numbers of the processes that serve."""
-    children = Path(f"/proc/{service.process.pid}/task").glob("*/children")
-    numbers = [int(n) for path in children for n in path.read_text().split()]
-    command = "multiprocessing.spawn"
-    return [n for n in numbers if command in Path(f"/proc/{n}/cmdline").read_text()]
-
-
-@contextmanager
-def each_process(service: ServingProcess) -> Iterator[list[httpx.Client]]:
-    """Yield a client of each process, on a connection that it keeps open."""
-    clients: dict[str, httpx.Client] = {}
-    with ExitStack() as stack:
-        for _ in range(500):
-            client = stack.enter_context(httpx.Client(base_url=service.url, timeout=PATIENCE))
-            clients.setdefault(metrics_of(client)[1], client)
-            if len(clients) == PROCESSES:
-                yield list(clients.values())
-                return
-    raise AssertionError(f"only processes {list(clients)} answered")
-
-
-def metrics_of(client: httpx.Client) -> tuple[str, str]:
-    """Return a process's page of metrics, and its number."""
-    page = client.get("/metrics", headers=ADMIN).raise_for_status().text
-    (number,) = set(re.findall(r'process="(\d+)"', page))
-    return page, number
-
-
-def embed(client: httpx.Client, model: str, token: str = "root") -> httpx.Response:
-    body = {"model": model, "input": ["3"], "side": "object"}
-    return client.post("/v1/embeddings", json=body, headers={"Authorization": f"Bearer {token}"})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("service") / "shop"
-    lineage_of(folder, versions=2, rows=MANY_ROWS)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path) -> Iterator[ServingProcess]:
-    arguments = ("--processes", str(PROCESSES))
-    with serving(folder, *arguments, EVERGRAM_ADMIN_TOKEN="root") as running:
-        yield running
-
-
-@pytest.mark.long
-def test_processes_count_apart_and_take_up_tokens_and_versions(
-    service: ServingProcess, folder: Path
-) -> None:
-    name = 'evergram_rows_total{computed_from="1",process="%s",version="0"}'
-
-    def rows(client: httpx.Client) -> float:
-        page, number = metrics_of(client)
-        match = re.search(re.escape(name % number) + r" (\S+)", page)
-        return 0.0 if match is None else float(match[1])
-
-    with each_process(service) as clients:
-        first, second = clients
-        before = rows(first), rows(second)
-        for _ in range(5):
-            assert embed(first, "line@v0").status_code == 200
-        assert (rows(first), rows(second)) == (before[0] + 5, before[1])
-        lineage, registry = Lineage.open(folder), ConsumerRegistry.open(folder)
-        registry.add("ads", "v0", lineage.resolve)
-        token = registry.issue_token("ads")
-
-        def answers(status: int) -> bool:
-            return all(embed(c, "line@v0", token).status_code == status for c in clients)
-
-        until(lambda: answers(200), 20 * POLL)
-        registry.remove("ads")
-        until(lambda: answers(401), 20 * POLL)
-        publish(lineage, 2, MANY_ROWS)
-        for client in clients:
-            until(lambda c=client: embed(c, "line").headers.get("x-evergram-version") == "2")  # type: ignore[misc]
-
-
-@pytest.mark.long
-def test_the_snapshot_is_in_memory_once(service: ServingProcess, folder: Path) -> None:
-    body = {"vector": [1.0] * DIMS[0], "k": 1, "version": "v0", "side": "object"}
-    with each_process(service) as clients:
-        for client in clients:  # reads every row
-            assert client.post("/v1/search", json=body, headers=ADMIN).status_code == 200
-    resident, proportional = [], []
-    for number in processes(service):
-        sizes = {"Rss": 0, "Pss": 0}
-        mine = False
-        for line in Path(f"/proc/{number}/smaps").read_text().splitlines():
-            kind, _, rest = line.partition(":")
-            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                mine = str(folder / "stores") in line
-            elif mine and kind in sizes:
-                sizes[kind] += int(rest.split()[0])
-        resident.append(sizes["Rss"])
-        proportional.append(sizes["Pss"])
-    # KiB: each maps all rows, and together they have little more than one copy of them.
-    assert min(resident) * 1024 >= MANY_ROWS * 4 * DIMS[0]
-    assert sum(proportional) <= 1.2 * max(resident)
-
-
-@pytest.mark.long
-def test_a_killed_process_is_replaced(service: ServingProcess) -> None:
-    victim, *others = processes(service)
-    os.kill(victim, signal.SIGKILL)
-    until(lambda: victim not in processes(service) and len(processes(service)) == PROCESSES)
-    assert set(others) < set(processes(service))
-    assert service.alive
-    with each_process(service):
-        pass
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_all_end_with_the_first(folder: Path, how: signal.Signals) -> None:
-    with serving(folder, "--processes", str(PROCESSES), "--no-auth") as running:
-        numbers = processes(running)
-        assert len(numbers) == PROCESSES
-        os.kill(running.process.pid, how)
-        until(lambda: not any(Path(f"/proc/{n}/cmdline").exists() for n in numbers))
-
-
-@contextmanager
-def one_process(folder: Path, **settings: Any) -> Iterator[ServerProcesses]:
-    """Serve from one process, which is replaced when it ends, for a `with` block."""
-    with listen_processes(folder, 1, port=0, settings=ServiceSettings(**settings)) as service:
-        keeping = threading.Thread(target=service.run)
-        keeping.start()
-        try:
-            yield service
-        finally:
-            service.stop()
-            keeping.join()
-
-
-@pytest.mark.long
-def test_a_process_is_replaced_without_its_sidecar_or_says_why_it_cannot_serve(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lineage = lineage_of(tmp_path / "shop", versions=2, canaries=5)
-    old, sidecar = tmp_path / "old.parquet", tmp_path / "1.safetensors"
-    write_embeddings(old, [(pa.array(range(300)), vectors_of(0))])
-    make_sidecar(lineage, open_embeddings(old), size=2).save(sidecar)
-    with (
-        one_process(tmp_path / "shop", sidecars=(str(sidecar),)) as service,
-        httpx.Client(base_url=service.url) as client,
-    ):
-
-        def answers() -> bool:
-            with suppress(httpx.TransportError):
-                return "idecar" in client.get("/readyz").text
-            return False
-
-        sidecar.unlink()
-        service._running[0].process.kill()
-        until(lambda: "another is started" in caplog.text)
-        until(answers)
-        assert caplog.text.count("another is started") == 1
-        (tmp_path / "shop" / "lineage.json").write_text("{")
-        service._running[0].process.kill()
-        until(lambda: "ended with code 1: " in caplog.text)
-    assert "ended with code -9; another is started" in caplog.text
-    assert "lineage.json is damaged" in caplog.text.partition("ended with code 1: ")[2]

@@ -13,7 +13,7 @@ from evergram.errors import DataError
 from evergram.log_lines import log_to_stderr, write_line
 
 if TYPE_CHECKING:
-    from evergram.serving.server import Server, ServerProcesses
+    from evergram.serving.server import Server
 
 
 # The least value of each limit that `--set` sets.
@@ -37,7 +37,6 @@ OF_ENCODERS = ("max_text", "text_cache", "canary_every")
         "repeatable. A database's password is best in PGPASSWORD or ~/.pgpass."
     ),
     no_auth="Let everybody read everything, wherever it listens.",
-    processes=described("Processes behind the port; limits hold for each.", min=1),
     set_="LIMIT=NUMBER | Set a limit of the service (docs/serving.md), such as timeout=60; "
     "repeatable.",
     allowed_host="NAME | A name that requests may address it by: shop.example, *.example, or * for "
@@ -59,7 +58,6 @@ def serve(
     port: int = 8000,
     store: list[str] | None = None,
     no_auth: bool = False,
-    processes: int = 1,
     set_: list[str] | None = None,
     allowed_host: list[str] | None = None,
     encoder: list[str] | None = None,
@@ -72,7 +70,7 @@ def serve(
     New versions, moved labels and changed consumers are loaded without a restart. The environment
     variable EVERGRAM_ADMIN_TOKEN is the administrator's token.
     """
-    from evergram.serving import ServiceSettings, listen, listen_processes
+    from evergram.serving import ServiceSettings, listen
     from evergram.serving.settings import admin_token
 
     limits = limits_of(set_)
@@ -93,13 +91,7 @@ def serve(
     )
     log_to_stderr()
     stores = stores_by_side(store or ()) or None
-    where: dict[str, Any] = {"port": port, "stores": stores, "settings": settings}
-    service = (
-        listen(lineage, **where)
-        if processes == 1
-        else listen_processes(lineage, processes, **where)
-    )
-    with service as server:
+    with listen(lineage, port=port, stores=stores, settings=settings) as server:
         _announce(lineage, server)
         server.run()
 
@@ -123,7 +115,7 @@ def limits_of(options: list[str] | None) -> dict[str, Any]:
     return limits
 
 
-def _announce(lineage: str, server: Server | ServerProcesses) -> None:
+def _announce(lineage: str, server: Server) -> None:
     """Print where the server listens, for people on stderr and as JSON on stdout."""
     facts = server.as_json()
     if is_json():

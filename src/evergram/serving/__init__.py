@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from evergram.serving.client import Client as Client
     from evergram.serving.server import Server as Server
     from evergram.serving.server import listen as listen
-    from evergram.serving.server import listen_processes as listen_processes
     from evergram.serving.server import serve as serve
     from evergram.serving.service import Service as Service
     from evergram.serving.settings import ServiceSettings as ServiceSettings

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
 
 from evergram.tracing import trace_with, tracer
 
@@ -21,11 +20,9 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 
 class Metrics:
-    """The metrics of one service, in a registry of its own. Among several processes, every series
-    has the number of its `process` as a label."""
+    """The metrics of one service, in a registry of its own."""
 
-    def __init__(self, process: int | None = None) -> None:
-        self._process = process
+    def __init__(self) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
 
         def counter(name: str, described: str, labels: Sequence[str] = ()) -> Counter:
@@ -91,23 +88,8 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return the page that Prometheus reads."""
-        named = self.registry if self._process is None else _OfProcess(self.registry, self._process)
-        page: bytes = generate_latest(named)
+        page: bytes = generate_latest(self.registry)
         return page
-
-
-class _OfProcess:
-    """Adds the label `process` to a registry, as several processes count behind one port."""
-
-    def __init__(self, registry: CollectorRegistry, process: int) -> None:
-        self._registry, self._label = registry, {"process": str(process)}
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            family.samples = [
-                s._replace(labels={**s.labels, **self._label}) for s in family.samples
-            ]
-            yield family
 
 
 def wants_traces(environment: Mapping[str, str]) -> bool:

@@ -247,7 +247,7 @@ class RequestHandler:
 
     def __init__(self, service: Service, settings: ServiceSettings) -> None:
         self.service, self.settings = service, settings
-        self.metrics, self.traffic = Metrics(settings.process), TrafficLog()
+        self.metrics, self.traffic = Metrics(), TrafficLog()
         self.workers = Workers(settings.workers, settings.max_waiting)
         # Apart, as an encoder of text may keep its requests waiting, which must hold neither the
         # threads nor the connections of all others.

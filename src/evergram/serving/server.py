@@ -1,38 +1,23 @@
-"""Serve a lineage over HTTP, from this process or from several behind one port.
-
-Several accept connections from one socket that listens, and map the same snapshots into memory, of
-which the machine holds one copy. They share the lineage's folder, and nothing else: what that means
-for tokens, new versions, limits and metrics is in docs/serving.md, *Several processes*.
-"""
+"""Serve a lineage over HTTP: from a lineage to a server that listens."""
 
 from __future__ import annotations
 
 import errno
 import gc
 import logging
-import os
-import signal
 import socket
-import sys
-import threading
-import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from evergram.errors import EvergramError, ServiceError
+from evergram.errors import ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
-from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
 from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.serving.service import Service, has_tokens
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts
-from evergram.stores.open_store import is_local_mode
 from evergram.texts.addresses import check_encoder_address
 from evergram.texts.record import RECORDED
 
@@ -66,7 +51,12 @@ class Server:
 
     def as_json(self) -> dict[str, Any]:
         """Return the server's address and version, as `evergram serve --json`."""
-        return _facts(self.service, self.settings, self._listening)
+        host, port = self.settings.host, self._listening.getsockname()[1]
+        return {
+            "url": f"http://{f'[{host}]' if ':' in host else host}:{port}",
+            "version": self.service.production,
+            "open": self.settings.is_open(self.service.tokens),
+        }
 
     def run(self) -> None:
         """Answer requests until the process is told to stop, or `stop` is called.
@@ -99,15 +89,6 @@ class Server:
         self.close()
 
 
-def _facts(service: Service, settings: ServiceSettings, listening: socket.socket) -> dict[str, Any]:
-    host = settings.host
-    return {
-        "url": f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}",
-        "version": service.production,
-        "open": settings.is_open(service.tokens),
-    }
-
-
 def listen(
     place: str | Path,
     *,
@@ -131,16 +112,12 @@ def listen(
     settings = checked_settings(place, ServiceSettings() if settings is None else settings)
     listening = bound_socket(settings.host, port)
     try:
-        service = Service(place, stores, texts_of(settings), sidecars_of(settings))
+        sidecars = SidecarFiles(settings.sidecars, settings.sidecar_depth)
+        service = Service(place, stores, texts_of(settings), sidecars)
         return Server(service, settings, listening)
     except BaseException:
         listening.close()
         raise
-
-
-def sidecars_of(settings: ServiceSettings, *, required: bool = True) -> SidecarFiles:
-    """Return the sidecars that settings name."""
-    return SidecarFiles(settings.sidecars, settings.sidecar_depth, required=required)
 
 
 def texts_of(settings: ServiceSettings) -> ServedTexts | None:
@@ -245,220 +222,3 @@ def bound_socket(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or error
         raise ServiceError(f"{host}:{port} cannot be listened on: {reason}; {todo}.") from error
     return listening
-
-
-# Seconds between the end of a process and the start of its successor.
-PAUSE = 1.0
-# Seconds beyond the timeout of requests after which a process that should end is killed.
-GRACE = 10.0
-
-
-@dataclass(frozen=True)
-class _Running:
-    """A process that serves. It sends None when it can answer, or why it cannot; the pipe tells it
-    that this process lives."""
-
-    process: SpawnProcess
-    pipe: Connection
-
-    def reason(self) -> str:
-        """Return why a process that has ended could not serve, after a colon; "" if it did."""
-        reason = None
-        with suppress(EOFError, OSError):
-            while self.pipe.poll():
-                reason = self.pipe.recv()
-        return "" if reason is None else f": {reason.rstrip('.')}"
-
-
-class ServerProcesses:
-    """Several processes that serve one lineage at one address; `run` keeps them alive.
-
-    Made by `listen_processes`. uvicorn's own supervisor neither waits until all can answer, nor
-    says why one cannot start, nor numbers them.
-    """
-
-    def __init__(
-        self,
-        place: str | Path,
-        stores: Mapping[str, str] | None,
-        settings: ServiceSettings,
-        count: int,
-        listening: socket.socket,
-    ) -> None:
-        self._place, self._stores, self._settings = place, stores, settings
-        self._listening = listening
-        self._stopping = threading.Event()
-        self._running: list[_Running] = []
-        texts_of(settings)
-        # The stores are filled here, and the processes find them filled.
-        with closing(Service(place, stores, None, sidecars_of(settings))) as service:
-            self._facts = {**_facts(service, settings, listening), "processes": count}
-        try:
-            self._running = [self._start(number) for number in range(count)]
-            for running in self._running:
-                self._await(running)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def url(self) -> str:
-        return str(self._facts["url"])
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the facts of `Server.as_json`, and how many processes serve."""
-        return dict(self._facts)
-
-    def run(self) -> None:
-        """Keep the processes alive until this one is told to stop, or `stop` is called.
-
-        A process that ends is started again. In the main thread, SIGTERM and SIGINT stop all, each
-        after its requests under way.
-        """
-        before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for stop in (signal.SIGTERM, signal.SIGINT):
-                before[stop] = signal.signal(stop, lambda *_: self.stop())
-        try:
-            while not self._stopping.is_set():
-                wait([r.process.sentinel for r in self._running], timeout=0.2)
-                self._replace_ended()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self.close()
-
-    def stop(self) -> None:
-        """Let `run` end all processes and return. Any thread may call it."""
-        self._stopping.set()
-
-    def close(self) -> None:
-        """End all processes, each after its requests under way, and release the address."""
-        self._listening.close()
-        for running in self._running:
-            running.process.terminate()
-        until = time.monotonic() + self._settings.timeout + GRACE
-        for running in self._running:
-            running.process.join(max(0.0, until - time.monotonic()))
-            if running.process.is_alive():
-                running.process.kill()
-                running.process.join()
-            running.pipe.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _start(self, number: int) -> _Running:
-        spawn = get_context("spawn")
-        ours, theirs = spawn.Pipe()
-        settings = replace(self._settings, process=number)
-        opened = self._place, self._stores, settings, log_format()
-        process = spawn.Process(
-            target=_serve, args=(*opened, self._listening, theirs), name=f"evergram-serve-{number}"
-        )
-        process.start()
-        theirs.close()
-        return _Running(process, ours)
-
-    def _await(self, running: _Running) -> None:
-        """Wait until a process can answer."""
-        problem = None
-        try:
-            problem = running.pipe.recv()
-        except (EOFError, ConnectionError):
-            running.process.join()
-            code = running.process.exitcode
-            problem = (
-                f"A process of the service ended with code {code} before it could answer; its log "
-                "is above."
-            )
-        if problem is not None:
-            raise ServiceError(problem)
-
-    def _replace_ended(self) -> None:
-        for number, ended in enumerate(self._running):
-            if ended.process.is_alive() or self._stopping.is_set():
-                continue
-            log.error(
-                "Process %d of the service (pid %s) ended with code %s%s; another is started.",
-                *(number, ended.process.pid, ended.process.exitcode, ended.reason()),
-            )
-            if not self._stopping.wait(PAUSE):
-                ended.pipe.close()
-                self._running[number] = self._start(number)
-
-
-def listen_processes(
-    place: str | Path,
-    count: int,
-    *,
-    port: int = 8000,
-    stores: Mapping[str, str] | None = None,
-    settings: ServiceSettings | None = None,
-) -> ServerProcesses:
-    """Open a lineage as a service of `count` processes, and listen at an address.
-
-    Returns when all of them answer.
-
-    Args:
-        place, port, stores, settings: as for `listen`; limits are those of each process.
-    Raises: ServiceError: `count` is not positive; a store is one that several processes cannot
-        open; or as `listen`. EvergramError: as `listen`.
-    """
-    if count < 1:
-        raise ServiceError(f"A service of {count} processes was asked for; give at least 1.")
-    for side, address in (stores or {}).items():
-        if count > 1 and is_local_mode(address):
-            raise ServiceError(
-                f"The store of side {side!r} is a folder of Qdrant's local mode, which one process "
-                f"alone can have open, and --processes asks for {count}: serve with --processes 1, "
-                "or put the collection on a Qdrant server."
-            )
-    settings = checked_settings(place, ServiceSettings() if settings is None else settings)
-    listening = bound_socket(settings.host, port)
-    listening.listen(2048)
-    try:
-        return ServerProcesses(place, stores, settings, count, listening)
-    except BaseException:
-        listening.close()
-        raise
-
-
-def _serve(
-    place: str | Path,
-    stores: Mapping[str, str] | None,
-    settings: ServiceSettings,
-    lines: LogFormat,
-    listening: socket.socket,
-    pipe: Connection,
-) -> None:
-    """Serve in a process of its own until it is told to stop, or its parent is gone."""
-    # A Ctrl-C in a terminal reaches the parent too, which ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_log_format(lines)
-    log_to_stderr(settings.process)
-    try:
-        # The parent has found all sidecars; one that is gone by now must not end the service.
-        sidecars = sidecars_of(settings, required=False)
-        service = Service(place, stores, texts_of(settings), sidecars)
-        server = Server(service, settings, listening)
-    except EvergramError as error:
-        # The first process logs it: a service that cannot start says one sentence.
-        with suppress(OSError):
-            pipe.send(str(error))
-        sys.exit(1)
-    with suppress(OSError):  # the parent may have ended meanwhile
-        pipe.send(None)
-    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
-    server.run()
-
-
-def _end_with_parent(pipe: Connection) -> None:
-    """End this process when its parent is gone, however it ended."""
-    try:
-        pipe.recv()
-    except (EOFError, OSError):
-        os.kill(os.getpid(), signal.SIGTERM)

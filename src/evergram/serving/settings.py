@@ -40,7 +40,6 @@ class ServiceSettings:
         silence: seconds that a client may be silent within a request: in its headers, from one
             part of its body to the next, and while it should take an answer.
         keep_alive: seconds that a connection stays open between two requests.
-        process: number of the process among several behind one port; its metrics carry it.
         encoders: addresses of the encoders of text that may be opened, see docs/text.md; "recorded"
             stands for those that versions record. None are opened without one.
         max_text: characters of a text.
@@ -71,7 +70,6 @@ class ServiceSettings:
     # Longer than clients and proxies keep theirs (httpx 5 s, nginx 60, Go 90): the side that closes
     # first must be the one that knows that no request is on its way.
     keep_alive: float = 120.0
-    process: int | None = None
     encoders: tuple[str, ...] = ()
     max_text: int = 32_768
     text_cache: int = 64 * 2**20

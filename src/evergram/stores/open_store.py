@@ -69,12 +69,6 @@ def is_url(place: str) -> bool:
     return place.startswith(("http://", "https://"))
 
 
-def is_local_mode(address: str) -> bool:
-    """Return whether an address of a store is a folder of Qdrant's local mode."""
-    scheme, _, place = address.partition(":")
-    return scheme in ("qdrant", "qdrant-collection") and not is_url(place)
-
-
 @overload
 def open_store(address: str, *, create: str) -> Store: ...
 @overload
