@@ -228,10 +228,10 @@ def test_for_programs_it_has_the_time_the_level_the_event_and_the_figures() -> N
 )
 @pytest.mark.usefixtures("as_json")
 def test_a_record_of_a_log_is_a_line_with_its_logger(level: int, name: str, event: str) -> None:
-    formatter = LineFormatter("%(message)s", "service", process=2)
+    formatter = LineFormatter("%(message)s", "service")
     line = json.loads(formatter.format(record(level, "of %s")))
     assert (line["level"], line["event"], line["message"]) == (name, event, "of x")
-    assert (line["logger"], line["process"]) == ("evergram.serving", 2)
+    assert line["logger"] == "evergram.serving"
     assert "traceback" not in line
 
 

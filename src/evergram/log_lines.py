@@ -73,18 +73,18 @@ def _plain(value: Any) -> Any:
 
 class LineFormatter(logging.Formatter):
     """Formats the records of Python's logging as lines: by a pattern of `logging.Formatter` for
-    people, or as JSON with an event and figures."""
+    people, or as JSON with an event."""
 
-    def __init__(self, pattern: str, event: str, **figures: Any) -> None:
+    def __init__(self, pattern: str, event: str) -> None:
         super().__init__(pattern, "%H:%M:%S")
-        self._event, self._figures = event, figures
+        self._event = event
 
     def format(self, record: logging.LogRecord) -> str:
         if _format is LogFormat.text:
             return super().format(record)
         level = "info" if record.levelno < logging.WARNING else "warning"
         level = "error" if record.levelno >= logging.ERROR else level
-        figures = {"logger": record.name, **self._figures}
+        figures = {"logger": record.name}
         if record.exc_info:
             figures["traceback"] = self.formatException(record.exc_info)
         event = "warning" if level == "warning" else self._event

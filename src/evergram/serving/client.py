@@ -225,11 +225,8 @@ class Client(Reopened):
 
     def versions(self) -> list[dict[str, Any]]:
         """Return the versions that the token may read, oldest first."""
-        return self._list("/v1/versions")
-
-    def consumers(self) -> list[dict[str, Any]]:
-        """Return the consumers and their versions; for the administrator."""
-        return self._list("/v1/consumers")
+        rows: list[dict[str, Any]] = self._send("GET", "/v1/versions").json()["data"]
+        return rows
 
     def close(self) -> None:
         self._http.close()
@@ -239,10 +236,6 @@ class Client(Reopened):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _list(self, path: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._send("GET", path).json()["data"]
-        return rows
 
     def _stream(
         self, path: str, columns: Mapping[str, pa.Array], asked: Mapping[str, Any]

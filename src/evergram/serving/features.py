@@ -97,23 +97,17 @@ class FeatureEncoders:
 
 def _restored(lineage: Lineage, version: int) -> RowEncoder:
     """Return a version's encoder."""
-    manifest = lineage.manifest(version)
-    problem, instead = None, "ask for the embeddings of ids"
-    if manifest.encoder is None and manifest.text_encoder is not None:
-        problem, instead = "encodes texts, not features", "send strings"
-    elif manifest.encoder is None:
-        problem = "came from a file and has no encoder"
-    elif manifest.encoder.kind == "module":
-        problem = "is encoded by modules of its makers, which the lineage does not hold"
-    elif manifest.encoder.kind in kinds_where(ENCODERS, "needs_graph"):
-        problem = f"is encoded by {manifest.encoder.kind}, which needs the whole graph"
-    if problem is not None:
-        raise LineageError(f"Version {version} {problem}; {instead}.")
+    encoder = lineage.manifest(version).encoder
+    if encoder is None or encoder.kind in ("module", *kinds_where(ENCODERS, "needs_graph")):
+        raise LineageError(
+            f"Version {version} has no encoder that embeds objects by their features; ask for the "
+            "embeddings of ids, or send strings where it records an encoder of text."
+        )
     record, state, vocabularies = lineage.encoder_parts(version)
     parts = (record.kind, record.options, record.inputs, state, vocabularies)
-    encoder = restore_encoder(*parts, f"version {version}")
-    assert isinstance(encoder, RowEncoder)
-    return encoder
+    restored = restore_encoder(*parts, f"version {version}")
+    assert isinstance(restored, RowEncoder)
+    return restored
 
 
 def _inputs(
