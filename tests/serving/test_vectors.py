@@ -391,8 +391,6 @@ def test_only_rows_that_have_not_moved_are_encoded_once_and_saved(
         assert search(http, id="text-9999", **fields).status_code == 404
         page = http.get("/metrics").text
     assert re.search(r'evergram_kept_vectors{version="1"} \d', page)
-    for where in ("computed", "kept", "stored"):
-        assert f'evergram_reranked_total{{vector="{where}",version="1"}}' in page
     for damage in (False, True):
         with reranking(half_moved, kept=tmp_path / "kept") as http:
             assert hits_of(search(http, rerank=40)) == first

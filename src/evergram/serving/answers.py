@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal
 
@@ -48,14 +48,13 @@ class Call:
 @dataclass(frozen=True)
 class Answer:
     """An answer as it is sent: `sources` is version to the number of rows that were computed from
-    it, `reranked` the objects that a search re-ranked, by where their vector came from."""
+    it."""
 
     body: bytes
     media: str
     version: int
     fingerprint: str
     sources: Mapping[int, int]
-    reranked: Mapping[str, int] = field(default_factory=dict)
 
 
 class _AnswerModel(BaseModel):

@@ -45,8 +45,6 @@ class Metrics:
         )
         rows = counter("rows", read_as, ("version", "computed_from"))
         self.errors: Counter = counter("errors", "Refusals and failures.", ["code"])
-        where = "Objects that searches re-ranked, by where their vector came from."
-        self.reranked: Counter = counter("reranked", where, ("version", "vector"))
         loaded = "Changes of the lineage and its consumers that were loaded."
         self.reloads: Counter = counter("reloads", loaded)
         closed = "Connections that the service closed, by reason."

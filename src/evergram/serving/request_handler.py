@@ -414,8 +414,6 @@ class RequestHandler:
     async def _count_answer(self, asked: _Asked, answer: Answer, seconds: float) -> None:
         self._count(asked, answer.version, 200, seconds)
         self.metrics.served(answer.version, answer.sources)
-        for vector, count in answer.reranked.items():
-            self.metrics.reranked.labels(str(answer.version), vector).inc(count)
 
     def _count(self, asked: _Asked, version: int | None, status: int, seconds: float) -> None:
         self.metrics.answered(asked.route, asked.consumer, version, status, seconds)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from evergram.errors import EvergramError, LineageError, ServiceError
@@ -73,16 +72,15 @@ class SharedReader:
         self.encoders: FeatureEncoders = FeatureEncoders(reader.lineage)
         self._users = 1  # the service itself
         self._lock, self._facts_lock = threading.Lock(), threading.Lock()
+        self._facts: PublishedFacts | None = None
 
     @property
     def published_facts(self) -> PublishedFacts:
         """The published facts. Only the first look reads them, from every published file."""
-        with self._facts_lock:  # from Python 3.12 on, `cached_property` has none
-            return self._published_facts
-
-    @cached_property
-    def _published_facts(self) -> PublishedFacts:
-        return published_facts(self.reader.lineage)
+        with self._facts_lock:
+            if self._facts is None:
+                self._facts = published_facts(self.reader.lineage)
+            return self._facts
 
     def enter(self) -> bool:
         """Count one more user; return False where the reader is closed already."""

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from evergram.errors import DataError, ShapeError, UnknownVersionError
 from evergram.ids import INTEGER
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import unknown_candidates
-from evergram.migration.cascade import EncodingLimitError, KeptVectors, Reranked, reranked_search
+from evergram.migration.cascade import EncodingLimitError, KeptVectors, reranked_search
 from evergram.serving.answers import Answer, Call
 from evergram.serving.errors import ARROW, JSON, RefusedError, too_much, wrong
 from evergram.serving.features import Features
@@ -128,12 +127,10 @@ def search(call: Call) -> Answer:
         made |= {"metric": options.metric, "filter": options.filter, "scores": options.scores}
         hits = looked_up(lambda: reader.search(queries, options.k, version, side, ids=ids, **made))
         return hits_answer(call, version, side, hits, calibrated=calibrated)
-    ranking = looked_up(lambda: reranked(call, options, queries, version, side, ids, encode))
-    hits = ranking.hits
+    hits = looked_up(lambda: reranked(call, options, queries, version, side, ids, encode))
     if calibrated:
         hits = reader.calibrated(hits, version, side, options.metric, **made)
-    counts = ranking.counts
-    return hits_answer(call, version, side, hits, calibrated=calibrated, reranked=counts)
+    return hits_answer(call, version, side, hits, calibrated=calibrated)
 
 
 def transform(call: Call) -> Answer:
@@ -234,7 +231,6 @@ def hits_answer(
     results: Sequence[Hits],
     *,
     calibrated: bool = False,
-    reranked: Mapping[str, int] | None = None,
 ) -> Answer:
     """Return the answer of the hits of each query."""
     if not all(np.isfinite(hits.scores).all() for hits in results):
@@ -263,7 +259,7 @@ def hits_answer(
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
             data.append({"object": "search_result", "index": i, "hits": rows})
         answer = {"data": data, "computed_from": sorted(counts)}
-    return replace(_answer(call, version, origin, answer, counts), reranked=reranked or {})
+    return _answer(call, version, origin, answer, counts)
 
 
 def _answer(
@@ -640,7 +636,7 @@ def reranked(
     side: str,
     ids: pa.Array,
     encode: Callable[[int], Floats] | None = None,
-) -> Reranked:
+) -> list[Hits]:
     """Return the hits of a search that `check_rerank` let pass, by the version's own vectors.
     `encode` encodes the queries as a version's own model does; None if they are not texts."""
     assert options.rerank is not None
@@ -665,7 +661,7 @@ def reranked(
             filter=options.filter,
             most=call.settings.max_batch,
             old_queries=old_queries,
-        )
+        ).hits
 
 
 def own_vector(call: Call, ids: pa.Array, version: int, side: str) -> Floats:
