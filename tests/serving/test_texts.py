@@ -661,5 +661,3 @@ def test_a_cache_is_a_dictionary_of_the_last_few(steps: list[tuple[bool, int]], 
             assert held is None or (held.base is None and (held == rows[key]).all())
         assert len(cache) == len(expected)
         assert cache.held == len(expected) * size <= cache.most
-    cache.clear()
-    assert (len(cache), cache.held) == (0, 0)

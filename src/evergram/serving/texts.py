@@ -96,12 +96,6 @@ class VectorCache:
             while self.held > self.most:
                 self.held -= self._entries.popitem(last=False)[1][1]
 
-    def clear(self) -> None:
-        """Drop all entries."""
-        with self._lock:
-            self._entries.clear()
-            self.held = 0
-
 
 class EncoderWaitError(Exception):
     """A request needs an encoder of text, for which its thread may not wait."""
@@ -142,7 +136,7 @@ class CheckedEncoder:
         self._opened, self._failed = opened, failed
         self._encoder: RecordedEncoder | None = None
         self._checking = threading.Lock()
-        # Stands for the encoder in keys of caches, which must not keep its model in memory.
+        # Stands for the encoder in keys of caches, until it fails.
         self.key: object = object()
 
     def check(self) -> bool:
@@ -217,7 +211,7 @@ class CheckedEncoder:
         )
         if self.problem != problem:
             log.error("%s %s", problem, detail)
-        self.problem = problem
+        self.problem, self.key = problem, object()
         self._failed()
         return TextEncoderError(problem)
 
@@ -492,7 +486,6 @@ class ServedTexts:
 
     def _failed(self, version: int) -> None:
         """Forget the vectors of an encoder that is not the recorded one, or is out of reach."""
-        self._cache.clear()
         if self.documents is not None:
             self.documents.distrust(version)
 
