@@ -441,14 +441,16 @@ class ServedTexts:
                 f"The encoder of version {version} was replaced in the meantime; try again."
             )
         encoder.require()
-        held = {text: self._cache.get((encoder.key, role, text)) for text in texts}
+        # Where the encoder fails meanwhile, what is put under this key is not found again.
+        key = encoder.key
+        held = {text: self._cache.get((key, role, text)) for text in texts}
         absent = [text for text, vector in held.items() if vector is None]
         if absent:
             if not wait:
                 raise EncoderWaitError
             vectors = encoder.encode(absent, role)
             for text, vector in zip(absent, vectors, strict=True):
-                self._cache.put((encoder.key, role, text), vector, 4 * len(text))
+                self._cache.put((key, role, text), vector, 4 * len(text))
             held |= zip(absent, vectors, strict=True)
         return np.stack([row for text in texts if (row := held[text]) is not None])
 
