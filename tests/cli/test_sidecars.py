@@ -15,7 +15,6 @@ from tests.support.embedding_files import file_of, id_names, randn
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.serving.app import create_app
-from evergram.serving.server import sidecars_of
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 
@@ -59,7 +58,7 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
         read = reader.embed(id_names(ROWS), 0).vectors
     assert np.linalg.norm(read - old.numpy()) <= 0.1 * np.linalg.norm(old.numpy())
     settings = ServiceSettings(sidecars=("v1.safetensors",), allowed_hosts=("testserver",))
-    service = Service("line", sidecars=sidecars_of(settings))
+    service = Service("line", sidecars=SidecarFiles(settings.sidecars))
     with TestClient(create_app(service, settings)) as client:
         body = {"model": "embeddings@v0", "input": ["id3", "id1"]}
         answer = client.post("/v1/embeddings", json=body)
