@@ -116,21 +116,16 @@ def _tokenizer_json(model: Any) -> str:
 
 
 STATIC_BATCH = 1024
-# The dims that the table in the package wordllama is cut to.
-WORDLLAMA_DIMS = (64, 128, 256)
+# The dim of the table in the package wordllama.
+WORDLLAMA_DIM = 256
 
 
 class WordLlamaEncoder(TextEncoder):
-    """The static model whose weights are in the package wordllama; nothing is downloaded. Its dim
-    is 64, 128 or, where it is "", 256."""
+    """The static model whose weights are in the package wordllama; nothing is downloaded."""
 
-    def __init__(self, dim: str = "", prompts: Prompts | None = None) -> None:
-        dims = {str(d): d for d in WORDLLAMA_DIMS} | {"": WORDLLAMA_DIMS[-1]}
-        if dim not in dims:
-            raise DataError(
-                f"wordllama:{dim} names no dim that the package has; give wordllama: or one of "
-                f"{', '.join(f'wordllama:{d}' for d in WORDLLAMA_DIMS)}."
-            )
+    def __init__(self, place: str = "", prompts: Prompts | None = None) -> None:
+        if place:
+            raise DataError(f"wordllama:{place} is not an address; give wordllama: alone.")
         root = logging.getLogger()
         handlers = list(root.handlers)
         import wordllama
@@ -140,11 +135,10 @@ class WordLlamaEncoder(TextEncoder):
         self._model = wordllama.WordLlama.load(
             # It looks for its own tokenizer in the cache alone.
             cache_dir=Path(wordllama.__file__).parent,
-            dim=WORDLLAMA_DIMS[-1],
-            trunc_dim=dims[dim],
+            dim=WORDLLAMA_DIM,
             disable_download=True,
         )
-        super().__init__(f"wordllama:{dim}", prompts or Prompts(), STATIC_BATCH)
+        super().__init__("wordllama:", prompts or Prompts(), STATIC_BATCH)
 
     def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
         vectors: npt.ArrayLike = self._model.embed(after_prompt(texts, prompt), norm=False)
@@ -178,7 +172,7 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
     | address | the encoder |
     |---|---|
     | `sentence-transformers:PATH` or `:NAME` | a model of that library, also one of model2vec |
-    | `wordllama:` or `wordllama:DIM` | the static model in the package wordllama |
+    | `wordllama:` | the static model in the package wordllama |
     | `openai:URL#MODEL` | a server with OpenAI's `/embeddings`, such as https://host/v1#name |
     | `python:MODULE:FUNCTION` | a function from a list of texts to an array [n, D] |
 
