@@ -62,8 +62,6 @@ from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import read_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
-# The folders that hold one folder a version.
-FOLDERS = ("versions", "embeddings")
 
 
 def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:

@@ -366,12 +366,6 @@ class Remote:
             self._check_lock()
             self._files.rm(self._place(folder), recursive=True)
 
-    def remove_file(self, name: str) -> None:
-        """Remove a file. Raises: LineageError: it cannot be removed."""
-        with self._driver_errors("written"):
-            self._check_lock()
-            self._files.rm_file(self._place(name))
-
     def keep_only(self, folder: str, names: Iterable[str]) -> None:
         """Remove all folders in `folder` but these; one that cannot be removed stays."""
         with suppress(Exception):
