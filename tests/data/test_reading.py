@@ -470,9 +470,9 @@ def test_a_matrix_of_ones_has_no_weight_and_stored_zeros_are_no_pairs(
         monkeypatch.setitem(sys.modules, name, None)
     matrix = sp.csr_array(np.array([[1, 1], [0, 1]]))
     matrix.data[1] = 0
-    corpus = Corpus.of(matrix, query_ids=["ann", "ben"], candidate_ids=[70, 80])
+    corpus = Corpus.of(matrix)
     assert corpus.interactions.column_names == ["query", "candidate"]
-    assert pairs_of(corpus) == [("ann", 70), ("ben", 80)]
+    assert pairs_of(corpus) == [(0, 0), (1, 1)]
 
 
 def test_features_and_times_in_frames() -> None:
@@ -514,13 +514,3 @@ def test_errors_name_the_row_and_the_remedy() -> None:
         with pytest.raises(DataError, match=message) as caught:
             Corpus.of(data)
         assert "\n" not in str(caught.value)
-    square: list[tuple[Any, dict[str, Any], str]] = [
-        (sp.csr_array(np.eye(2)), {"query_ids": ["a"]}, "query_ids has 1 ids and the matrix 2 row"),
-        (sp.csr_array(np.eye(2)), {"candidate_ids": [7, 7]}, "candidate_ids: 1 ids come more"),
-        (sp.csr_array(np.eye(2)), {"candidate_ids": ["a", None]}, "row 2: candidate is empty"),
-        (sp.csr_array(np.eye(2)), {"query_ids": [None, None]}, "query_ids: .* such as None"),
-        (pd.DataFrame(COLUMNS), {"query_ids": ["a"]}, "of a DataFrame, .* with query=…"),
-    ]
-    for data, ids, message in square:
-        with pytest.raises(DataError, match=message):
-            Corpus.of(data, **ids)

@@ -80,7 +80,7 @@ def test_rows_whose_sum_alone_is_too_large_pass() -> None:
 
 
 def test_arrays_and_ids_beside_them(tmp_path: Path) -> None:
-    path, beside = tmp_path / "x.npy", tmp_path / "other"
+    path = tmp_path / "x.npy"
     kinds: list[Any] = [("f2", "C"), ("f8", "F"), (">f4", "C")]
     for dtype, order in kinds:
         np.save(path, np.array(VECTORS, dtype=dtype, order=order))
@@ -88,10 +88,11 @@ def test_arrays_and_ids_beside_them(tmp_path: Path) -> None:
         assert ids == [0, 1, 2, 3, 4]
         assert vectors.tolist() == VECTORS.tolist()
         assert vectors.dtype == (torch.float64 if dtype == "f8" else torch.float32)
-    (tmp_path / "x.ids.txt").write_text("\n".join(TEXT))
-    beside.write_text("a\r\nb\r\nc\r\nd\r\ne\r\n", encoding="utf-8-sig")
+    beside = tmp_path / "x.ids.txt"
+    beside.write_text("\n".join(TEXT))
     assert whole(open_embeddings(path))[0] == TEXT
-    assert whole(open_embeddings(path, ids=beside))[0] == list("abcde")
+    beside.write_text("a\r\nb\r\nc\r\nd\r\ne\r\n", encoding="utf-8-sig")
+    assert whole(open_embeddings(path))[0] == list("abcde")
 
 
 def test_tensors(tmp_path: Path) -> None:
@@ -173,20 +174,12 @@ def test_what_is_no_file_of_ids_and_vectors_is_refused(tmp_path: Path) -> None:
 
 
 def test_texts_beside_an_array_that_was_written_here_are_taken_as_they_are(tmp_path: Path) -> None:
-    """Whatever they look like; the same file given by name is read like any other."""
+    """Whatever they look like."""
     for kind in ["npy", "safetensors"]:
         for text in ["1.5", "None", " ", "\ufeffx", "a\0b"]:
             path = tmp_path / f"x.{kind}"
             write_vectors(path, [(pa.array([text]), torch.ones(1, 2))])
             assert whole(open_embeddings(path))[0] == [text]
-            beside = tmp_path / "x.ids.txt"
-            if text.startswith("\ufeff"):
-                assert whole(open_embeddings(path, ids=beside))[0] == ["x"]
-                continue
-            with pytest.raises(
-                DataError, match=r"with a decimal point|means a missing value|has no id|a NUL"
-            ):
-                open_embeddings(path, ids=beside)
     (tmp_path / "x.ids.txt").write_text("\n")
     with pytest.raises(DataError, match=r"ids\.txt line 1 has no id"):
         open_embeddings(tmp_path / "x.npy")
@@ -260,12 +253,6 @@ def test_suffixes_of_any_case_open_their_format(tmp_path: Path) -> None:
     for name in ("vectors.PQ", "vectors.feather"):
         write_vectors(tmp_path / name, blocks_of(TEXT, torch.ones(5, 2), 2))
         assert whole(open_embeddings(tmp_path / name))[0] == TEXT
-
-
-def test_a_file_of_ids_goes_only_with_a_file_without_ids(tmp_path: Path) -> None:
-    write_vectors(tmp_path / "x.parquet", blocks_of(TEXT, torch.ones(5, 2), 2))
-    with pytest.raises(DataError, match=r"x\.parquet has its ids in its column 'id'; a file"):
-        open_embeddings(tmp_path / "x.parquet", ids=tmp_path / "ids.txt")
 
 
 FORMATS = ("parquet", "arrow", "npy", "safetensors")
@@ -456,7 +443,6 @@ def test_ids_beside_an_array_are_as_they_were_written(tmp_path: Path) -> None:
     beside.write_text("a\nb\nc\n")
     with pytest.raises(DataError, match=r"ids\.txt, such as a,"):
         open_embeddings(path)
-    assert open_embeddings(path, ids=beside).ids().to_pylist() == ["a", "b", "c"]
     beside.unlink()
     with pytest.raises(DataError, match=r"ids\.txt is missing"):
         open_embeddings(path)

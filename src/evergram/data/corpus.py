@@ -6,7 +6,7 @@ ragged rows, and `Side` the entities of one side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -398,8 +398,6 @@ class Corpus:
         candidate_features: Any = None,
         query_id: str | None = None,
         candidate_id: str | None = None,
-        query_ids: Sequence[int | str] | None = None,
-        candidate_ids: Sequence[int | str] | None = None,
         shared_ids: bool = False,
         bad_rows: BadRowsChoice = "refuse",
     ) -> Corpus:
@@ -422,7 +420,8 @@ class Corpus:
                 - a list of tuples (query, candidate), (query, candidate, weight) or (query,
                   candidate, weight, time), all of one length;
                 - a SciPy sparse matrix [queries, candidates]: each stored entry other than zero is
-                  an interaction, and its number the weight. If all are 1 there is no weight.
+                  an interaction of the numbers of its row and column, and its number the weight. If
+                  all are 1 there is no weight.
             query, candidate: names of the columns of ids.
             value, time, weight: names of these columns; None reads the columns `value`, `time` and
                 `weight` if they exist.
@@ -432,8 +431,6 @@ class Corpus:
                 of the same name on both sides shares one vocabulary.
             query_id, candidate_id: names of their columns of ids; None reads `id` or, where there
                 is none, the column that is called as in the interactions.
-            query_ids, candidate_ids: ids of a matrix's rows [queries] and of its columns
-                [candidates]; None takes the row and column numbers.
             shared_ids: True if query and candidate ids name the same things.
             bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is
                 no number or date, and warns of them; "refuse" raises an error that counts them.
@@ -445,7 +442,6 @@ class Corpus:
         source = interactions_of(
             interactions,
             names | {role: name for role, name in optional.items() if name is not None},
-            {"query": query_ids, "candidate": candidate_ids},
         )
         ids = {"query_id": query_id, "candidate_id": candidate_id}
         columns = names | {role: name for role, name in ids.items() if name is not None}

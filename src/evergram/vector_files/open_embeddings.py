@@ -206,11 +206,11 @@ class PlainVectors(EmbeddingFile):
     # True if the format itself has a place for integer ids.
     holds_integers = False
 
-    def _set_ids(self, ids: Path | None, written: str | None = None) -> None:
-        """Take the ids of the file `ids`, or those inside, or those beside (`written` as "int64" or
-        "string", if that is known), or row numbers."""
-        beside, written = (companion(self.path), written) if ids is None else (ids, None)
-        if ids is None and (self._own is not None or not beside.is_file()):
+    def _set_ids(self, written: str | None = None) -> None:
+        """Take the ids inside, or those beside (`written` as "int64" or "string", if that is
+        known), or row numbers."""
+        beside = companion(self.path)
+        if self._own is not None or not beside.is_file():
             self.has_ids = self._own is not None
             if written and not self.has_ids:
                 raise DataError(
@@ -219,11 +219,9 @@ class PlainVectors(EmbeddingFile):
             return
         self.has_ids = True
         texts = self._lines(beside, written)
-        if written == "string" or (ids is None and self.holds_integers):
-            # Beside a file that can hold integers itself, all lines are texts.
-            self._own = texts
-        else:
-            self._own = ids_of_text(texts)
+        # Beside a file that can hold integers itself, all lines are texts.
+        are_texts = written == "string" or self.holds_integers
+        self._own = texts if are_texts else ids_of_text(texts)
         kind = self._own.type
         if pa.types.is_floating(kind) or (written == "int64" and not pa.types.is_integer(kind)):
             raise DataError(
@@ -273,7 +271,7 @@ class PlainVectors(EmbeddingFile):
 class NpyVectors(PlainVectors):
     """A .npy file, with the ids in a text file beside it."""
 
-    def __init__(self, path: Path, ids: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             start = file.read(len(NPY_SIGN))
         # np.load would take the file for a zip or a pickle.
@@ -287,7 +285,7 @@ class NpyVectors(PlainVectors):
         record = read_provenance_file(path)
         self.provenance: dict[str, str] = provenance_in(record)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
-        self._set_ids(ids, record.get(ID_TYPE))
+        self._set_ids(record.get(ID_TYPE))
 
     def _slice(self, start: int, stop: int) -> Tensor:
         mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
@@ -299,7 +297,7 @@ class SafetensorsVectors(PlainVectors):
 
     holds_integers = True
 
-    def __init__(self, path: Path, id_tensor: str, vector_tensor: str, ids: Path | None) -> None:
+    def __init__(self, path: Path, id_tensor: str, vector_tensor: str) -> None:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
             flat = [name for name, shape in shapes.items() if len(shape) == 2]
@@ -328,7 +326,7 @@ class SafetensorsVectors(PlainVectors):
                         f"{self.rows} integers below 2^63 are needed."
                     )
                 self._own = pa.array(own.to(torch.int64).numpy())
-        self._set_ids(ids, record.get(ID_TYPE) if self._own is None else None)
+        self._set_ids(record.get(ID_TYPE) if self._own is None else None)
 
     def _slice(self, start: int, stop: int) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
@@ -477,15 +475,14 @@ class ArrowVectors(ColumnVectors):
 
 
 def open_embeddings(
-    path: Path, *, id_column: str = "id", vector_column: str = "vector", ids: Path | None = None
+    path: Path, *, id_column: str = "id", vector_column: str = "vector"
 ) -> EmbeddingFile:
-    """Open a file by its suffix: .parquet, .arrow (file or stream), .npy or .safetensors.
+    """Open a file by its suffix: .parquet, .arrow (file or stream), .npy or .safetensors. Ids of
+    the last two are those inside, those of `NAME.ids.txt` beside it, or the numbers of the rows.
 
     Args:
         id_column, vector_column: names of the columns (safetensors: of the tensors); the only 2-D
             tensor of a safetensors file may have any name.
-        ids: a text file with one id a line. None reads `NAME.ids.txt` beside a .npy or
-            .safetensors file, or takes the numbers of the rows if there is none.
     Raises: DataError: the file is missing, damaged, empty, of another format, or lacks a column.
     """
     if path.is_dir():
@@ -493,20 +490,15 @@ def open_embeddings(
     if not path.is_file():
         raise DataError(f"{path} is not there; give the path of a file of vectors.")
     suffix = path.suffix.lower()
-    if ids is not None and suffix in (*PARQUET, *ARROW):
-        raise DataError(
-            f"{path} has its ids in its column {id_column!r}; a file of ids goes with .npy or "
-            ".safetensors."
-        )
     try:
         if suffix in PARQUET:
             return ParquetVectors(path, id_column, vector_column)
         if suffix in ARROW:
             return ArrowVectors(path, id_column, vector_column)
         if suffix == ".npy":
-            return NpyVectors(path, ids)
+            return NpyVectors(path)
         if suffix == ".safetensors":
-            return SafetensorsVectors(path, id_column, vector_column, ids)
+            return SafetensorsVectors(path, id_column, vector_column)
     except (OSError, ValueError, EOFError, pa.ArrowException, SafetensorError) as error:
         if isinstance(error, DataError):
             raise

@@ -40,7 +40,7 @@ from evergram.data.reading.rules import (
 )
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.ids import is_text, refuse_repeats
+from evergram.ids import is_text
 
 # The parts of a tuple, in their order.
 TUPLE = ("query", "candidate", "weight", "time")
@@ -271,17 +271,11 @@ def _same_columns(sources: Sequence[InteractionSource]) -> list[str]:
 def interactions_of(
     data: Any,
     names: Mapping[str, str],
-    matrix_ids: Mapping[str, Sequence[int | str] | None],
 ) -> InteractionSource:
     """Return the interactions of a table, a sparse matrix or a list, see `Corpus.of`, by the own
-    names of its columns, or the ids of a matrix's rows and columns."""
+    names of its columns."""
     if _library(data) == "scipy":
-        return source_of(MemoryTable(_from_sparse(data, matrix_ids), "The matrix"), {})
-    if any(ids is not None for ids in matrix_ids.values()):
-        raise DataError(
-            "query_ids and candidate_ids name the rows and columns of a sparse matrix; of a "
-            f"{_kind(data)}, give the columns of ids with query=… and candidate=…."
-        )
+        return source_of(MemoryTable(_from_sparse(data), "The matrix"), {})
     is_list = isinstance(data, (list, tuple)) and len(data) > 0
     if is_list and isinstance(data[0], (tuple, list)) and not hasattr(data[0], "_asdict"):
         return source_of(MemoryTable(table_of(_from_tuples(data), "The list"), "The list"), {})
@@ -361,23 +355,13 @@ def _from_tuples(data: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(TUPLE, columns, strict=False))
 
 
-def _from_sparse(matrix: Any, matrix_ids: Mapping[str, Sequence[int | str] | None]) -> pa.Table:
+def _from_sparse(matrix: Any) -> pa.Table:
     entries = matrix.tocoo()
     stored = entries.data != 0
-    columns: dict[str, Any] = {}
-    for side, place, size in zip(SIDES, (entries.row, entries.col), matrix.shape, strict=True):
-        columns[side] = pa.array(place[stored].astype(np.int64))
-        ids = matrix_ids[side]
-        if ids is None:
-            continue
-        if len(ids) != size:
-            raise DataError(
-                f"{side}_ids has {len(ids)} ids and the matrix {size} "
-                f"{'rows' if side == 'query' else 'columns'}; give one id each."
-            )
-        named = _column(ids, f"{side}_ids")
-        refuse_repeats(pa.chunked_array([named]), f"{side}_ids")
-        columns[side] = named.take(columns[side])
+    columns: dict[str, pa.Array] = {
+        side: pa.array(place[stored].astype(np.int64))
+        for side, place in zip(SIDES, (entries.row, entries.col), strict=True)
+    }
     weight = entries.data[stored]
     if not (weight == 1).all():
         columns["weight"] = pa.array(weight.astype(np.float64))
