@@ -41,7 +41,7 @@ _CHANGES: dict[str, Tables] = {
         "upgrade": {"transform": "residual_mlp"},
     },
     "als-refit": {
-        "model": {"start": "svd"},
+        "model": {"start": "smooth"},
         "task": {"penalty": 0.1, "l2": 0.1},
         "training": {"optimizer": "als", "refit": True, "batch_size": None},
         "upgrade": {"method": "post-lin-mloss", "transform": "orthogonal"},

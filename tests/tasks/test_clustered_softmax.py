@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from tests.support.task_batches import assert_same_gradients, normal
 from torch import Tensor
 
 from evergram.data.sampling import Batch
-from evergram.tasks.clustered_softmax import PUSHES, ClusteredSoftmax
+from evergram.tasks.clustered_softmax import ClusteredSoftmax
 from evergram.tasks.task import Encoded
 
 ROWS = torch.tensor([0, 1, 2, 3, 4, 5, 0, 1, 0, 3, 5, 2])
@@ -79,25 +78,6 @@ def test_as_many_clusters_as_candidates_are_the_exact_softmax() -> None:
     assert_same_gradients(loss, expected, (query, candidate), 1e-9)
 
 
-@pytest.mark.parametrize(("push", "clusters"), [("batch", 3), ("batch", N), ("scores", N)])
-def test_a_push_by_other_pairs_has_the_exact_mean_over_batches(push: str, clusters: int) -> None:
-    """Over every batch of two pairs drawn independently."""
-    query, candidate = tables()
-    task = ClusteredSoftmax(N, 1.0, clusters, rate=1.0, push=push)
-    task = frozen(task, query, candidate)
-    assert task.moments is not None
-    of = task.moments.clusters().assign(candidate.detach())
-    pairs = range(len(ROWS))
-    losses = []
-    for two in itertools.product(pairs, pairs):
-        rows, columns = ROWS[list(two)], COLUMNS[list(two)]
-        losses.append(task(Encoded(query[rows], candidate[columns]), batch_of(rows, columns), {}))
-    loss, exact = torch.stack(losses).mean(), oracle(query, candidate, of, 1.0)
-    slopes = (torch.autograd.grad(each, (query, candidate)) for each in (loss, exact))
-    for one, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
 def test_a_batch_is_learned_from_after_its_loss_and_not_in_evaluation_mode() -> None:
     query, candidate = tables()
     task = ClusteredSoftmax(N, 1.0, 3)
@@ -110,12 +90,11 @@ def test_a_batch_is_learned_from_after_its_loss_and_not_in_evaluation_mode() -> 
     assert not torch.equal(before["moments.push"], task.state_dict()["moments.push"])
 
 
-@pytest.mark.parametrize("push", PUSHES)
-def test_a_first_batch_without_a_candidate_that_weighs_makes_no_cluster(push: str) -> None:
+def test_a_first_batch_without_a_candidate_that_weighs_makes_no_cluster() -> None:
     query, candidate = tables()
     encoded, batch = Encoded(query[ROWS], candidate[COLUMNS]), batch_of(ROWS, COLUMNS)
     weightless = replace(batch, candidate_weight=torch.zeros_like(batch.candidate_weight))
-    task, other = (ClusteredSoftmax(N, 1.0, 3, push=push) for _ in range(2))
+    task, other = (ClusteredSoftmax(N, 1.0, 3) for _ in range(2))
     first = task(encoded, weightless, {})
     first.backward()
     assert math.isfinite(float(first.detach()))
@@ -123,25 +102,25 @@ def test_a_first_batch_without_a_candidate_that_weighs_makes_no_cluster(push: st
     assert math.isfinite(float(task(encoded, weightless, {}).detach()))
 
 
-@pytest.mark.parametrize(("rate", "push"), [("auto", "streamed"), (0.3, "scores")])
-def test_an_interrupted_run_continues_bit_for_bit(rate: float | str, push: str) -> None:
+@pytest.mark.parametrize("rate", ["auto", 0.3])
+def test_an_interrupted_run_continues_bit_for_bit(rate: float | str) -> None:
     def batches(start: int) -> list[tuple[Encoded, Batch]]:
         return [
             (Encoded(query[ROWS], candidate[COLUMNS]), batch_of(ROWS, COLUMNS))
             for query, candidate in (tables(seed) for seed in range(start, start + 40))
         ]
 
-    whole = ClusteredSoftmax(N, 1.0, 4, rate, push)
+    whole = ClusteredSoftmax(N, 1.0, 4, rate)
     for encoded, batch in batches(0):
         whole(encoded, batch, {})
-    again = ClusteredSoftmax(N, 1.0, 4, rate, push)
+    again = ClusteredSoftmax(N, 1.0, 4, rate)
     again(*batches(90)[0], {})  # a state of its own, which the loaded one replaces
     again.load_state_dict(copy.deepcopy(whole.state_dict()))
     for encoded, batch in batches(40):
         assert torch.equal(whole(encoded, batch, {}), again(encoded, batch, {}))
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
-    again.load_state_dict(ClusteredSoftmax(N, 1.0, 4, rate, push).state_dict())
+    again.load_state_dict(ClusteredSoftmax(N, 1.0, 4, rate).state_dict())
     assert again.moments is None
 
 
@@ -171,17 +150,3 @@ def test_the_gradient_nears_the_exact_softmaxs_as_clusters_grow(seed: int) -> No
     for side in range(2):
         one, few, many = (error[side] for error in errors)
         assert many < 0.75 * few < 0.75 * one, errors
-
-
-def test_a_push_by_scores_is_bounded_where_the_sum_lags_behind() -> None:
-    """Scores of 250 meet clusters of rows near 0: e^250 would move a candidate out of sight."""
-    small = normal(6, DIM) * 1e-3, normal(N, DIM, seed=1) * 1e-3
-    task = frozen(ClusteredSoftmax(N, TEMPERATURE, 3, rate=1.0, push="scores"), *small)
-    query, candidate = torch.full((2, 6, DIM), 10 / DIM**0.5, dtype=torch.float64)
-    candidate = candidate[:3].clone().requires_grad_()
-    ids, ones = torch.arange(3), torch.ones(3, 1, dtype=torch.float64)
-    loss = task(Encoded(query[:3], candidate), Batch(ids, ids, ones[:, 0], ones, ones), {})
-    (slope,) = torch.autograd.grad(loss, candidate)
-    pull = query[:3] / TEMPERATURE / 3
-    # At most all of the sum, N times the mean share, of the mean query.
-    torch.testing.assert_close(slope + pull, N * pull)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from evergram.errors import DataError
 from evergram.tasks import log_partition
 from evergram.tasks.kinds import SoftmaxAllSettings
-from evergram.tasks.log_partition import limit_shares, log_partition_sum, warn_without_bfloat16
+from evergram.tasks.log_partition import limit_shares, log_partition_sum
 from evergram.tasks.softmax_all import check_share
 
 
@@ -77,19 +77,6 @@ def test_lower_products_are_near_and_leave_the_setting_as_it_was() -> None:
     for exact, lower in zip(*found, strict=True):
         # 8 bits of mantissa: of rows of unit norm, relative to the largest.
         assert (exact - lower).abs().max() < 2**-6 * exact.abs().max()
-
-
-def test_products_that_stay_float32_are_a_warning_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = torch.eye(3)
-    for can, warnings in ((True, 0), (False, 1)):
-        warn_without_bfloat16.cache_clear()
-        monkeypatch.setattr(log_partition, "multiplies_bfloat16", lambda _, can=can: can)
-        for lower in (False, True, True):
-            log_partition_sum(rows, rows, torch.ones(3), 1.0, lower_products=lower)
-        assert caplog.text.count("training.precision = 'bfloat16'") == warnings
-    warn_without_bfloat16.cache_clear()
 
 
 def by_bisection(weights: list[float], limit: float) -> tuple[list[float], float]:

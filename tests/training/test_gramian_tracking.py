@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.support.fits import Copies, changed, fitted, parts_of, split_of, trainer_of
+from tests.support.fits import changed, fitted, parts_of, split_of
 from tests.support.gramian_population import DIM, FACTORS, SHARE
 from tests.support.shared_training import shared_corpus
 from tests.support.tiny_training import recipe_class
@@ -104,27 +104,6 @@ def test_estimates_of_embeddings_that_stand_still(small: Recipe) -> None:
     # A rival draws adaptively by its own estimates.
     mean = {name: interval.value for name, interval in look.mean(look.gramian).items()}
     assert 0 < mean["adaptive"] < mean["linear"]
-
-
-@pytest.mark.parametrize("kind", ["storm", pytest.param("sogram", marks=pytest.mark.long)])
-def test_what_is_tracked_goes_on_after_any_step(small: Recipe, kind: str) -> None:
-    """Of a run that is resumed, and of one that is saved again before its first step."""
-    recipe = changed(small, "training.batch_size=900")
-    chosen = {
-        "own": {"kind": kind, "batch_size": 32},
-        "pools": {"kind": "sampled", "batch_size": 8, "sampler": "adaptive"},
-    }
-    whole, copies = tracking(recipe, chosen, every=2), Copies()
-    trainer_of(recipe, whole, copies).fit(epochs=2)
-    for state in copies.states[:-1:4]:
-        for _ in range(2):
-            look = tracking(recipe, chosen, every=2)
-            run = trainer_of(recipe, look, Callback())
-            run.load_state(state)
-            state = run.state()
-        run.fit(epochs=2)
-        assert look.steps == whole.steps
-        assert (look.gramian, look.gradient) == (whole.gramian, whole.gradient)
 
 
 @pytest.mark.long

@@ -146,19 +146,15 @@ def diagnose(
     from evergram.evaluation.html_page import write_diagnosis
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
-    from evergram.training.recipe.recipe import refuse_unknown_kinds
 
     if out is not None and out.suffix != ".html":
         raise DataError(f"--out {out} must end in .html.")
     opened = open_lineage(lineage)
     refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade"))
-    values = opened.recipe(opened.newest)
-    refuse_unknown_kinds(values, f"version {opened.newest} of {lineage}")
     diagnosis = diagnose_version(
-        Recipe.stored(values, set_ or []),
+        Recipe.stored(opened.recipe(opened.newest), set_ or []),
         opened,
         steps=steps,
-        every=max(1, steps // 20),
         batch_sizes=batch,
         device=device,
         progress=new_progress(),

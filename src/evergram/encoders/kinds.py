@@ -176,7 +176,7 @@ class FactorizationSettings(IdTableSettings):
     reads_features = False
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
     # What the tables start from: Gaussian rows, or vectors made of the pairs, see `starts/`.
-    start: Literal["random", "smooth", "svd"] = "random"
+    start: Literal["random", "smooth"] = "random"
 
     @model_validator(mode="after")
     def _starts_with_own_rows(self) -> Self:

@@ -13,9 +13,6 @@ from evergram.data.sampling import Batch
 from evergram.gramian.cluster_moments import ClusterMoments, Clusters
 from evergram.tasks.task import Encoded, Moments, Task, score
 
-# How candidates are pushed: by averages of past batches, or by the others of the batch.
-PUSHES = ("streamed", "batch", "scores")
-
 
 class ClusteredSoftmax(Task):
     """Cross entropy of each pair's candidate among all candidates, which K clusters stand for.
@@ -28,7 +25,8 @@ class ClusteredSoftmax(Task):
     a batch is learned from after its loss, but for the first one, which has no other.
 
     A candidate v of cluster k is pushed by the derivative of the same sum through c_k and W,
-    Σ_a p_ak u_a/(n_k τ) + Γ(v − c_k)/(N τ²), Γ = Σ_a u_a ⊗ u_a over queries.
+    Σ_a p_ak u_a/(n_k τ) + Γ(v − c_k)/(N τ²), Γ = Σ_a u_a ⊗ u_a over queries,
+    both averages over past batches.
 
     In evaluation mode (`eval()`) clusters stay as they are; before there are any, the batch's own
     serve, and are forgotten. Until a batch has a candidate of weight above 0, none are pushed.
@@ -38,10 +36,6 @@ class ClusteredSoftmax(Task):
         temperature: τ; the scores are ⟨u, v⟩/τ.
         clusters: K.
         rate: α of the averages, or "auto".
-        push: "streamed", p_ak u_a and Γ are averages over past batches; "batch", they are sums over
-            the batch's other pairs; "scores", over these too, with e^{⟨u, v⟩/τ}/Z of each in place
-            of its cluster's share.
-    Raises: ValueError: another push.
     Source: docs/method.md, "Softmax over clusters".
     """
 
@@ -51,16 +45,12 @@ class ClusteredSoftmax(Task):
         temperature: float = 1.0,
         clusters: int = 512,
         rate: float | str = 0.05,
-        push: str = "streamed",
     ) -> None:
         super().__init__()
-        if push not in PUSHES:
-            raise ValueError(f"The push is {push!r}; it must be one of {', '.join(PUSHES)}.")
         self.size = size
         self.temperature = temperature
         self.number = clusters
         self.rate = rate
-        self.push = push
         # Made by the first batch, which tells D.
         self.moments: ClusterMoments | None = None
 
@@ -77,50 +67,27 @@ class ClusteredSoftmax(Task):
         clusters = kept.clusters().to(candidate)
         logits = query @ clusters.centre.T / self.temperature + clusters.log_share
         shares = logits.detach().softmax(1)
-        if first and self.push == "streamed":
+        if first:
             kept.learn_queries(shares, query.detach())
             clusters = kept.clusters().to(candidate)
         second = (query @ clusters.within * query).sum(-1) / (2 * self.temperature**2)
         partition = torch.logsumexp(logits, dim=1) + second
         loss = partition.mean() + math.log(self.size) - score(encoded).mean() / self.temperature
         # The same sum by the candidates: its gradient counts, and its value is taken off.
-        if self.push == "scores":
-            other = self._by_scores(query.detach(), candidate, partition.detach())
-        else:
-            other = self._by_clusters(query.detach(), candidate, clusters, shares)
-        other = (weight * other).mean()
+        other = (weight * self._pushed(candidate, clusters)).mean()
         if self.training and not first:
-            if self.push == "streamed":
-                kept.learn_queries(shares, query.detach())
+            kept.learn_queries(shares, query.detach())
             kept.learn_candidates(candidate.detach(), weight)
         return loss + other - other.detach()
 
-    def _by_clusters(
-        self, query: Tensor, candidate: Tensor, clusters: Clusters, shares: Tensor
-    ) -> Tensor:
+    def _pushed(self, candidate: Tensor, clusters: Clusters) -> Tensor:
         """Return what has each candidate's push as its gradient, [B]: through its cluster."""
         of = clusters.assign(candidate.detach())
         moved = candidate - clusters.centre[of]
-        if self.push == "streamed":
-            line = (clusters.push[of] * candidate).sum(-1)
-            square = (moved @ clusters.gramian * moved).sum(-1)
-        else:
-            own = shares.gather(1, of[:, None])
-            others = max(1, len(query) - 1)
-            line = (((shares.T @ query)[of] - own * query) * candidate).sum(-1) / others
-            square = (moved @ (query.T @ query) * moved).sum(-1)
-            square = (square - (query * moved).sum(-1).square()) / others
+        line = (clusters.push[of] * candidate).sum(-1)
+        square = (moved @ clusters.gramian * moved).sum(-1)
         line = line / clusters.log_share[of].exp() / self.temperature
         return line + square / (2 * self.temperature**2)
-
-    def _by_scores(self, query: Tensor, candidate: Tensor, partition: Tensor) -> Tensor:
-        """Return what has each candidate's push as its gradient, [B]: by its own scores."""
-        scores = query @ candidate.detach().T / self.temperature
-        # A candidate has at most the whole sum, of which it is one of N terms; Ẑ may be less.
-        shares = (scores - partition[:, None]).clamp(max=math.log(self.size)).exp()
-        pushed = shares.T @ query - shares.diagonal()[:, None] * query
-        others = max(1, len(query) - 1)
-        return (pushed * candidate).sum(-1) / (others * self.temperature)
 
     def _kept(self, rows: Tensor) -> ClusterMoments:
         """Return the clusters, on the device of the rows; the first call makes them."""

@@ -136,9 +136,7 @@ def diagnose(
     *,
     encoder: EncoderModules | None = None,
     steps: int = 200,
-    every: int = 10,
     batch_sizes: list[int] | None = None,
-    sample: int | None = SAMPLE,
     device: str = "auto",
     progress: Progress | bool = True,
 ) -> Diagnosis:
@@ -148,10 +146,8 @@ def diagnose(
     Args:
         recipe: the one it was trained by.
         encoder: the modules that it was trained with, if they were your own.
-        steps: of training on which estimators are compared.
-        every: steps between two measures.
+        steps: of training on which estimators are compared, at 20 of them.
         batch_sizes: entities that each learns from, a step; 128 and 1024 by default.
-        sample: see `Tracking`.
     Raises: DataError, RecipeError: the data is not what it was, or was passed in Python and is
         not now. LineageError, ShapeError: the modules are missing, or are others.
     """
@@ -177,8 +173,8 @@ def diagnose(
     tracking = Tracking(
         rivals(batch_sizes or [128, 1024], recipe.gramian),
         {side: training.counts(side) for side in SIDES},
-        every=every,
-        sample=sample,
+        every=max(1, steps // 20),
+        sample=SAMPLE,
         seed=recipe.seed,
     )
     callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -45,22 +44,17 @@ class ProcessCollectives(Collectives):
 
     Args:
         device: where what has no device yet is exchanged: "cuda" with NCCL.
-    Attributes:
-        received: bytes that this process has received, by kind, counted by what a ring needs: P
-            processes that sum n bytes receive 2n (P − 1)/P each.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.rank: int = torch.distributed.get_rank()
         self.size: int = torch.distributed.get_world_size()
         self.device = device
-        self.received: Counter[str] = Counter()
 
     def sum(self, tensor: Tensor, kind: str) -> Tensor:
         total = tensor.detach().clone().contiguous()
         with self.reaching_others():
             torch.distributed.all_reduce(total)
-        self.received[kind] += 2 * total.nbytes * (self.size - 1) // self.size
         return total
 
     def rows(self, mine: Tensor, count: int, kind: str) -> Tensor:
@@ -97,7 +91,6 @@ class ProcessCollectives(Collectives):
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         with self.reaching_others():
             torch.distributed.all_gather(parts, padded)
-        self.received[kind] += padded.nbytes * (self.size - 1)
         return parts
 
     @contextmanager

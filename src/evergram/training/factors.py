@@ -3,7 +3,7 @@ counts, pairs and files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,29 +159,6 @@ def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Ten
     return vectors
 
 
-def svd_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor]:
-    """Return the `svd_factors` of the matrix, [N, dim] of each side.
-
-    Raises: RecipeError: dim is above the matrix's smaller side.
-    """
-    least = min(matrix.matrix.shape)
-    if dim > least:
-        queries, candidates = matrix.matrix.shape
-        raise RecipeError(
-            f"model.start = 'svd' needs model.dim ≤ the number of queries and of candidates, and "
-            f"it is {dim} of {queries:,} queries and {candidates:,} candidates; lower model.dim, "
-            "or set model.start = 'random'."
-        )
-    return svd_factors(matrix.matrix, dim, seed)
-
-
-# By `model.start`; "random" is what the tables were drawn with.
-STARTS: dict[str, Callable[[NormalisedMatrix, int, int], dict[str, Tensor]]] = {
-    "smooth": smooth_start,
-    "svd": svd_start,
-}
-
-
 def start_tables(encoder: Encoder, model: FactorizationSettings, corpus: Corpus, seed: int) -> None:
     """Write the starting vectors of `model.start` into an encoder's tables, in place.
 
@@ -189,7 +166,7 @@ def start_tables(encoder: Encoder, model: FactorizationSettings, corpus: Corpus,
     zeros would get no gradient from each other. The same seed and number of threads give the same
     bits.
 
-    Raises: RecipeError: the tables cannot start from vectors, or dim is too large.
+    Raises: RecipeError: the tables cannot start from vectors.
     """
     assert isinstance(encoder, Factorization)
     if encoder.tables_folder is not None:
@@ -198,15 +175,13 @@ def start_tables(encoder: Encoder, model: FactorizationSettings, corpus: Corpus,
             "are mapped from files, as training.tables or too little memory has it; set "
             "model.start = 'random', or change the other."
         )
-    vectors = STARTS[model.start](NormalisedMatrix.of(corpus), encoder.dim, seed)
+    vectors = smooth_start(NormalisedMatrix.of(corpus), encoder.dim, seed)
     scale = model.start_scale * encoder.dim**0.5
     scene = encoder.read(corpus)
     for side, table in (("query", encoder.query), ("candidate", encoder.candidate)):
         rows = vectors[side]
-        known = corpus.counts(side) > 0
-        if model.start == "smooth":
-            known &= rows.any(dim=1)  # the others keep their random rows
-            rows = rows if model.normalize else rows * scale
+        known = (corpus.counts(side) > 0) & rows.any(dim=1)  # the others keep their random rows
+        rows = rows if model.normalize else rows * scale
         with torch.no_grad():
             table.weight[scene.inputs[side].table_rows[known]] = rows[known].to(table.weight)
 

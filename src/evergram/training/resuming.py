@@ -31,7 +31,6 @@ from evergram.errors import IntegrityError, RecipeError, TrainingError
 from evergram.training.callbacks import Callback
 from evergram.training.distributed import ProcessCollectives
 from evergram.training.progress import QUIET, Progress
-from evergram.training.recipe.values import flat
 
 if TYPE_CHECKING:
     from evergram.training.build import Companions
@@ -44,9 +43,8 @@ SECONDS = 60.0
 PATIENCE = 50
 FORMAT = "evergram-checkpoint-1"
 SUFFIX = ".safetensors"
-# Ids that are hashed at a time, and keys of a recipe that a sentence names.
+# Ids that are hashed at a time.
 BLOCK = 1 << 20
-NAMED = 5
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 Hashed = str | bytes | memoryview | Tensor
 log: logging.Logger = logging.getLogger(__name__)
@@ -131,7 +129,7 @@ def difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
     theirs = f"({other.get(first)}, here {mine.get(first)})"
     return {
         "": "",
-        "recipe": f"another recipe{_changed_keys(mine['recipe'], other.get('recipe', ''))}",
+        "recipe": "another recipe",
         "torch": f"another torch {theirs}",
         "version": f"another version {theirs}",
         "corpus": "another corpus",
@@ -140,16 +138,6 @@ def difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
         "purpose": "another number of steps",
         "files": "other contents of the files that [prior] or a measure of [task] names",
     }[first]
-
-
-def _changed_keys(mine: str, theirs: str) -> str:
-    try:
-        one, other = (flat(json.loads(text)) for text in (mine, theirs))
-    except (ValueError, AttributeError):  # no JSON, or no table
-        return ""
-    keys = sorted(k for k in {**one, **other} if one.get(k) != other.get(k))
-    more = ", …" if len(keys) > NAMED else ""
-    return f" ({', '.join(keys[:NAMED])}{more} changed)" if keys else ""
 
 
 def files_digest(recipe: Mapping[str, Any]) -> str:

@@ -3,11 +3,9 @@ what a training does for TensorBoard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +26,6 @@ from evergram.evaluation.gramian_error import (
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings, SOGramSettings
 from evergram.training.callbacks import Callback, Point
-from evergram.training.loop import named
 from evergram.training.step import Step
 
 # The name of the run's own estimator in the records.
@@ -42,35 +39,12 @@ class _Shadow:
     """One side of an estimator that learns from entities of its own."""
 
     estimator: GramianEstimator
-    epoch: Callable[[int], Iterator[Draw]]
-    # How many draws the estimator has learned from.
-    learned: int = 0
-    draws: Iterator[Draw] | None = None
+    draws: Iterator[Draw]
     upcoming: Draw | None = None
     before: Tensor | None = None
 
     def next_draw(self, device: torch.device) -> Draw:
-        if self.draws is None:
-            self.draws = self.epoch(self.learned)
         return next(self.draws).to(device)
-
-    def state(self, prefix: str) -> dict[str, Any]:
-        """Return all of it for a checkpoint; the next draw follows from the number of draws."""
-        state: dict[str, Any] = {f"{prefix}learned": self.learned}
-        if self.before is not None:
-            state[f"{prefix}before"] = self.before
-        tensors = self.estimator.state_dict()
-        return state | {f"{prefix}estimator|{name}": value for name, value in tensors.items()}
-
-    def restore(self, state: Mapping[str, Any], prefix: str, device: torch.device) -> None:
-        """Continue from `state(prefix)`, if it is among the names of a checkpoint."""
-        if f"{prefix}learned" not in state:
-            return
-        self.learned = state[f"{prefix}learned"]
-        self.estimator.load_state_dict(named(state, f"{prefix}estimator"))
-        if f"{prefix}before" in state:
-            self.before = state[f"{prefix}before"].to(device, copy=True)
-            self.upcoming = self.next_draw(device)
 
 
 class Tracking(Callback):
@@ -78,7 +52,8 @@ class Tracking(Callback):
 
     The others do not change the run: each draws entities apart, embeds them with the run's
     parameters and is measured as it would be used for the next step; one with a cache is also shown
-    the pairs of the run's step. The first measure counts.
+    the pairs of the run's step. The first measure counts. A resumed run is measured anew, from
+    where it goes on.
 
     Args:
         rivals: settings by name; `sampler` and `batch_size` say what each learns from.
@@ -115,8 +90,6 @@ class Tracking(Callback):
         # Entities that were drawn of each side for a measure; 0 where it was exact.
         self.drawn: dict[str, int] = {}
         self._shadows: dict[str, dict[str, _Shadow]] = {}
-        # The shadows' state in the run that is resumed, until they are made.
-        self._restored: dict[str, Any] = {}
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         run = at.training
@@ -126,10 +99,8 @@ class Tracking(Callback):
         with run.look() as now:
             if not self._shadows:
                 self._shadows = {
-                    name: self._shadow(run, now, settings, f"{place}|")
-                    for place, (name, settings) in enumerate(self.rivals.items())
+                    name: self._shadow(run, now, settings) for name, settings in self.rivals.items()
                 }
-                self._restored = {}
             for shadows in self._shadows.values():
                 self._follow(run, now, shadows, batch.to(at.device))
             if measured:
@@ -158,29 +129,10 @@ class Tracking(Callback):
             name: Interval.mean(each[len(each) // 2 :]) for name, each in errors.items() if each
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        # Shadows that no step has made yet keep their restored state.
-        state = {**self._restored, "steps": list(self.steps), "drawn": dict(self.drawn)}
-        for name in ("gramian", "gradient"):
-            errors: Mapping[str, Sequence[Interval]] = getattr(self, name)
-            state[name] = {k: [asdict(interval) for interval in v] for k, v in errors.items()}
-        for place, shadows in enumerate(self._shadows.values()):
-            for side, shadow in shadows.items():
-                state |= shadow.state(f"{place}|{side}|")
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps, self.drawn = list(state["steps"]), dict(state["drawn"])
-        for name in ("gramian", "gradient"):
-            errors = {k: [Interval(**one) for one in v] for k, v in state[name].items()}
-            setattr(self, name, errors)
-        self._restored = dict(state)
-
     def _shadow(
-        self, run: Step, now: Embeddings, settings: EstimatorSettings, prefix: str
+        self, run: Step, now: Embeddings, settings: EstimatorSettings
     ) -> dict[str, _Shadow]:
-        """Return an estimator of each side, as new, or as it was in the run that is resumed, by its
-        prefix in a checkpoint."""
+        """Return an estimator of each side, as new."""
         shadows: dict[str, _Shadow] = {}
         # One that looks at every entity is shown batches all the same.
         draws_by = settings if isinstance(settings, BatchEstimatorSettings) else SOGramSettings()
@@ -198,8 +150,7 @@ class Tracking(Callback):
                 batch_size=draws_by.batch_size or 1024,
                 seed=self.seed + i,
             )
-            shadows[side] = _Shadow(estimator, partial(draws.epoch, 0, 1 << 40))
-            shadows[side].restore(self._restored, f"{prefix}{side}|", factors.device)
+            shadows[side] = _Shadow(estimator, draws.epoch(0, 1 << 40))
         return shadows
 
     def _follow(
@@ -222,7 +173,6 @@ class Tracking(Callback):
                 shadow.before,
             )
             shadow.estimator.update(rows)
-            shadow.learned += 1
             if shadow.estimator.wants_before:
                 shadow.upcoming = shadow.next_draw(device)
                 shadow.before = now.rows(side, shadow.upcoming.ids)
@@ -322,12 +272,6 @@ class TensorBoard(Callback):
                 bucket_counts=shares.tolist(),
                 global_step=at.step,
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"written": self.written}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.written = state["written"]
 
     def on_end(self, at: Point) -> None:
         self.writer.close()

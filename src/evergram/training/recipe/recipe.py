@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS, DataSettings
 from evergram.encoders.kinds import ENCODERS, EncoderSettings, FactorizationSettings
 from evergram.errors import RecipeError
@@ -18,7 +17,6 @@ from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings, SOGramSettings
 from evergram.kinds import OF_A_RUN, Kinds, Settings, Trait, keys_of, unmet
 from evergram.lineage.paths import RULE, is_name
 from evergram.tasks.kinds import TASKS, PointwiseSettings, TaskSettings
-from evergram.tasks.pointwise_losses import LOSSES
 from evergram.training.priors import PRIORS, PriorSettings, ZeroSettings
 from evergram.training.recipe.split import SPLITS, RandomSplit, SplitSettings
 from evergram.training.recipe.training import TRAININGS, AdaptiveTraining, Metric, Training
@@ -286,26 +284,3 @@ def values_of_file(path: Path) -> dict[str, Any]:
             f"The recipe {path} is not TOML: {error}; correct it there (docs/recipes.md has an "
             "example)."
         ) from error
-
-
-def refuse_unknown_kinds(values: Mapping[str, Any], owner: str) -> None:
-    """Raises: RecipeError: a stored recipe chooses what this process does not know, as it was
-    registered in another.
-
-    Args:
-        owner: whose recipe it is, such as "version 1 of films".
-    """
-    tables = {name: values.get(name) or {} for name in Recipe.kinds}
-    chosen: dict[str, tuple[Collection[str], Any]] = {
-        f"{n}.{k.chooser}": (k, tables[n].get(k.chooser)) for n, k in Recipe.kinds.items()
-    }
-    transform = tables["upgrade"].get("transform")
-    kind = transform.get("kind") if isinstance(transform, dict) else transform
-    chosen["upgrade.transform"] = (TRANSFORMS, kind)
-    chosen["task.loss"] = (LOSSES, tables["task"].get("loss"))
-    for key, name in ((k, n) for k, (known, n) in chosen.items() if n and n not in known):
-        raise RecipeError(
-            f"The recipe of {owner} has {key} = {name!r}, which this process does not know; call "
-            "evergram.diagnose from Python where it is registered, or add it to the package "
-            "(docs/extend/index.md)."
-        )
