@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from evergram.errors import DataError
-from evergram.tasks import log_partition
+from evergram.tasks import softmax_all
 from evergram.tasks.kinds import SoftmaxAllSettings
-from evergram.tasks.log_partition import limit_shares, log_partition_sum
-from evergram.tasks.softmax_all import check_share
+from evergram.tasks.softmax_all import check_share, limit_shares, log_partition_sum
 
 
 def dense(query: Tensor, candidates: Tensor, temperature: float) -> Tensor:
@@ -165,7 +164,7 @@ def test_shares_are_near_the_mean_of_sampled_softmaxes() -> None:
 
 def test_rows_that_have_converged_stay_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row with most of its mass at the limit takes five iterations; the others three."""
-    monkeypatch.setattr(log_partition, "MOST_ITERATIONS", 5)
+    monkeypatch.setattr(softmax_all, "MOST_ITERATIONS", 5)
     logits = torch.cat([3 * normal(256, 4000, seed=1), 30 * normal(1, 4000, seed=2)]).float()
     weights = (logits - logits.amax(1, keepdim=True)).exp()
     _, total = limit_shares(weights.clone(), 0.005, torch.empty_like(weights))

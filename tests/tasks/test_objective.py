@@ -14,10 +14,8 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import Moment
-from evergram.tasks.bpr import BPR
-from evergram.tasks.objective import Objective
-from evergram.tasks.pointwise import Pointwise
-from evergram.tasks.task import Encoded
+from evergram.tasks.pair_tasks import BPR, Pointwise
+from evergram.tasks.task import Encoded, Objective
 
 
 @pytest.mark.long

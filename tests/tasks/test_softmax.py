@@ -14,12 +14,15 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.gramian.estimator import Moment
-from evergram.tasks.bpr import BPR
-from evergram.tasks.objective import mean_squared_norm
-from evergram.tasks.second_order import SecondOrderSoftmax
-from evergram.tasks.softmax import Softmax, StreamedFrequency
-from evergram.tasks.spherical import FORMS, Spherical
-from evergram.tasks.task import Encoded
+from evergram.tasks.pair_tasks import (
+    BPR,
+    FORMS,
+    SecondOrderSoftmax,
+    Softmax,
+    Spherical,
+    StreamedFrequency,
+)
+from evergram.tasks.task import Encoded, mean_squared_norm
 
 
 def test_softmax_masks_repeats_and_corrects_for_frequency() -> None:

@@ -21,7 +21,7 @@ from evergram.tasks.kinds import (
     TASKS,
     PointwiseSettings,
 )
-from evergram.tasks.pointwise import Pointwise
+from evergram.tasks.pair_tasks import Pointwise
 from evergram.tasks.pointwise_losses import LOSSES
 from evergram.tasks.task import Encoded, Spread, Task
 from evergram.training.recipe import Recipe

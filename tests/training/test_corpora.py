@@ -27,8 +27,7 @@ from evergram.lineage.lineage import PairHistory
 from evergram.training import data_source as sources
 from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.corpora import final_split, load_corpus, recorded_recipe, salt_of, split_for
-from evergram.training.data_source import columns_of, source_at
-from evergram.training.first_recipe import Survey, first_recipe, recipe_text
+from evergram.training.first_recipe import Survey, columns_of, first_recipe, recipe_text, source_at
 from evergram.training.recipe import Recipe
 
 AT_RANDOM = Recipe.of({"data": {"kind": "synthetic"}})

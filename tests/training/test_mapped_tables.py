@@ -30,12 +30,11 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training import memory
-from evergram.training.build import build_sampler, prepare
+from evergram.training import build
+from evergram.training.build import build_sampler, needed_bytes, place_tables, prepare
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.distributed import join_processes
 from evergram.training.loop import Trainer
-from evergram.training.memory import needed_bytes, place_tables
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.selection import EarlyStopping
@@ -191,9 +190,9 @@ def test_auto_maps_what_memory_cannot_hold_and_says_so(
     settings, corpus = fit_settings(small)
     in_memory, _ = fit_settings(small, "training.tables=memory")
     needed = needed_bytes(settings.model, schema_of(corpus), 0)
-    monkeypatch.setattr(memory, "machine_memory", lambda: needed)
+    monkeypatch.setattr(build, "machine_memory", lambda: needed)
     assert place_tables(settings, schema_of(corpus), CPU, tmp_path) is None
-    monkeypatch.setattr(memory, "machine_memory", lambda: needed - 1)
+    monkeypatch.setattr(build, "machine_memory", lambda: needed - 1)
     assert place_tables(settings, schema_of(corpus), CPU, tmp_path) == tmp_path
     assert str(tmp_path) in caplog.text
     # What is no row of a table must fit into memory in any case, and so must several processes'.
@@ -203,7 +202,7 @@ def test_auto_maps_what_memory_cannot_hold_and_says_so(
         (settings, 1, 2),
     ):
         monkeypatch.setenv("WORLD_SIZE", str(processes))
-        monkeypatch.setattr(memory, "machine_memory", lambda some=bytes_: some)
+        monkeypatch.setattr(build, "machine_memory", lambda some=bytes_: some)
         with pytest.raises(RecipeError, match=r"needs at least [\d,]+ bytes of memory"):
             place_tables(chosen, schema_of(corpus), CPU, tmp_path)
 

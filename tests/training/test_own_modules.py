@@ -19,7 +19,7 @@ from evergram.errors import DataError, LineageError, RecipeError, ShapeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training import memory
+from evergram.training import build
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
@@ -77,7 +77,7 @@ def test_modules_whose_candidates_are_beyond_memory_are_refused(
     recipe = changed(RECIPE, "task={kind='softmax_all'}", "training.epochs=1")
     # All candidates' vectors of 8 numbers, their gradient, and that of a table.
     needed = 3 * 4 * 8 * len(split_of(recipe).training.candidates)
-    monkeypatch.setattr(memory, "machine_memory", lambda: needed - 1)
+    monkeypatch.setattr(build, "machine_memory", lambda: needed - 1)
     with pytest.raises(RecipeError, match=f"vectors of 8 numbers .* at least {needed:,} bytes"):
         train(recipe, corpus, encoder=modules(corpus), progress=False)
 

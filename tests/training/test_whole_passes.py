@@ -25,7 +25,7 @@ from evergram.encoders.graph.graphsage import GraphSage
 from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training import memory
+from evergram.training import build
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.loop import run_epoch
@@ -383,10 +383,10 @@ def test_candidates_that_are_elsewhere_or_beyond_memory_are_refused(
 ) -> None:
     with pytest.raises(RecipeError, match="'mapped', which needs steps that read a batch's"):
         softmax("training.tables=mapped")
-    monkeypatch.setattr(memory, "machine_memory", lambda: 947)
+    monkeypatch.setattr(build, "machine_memory", lambda: 947)
     with pytest.raises(RecipeError, match=r"all 9 candidates .* 948 bytes"):
         parts_of(softmax(), SOFTMAX)
-    monkeypatch.setattr(memory, "machine_memory", lambda: 948)
+    monkeypatch.setattr(build, "machine_memory", lambda: 948)
     parts_of(softmax(), SOFTMAX)
 
 

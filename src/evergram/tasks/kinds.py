@@ -181,7 +181,7 @@ class PointwiseSettings(TaskSettings):
         return super().traits | traits_where({Trait.SQUARED_LOSS: self.loss == "squared"})
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.pointwise import Pointwise
+        from evergram.tasks.pair_tasks import Pointwise
 
         loss = loss_named(self.loss)
         if self.target == "value" and corpus.has_values:
@@ -205,7 +205,7 @@ class BPRSettings(TaskSettings):
     wants_negatives = True
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.bpr import BPR
+        from evergram.tasks.pair_tasks import BPR
 
         return BPR()
 
@@ -222,7 +222,7 @@ class SoftmaxSettings(TemperedSettings):
     kind: Literal["softmax"] = "softmax"
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.softmax import Softmax
+        from evergram.tasks.pair_tasks import Softmax
 
         return Softmax(len(corpus.candidates), self.temperature)
 
@@ -234,7 +234,7 @@ class SecondOrderSettings(TemperedSettings):
     wants_means = True
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.second_order import SecondOrderSoftmax
+        from evergram.tasks.pair_tasks import SecondOrderSoftmax
 
         return SecondOrderSoftmax(self.temperature)
 
@@ -246,7 +246,7 @@ class SphericalSettings(TemperedSettings):
     wants_means = True
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.spherical import Spherical
+        from evergram.tasks.pair_tasks import Spherical
 
         return Spherical(self.temperature)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from evergram.data.sampling import Batch
 from evergram.errors import DataError
 from evergram.tasks.candidate_neighbours import CandidateNeighbours
-from evergram.tasks.log_partition import log_partition_sum
 from evergram.tasks.task import Encoded, Moments, Task, score
 
 # Where a learned temperature begins, and the least that it may be.
-START, LEAST = 0.1, 0.01
+START, COLDEST = 0.1, 0.01
 
 
 class SoftmaxAll(Task):
@@ -70,7 +74,7 @@ class SoftmaxAll(Task):
         if self._fixed is not None:
             return self._fixed
         assert self.log_temperature is not None
-        return self.log_temperature.exp().clamp(min=LEAST)
+        return self.log_temperature.exp().clamp(min=COLDEST)
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         assert encoded.all_candidates is not None
@@ -117,3 +121,175 @@ def check_share(share: float, candidates: int) -> None:
             f"do not make a whole; it must be above 1/{candidates:,} and below 1, such as "
             f"{min(2 / candidates, (1 + 1 / candidates) / 2):.2g}."
         )
+
+
+# Scores [T, N] that are in memory at once.
+TILE_SCORES = 1 << 24
+# Of a tile, scores that are turned into shares at once: on a processor they stay in its cache.
+CACHED_SCORES = 1 << 18
+
+
+def log_partition_sum(
+    query: Tensor,
+    candidates: Tensor,
+    weight: Tensor,
+    temperature: float,
+    *,
+    largest_share: float | None = None,
+    lower_products: bool = False,
+    tile_scores: int = TILE_SCORES,
+) -> Tensor:
+    """Return Σ_a w_a log Z_a, Z_a = Σ_b exp(⟨u_a, v_b⟩/τ) over all candidates b; differentiable.
+
+    The scores [Q, N] are computed once, a tile of queries at a time, and the gradients with them:
+    ∂/∂u_a = w_a Σ_b p_ab v_b/τ and ∂/∂v_b = Σ_a w_a p_ab u_a/τ, the dense softmax's. No more than
+    `tile_scores` of the scores (or N, if that is more) are in memory at once.
+
+    Args:
+        query: [Q, D].
+        candidates: [N, D].
+        weight: w, [Q]; it has no gradient.
+        temperature: τ.
+        largest_share: q: no p_ab is above it, and log Z_a is the A of `limit_shares`; None is no
+            limit. It needs more than 1/q candidates.
+        lower_products: multiply matrices in bfloat16, with sums in float32, where the processor
+            can; all else is float32.
+        tile_scores: of which a tile is made.
+    """
+    rows = max(1, tile_scores // max(1, len(candidates)))
+    value: Tensor = _LogPartitionSum.apply(  # type: ignore[no-untyped-call]
+        *(query, candidates, weight.detach(), 1 / temperature, rows),
+        *(largest_share, lower_products),
+    )
+    return value
+
+
+class _LogPartitionSum(torch.autograd.Function):
+    """Computes the gradients in the forward pass, while a tile's scores are at hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        candidates: Tensor,
+        weight: Tensor,
+        scale: float,
+        rows: int,
+        largest_share: float | None,
+        lower_products: bool,
+    ) -> Tensor:
+        total = query.new_zeros(())
+        of_query, of_candidates = torch.empty_like(query), torch.zeros_like(candidates)
+        buffer = query.new_empty(min(rows, len(query)), len(candidates))
+        part = len(buffer)
+        if buffer.device.type == "cpu":
+            part = max(1, torch.get_num_threads() * CACHED_SCORES // max(1, len(candidates)))
+        spare = None if largest_share is None else torch.empty_like(buffer[:part])
+        with _products(lower=lower_products):
+            for place, chance in _tiles(query * scale, candidates, buffer):
+                parts = [
+                    _into_shares(rows, largest_share, spare) for rows in torch.split(chance, part)
+                ]
+                value, partition = (torch.cat(columns) for columns in zip(*parts, strict=True))
+                own = weight[place]
+                total += (own * value).sum()
+                pushed = (own * scale / partition)[:, None]
+                of_query[place] = (chance @ candidates) * pushed
+                of_candidates.addmm_(chance.T, query[place] * pushed)
+        ctx.save_for_backward(of_query, of_candidates)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_query, of_candidates = ctx.saved_tensors
+        return of_query * grad, of_candidates * grad, *(None,) * 5
+
+
+def _into_shares(
+    scores: Tensor, largest_share: float | None, spare: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Turn scores [T, N] into p, in place; return log Z [T], and by what rows are to be divided."""
+    most = scores.amax(1, keepdim=True)
+    scores.sub_(most).exp_()
+    if largest_share is not None and spare is not None:
+        value, total = limit_shares(scores, largest_share, spare[: len(scores)])
+    else:
+        total = scores.sum(1)
+        value = total.log()
+    return value + most[:, 0], total
+
+
+def _tiles(query: Tensor, candidates: Tensor, buffer: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield tiles of queries with their scores [T, N], in `buffer`."""
+    for start in range(0, len(query), len(buffer)):
+        place = slice(start, min(start + len(buffer), len(query)))
+        logits = buffer[: place.stop - place.start]
+        torch.mm(query[place], candidates.T, out=logits)
+        yield place, logits
+
+
+@contextmanager
+def _products(*, lower: bool) -> Iterator[None]:
+    """Let float32 matrices be multiplied in bfloat16, if `lower`; leave the setting as it was."""
+    before = torch.get_float32_matmul_precision()
+    if lower:
+        torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        if lower:
+            torch.set_float32_matmul_precision(before)
+
+
+# Newton's method takes one or two; more only where most of the mass is at the limit.
+MOST_ITERATIONS = 50
+# Of a weight of 32 bits beside the largest: where smaller ones underflow, too few may be left for
+# shares that sum to 1.
+LEAST_WEIGHT = 2e-35
+# Of log Z: below it the largest weights, 1, are at the limit in any case, and the least of 32 bits.
+LEAST = -87.0
+
+
+def limit_shares(weights: Tensor, limit: float, spare: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn weights into shares p_b = e_b / (Z + e_b/q), in place; Z is such that they sum to 1.
+
+    They maximise Σ p_b log e_b + H(p) over 0 ≤ p_b ≤ q, Σ p_b = 1, with the entropy
+    H(p) = −1 − Σ (p_b log p_b + (q − p_b) log(1 − p_b/q)); for q → ∞ they are e_b / Σ e. The
+    maximum is A = log Z + q Σ log(1 + e_b/(q Z)) − 1, so that its derivative by log e_b is p_b.
+
+    Args:
+        weights: e, float [T, N], positive, the largest of a row 1; they become p.
+        limit: q, above 1/N.
+        spare: [T, N], written over.
+    Returns: A [T]; and what the rows of p sum to [T], 1 to the precision of Newton's method, by
+        which they are still to be divided.
+    Source: docs/method.md, "No candidate takes more than its share".
+    """
+    inverse = 1 / limit
+    if weights.dtype == torch.float32:
+        weights.clamp_(min=LEAST_WEIGHT)
+    tolerance = torch.finfo(weights.dtype).eps ** 0.5
+    # By log Z the sum falls. Without the limit's term it is below 1, so that this is an upper end.
+    upper = weights.sum(1, keepdim=True).log()
+    lower = torch.full_like(upper, LEAST)
+    # Z is nearer by the mean p_b/q of the softmax; the factor is one that saves an iteration.
+    crowding = torch.linalg.vector_norm(weights, dim=1, keepdim=True).square() * inverse
+    place = upper - 0.6 * torch.log1p(crowding * (-2 * upper).exp())
+    for _ in range(MOST_ITERATIONS):
+        torch.add(place.exp(), weights, alpha=inverse, out=spare)
+        torch.div(weights, spare, out=spare)
+        total = spare.sum(1, keepdim=True)
+        if bool((total - 1).abs().max() < tolerance):
+            break
+        below = total < 1
+        upper, lower = torch.where(below, place, upper), torch.where(below, lower, place)
+        squares = torch.linalg.vector_norm(spare, dim=1, keepdim=True).square()
+        newton = place + total.log() * total / (total - inverse * squares)
+        # The sum need not be concave in log Z, and a step that leaves the ends is halved. A row
+        # that has converged steps onto its end, and stays there while others go on.
+        inside = (newton >= lower) & (newton <= upper)
+        place = torch.where(inside, newton, (lower + upper) / 2)
+    value = place[:, 0] - 1 + limit * weights.mul_(inverse * (-place).exp()).log1p_().sum(1)
+    weights.copy_(spare)
+    return value, total[:, 0]

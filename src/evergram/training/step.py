@@ -17,8 +17,7 @@ from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
 from evergram.gramian.penalty import contributions, preconditioner
-from evergram.tasks.objective import Loss, Objective
-from evergram.tasks.task import Encoded, Moments, Spread
+from evergram.tasks.task import Encoded, Loss, Moments, Objective, Spread
 from evergram.training.distributed import Part, learned_from, part_of, sum_gradients
 from evergram.training.joint import JointAlignment
 from evergram.training.optimizers import decay_rates
