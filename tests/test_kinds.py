@@ -18,7 +18,7 @@ from evergram.encoders.kinds import ENCODERS, EncoderSettings
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, SOGramSettings
-from evergram.kinds import Kinds, KindSettings, Needs, Settings, Trait, kind_of
+from evergram.kinds import Kinds, Needs, Trait, kind_of
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.training import AdaptiveTraining
 
@@ -118,11 +118,6 @@ def test_a_new_setting_is_one_line_in_one_class(monkeypatch: pytest.MonkeyPatch)
     assert '"margin"' in json.dumps(Recipe.model_json_schema())
 
 
-class Untyped(KindSettings):
-    kind: Literal["untyped"] = "untyped"
-    width: Unknown  # type: ignore[name-defined] # noqa: F821
-
-
 def test_a_kind_of_the_package_is_not_replaced_and_a_class_says_its_name() -> None:
     table = Kinds("gramian", ESTIMATORS.values())
 
@@ -139,8 +134,6 @@ def test_a_kind_of_the_package_is_not_replaced_and_a_class_says_its_name() -> No
         table["other"] = Mine
     with pytest.raises(ValueError, match="has the name of"):
         Kinds("gramian", (SOGramSettings, SOGramSettings))
-    with pytest.raises(RecipeError, match=r"A key of Untyped has a type that tests\.test_kinds"):
-        Kinds[Settings]("shape", (Untyped,))
 
 
 def test_an_encoder_that_is_passed_in_python_has_no_size_in_the_recipe(

@@ -15,7 +15,6 @@ the two and writes the error. No pair of settings is forbidden by a rule of its 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from enum import Enum
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
@@ -150,20 +149,6 @@ class KindSettings(Settings):
 
     kind: str = ""
 
-    @contextmanager
-    def naming_slips(self, page: str) -> Iterator[None]:
-        """Let a slip in the `build` of a user's class be a RecipeError that names it and a page of
-        docs/extend."""
-        try:
-            yield
-        except (TypeError, AttributeError, NameError, ImportError) as error:
-            if type(self).__module__.startswith("evergram."):
-                raise
-            raise RecipeError(
-                f"{type(self).__name__}.build raises {type(error).__name__}: {error}; correct the "
-                f"class (docs/extend/{page}.md)."
-            ) from error
-
 
 def kind_of(settings: type[BaseModel]) -> str:
     """Return the kind of a class of settings."""
@@ -208,7 +193,7 @@ class Kinds(dict[str, type[S]]):
         chooser: the key that chooses among them.
         default: the name that is chosen where none is written; None is the first.
         required: whether a name must be written.
-    Raises: RecipeError: a name is a kind's of the package, or a key's type is not known.
+    Raises: RecipeError: a name is a kind's of the package.
     """
 
     def __init__(
@@ -243,11 +228,6 @@ class Kinds(dict[str, type[S]]):
             raise RecipeError(
                 f"The kind {kind!r} is the package's own {self.own[kind].__name__}; give "
                 f"{settings.__name__} another name."
-            )
-        if settings.model_rebuild(raise_errors=False) is False:
-            raise RecipeError(
-                f"A key of {settings.__name__} has a type that {settings.__module__} does not "
-                "know; import the types of its keys there, outside of `if TYPE_CHECKING`."
             )
         chooser = settings.model_fields.get(self.chooser)
         if chooser is None or kind not in get_args(chooser.annotation):

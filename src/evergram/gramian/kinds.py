@@ -65,14 +65,13 @@ class EstimatorSettings(KindSettings):
     ) -> GramianEstimator:
         """Return what `build` does.
 
-        Raises: RecipeError: it fails, or returns no estimator with a float32 matrix [D, D + K].
+        Raises: RecipeError: it returns no estimator with a float32 matrix [D, D + K].
         """
         import torch
 
         from evergram.gramian.estimator import GramianEstimator
 
-        with self.naming_slips("estimator"):
-            estimator = self.build(dim, measure, factors, file)
+        estimator = self.build(dim, measure, factors, file)
         matrix, shape = getattr(estimator, "matrix", None), (dim, dim + factors.shape[1])
         # float32, unless a test of the mathematics asks torch for float64.
         wanted = (torch.get_default_dtype(), shape)

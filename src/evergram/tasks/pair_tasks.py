@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evergram.data.sampling import Batch
-from evergram.errors import ShapeError, TrainingError
+from evergram.errors import ShapeError
 from evergram.tasks.pointwise_losses import PairLoss, loss_named
 from evergram.tasks.task import Encoded, Moments, Task, score
 
@@ -38,9 +38,7 @@ class Pointwise(Task):
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         """Return the mean loss of the batch's pairs.
 
-        Raises:
-            ShapeError: the function returned something else than one number a pair.
-            TrainingError: what it returned does not depend on the scores.
+        Raises: ShapeError: the function returned something else than one number a pair.
         """
         scores = score(encoded)
         losses = self.function(scores, batch.target)
@@ -49,11 +47,6 @@ class Pointwise(Task):
             raise ShapeError(
                 f"The pointwise loss returned {shape}; it must return a tensor of shape "
                 f"{list(scores.shape)}, the loss of each pair: leave the mean to the task."
-            )
-        if scores.requires_grad and not losses.requires_grad:
-            raise TrainingError(
-                "The pointwise loss returned a tensor without a gradient; compute it from the "
-                "scores with torch's functions, without detach(), item() or NumPy."
             )
         return losses.mean()
 

@@ -276,10 +276,8 @@ def _objective(
 ) -> Objective:
     """Return the task's loss with its penalties, by priors [N, K] and measures [N, R]."""
     task, strengths = settings.task, settings.strengths
-    with task.naming_slips("task"):
-        built = task.build(corpus)
     objective = Objective(
-        built,
+        task.build(corpus),
         strengths.penalty,
         strengths.l2,
         dict.fromkeys(SIDES, task.orthogonal_weight),

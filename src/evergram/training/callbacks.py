@@ -15,7 +15,6 @@ from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import TrainingError
 from evergram.gramian.estimator import GramianEstimator
-from evergram.training.optimizers import id_tables
 from evergram.training.progress import Handle, Progress
 from evergram.training.step import Step
 
@@ -111,14 +110,11 @@ class Limits(Callback):
 
 
 class SoundNumbers(Callback):
-    """Raises TrainingError after an epoch whose objective is not finite, and names `rates`, by key
-    of [training]; and where an estimator's moment is not a Gramian, after each epoch and each of a
-    run's first steps, before the loss is wrong."""
+    """Raises TrainingError after an epoch whose objective is not finite; and where an estimator's
+    moment is not a Gramian, after each epoch and each of a run's first steps, before the loss is
+    wrong."""
 
     everywhere = True
-
-    def __init__(self, rates: Mapping[str, float]) -> None:
-        self.rates = rates
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         if at.step <= FIRST and bool(torch.isfinite(objective)):
@@ -139,15 +135,9 @@ class SoundNumbers(Callback):
                     "or train with another gramian.kind to see whether the learning rates are too "
                     "high."
                 )
-        # Modules of one's own may have no table.
-        rates = ", ".join(
-            f"training.{name} ({rate})"
-            for name, rate in self.rates.items()
-            if name != "table_rate" or id_tables(run.encoder)
+        raise TrainingError(
+            f"{said}; lower training.table_rate, training.layer_rate or task.penalty."
         )
-        penalty = list(run.step.objective.penalty)
-        other = f" or task.penalty ({penalty})" if any(penalty) else ""
-        raise TrainingError(f"{said}; lower {rates}{other}.")
 
 
 def refuse_wrong_moments(step: Step) -> None:

@@ -259,7 +259,7 @@ class _Job:
         chosen = identity, context.checkpoints, context.progress
         run.callbacks += [
             Checkpoints(folder, context.title, *chosen),
-            SoundNumbers(settings.rates),
+            SoundNumbers(),
         ]
         if stopping is not None:
             stopping.copied = run.copied

@@ -174,21 +174,6 @@ class FitSettings:
         return found.get("training.optimizer") or found.get("training.tables", "")
 
     @property
-    def rates(self) -> dict[str, float]:
-        """The learning rates that parameters of the encoder have, by the recipe's key of
-        [training]."""
-        training = self.training
-        if not isinstance(training, StepSettings):
-            return {}
-        rates = {
-            "table_rate": self.table_rate,
-            "feature_rate": training.feature_table_rate,
-            "layer_rate": training.layer_rate,
-        }
-        keys = type(training).model_fields.keys() & set(self.model.rates)
-        return {name: rate for name, rate in rates.items() if name in keys}
-
-    @property
     def version_seed(self) -> int:
         """The seed of the version's start and of its order of batches.
 
