@@ -17,7 +17,7 @@ from evergram.training.build import prepare
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.recipe.training import AdaptiveTraining
+from evergram.training.recipe.tables import AdaptiveTraining
 
 ENCODERS = {
     "factorization": [],

@@ -31,12 +31,15 @@ from evergram.gramian.kinds import (
 )
 from evergram.kinds import Kinds, Needs, Positive, Rate, Settings, Trait, Weight
 from evergram.tasks.kinds import TASKS, TaskSettings
-from evergram.training.recipe.split import SPLITS, RandomSplit, SplitSettings, TimeSplit
-from evergram.training.recipe.training import (
+from evergram.training.recipe.tables import (
+    SPLITS,
     TRAININGS,
     AdamTraining,
     AdaptiveTraining,
+    RandomSplit,
+    SplitSettings,
     StepSettings,
+    TimeSplit,
     Training,
 )
 from evergram.training.recipe.upgrade import (

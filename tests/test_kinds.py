@@ -20,7 +20,7 @@ from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, SOGramSettings
 from evergram.kinds import Kinds, Needs, Trait, kind_of
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import AdaptiveTraining
+from evergram.training.recipe.tables import AdaptiveTraining
 
 ROOT = Path(__file__).parents[1]
 BASE: dict[str, Any] = {"data": {"kind": "synthetic"}}

@@ -26,7 +26,7 @@ from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
-from evergram.training.recipe.split import TimeSplit
+from evergram.training.recipe.tables import TimeSplit
 from reproduction.comparison.consumer_scores import ConsumerScores
 from reproduction.comparison.consumer_tasks import ConsumerTask, consumer_tasks
 from reproduction.comparison.report import write_comparison

@@ -40,7 +40,7 @@ from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder, warned
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import AdaptiveTraining
+from evergram.training.recipe.tables import AdaptiveTraining
 from evergram.training.resuming import CheckpointSettings
 from evergram.training.selection import (
     EXPONENTS,

@@ -29,8 +29,8 @@ from evergram.training.factors import (
     prior_constant,
     smooth_start,
 )
-from evergram.training.priors import FilesSettings, SVDSettings
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.tables import FilesSettings, SVDSettings
 
 
 def corpus_of(seed: int = 0) -> Corpus:

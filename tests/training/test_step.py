@@ -29,7 +29,7 @@ from evergram.training.loop import run_epoch
 from evergram.training.optimizers import DenseAdam, RowAdagrad, build_optimizers, decay_rates
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.recipe.training import StepSettings
+from evergram.training.recipe.tables import StepSettings
 from evergram.training.step import Step, turn_gradients
 
 PAIRS = Corpus.from_tables(pa.table({"query": [*"aabbcc"], "candidate": [*"xyxzyz"]}))

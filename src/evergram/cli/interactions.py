@@ -40,7 +40,7 @@ def init(
     """
     from evergram.atomic_files import write_text
     from evergram.training.first_recipe import first_recipe
-    from evergram.training.recipe.training import StepSettings
+    from evergram.training.recipe.tables import StepSettings
 
     if out.suffix != ".toml":
         raise DataError(f"--out {out} must end in .toml.")

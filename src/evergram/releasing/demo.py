@@ -20,7 +20,7 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.split import TimeSplit
+from evergram.training.recipe.tables import TimeSplit
 
 
 @dataclass(frozen=True)

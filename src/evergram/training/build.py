@@ -42,7 +42,7 @@ from evergram.training.factors import build_measures, prior_constant, sparse_wei
 from evergram.training.joint import JointAlignment
 from evergram.training.optimizers import build_optimizers
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.recipe.training import MAPPED, StepSettings
+from evergram.training.recipe.tables import MAPPED, StepSettings
 from evergram.training.step import Step
 from evergram.training.sweeps import SweepStep
 

@@ -26,7 +26,7 @@ from evergram.kinds import kind_of
 from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.split import GivenSplit, RandomSplit, SplitSettings, TimeSplit
+from evergram.training.recipe.tables import GivenSplit, RandomSplit, SplitSettings, TimeSplit
 
 # Fewer interactions than this are rarely enough to hold pairs out of.
 FEW = 200

@@ -25,7 +25,7 @@ from evergram.training.loop import Trainer
 from evergram.training.progress import QUIET, Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.recipe.training import TrainingSettings
+from evergram.training.recipe.tables import TrainingSettings
 from evergram.training.recipe.upgrade import GradientUpgrade
 from evergram.training.resuming import AUTOMATIC, Checkpoints, CheckpointSettings, run_identity
 from evergram.training.selection import (

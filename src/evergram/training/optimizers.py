@@ -11,7 +11,7 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.mapped_tensors import zeros_beside
 from evergram.errors import RecipeError
 from evergram.training.joint import JointAlignment
-from evergram.training.recipe.training import StepSettings
+from evergram.training.recipe.tables import StepSettings
 
 
 def id_tables(encoder: Encoder) -> list[nn.Parameter]:

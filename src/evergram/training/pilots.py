@@ -21,7 +21,7 @@ from evergram.kinds import OF_A_RUN, Trait
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings, batch_size_of, rate_of, strengths_of
-from evergram.training.recipe.training import StepSettings, Training
+from evergram.training.recipe.tables import StepSettings, Training
 from evergram.training.selection import FREE, SELECTING, distinct
 
 # Training pairs up to which a training takes seconds.

@@ -25,8 +25,8 @@ from evergram.tasks.kinds import (
 )
 from evergram.training.factors import build_measures
 from evergram.training.fit import Trained
-from evergram.training.priors import ConstantSettings, ZeroSettings
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.tables import ConstantSettings, ZeroSettings
 
 # Candidates whose outer products are summed at once.
 BLOCK = 65_536

@@ -22,7 +22,7 @@ from evergram.training.recipe.fit_settings import (
     rate_of,
     strengths_of,
 )
-from evergram.training.recipe.split import TimeSplit
+from evergram.training.recipe.tables import TimeSplit
 from evergram.training.recipe.upgrade import METHODS, UPGRADES
 from evergram.training.recipe.values import overridden
 

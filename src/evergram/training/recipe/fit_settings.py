@@ -28,9 +28,8 @@ from evergram.errors import DataError
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.kinds import Trait, unmet
 from evergram.tasks.kinds import TaskSettings
-from evergram.training.priors import PriorSettings
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import AdamTraining, StepSettings, Training
+from evergram.training.recipe.tables import AdamTraining, PriorSettings, StepSettings, Training
 
 PENALTY, PENALTY_POWER = 66.0, 0.25
 L2 = 0.5

@@ -17,9 +17,18 @@ from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings, SOGramSettings
 from evergram.kinds import OF_A_RUN, Kinds, Settings, Trait, keys_of, unmet
 from evergram.lineage.paths import RULE, is_name
 from evergram.tasks.kinds import TASKS, PointwiseSettings, TaskSettings
-from evergram.training.priors import PRIORS, PriorSettings, ZeroSettings
-from evergram.training.recipe.split import SPLITS, RandomSplit, SplitSettings
-from evergram.training.recipe.training import TRAININGS, AdaptiveTraining, Metric, Training
+from evergram.training.recipe.tables import (
+    PRIORS,
+    SPLITS,
+    TRAININGS,
+    AdaptiveTraining,
+    Metric,
+    PriorSettings,
+    RandomSplit,
+    SplitSettings,
+    Training,
+    ZeroSettings,
+)
 from evergram.training.recipe.upgrade import UPGRADES, JointUpgrade, UpgradeSettings
 from evergram.training.recipe.values import copied, overridden, override_keys, resolve_paths
 from evergram.validation import sentence_of
