@@ -34,7 +34,7 @@ from evergram.data.sampling import Draw
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.errors import EvergramError, RecipeError, TrainingError
+from evergram.errors import EvergramError, TrainingError
 from evergram.training import selection
 from evergram.training.distributed import (
     _leave,
@@ -103,13 +103,11 @@ def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) 
     assert join_processes(CPU) is ALONE
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("EVERGRAM_PROCESS_TIMEOUT", "nan")
-    with pytest.raises(RecipeError, match="_TIMEOUT is 'nan'"):
+    with pytest.raises(TrainingError, match=r"NaN.*EVERGRAM_PROCESS_TIMEOUT"):
         join_processes(CPU)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for wrong in ("two", "-1", "2"):  # of GPUs 0 and 1
-        monkeypatch.setenv("LOCAL_RANK", wrong)
-        with pytest.raises(RecipeError, match=f"LOCAL_RANK is '{wrong}'.*from 0 to 1"):
-            join_processes(torch.device("cuda"))
+    monkeypatch.setenv("LOCAL_RANK", "two")
+    with pytest.raises(TrainingError, match="'two'"):
+        join_processes(torch.device("cuda"))
 
 
 def group_threads() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator
 from typing import Any, Self
@@ -12,10 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-log: logging.Logger = logging.getLogger(__name__)
-
-# Similarities that are in memory at once, and beyond which they are said to take long.
-BLOCK, MANY = 1 << 24, 1 << 34
+# Similarities that are in memory at once.
+BLOCK = 1 << 24
 # Of a matrix in compressed rows.
 PARTS = ("starts", "columns", "values")
 
@@ -65,12 +62,6 @@ class CandidateNeighbours(nn.Module):
         # Of each candidate, how many others share a query with it, at most.
         most = torch.zeros(candidates, dtype=torch.int64)
         most = most.index_add_(0, candidate, of_query[query]).clamp_(max=candidates)
-        if int(most.sum()) > MANY:
-            log.warning(
-                f"task.neighbour_share compares up to {int(most.sum()):,} pairs of candidates that "
-                "share a query before the first step, which takes long; set it to 0 to train "
-                "without neighbours."
-            )
         k = max(1, min(k, candidates - 1))
         nearest = torch.empty(candidates, k, dtype=torch.int64)
         share = torch.empty(candidates, k)

@@ -151,24 +151,17 @@ def _refuse_too_few(split: Split, interactions: int, kind: str) -> None:
     """Raises: DataError: no pair is left to choose an epoch by, or none to test by."""
     if len(split.selection) and (len(split.test) or split.untested):
         return
-    dropped = "".join(
-        f", {count} {why}"
-        for count, why in (
-            (split.unknown_queries, "left out as training knows nothing of their query"),
-            (split.trained_before, "as an earlier version was trained on them"),
-            (split.in_training, "as the training data has them, too"),
-        )
-        if count
-    )
+    left_out = split.unknown_queries + split.trained_before + split.in_training
     remedy = (
-        "give a data.test with other pairs of queries and candidates of the training data"
+        "Give a data.test with other pairs of queries and candidates of the training data"
         if kind == "given"
-        else f"give more data, at best {FEW} interactions or more, in which queries come more than "
+        else f"Give more data, at best {FEW} interactions or more, in which queries come more than "
         "once with several candidates, or hold out more in [split]"
     )
     raise DataError(
         f"The split holds out too few pairs to judge a model by: of {interactions} interactions "
-        f"{len(split.selection)} to choose an epoch and {len(split.test)} to test{dropped}; "
+        f"{len(split.selection)} to choose an epoch and {len(split.test)} to test; "
+        f"{left_out} more are of queries that training does not know, or were trained on. "
         f"{remedy}."
     )
 

@@ -27,14 +27,12 @@ from torch import Tensor, nn
 from evergram.collectives import ALONE, Collectives, process_count
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.encoder import Encoder
-from evergram.errors import RecipeError, TrainingError
+from evergram.errors import TrainingError
 
 # The variable of the seconds that a process waits for the others.
 TIMEOUT = "EVERGRAM_PROCESS_TIMEOUT"
 # The first process may write a large checkpoint for long while the others wait.
 SECONDS = 3600.0
-# More seconds than that, a lifetime, are no time to wait.
-MOST = 10**9
 # Between the seeds of processes whose modules draw at random, as dropout does.
 SEEDS_APART = 7_919_000_003
 
@@ -117,22 +115,22 @@ def join_processes(device: torch.device) -> Collectives:
 
     Args:
         device: "cuda" makes it this process's own GPU, by LOCAL_RANK.
-    Raises: RecipeError: a variable of the environment is not a number, or there is no such GPU.
-        TrainingError: the others cannot be reached.
+    Raises: TrainingError: the others cannot be reached, or there is no such GPU.
     """
     if process_count() == 1:
         return ALONE
     if not torch.distributed.is_initialized():
-        if device.type == "cuda":
-            torch.cuda.set_device(_own_gpu())
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        limit = timedelta(seconds=_timeout())
         try:
+            if device.type == "cuda":
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
+            limit = timedelta(seconds=float(os.environ.get(TIMEOUT) or SECONDS))
             torch.distributed.init_process_group(backend, timeout=limit)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OverflowError) as error:
             raise TrainingError(
                 f"The processes of this training cannot reach each other ({error}); start them all "
-                "with torchrun, with the same --rdzv-endpoint on every machine."
+                "with torchrun, at most one for each GPU, with the same --rdzv-endpoint on every "
+                f"machine, and set {TIMEOUT} to seconds or not at all."
             ) from error
         atexit.register(_leave)
     return ProcessCollectives(device)
@@ -141,32 +139,6 @@ def join_processes(device: torch.device) -> Collectives:
 def _leave() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def _own_gpu() -> int:
-    """Return the number of this process's GPU. Raises: RecipeError."""
-    text, there = os.environ.get("LOCAL_RANK") or "0", torch.cuda.device_count()
-    if not (text.isdecimal() and int(text) < there):
-        raise RecipeError(
-            f"LOCAL_RANK is {text!r}, and this machine's GPUs are numbered from 0 to {there - 1}; "
-            "start at most one process for each GPU by torchrun, which sets it, or use --device "
-            "cpu."
-        )
-    return int(text)
-
-
-def _timeout() -> float:
-    """Return the seconds that a process waits for the others. Raises: RecipeError."""
-    text = os.environ.get(TIMEOUT, "")
-    try:
-        value = float(text or SECONDS)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= MOST:
-        raise RecipeError(
-            f"{TIMEOUT} is {text!r}; it must be a number from 0 to {MOST:,}, or not be set."
-        )
-    return value
 
 
 def seed_of_process(encoder: Encoder, seed: int, collectives: Collectives) -> int:

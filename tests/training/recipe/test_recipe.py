@@ -72,7 +72,7 @@ WRONG = [
     ("upgrade.method=magic", "keep-all"),
     ("upgrade.method=non-bc|upgrade.transform=affine", "a transform that is not fitted"),
     ("upgrade.method=post-closed|upgrade.transform=residual_mlp", "closed form"),
-    ("model.hash_rows=9|model.start=svd", "hash_rows"),
+    ("model.hash_rows=9|model.start=smooth", "hash_rows"),
     # What needs something of another table: the key, and what it needs.
     ("split.kind=given", "split.kind is 'given', which needs a file of test pairs"),
     ("data={kind='python', columns={query='user'}}", "data.columns is {'query': 'user'}, which"),
@@ -98,8 +98,8 @@ WRONG = [
     ("training.optimizer=adam|training.tables=mapped", "moves some rows"),
     ("training.optimizer=adam|training.rescale_rows=true", "model.normalize = true"),
     ("training.epochs=0", "model.start"),
-    ("training.epochs=0|model.start=svd", "post-closed"),
-    ("training.epochs=0|model.start=svd|upgrade.start=previous", "upgrade.start other than"),
+    ("training.epochs=0|model.start=smooth", "post-closed"),
+    ("training.epochs=0|model.start=smooth|upgrade.start=previous", "upgrade.start other than"),
 ]
 
 
