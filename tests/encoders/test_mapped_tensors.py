@@ -204,16 +204,3 @@ def test_rows_are_uniform_and_independent_of_seed_and_table() -> None:
         expected = len(ids) / size
         chi = float(((torch.bincount(rows, minlength=size) - expected) ** 2 / expected).sum())
         assert abs(chi - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
-
-
-@pytest.mark.parametrize(("size", "count"), [(1, 5), (30, 7), (2_000, 4_000)])
-def test_the_share_of_ids_in_shared_rows_is_counted(size: int, count: int) -> None:
-    ids, hashing = pa.array(np.arange(size)), HashedRows(count)
-    rows = hashing.rows(ids, "id").tolist()
-    shared = sum(rows.count(row) > 1 for row in rows) / size
-    assert hashing.shared(ids, "id") == pytest.approx(shared)
-    expected = 1 - (1 - 1 / count) ** (size - 1)
-    assert shared == pytest.approx(
-        expected, abs=5 * (expected * (1 - expected) / size) ** 0.5 + 0.05
-    )
-    assert hashing.shared(ids[:0], "id") == 0

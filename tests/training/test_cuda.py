@@ -50,7 +50,6 @@ KINDS = {
     "task.clusters=16",
     "softmax, neighbours": f"{SOFTMAX} task.neighbour_share=0.2 training.rescale_rows=true",
     "smooth start": f"{SOFTMAX} model.start=smooth",
-    "svd start": "model.start=svd",
     "popularity": f"{SOFTMAX} model.popularity=auto",
     "hashed rows": "model.hash_rows=64",
     "two towers": "model.kind=two_tower",

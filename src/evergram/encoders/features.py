@@ -229,12 +229,3 @@ class HashedRows:
         if ids.null_count:
             rows[torch.from_numpy(ids.is_null().to_numpy(zero_copy_only=False).copy())] = -1
         return rows
-
-    def shared(self, ids: pa.Array, table: str) -> float:
-        """Return the share of distinct ids [n] that have their row together with another of them.
-
-        The expectation is 1 − (1 − 1/N)^(n − 1).
-        """
-        counts = torch.bincount(self.rows(ids, table), minlength=self.count)
-        alone = int((counts == 1).sum())
-        return 1 - alone / len(ids) if len(ids) else 0.0

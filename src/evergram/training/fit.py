@@ -15,7 +15,7 @@ from torch import Tensor
 from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.features import SIDES
 from evergram.evaluation.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import selection
@@ -183,7 +183,6 @@ def fit_encoder(
         trained += an_epoch * run.epoch
     measured = judge(encoder, split, recipe, job.test_queries(encoder, split, trained), together)
     warnings = warned(settings, stopping, ended, context.title)
-    warnings += _shared_rows(encoder.schema, context.title)
     for sentence in warnings if context.warns and together.is_first else ():
         log.warning(sentence)
     return replace(
@@ -339,8 +338,6 @@ def judge(
 
 # The objective grows if it ends this many times above its first epoch's.
 RISEN = 1.1
-# The share of ids that share their rows, above which more rows would help.
-SHARED = 0.25
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -368,19 +365,4 @@ def warned(
             f"{objectives[-1]:.4g}, so steps are too long; lower "
             "training.layer_rate or training.table_rate, or set training.precondition = 0."
         )
-    return sentences
-
-
-def _shared_rows(schema: Schema, title: str) -> list[str]:
-    """Return a sentence for each hashed table in which more than a share of ids share rows."""
-    sentences = []
-    for table in schema.hashed_tables:
-        assert schema.hashing is not None
-        ids, count = schema.vocabularies[table].keys, schema.hashing.count
-        shared = schema.hashing.shared(ids, table)
-        if shared > SHARED:
-            sentences.append(
-                f"{title}: of the {len(ids):,} ids in {table}, {100 * shared:.0f} % share one of "
-                f"{count:,} rows with another id; raise model.hash_rows."
-            )
     return sentences

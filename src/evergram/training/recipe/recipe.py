@@ -278,18 +278,13 @@ def values_of_file(path: Path) -> dict[str, Any]:
     """Return the values of a TOML file, unchecked. Raises: RecipeError: as `Recipe.load`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"There is no recipe {path}; give the path of a TOML file.") from None
     except OSError as error:
         raise RecipeError(
-            f"The recipe {path} cannot be read: {error.strerror}; give the path of a TOML file."
+            f"There is no recipe at {path} that can be read: {error.strerror}; give the path of a "
+            "TOML file."
         ) from error
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"The recipe {path} is not text in UTF-8; save it as UTF-8.") from error
-    except RecursionError as error:
-        raise RecipeError(f"The recipe {path} has too many brackets; take some out.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise RecipeError(
-            f"The recipe {path} is not TOML: {error}; correct it there (docs/recipes.md has an "
-            "example)."
+            f"The recipe {path} is not TOML in UTF-8: {error}; correct it there (docs/recipes.md "
+            "has an example)."
         ) from error

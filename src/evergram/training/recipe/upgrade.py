@@ -195,6 +195,15 @@ class Upgrades(Kinds[UpgradeSettings]):
                 del kept[key]
         return kept
 
+    def unknown(self, key: str, settings: type[UpgradeSettings], name: str) -> str:
+        if any(key in each.model_fields for each in TRANSFORMS.values()):
+            return (
+                f"upgrade.{key} is used with upgrade.transform = "
+                f"{' or '.join(repr(k) for k, t in TRANSFORMS.items() if key in t.model_fields)} "
+                "only; leave it out, or change upgrade.transform"
+            )
+        return super().unknown(key, settings, name)
+
 
 UPGRADES: Upgrades = Upgrades(
     "upgrade",
