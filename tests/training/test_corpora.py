@@ -24,7 +24,7 @@ from evergram.data.split import HeldOut, PairHash, TrainedPairs, random_split, w
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.lineage import PairHistory
-from evergram.training import data_source as sources
+from evergram.training import first_recipe as sources
 from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.corpora import final_split, load_corpus, recorded_recipe, salt_of, split_for
 from evergram.training.first_recipe import Survey, columns_of, first_recipe, recipe_text, source_at

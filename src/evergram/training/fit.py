@@ -179,8 +179,7 @@ def fit_encoder(
         if encoder.popularity is not None and popularity is not None:
             encoder.popularity.exponent = popularity.exponent  # with the counts of all it has seen
         last = {"steps": steps, "interactions": len(split.training), "seconds": run.seconds}
-        seconds += run.seconds
-        trained += an_epoch * run.epoch
+        seconds, trained = seconds + run.seconds, trained + an_epoch * run.epoch
     measured = judge(encoder, split, recipe, job.test_queries(encoder, split, trained), together)
     warnings = warned(settings, stopping, ended, context.title)
     for sentence in warnings if context.warns and together.is_first else ():
