@@ -27,10 +27,9 @@ from evergram.data.corpus import Corpus
 from evergram.data.sampling import GATHERED
 from evergram.encoders.features import SIDES
 from evergram.process_settings import no_denormals
-from evergram.training.build import prepare
+from evergram.training.build import FitSettings, prepare
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 
 SIZES = (
     Size(100_000, 1_000_000, 32, 1024),

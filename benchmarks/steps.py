@@ -13,10 +13,9 @@ import torch
 from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
 from evergram.process_settings import while_training
-from evergram.training.build import prepare
+from evergram.training.build import FitSettings, prepare
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.tables import AdaptiveTraining
 
 ENCODERS = {

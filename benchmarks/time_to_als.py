@@ -22,11 +22,10 @@ from benchmarks.tiny import recipes
 from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
 from evergram.process_settings import while_training
-from evergram.training.build import prepare
+from evergram.training.build import FitSettings, prepare
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 
 METRIC = "recall@20"
 DATA = ("movielens", "gowalla")

@@ -10,10 +10,9 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import ExampleSampler
 from evergram.encoders.encoder import Embeddings
-from evergram.training.build import build_sampler
+from evergram.training.build import FitSettings, build_sampler
 from evergram.training.joint import JointAlignment
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.upgrade import PosthocUpgrade
 
 

@@ -126,7 +126,7 @@ FAULTS = (
     ),
     # Losses, sampling and metrics.
     Fault(
-        "tasks/pointwise_losses.py",
+        "tasks/kinds.py",
         "(1 - target) * (1 + score).clamp(min=0)",
         "(1 - target) * (1 - score).clamp(min=0)",
         "tasks",

@@ -18,10 +18,9 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.training.build import Companions, prepare
+from evergram.training.build import Companions, FitSettings, prepare
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.loop import gather, run_epoch
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Step
 
 CPU = torch.device("cpu")

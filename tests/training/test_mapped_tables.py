@@ -31,12 +31,11 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training import build
-from evergram.training.build import build_sampler, needed_bytes, place_tables, prepare
+from evergram.training.build import FitSettings, build_sampler, needed_bytes, place_tables, prepare
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.distributed import join_processes
 from evergram.training.loop import Trainer
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.selection import EarlyStopping
 
 MAPPED = "training.tables=mapped"

@@ -22,6 +22,7 @@ from evergram.data.split import RowPairs, Split
 from evergram.errors import RecipeError, TrainingError
 from evergram.releasing.upgrade import train
 from evergram.training import tuning
+from evergram.training.build import rate_of
 from evergram.training.fit import RunContext, ends_after, fit_encoder
 from evergram.training.pilots import (
     LEAST_GAIN,
@@ -33,7 +34,6 @@ from evergram.training.pilots import (
     run_pilots,
 )
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import rate_of
 from evergram.training.recipe.values import toml_of
 from evergram.training.tuning import (
     LOCK,

@@ -24,11 +24,10 @@ from evergram.errors import RecipeError, ShapeError
 from evergram.gramian.estimator import HostBuffers, Moment
 from evergram.gramian.penalty import preconditioner
 from evergram.tasks.task import Encoded, Spread
-from evergram.training.build import pick_device, prepare
+from evergram.training.build import FitSettings, pick_device, prepare
 from evergram.training.loop import run_epoch
 from evergram.training.optimizers import DenseAdam, RowAdagrad, build_optimizers, decay_rates
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.tables import StepSettings
 from evergram.training.step import Step, turn_gradients
 

@@ -4,7 +4,7 @@ Read in this order:
 
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it; `Objective`, a task plus
    λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
-2. The tasks: `pair_tasks` (pointwise, its losses by name in `pointwise_losses`; BPR; the softmax
+2. The tasks: `pair_tasks` (pointwise, its losses by name in `kinds`; BPR; the softmax
    within the batch; second order; spherical), `clustered_softmax` (over all candidates, by
    moments), and `softmax_all` (over all candidates, exactly; `candidate_neighbours` has those that
    are pulled beside a pair's own).
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.tasks.kinds import LOSSES as LOSSES
     from evergram.tasks.kinds import TASKS as TASKS
+    from evergram.tasks.kinds import PointwiseLoss as PointwiseLoss
     from evergram.tasks.kinds import TaskSettings as TaskSettings
     from evergram.tasks.pair_tasks import BPR as BPR
     from evergram.tasks.pair_tasks import Pointwise as Pointwise
     from evergram.tasks.pair_tasks import Softmax as Softmax
-    from evergram.tasks.pointwise_losses import LOSSES as LOSSES
-    from evergram.tasks.pointwise_losses import PointwiseLoss as PointwiseLoss
     from evergram.tasks.task import Loss as Loss
     from evergram.tasks.task import Objective as Objective
     from evergram.tasks.task import Spread as Spread

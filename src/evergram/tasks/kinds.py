@@ -1,11 +1,15 @@
-"""The kinds of tasks, with the settings of each; recipes' `[task]` is made of them.
+"""The kinds of tasks, with the settings of each, and the losses ℓ(s, t) of pairs by name; recipes'
+`[task]` is made of them.
 
 Importing this does not import torch.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -18,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.gramian.kinds import LARGEST_POWER
 from evergram.kinds import (
@@ -29,13 +34,108 @@ from evergram.kinds import (
     Trait,
     Weight,
     as_list,
+    imported,
     traits_where,
 )
-from evergram.tasks.pointwise_losses import loss_named
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from evergram.data.corpus import Corpus
     from evergram.tasks.task import Task
+
+
+# ℓ(scores [B], targets [B]) → [B], one number a pair, of the same dtype and device.
+PairLoss = Callable[["Tensor", "Tensor"], "Tensor"]
+
+
+@dataclass(frozen=True)
+class PointwiseLoss:
+    """A loss of pairs, and the targets that it is meant for.
+
+    Args:
+        function: ℓ(scores [B], targets [B]) → [B], differentiable in the scores.
+        least, most: the range of targets; training refuses a corpus with others.
+    """
+
+    function: PairLoss
+    least: float = -math.inf
+    most: float = math.inf
+
+
+def squared(score: Tensor, target: Tensor) -> Tensor:
+    """Return ½(s − t)², [B]. [G2] §4.2."""
+    return 0.5 * (score - target).square()
+
+
+def absolute(score: Tensor, target: Tensor) -> Tensor:
+    """Return |s − t|, [B]."""
+    return (score - target).abs()
+
+
+def huber(score: Tensor, target: Tensor) -> Tensor:
+    """Return ½(s − t)² up to a distance of 1, and |s − t| − ½ beyond it, [B]. Huber 1964."""
+    distance = (score - target).abs()
+    near = distance.clamp(max=1)
+    return near * (distance - 0.5 * near)
+
+
+def logistic(score: Tensor, target: Tensor) -> Tensor:
+    """Return log(1 + eˢ) − t s, [B]: the cross entropy of σ(s), t in [0, 1]."""
+    from torch.nn import functional
+
+    return functional.softplus(score) - target * score
+
+
+def hinge(score: Tensor, target: Tensor) -> Tensor:
+    """Return t·max(0, 1 − s) + (1 − t)·max(0, 1 + s), [B], t in [0, 1]."""
+    return target * (1 - score).clamp(min=0) + (1 - target) * (1 + score).clamp(min=0)
+
+
+def squared_hinge(score: Tensor, target: Tensor) -> Tensor:
+    """Return ½t·max(0, 1 − s)² + ½(1 − t)·max(0, 1 + s)², [B], t in [0, 1]."""
+    above, below = (1 - score).clamp(min=0), (1 + score).clamp(min=0)
+    return 0.5 * (target * above.square() + (1 - target) * below.square())
+
+
+# Of a bare function, which a person may put here, every target is allowed.
+LOSSES: dict[str, PointwiseLoss | PairLoss] = {
+    "squared": PointwiseLoss(squared),
+    "absolute": PointwiseLoss(absolute),
+    "huber": PointwiseLoss(huber),
+    "logistic": PointwiseLoss(logistic, 0, 1),
+    "hinge": PointwiseLoss(hinge, 0, 1),
+    "squared_hinge": PointwiseLoss(squared_hinge, 0, 1),
+}
+
+
+_OWN = dict(LOSSES)
+
+
+def loss_named(name: str) -> PointwiseLoss:
+    """Return the loss of a name.
+
+    Raises: ValueError: `LOSSES` has none of that name, or another than the package's own under one
+        of its names.
+    """
+    loss = LOSSES.get(name)
+    if loss is None:
+        raise ValueError(
+            f"it must be one of {', '.join(map(repr, LOSSES))}, or the name of a loss of your own "
+            "that was put into evergram.tasks.LOSSES in this process"
+            f"{did_you_mean(name, LOSSES)}"
+        )
+    if loss is not _OWN.get(name, loss):
+        raise ValueError(
+            "it is the name of another loss of this package, as recipes that were published know "
+            "it; put a loss of your own into LOSSES under a name of its own"
+        )
+    if not isinstance(loss, PointwiseLoss) and not callable(loss):
+        raise ValueError(
+            f"it is {type(loss).__name__} in LOSSES; put a function of scores and targets there"
+        )
+    return loss if isinstance(loss, PointwiseLoss) else PointwiseLoss(loss)
+
 
 # Bytes of a number, and of a row's index.
 FLOAT, INDEX = 4, 8
@@ -71,7 +171,7 @@ class TaskSettings(KindSettings):
     # True if only the penalty lowers unobserved scores, so that `penalty = "auto"` is above 0.
     needs_penalty: ClassVar[bool] = False
 
-    # λ, one a measure; "auto" scales with the data, see `evergram.training.recipe.fit_settings`.
+    # λ, one a measure; "auto" scales with the data, see `evergram.training.build`.
     penalty: Annotated[
         Annotated[list[Weight], Field(min_length=1), BeforeValidator(as_list)] | Literal["auto"],
         WrapValidator(_penalty),
@@ -165,7 +265,7 @@ def _is_loss(name: str) -> str:
 
 
 class PointwiseSettings(TaskSettings):
-    """Each observed pair reaches a score; `loss` is a name in `pointwise_losses.LOSSES`."""
+    """Each observed pair reaches a score; `loss` is a name in `LOSSES`."""
 
     kind: Literal["pointwise"] = "pointwise"
     needs_penalty = True
@@ -181,8 +281,6 @@ class PointwiseSettings(TaskSettings):
         return super().traits | traits_where({Trait.SQUARED_LOSS: self.loss == "squared"})
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.pair_tasks import Pointwise
-
         loss = loss_named(self.loss)
         if self.target == "value" and corpus.has_values:
             values = (block.value for block in corpus.blocks())
@@ -194,7 +292,8 @@ class PointwiseSettings(TaskSettings):
                     f"and these range from {least} to {most}; set task.target = 'one' or "
                     "task.loss = 'squared'."
                 )
-        return Pointwise(self.loss)
+        task: Task = imported("evergram.tasks.pair_tasks.Pointwise")(self.loss)
+        return task
 
 
 class BPRSettings(TaskSettings):
@@ -205,9 +304,8 @@ class BPRSettings(TaskSettings):
     wants_negatives = True
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.pair_tasks import BPR
-
-        return BPR()
+        task: Task = imported("evergram.tasks.pair_tasks.BPR")()
+        return task
 
 
 class TemperedSettings(TaskSettings):
@@ -222,9 +320,10 @@ class SoftmaxSettings(TemperedSettings):
     kind: Literal["softmax"] = "softmax"
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.pair_tasks import Softmax
-
-        return Softmax(len(corpus.candidates), self.temperature)
+        task: Task = imported("evergram.tasks.pair_tasks.Softmax")(
+            len(corpus.candidates), self.temperature
+        )
+        return task
 
 
 class SecondOrderSettings(TemperedSettings):
@@ -234,9 +333,8 @@ class SecondOrderSettings(TemperedSettings):
     wants_means = True
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.pair_tasks import SecondOrderSoftmax
-
-        return SecondOrderSoftmax(self.temperature)
+        task: Task = imported("evergram.tasks.pair_tasks.SecondOrderSoftmax")(self.temperature)
+        return task
 
 
 class SphericalSettings(TemperedSettings):
@@ -246,9 +344,8 @@ class SphericalSettings(TemperedSettings):
     wants_means = True
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.pair_tasks import Spherical
-
-        return Spherical(self.temperature)
+        task: Task = imported("evergram.tasks.pair_tasks.Spherical")(self.temperature)
+        return task
 
 
 class SoftmaxAllSettings(TaskSettings):

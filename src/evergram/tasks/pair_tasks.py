@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
-from evergram.tasks.pointwise_losses import PairLoss, loss_named
+from evergram.tasks.kinds import PairLoss, loss_named
 from evergram.tasks.task import Encoded, Moments, Task, score
 
 

@@ -4,8 +4,8 @@ Read in this order:
 
 1. `recipe/`: everything that a run is made of, in one TOML file (`docs/recipes.md`).
 2. `corpora`: from a recipe to a corpus, and to the pairs that one version trains and is tested on.
-   `build`: from settings to encoder, task, estimators, samplers and `optimizers`, and where tables
-   are; `factors`: what the penalty weighs and pulls to.
+   `build`: from settings, with numbers for "auto", to encoder, task, estimators, samplers and
+   `optimizers`, and where tables are; `factors`: what the penalty weighs and pulls to.
 3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
    the alignment to the version before, in the same step ([BC] Eq. 3). `distributed`: a step of
    several processes.

@@ -16,7 +16,7 @@ from evergram.errors import DataError
 from evergram.evaluation.gramian_error import Histograms, Interval, score_histograms
 from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, EstimatorSettings
 from evergram.lineage.lineage import Lineage
-from evergram.training.build import Companions, pick_device, prepare
+from evergram.training.build import Companions, FitSettings, pick_device, prepare
 from evergram.training.callbacks import ProgressReport
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, final_split, split_for
@@ -24,7 +24,6 @@ from evergram.training.factors import build_measures
 from evergram.training.loop import Trainer
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.tracking import OWN, Tracking
 
 # Entities of a side that a measure embeds at most: seconds with a tower.

@@ -19,12 +19,11 @@ from evergram.encoders.features import SIDES
 from evergram.evaluation.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import selection
-from evergram.training.build import Companions, prepare
+from evergram.training.build import Companions, FitSettings, prepare
 from evergram.training.callbacks import Callback, Limits, ProgressReport, SoundNumbers
 from evergram.training.loop import Trainer
 from evergram.training.progress import QUIET, Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.tables import TrainingSettings
 from evergram.training.recipe.upgrade import GradientUpgrade
 from evergram.training.resuming import AUTOMATIC, Checkpoints, CheckpointSettings, run_identity

@@ -18,9 +18,9 @@ from evergram.collectives import ALONE, Collectives
 from evergram.data.split import RowPairs, Split, among
 from evergram.errors import TrainingError
 from evergram.kinds import OF_A_RUN, Trait
+from evergram.training.build import FitSettings, batch_size_of, rate_of, strengths_of
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings, batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.tables import StepSettings, Training
 from evergram.training.selection import FREE, SELECTING, distinct
 

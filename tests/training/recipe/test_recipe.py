@@ -14,14 +14,14 @@ from tests.support.fits import changed
 from evergram.data.corpus import Corpus
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError
-from evergram.training.recipe import Recipe, flat
-from evergram.training.recipe.fit_settings import (
+from evergram.training.build import (
     TABLE_RATE,
     FitSettings,
     batch_size_of,
     rate_of,
     strengths_of,
 )
+from evergram.training.recipe import Recipe, flat
 from evergram.training.recipe.tables import TimeSplit
 from evergram.training.recipe.upgrade import METHODS, UPGRADES
 from evergram.training.recipe.values import overridden

@@ -2,9 +2,8 @@
 
 `recipe` has the file. Its tables are classes of settings, one for each kind: those of [data],
 [model], [task] and [gramian] are in the `kinds.py` or `loaders.py` of their rooms, and `tables` and
-`upgrade` have the others. `evergram.kinds` compares what keys need, `values` sets overrides and
-whole paths, and `fit_settings` has the settings of one training, with numbers in the
-place of "auto". Checking a recipe does not import torch, but for `split.last`.
+`upgrade` have the others. `evergram.kinds` compares what keys need, and `values` sets overrides
+and whole paths. Checking a recipe does not import torch, but for `split.last`.
 """
 
 from evergram.training.recipe.recipe import Recipe
