@@ -36,8 +36,9 @@ that `python -m benchmarks scale-model` measures, and is checked against runs th
 machine."""
 LIMITS = """\
 The model leaves out caches that processes share, stragglers, reading pairs from disk (16 bytes a
-pair, in order) and evaluation; nothing in a step overlaps. [Many processes](many-processes.md)
-has what runs today."""
+pair, in order) and evaluation; nothing in a step overlaps. It divides tables by rows
+among the processes, which Evergram does not; [many processes](many-processes.md) has what
+runs today."""
 
 
 def page(run: Run) -> str:
