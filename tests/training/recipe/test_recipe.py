@@ -15,7 +15,6 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError
 from evergram.training.build import (
-    TABLE_RATE,
     FitSettings,
     batch_size_of,
     rate_of,
@@ -343,7 +342,6 @@ def test_a_sweep_has_all_pairs_and_no_rate() -> None:
     sweeping = recipe("training.optimizer=als")
     assert batch_size_of(sweeping, corpus(100, 64, 8)) == 800
     assert rate_of(sweeping) == 0
-    assert FitSettings.of(sweeping, corpus(100, 64, 8), 0).rates == {}
 
 
 CORPUS = Corpus.from_tables(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
@@ -356,13 +354,3 @@ def test_each_version_has_a_seed_of_its_own_and_the_first_has_the_recipes() -> N
     seeds = [FitSettings.of(Recipe.of(VALUES), CORPUS, v).version_seed for v in range(50)]
     assert seeds[0] == 7
     assert len(set(seeds)) == 50
-
-
-def test_an_encoder_has_the_rates_of_its_parameters_and_no_others() -> None:
-    def rates(kind: str) -> dict[str, float]:
-        overrides = [f"model.kind={kind}"]
-        return FitSettings.of(Recipe.of(VALUES, overrides), CORPUS, 0).rates
-
-    assert rates("factorization") == {"table_rate": TABLE_RATE}
-    assert rates("lightgcn") == {"layer_rate": 2e-4}
-    assert rates("module") == {"table_rate": TABLE_RATE, "layer_rate": 2e-4}
