@@ -140,8 +140,7 @@ def list_lines(lines: Sequence[Listed]) -> list[str]:
     for line in lines:
         shown = "; ".join(f"[{paper}] {where}" for paper, where in line.shown.items())
         seeds = f" ({len(line.seeds)} seed{'s' * (len(line.seeds) > 1)})" if line.seeds else ""
-        own = "" if line.paper_state == line.state else f"; the papers' setting {line.paper_state}"
-        texts.append(f"{line.name:{width}}  {line.title} ({shown}): {line.state}{seeds}{own}")
+        texts.append(f"{line.name:{width}}  {line.title} ({shown}): {line.state}{seeds}")
     return texts
 
 

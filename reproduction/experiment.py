@@ -17,20 +17,27 @@ ROOT = Path(__file__).parents[1]
 Program = Callable[[Any, Progress, str, Path], Mapping[str, Any]]
 
 
+def best_validation(result: Result) -> float:
+    """Return the highest MAP@10 on validation pairs of a training."""
+    return max(result.series["map"]["validation"])
+
+
 @dataclass(frozen=True)
 class Search:
     """A method's settings that selection chooses: each trial is trained on a split and seed of its
-    own, and the one with the highest MAP@10 on validation pairs is what all seeds are trained with.
+    own, and all seeds are trained with the settings of the one with the highest score.
 
     Args:
         label: names the method in the trials' results; trainings with equal searches share them.
         settings: of the method, as a `Training` has them.
         trials: what is tried, by "table.key"; as many for each method that is compared.
+        score: of a trial's result.
     """
 
     label: str
     settings: Mapping[str, Any]
     trials: tuple[Mapping[str, Any], ...]
+    score: Callable[[Result], float] = best_validation
 
 
 @dataclass(frozen=True)
@@ -67,14 +74,12 @@ class Preset:
 
     Args:
         note: where the setting differs from the paper's.
-        minutes: CPU minutes a seed on one core, about; None where that was never measured.
         corpus: its name; the report shows each preset that has one.
         setting: what the presets on this corpus have in common; the report says it once.
     """
 
     trainings: tuple[Training, ...]
     note: str
-    minutes: float | None = None
     corpus: str = ""
     setting: str = ""
 
@@ -171,8 +176,8 @@ class Experiment:
         name: "paper/name", as the command takes it.
         shown: the tables and figures that it reproduces, by paper: {"G2": "Figure 2a"}.
         title, caption: of the report.
-        presets: "tiny" (made-up data, seconds), "small" (two cores), "paper" (its own setting), and
-            small ones on other corpora, by their names.
+        presets: "tiny" (made-up data, seconds), "small" (two cores), and small ones on other
+            corpora, by their names.
         tables, panels: of the results of a preset.
         claims: sentences of the papers that the results of a preset judge.
         runs_of: the experiment whose results it shows; its own where it is empty.

@@ -48,6 +48,15 @@ def holm(
     return found
 
 
+def separated(samples: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Return "better", "worse" or "not separable" for the mean of each sample, by `holm`; nothing
+    where there are too few values."""
+    return {
+        name: "better" if low > 0 else "worse" if high < 0 else "not separable"
+        for name, (low, high) in holm(samples).items()
+    }
+
+
 def _distance(values: Sequence[float]) -> float:
     """Return how many standard errors a mean is from zero."""
     error = stdev(values) / math.sqrt(len(values))

@@ -172,7 +172,7 @@ def settled(job: Job, folder: Path) -> Job | None:
     found = [kept_result(trial, folder, key) for trial in trials_of(job)]
     if None in found:
         return None
-    scores = [max(result.series["map"]["validation"]) for result in found if result is not None]
+    scores = [search.score(result) for result in found if result is not None]
     best = search.trials[scores.index(max(scores))]
     settings = {**job.training.settings, **best}
     return replace(job, training=replace(job.training, settings=settings, search=None))

@@ -220,14 +220,6 @@ SENTENCES: Mapping[str, Sentence] = {
         of_queries=False,
         premise=known_consumers,
     ),
-    "ours has the better sum": Sentence(
-        "evergram has a higher sum (1)+(2) than BC-Aligner.",
-        OURS,
-        "how much higher, points, paired",
-        _more("total", EVERGRAM, ALIGNER),
-        of_queries=True,
-        premise=known_objects,
-    ),
     "ours is better for consumers": Sentence(
         "evergram costs consumers less than BC-Aligner.",
         OURS,

@@ -56,7 +56,6 @@ EXPERIMENT = Experiment(
             trainings(methods.SMALL),
             "Amazon's 2014 edition, 5-core, and the first 2,687 users of MovieLens 25M.",
         ),
-        "paper": Preset(trainings(methods.PAPER), methods.PAPER_NOTE),
     },
     tables,
     panels,

@@ -51,8 +51,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 PRESETS = {
     "tiny": Preset(trainings({"synthetic": methods.TINY}), methods.TINY_NOTE),
-    "small": Preset(trainings(methods.SMALL), methods.SMALL_NOTE, 5),
-    "paper": Preset(trainings(methods.PAPER), methods.PAPER_NOTE),
+    "small": Preset(trainings(methods.SMALL), methods.SMALL_NOTE),
 }
 EXPERIMENT = Experiment(
     NAME,

@@ -23,10 +23,16 @@ from evergram.training.recipe.values import overridden, override_keys
 from evergram.validation import sentence_of
 from reproduction.recipe import PAPER_UPGRADES, PaperRecipe
 
-# The model is trained without alignment, and its vectors are turned back by an SVD.
-# Source: Zielnicki and Hsiao, "Orthogonal low rank embedding stabilization", RecSys 2025.
-ORTHOGONAL = "post-orthogonal"
-METHODS: dict[str, Method] = {**UPGRADES, ORTHOGONAL: UPGRADES["post-closed"]}
+# Of models that are trained without alignment: how the transform is fitted, and its kind.
+# Sources: Zielnicki and Hsiao, "Orthogonal low rank embedding stabilization", RecSys 2025; Ricci et
+# al., "λ-orthogonality regularization for compatible representation learning", 2025.
+VARIANTS: dict[str, tuple[str, str]] = {
+    "post-affine": ("post-closed", "affine"),
+    "post-orthogonal": ("post-closed", "orthogonal"),
+    "post-lambda-orthogonal": ("post-lin-sloss", "lambda_orthogonal"),
+    "post-mlp": ("post-lin-sloss", "residual_mlp"),
+}
+METHODS: dict[str, Method] = UPGRADES | {name: UPGRADES[fit] for name, (fit, _) in VARIANTS.items()}
 # All methods are measured against it.
 REFERENCE = "keep-all"
 # Keys of [upgrade] that each method has its own value of.
@@ -246,8 +252,9 @@ class Comparison:
 def upgrade_of(method: str, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table [upgrade] of a method: its settings, and of the written keys those that it
     uses. [BC] Table 1."""
-    if method == ORTHOGONAL:
-        return upgrade_of("post-closed", written) | {"transform": "orthogonal"}
+    if method in VARIANTS:
+        fit, transform = VARIANTS[method]
+        return upgrade_of(fit, written) | {"transform": transform}
     keys = PAPER_UPGRADES[method].model_fields.keys() - SET_BY_METHODS
     used = {key: value for key, value in written.items() if key in keys}
     if METHODS[method].fit == "posthoc" and used.get("objects", "all") == "all":

@@ -126,10 +126,6 @@ EXPERIMENT = Experiment(
         "small": methods.on_wikispeedia(
             trainings(methods.SMALL, methods.SMALL_RATES, SIZES, 3, **methods.UNIFORM),
             "Three passes. " + methods.UNIFORM_NOTE,
-            5,
-        ),
-        "paper": Preset(
-            trainings(methods.PAPER["en"], (0.01, 0.01, 0.01), SIZES), methods.PAPER_NOTE
         ),
     },
     tables,

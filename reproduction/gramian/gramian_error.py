@@ -61,16 +61,13 @@ PRESETS = {
     "small": methods.on_wikispeedia(
         trajectories(methods.SMALL, (128, 1024), 50, **{"training.epochs": 3}),
         "Three epochs.",
-        4,
     ),
     "gowalla": methods.on_gowalla(
         trajectories(
             methods.GOWALLA, (128, 1024), 50, **{"training.epochs": 1, "split.share": 0.5}
         ),
         "One epoch over half of the pairs, in batches of 128.",
-        1,
     ),
-    "paper": Preset(trajectories(methods.PAPER["simple"], (128, 1024), 1000), methods.PAPER_NOTE),
 }
 
 

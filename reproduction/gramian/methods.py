@@ -14,7 +14,6 @@ Trials = tuple[Mapping[str, Any], ...]
 RECIPES = Path(__file__).parent / "recipes"
 SMALL, TINY = RECIPES / "small.toml", RECIPES / "tiny.toml"
 GOWALLA = RECIPES / "gowalla.toml"
-PAPER = {language: RECIPES / f"paper-{language}.toml" for language in ("simple", "fr", "en")}
 # [G2] §4.1: entities are drawn with probability ∝ 1, √count or count.
 SAMPLERS = ("uniform", "sqrt", "linear")
 WIKISPEEDIA = (
@@ -22,10 +21,6 @@ WIKISPEEDIA = (
     "same tables and one hidden layer of 256. Batches of 128 are 2.8 % of the pages; the papers' "
     "1,024 are 1.2 % of `simple` and 0.02 % of `en`. Adagrad and Adam in place of the papers' SGD, "
     "which would take days, at a third of the rates of quickest training; λ = 10."
-)
-PAPER_NOTE = (
-    "The papers' own setting: SGD with η = 0.01, λ = 10, |B| = 1,024, 20 hours on `simple`, 30 on "
-    "`fr`, 50 on `en`, Wikipedia's dumps."
 )
 GOWALLA_SETTING = (
     "29,858 users and the 40,980 places where they checked in, the public split's training part, "
@@ -49,28 +44,31 @@ CHOSEN_NOTE = (
 TINY_NOTE = "Made-up data in seconds, for tests; nothing can be learned from its figures."
 
 
-def on_wikispeedia(trainings: tuple[Training, ...], note: str, minutes: float) -> Preset:
-    return Preset(trainings, note, minutes, "Wikispeedia", WIKISPEEDIA)
+def on_wikispeedia(trainings: tuple[Training, ...], note: str) -> Preset:
+    return Preset(trainings, note, "Wikispeedia", WIKISPEEDIA)
 
 
-def on_gowalla(trainings: tuple[Training, ...], note: str, minutes: float) -> Preset:
-    return Preset(trainings, note, minutes, "Gowalla", GOWALLA_SETTING)
+def on_gowalla(trainings: tuple[Training, ...], note: str) -> Preset:
+    return Preset(trainings, note, "Gowalla", GOWALLA_SETTING)
 
 
-def sampling(sampler: str = "linear", **more: Any) -> Table:
+# In-batch softmax with the correction of logQ, in the place of a loss and its penalty.
+SOFTMAX: Table = {
+    "task.kind": "softmax",
+    "task.penalty": 0.0,
+    **dict.fromkeys((*EXAMPLES, "training.precondition")),
+}
+TEMPERATURES = (0.1, 0.3, 1.0)
+
+
+def sampling(sampler: str = "linear") -> Table:
     """Return a sampling baseline: the Gramian of the batch drawn, with the gradient over it."""
-    return {"kind": "sampled", "sampler": sampler, **more} | {"gradient": "sampled"}
+    return {"kind": "sampled", "sampler": sampler, "gradient": "sampled"}
 
 
-def sogram(rate: float, sampler: str = "linear", **more: Any) -> Table:
+def sogram(rate: float, sampler: str = "linear") -> Table:
     """Return SOGram as printed: it starts at zero and is not corrected ([G2] Algorithm 2)."""
-    return {
-        "kind": "sogram",
-        "rate": rate,
-        "sampler": sampler,
-        "correct_start": False,
-        **more,
-    }
+    return {"kind": "sogram", "rate": rate, "sampler": sampler, "correct_start": False}
 
 
 def sagram(beta: str, sampler: str = "linear", **more: Any) -> Table:
@@ -90,21 +88,25 @@ def looking_on(gramian: Mapping[str, Any], batch_size: int) -> Table:
 
 
 def trials(
-    rate_keys: Sequence[str], rates: Sequence[float], penalties: Sequence[float] = (3.0, 10.0, 30.0)
+    rate_keys: Sequence[str],
+    rates: Sequence[float],
+    values: Sequence[float] = (3.0, 10.0, 30.0),
+    key: str = "task.penalty",
 ) -> Trials:
     """Return nine trials, the same for every method: three values each of λ, of the rate and of l2,
     in a Latin square.
 
     Args:
         rate_keys, rates: the usual rates by key; trials have one, two and four times these.
+        values: of λ, or of what `key` names.
     """
     l2 = (0.0, 0.01, 0.1)
     return tuple(
         {
-            "task.penalty": penalty,
+            key: value,
             "task.l2": l2[(row + column) % 3],
             **{key: factor * rate for key, rate in zip(rate_keys, rates, strict=True)},
         }
-        for row, penalty in enumerate(penalties)
+        for row, value in enumerate(values)
         for column, factor in enumerate((1.0, 2.0, 4.0))
     )

@@ -62,11 +62,6 @@ EXPERIMENT = Experiment(
             "The ratings of the first 2,687 users of MovieLens 25M, k = 35 as in the papers, "
             "batches of 512; Adagrad and Adam in place of SGD at 0.05. "
             f"{methods.UNIFORM_NOTE} {methods.CHOSEN_NOTE}",
-            2,
-        ),
-        "paper": Preset(
-            trainings(methods.RECIPES / "ratings-paper.toml"),
-            "MovieLens 10M, SGD with η = 0.05, λ = 1, k = 35, six hours.",
         ),
     },
     tables,

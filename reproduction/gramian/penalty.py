@@ -67,9 +67,7 @@ EXPERIMENT = Experiment(
         "small": methods.on_wikispeedia(
             trainings(methods.SMALL, RATE, **{"training.epochs": 4, **methods.UNIFORM}),
             methods.UNIFORM_NOTE,
-            3,
         ),
-        "paper": Preset(trainings(methods.PAPER["en"], 0.01), methods.PAPER_NOTE + " α = 0.01."),
     },
     tables,
     panels,

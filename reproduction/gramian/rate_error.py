@@ -83,11 +83,6 @@ EXPERIMENT = Experiment(
         "small": methods.on_wikispeedia(
             trainings(methods.SMALL, methods.SMALL_RATES, SIZE, 50, **{"training.epochs": 3}),
             "The exact Gramian, where the papers took a large sample.",
-            2,
-        ),
-        "paper": Preset(
-            trainings(methods.PAPER["en"], (0.01, 0.01, 0.01), 1024, 10_000),
-            methods.PAPER_NOTE + " The exact Gramian each time, which takes a pass over all pages.",
         ),
     },
     tables,

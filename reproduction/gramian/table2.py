@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ RATES = (0.001, 0.005, 0.01, 0.1)
 SAMPLING = {s: f"{s} sampling" for s in methods.SAMPLERS}
 SOGRAM = {s: f"{s} SOGram" for s in methods.SAMPLERS}
 BASELINES = {SOGRAM[s]: SAMPLING[s] for s in methods.SAMPLERS}
+SOFTMAX = "softmax, logQ"
+CHOSEN = ("task.penalty", "task.temperature", "training.table_rate", "task.l2")
 BESIDE = {
     "sampling": "linear sampling, the other measure",
     "sogram": "linear SOGram, the other measure",
@@ -27,29 +29,30 @@ BESIDE = {
 
 def trainings(
     recipe: Path,
-    rate: float,
-    trials: methods.Trials = (),
-    measures: Sequence[Mapping[str, float]] = (methods.UNIFORM, methods.EXAMPLES),
+    rates: Mapping[str, float] | None = None,
     **settings: Any,
 ) -> tuple[Training, ...]:
-    """Return both methods with each sampler under one measure, and with one under the other; and
-    SOGram with the α of [G1] Table 2, which `averaging_rate` shows.
+    """Return both methods with each sampler under the uniform measure, and with one under that of
+    examples; the softmax; and SOGram with the α of [G1] Table 2, which `averaging_rate` shows.
 
     Args:
-        rate: α of SOGram.
-        trials: of each method; other α have the settings of linear SOGram.
+        rates: the usual ones by key, about which those of each method are tried; other α have the
+            settings of linear SOGram. None tries nothing.
     """
-    measure, other_measure = measures
     tables: dict[str, dict[str, Any]] = {}
     for sampler in methods.SAMPLERS:
-        tables[SAMPLING[sampler]] = {**methods.in_recipe(methods.sampling(sampler)), **measure}
-        tables[SOGRAM[sampler]] = {**methods.in_recipe(methods.sogram(rate, sampler)), **measure}
+        for label, table in (
+            (SAMPLING[sampler], methods.sampling(sampler)),
+            (SOGRAM[sampler], methods.sogram(RATE, sampler)),
+        ):
+            tables[label] = methods.in_recipe(table) | methods.UNIFORM
     for label, known in zip(BESIDE.values(), (SAMPLING, SOGRAM), strict=True):
-        tables[label] = {**tables[known["linear"]], **other_measure}
-    searches = {label: Search(label, table | settings, trials) for label, table in tables.items()}
-    for other in sorted({*RATES} - {rate}):
-        label = rate_name(other, rate)
-        tables[label] = {**methods.in_recipe(methods.sogram(other)), **measure}
+        tables[label] = tables[known["linear"]] | methods.EXAMPLES
+    tables[SOFTMAX] = methods.SOFTMAX
+    searches = _searches(tables, rates or {}, settings)
+    for other in RATES[:-1]:
+        label = rate_name(other)
+        tables[label] = methods.in_recipe(methods.sogram(other)) | methods.UNIFORM
         searches[label] = searches[SOGRAM["linear"]]
     reading = (MapOverTime(),)
     return tuple(
@@ -58,26 +61,37 @@ def trainings(
             recipe,
             table | settings,
             reading,
-            search=searches[label] if trials else None,
+            search=searches[label] if rates else None,
         )
         for label, table in tables.items()
     )
 
 
+def _searches(
+    tables: Mapping[str, methods.Table], rates: Mapping[str, float], settings: methods.Table
+) -> dict[str, Search]:
+    """Return nine trials of each method; of the softmax its temperature takes the place of λ."""
+    usual = list(rates), list(rates.values())
+    own = {SOFTMAX: methods.trials(*usual, methods.TEMPERATURES, "task.temperature")}
+    trials = methods.trials(*usual)
+    return {
+        label: Search(label, table | settings, own.get(label, trials))
+        for label, table in tables.items()
+    }
+
+
 def on_gowalla() -> tuple[Training, ...]:
     """Return both methods with each sampler on Gowalla."""
     own: dict[str, Any] = {"training.batch_size": 512, "training.evaluate_every": 3}
-    made = trainings(
-        methods.GOWALLA, RATE, methods.trials(("training.table_rate",), (0.025,)), **own
-    )
+    made = trainings(methods.GOWALLA, {"training.table_rate": 0.025}, **own)
     # Five times in three epochs of 1,535 steps.
     reading = (MapOverTime(queries=1000, every=921),)
     return tuple(replace(t, readings=reading) for t in made if "α" not in t.label)
 
 
-def rate_name(rate: float, default: float = RATE) -> str:
+def rate_name(rate: float) -> str:
     """Return the label of linear SOGram with this α."""
-    return SOGRAM["linear"] if rate == default else f"linear SOGram, α = {rate}"
+    return SOGRAM["linear"] if rate == RATE else f"linear SOGram, α = {rate}"
 
 
 def own(runs: Runs) -> Runs:
@@ -86,24 +100,12 @@ def own(runs: Runs) -> Runs:
 
 
 def tables(runs: Runs) -> list[Table]:
-    over = BASELINES | {BESIDE["sogram"]: BESIDE["sampling"]}
-    return [map_series.table(own(runs), over), chosen(own(runs))]
-
-
-def chosen(runs: Runs) -> Table:
-    """Return the settings that selection chose for each method."""
-    keys = ("task.penalty", "training.table_rate", "task.l2")
-    rows = []
-    for label in runs.labels:
-        for result in runs.of(label)[:1]:
-            recipe = result.settings["recipe"]
-            values = [recipe[table][key] for table, key in (name.split(".") for name in keys)]
-            rows.append([label, *(f"{value:g}" for value in values)])
-    return Table("Chosen settings", ["", "λ", "η of tables", "l2"], rows)
+    over = BASELINES | {BESIDE["sogram"]: BESIDE["sampling"], SOFTMAX: SAMPLING["linear"]}
+    return [map_series.table(own(runs), over), map_series.chosen(own(runs), CHOSEN)]
 
 
 def panels(runs: Runs) -> list[Panel]:
-    dashed = [*SAMPLING.values(), BESIDE["sampling"]]
+    dashed = [*SAMPLING.values(), BESIDE["sampling"], SOFTMAX]
     return map_series.panels(own(runs), dashed)
 
 
@@ -173,22 +175,20 @@ EXPERIMENT = Experiment(
     {"G1": "Figure 4, Table 2", "G2": "Figure 3, Table 2"},
     "MAP@10 over time: SOGram against sampling",
     "Sampling is dashed. The penalty is under the uniform measure; two rows have the papers', the "
-    "frequency of examples. Gains are over sampling.",
+    "frequency of examples. Gains are over sampling. In-batch softmax with the correction of logQ, "
+    "which the papers do not have, is compared with linear sampling; its temperature, of 0.1, 0.3 "
+    "and 1, is chosen where others' λ is.",
     {
-        "tiny": Preset(trainings(methods.TINY, RATE), methods.TINY_NOTE),
+        "tiny": Preset(trainings(methods.TINY), methods.TINY_NOTE),
         "small": methods.on_wikispeedia(
-            trainings(methods.SMALL, RATE, methods.trials(methods.RATE_KEYS, methods.SMALL_RATES)),
+            trainings(
+                methods.SMALL, dict(zip(methods.RATE_KEYS, methods.SMALL_RATES, strict=True))
+            ),
             methods.CHOSEN_NOTE,
-            20,
         ),
         "gowalla": methods.on_gowalla(
             on_gowalla(),
             "Batches of 512, three epochs, judged at five moments. " + methods.CHOSEN_NOTE,
-            7,
-        ),
-        "paper": Preset(
-            trainings(methods.PAPER["en"], 0.001, measures=(methods.EXAMPLES, methods.UNIFORM)),
-            methods.PAPER_NOTE + " α = 0.001, the best of [G1] Table 2 on `en`.",
         ),
     },
     tables,

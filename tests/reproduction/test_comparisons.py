@@ -95,7 +95,7 @@ def test_margins_are_of_the_first_corpus_or_of_musical_instruments() -> None:
         assert on_music(read)(runs) == [margin]
 
 
-CORPORA = list(methods.PAPER)
+CORPORA = list(printed("bc")["Table 3"]["rows"])
 
 
 def least(read: Read | ReadEach, of: Result) -> float:
@@ -132,7 +132,6 @@ def test_one_figure_out_of_order_refutes_a_sentence() -> None:
         ("multi is closer", methods.JOINT_SINGLE, "error", 0.2, -40.0),
         ("aligner is closest", methods.NO_TRANS, "error", 0.2, -40.0),
         ("aligner has the best sum", methods.NO_TRANS, "total", 0.0, -3.94),
-        ("ours has the better sum", methods.EVERGRAM, "total", -4.94, -1.0),
         ("ours is better for consumers", methods.EVERGRAM, "unintended", -1.59, -1.0),
         ("ours is closer", methods.EVERGRAM, "error", 0.35, -25.0),
     ]

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from reproduction.catalogue import READY, REPRODUCED, ROWS, find, listing
+from reproduction.catalogue import READY, REPRODUCED, find, listing
 from reproduction.claims import Claim, chosen_elsewhere, judge
 from reproduction.commands import Run, reproduce, reproduce_all
 from reproduction.evidence import Evidence
 from reproduction.experiment import Search
 from reproduction.gramian import table2
-from reproduction.intervals import gain, holm, interval
+from reproduction.intervals import gain, holm, interval, separated
 from reproduction.printed import printed
 from reproduction.run import Job, jobs_of, run_all, settled
 from scipy import stats
@@ -125,6 +125,8 @@ def test_holms_procedure_by_its_p_values() -> None:
             rejected.add(name)
         bounds = holm({str(n): v for n, v in enumerate(row)})
         assert {int(n) for n, (low, high) in bounds.items() if low > 0 or high < 0} == rejected
+    samples = {"a": [1.0, 1.1, 0.9], "b": [-1.0, -1.1, -0.9], "c": [1.0, -1.0, 0.5]}
+    assert separated(samples) == {"a": "better", "b": "worse", "c": "not separable"}
 
 
 def test_a_choice_made_on_other_seeds_does_not_profit_from_chance() -> None:
@@ -305,12 +307,12 @@ PAPERS = {"G1": (8, 3), "G2": (9, 5), "BC": (5, 3)}
 NOT_RESULTS = {("BC", "Table 1")}
 
 
-def test_every_table_and_figure_has_its_row() -> None:
+def test_every_table_and_figure_has_its_row(tmp_path: Path) -> None:
     missing = set()
     for paper, (figures, tables) in PAPERS.items():
         missing |= {(paper, f"Figure {i + 1}") for i in range(figures)}
         missing |= {(paper, f"Table {i + 1}") for i in range(tables)}
-        for row in ROWS.values():
+        for row in listing(tmp_path):
             text = row.shown.get(paper, "")
             for kind, numbers in re.findall(r"(Figure|Table)s? (\d+\w?(?:, \d+\w?)*)", text):
                 missing -= {(paper, f"{kind} {n.rstrip('abcd')}") for n in numbers.split(", ")}
@@ -387,5 +389,5 @@ def test_the_tiny_preset_gives_the_same_figures_twice(tmp_path: Path) -> None:
 
 
 def test_a_preset_that_no_experiment_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"'papr'.*'paper'"):
-        reproduce_all(Run("all", "papr", out=tmp_path), Progress(quiet=True))
+    with pytest.raises(DataError, match=r"'smal'.*'small'"):
+        reproduce_all(Run("all", "smal", out=tmp_path), Progress(quiet=True))

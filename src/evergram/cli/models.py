@@ -374,9 +374,7 @@ def reproduction(module: str) -> ModuleType:
     "reproduce",
     "gramian/table2 --preset tiny",
     name="[NAME|all|stale|report] | What to run, such as gramian/table2 (default: list all).",
-    preset=described(
-        "Size of the experiment: small, gowalla, paper or tiny.", show_default="small"
-    ),
+    preset=described("Size of the experiment: small, gowalla or tiny.", show_default="small"),
     data="PATH | Folder of data sets ($EVERGRAM_DATA).",
     out="DIR | Folder of results (default: reproduction/results).",
     seeds=described("Train with seeds 0 to N - 1.", min=1, show_default="1"),
