@@ -6,8 +6,8 @@ It uses Evergram's public names only, as a reader's own program would, but for `
 1. `experiment`: one description of every experiment: its presets are lists of trainings, each a
    recipe with settings, and `readings/` say what is read from each while it runs.
 2. `run`: trains what is not there yet. `results`: one JSON a training, keyed by its settings.
-3. `gramian/`, `bc/`: one folder a paper: its recipes, the figures that it prints (`printed.json`),
-   and a file an experiment. `comparison/`: methods side by side, of which `bc/` is made.
+3. `gramian/`, `bc/`: one folder a paper: its recipes, and a file an experiment. `comparison/`:
+   methods side by side, of which `bc/` is made.
    `catalogue`: all experiments, with what cannot be run.
 4. `claims`: the papers' sentences, judged by the results. `report/`: the pages and pictures.
    `commands`: what `evergram reproduce` calls.

@@ -19,7 +19,7 @@ Program = Callable[[Any, Progress, str, Path], Mapping[str, Any]]
 
 def best_validation(result: Result) -> float:
     """Return the highest MAP@10 on validation pairs of a training."""
-    return max(result.series["map"]["validation"])
+    return float(max(result.series["map"]["validation"]))
 
 
 @dataclass(frozen=True)

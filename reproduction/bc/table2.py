@@ -9,7 +9,6 @@ from reproduction.bc import methods
 from reproduction.bc.comparison import corpus_sizes
 from reproduction.comparison.settings import Comparison
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
-from reproduction.printed import printed
 
 HEADER = ("", "users", "items", "interactions", "brands", "sub-categories")
 # What the loader of MovieLens calls its features has no column in theirs.
@@ -31,12 +30,6 @@ def tables(runs: Runs) -> list[Table]:
         keys = [sizes["keys"].get(name) for name in FEATURES]
         counts = [sizes["queries"], sizes["candidates"], sizes["interactions"], *keys]
         rows.append([label, *(f"{n:,}" if n is not None else "" for n in counts)])
-    theirs = printed("bc")["Table 2"]["rows"]
-    columns = ("users", "items", "interactions", "brands", "categories")
-    rows += [
-        [f"{corpus}, theirs", *(f"{row[column]:,}" for column in columns)]
-        for corpus, row in theirs.items()
-    ]
     return [Table("Sizes", HEADER, rows)]
 
 

@@ -19,9 +19,8 @@ from reproduction.bc.columns import (
 from reproduction.bc.comparison import compare_methods
 from reproduction.bc.methods import ALIGNER, FIX, JOINT, NAMES, POST_CLOSED, TINY
 from reproduction.comparison.settings import Comparison
-from reproduction.printed import printed
 from reproduction.results import Result
-from tests.support.reproduction_results import result, runs_of
+from tests.support.reproduction_results import printed, result, runs_of
 
 from evergram.training import Progress
 
@@ -31,7 +30,7 @@ Figures = Mapping[str, Mapping[str, float]]
 
 def theirs(corpus: str) -> dict[str, dict[str, float]]:
     """Return [BC] Table 3 by our names; our two methods have BC-Aligner's figures."""
-    rows = printed("bc")["Table 3"]["rows"][corpus]
+    rows = printed("BC Table 3")[corpus]
     keys = {"intended": "intended", "unintended": "unintended", "total": "sum", "error": "distance"}
     figures = {
         method: {ours: rows[name][key] for ours, key in keys.items()}
@@ -95,7 +94,7 @@ def test_margins_are_of_the_first_corpus_or_of_musical_instruments() -> None:
         assert on_music(read)(runs) == [margin]
 
 
-CORPORA = list(printed("bc")["Table 3"]["rows"])
+CORPORA = list(printed("BC Table 3"))
 
 
 def least(read: Read | ReadEach, of: Result) -> float:

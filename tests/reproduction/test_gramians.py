@@ -19,8 +19,7 @@ from reproduction.gramian.gramian_error import (
     SOGRAM,
     TRAJECTORY,
 )
-from reproduction.printed import printed
-from tests.support.reproduction_results import map_result, result, runs_of
+from tests.support.reproduction_results import map_result, printed, result, runs_of
 
 
 def finals(values: dict[str, float]) -> Runs:
@@ -58,7 +57,7 @@ def test_the_papers_tables_3_and_4_confirm_what_is_said_of_them() -> None:
         for factor, eta in batch_and_rate.FACTORS.items():
             for method in batch_and_rate.METHODS:
                 key = method.removeprefix("SOGram, α = ")
-                value = printed("gramian")[name]["map"][eta][key]
+                value = printed(name)[eta][key]
                 values[batch_and_rate.label(method, size, factor)] = value
     runs = finals(values)
     slowest = least(batch_and_rate.slowest_is_best(runs))

@@ -18,8 +18,7 @@ from reproduction.commands import Run, reproduce, reproduce_all
 from reproduction.evidence import Evidence
 from reproduction.experiment import Search
 from reproduction.gramian import table2
-from reproduction.intervals import gain, holm, interval, separated
-from reproduction.printed import printed
+from reproduction.intervals import holm, interval, separated
 from reproduction.run import Job, jobs_of, run_all, settled
 from scipy import stats
 from tests.support.reproduction_results import map_result, result, runs_of
@@ -59,34 +58,6 @@ def test_the_reproduction_imports_public_names_only() -> None:
     private = "from evergram.training import fit_encoder, FitSettings"
     assert list(private_imports(private)) == ["evergram.training.FitSettings"]
     assert list(private_imports("def f():\n    import evergram.data")) == ["evergram.data"]
-
-
-FIGURES = printed("gramian")
-
-
-def printed_gains() -> Iterator[tuple[str, float, float, float]]:
-    """Yield what each gain is of: a name, the value, its baseline, and the gain in %."""
-    for name in ("G1 Table 2", "G2 Table 3", "G2 Table 4"):
-        for row, gains in FIGURES[name]["gain"].items():
-            values = FIGURES[name]["map"][row]
-            for column, printed_gain in gains.items():
-                yield f"{name} {row} {column}", values[column], values["sampling"], printed_gain
-    table = FIGURES["G2 Table 2"]
-    for language, gains in table["gain"].items():
-        for sampler, printed_gain in gains.items():
-            values = table["sogram"][language][sampler], table["sampling"][language][sampler]
-            yield f"G2 Table 2 {language} {sampler}", *values, printed_gain
-
-
-def test_printed_gains_and_sums_are_those_of_the_printed_values() -> None:
-    for name, value, baseline, printed_gain in printed_gains():
-        # The papers computed gains before rounding: four digits of a MAP of 0.03 are 0.3 %.
-        rounding = 100 * 1e-4 / baseline
-        assert gain(value, baseline) == pytest.approx(printed_gain, abs=rounding + 0.1), name
-    for corpus, rows in printed("bc")["Table 3"]["rows"].items():
-        for method, row in rows.items():
-            both = row["intended"] + row["unintended"]
-            assert both == pytest.approx(row["sum"], abs=0.011), (corpus, method)
 
 
 def test_an_interval_covers_the_mean_nineteen_times_in_twenty() -> None:

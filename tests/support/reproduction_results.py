@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,15 @@ from reproduction.experiment import Runs, Training
 from reproduction.results import Result
 
 SIZES = {"queries": 5, "candidates": 4, "training": 9, "validation": 2, "test": 2}
+
+PRINTED = Path(__file__).parents[1] / "reproduction" / "printed.json"
+
+
+def printed(table: str) -> dict[str, Any]:
+    """Return the figures of a table as a paper prints it: of "G2 Table 3" and "G2 Table 4" MAP@10
+    by rate and method, of "BC Table 3" columns by corpus and method."""
+    values: dict[str, Any] = json.loads(PRINTED.read_text())[table]
+    return values
 
 
 def result(label: str, seed: int = 0, **series: Any) -> Result:
