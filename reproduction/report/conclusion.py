@@ -105,8 +105,8 @@ GOWALLA = Need("gramian/table2", "gowalla", BETTER)
 CONCLUSIONS = (
     Conclusion(
         "**The larger the catalogue, the more an average over batches (SOGram) gains.** On "
-        "[made-up catalogues](#the-gain-as-the-catalogue-grows), with λ and the rate chosen for "
-        "each method, its MAP@10 differs from sampling's by {small:+.0f} % with 10,000 candidates, "
+        "[made-up catalogues](#the-gain-as-the-catalogue-grows), with λ chosen for each method, "
+        "its MAP@10 differs from sampling's by {small:+.0f} % with 10,000 candidates, "
         "{medium:+.0f} % with 100,000 and {large:+.0f} % with a million, where it is also better "
         "in the same time. No real catalogue of that size was tried.",
         (Need("gramian/growth", "small", GROWS), Need("gramian/growth", "small", IN_TIME)),
@@ -114,8 +114,8 @@ CONCLUSIONS = (
     ),
     Conclusion(
         "**Tune λ before you choose between SOGram and sampling.** On [made-up "
-        "catalogues](#the-gain-as-the-catalogue-grows), with λ and the rate chosen for each "
-        "method, SOGram's gain does not grow separably from 10,000 candidates to a million.",
+        "catalogues](#the-gain-as-the-catalogue-grows), with λ chosen for each method, SOGram's "
+        "gain does not grow separably from 10,000 candidates to a million.",
         (Need("gramian/growth", "small", GROWS, "not separable"),),
     ),
     Conclusion(
