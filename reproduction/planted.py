@@ -89,7 +89,8 @@ class Planted:
         met, with a query that is as likely to meet it as any other interaction says.
 
         Features are a query's segment, a candidate's cluster and twice the logarithm of its rank
-        there, so that an object need not be met to be known.
+        there, so that an object need not be met to be known. They are keys, by their names: other
+        integers would be read as numbers, of which neighbours are alike.
         """
         draw = torch.Generator().manual_seed(self.seed + 1)
         query = torch.randint(self.queries, (interactions,), generator=draw)
@@ -102,8 +103,8 @@ class Planted:
         band = (2 * (ids // self.clusters + 1).double().log2()).long()
         columns = {"query": torch.cat([query, fans]), "candidate": torch.cat([candidate, unmet])}
         described = (
-            {"id": everyone, "segment": everyone % self.segments},
-            {"id": ids, "cluster": ids % self.clusters, "band": band},
+            {"id": everyone, "segment_key": everyone % self.segments},
+            {"id": ids, "cluster_key": ids % self.clusters, "band_key": band},
         )
         pairs, queries, candidates = (
             pa.table({name: column.numpy() for name, column in each.items()})

@@ -49,6 +49,9 @@ def test_the_chances_of_a_query_add_up_to_one(queries: int, candidates: int, see
 def test_draws_follow_the_chances() -> None:
     world, interactions = Planted(40, 300), 200_000
     corpus = world.corpus(interactions)
+    # Keys, of which each has an embedding; numbers would share some.
+    keys = corpus.candidates.features["cluster_key"].vocabulary.keys
+    assert sorted(keys.to_pylist()) == list(range(world.clusters))
     query, candidate = (ids(corpus, side)[:interactions] for side in ("query", "candidate"))
     counts = torch.zeros(2, 300, dtype=torch.float64)
     for segment in range(2):
