@@ -421,7 +421,7 @@ def test_another_recipe_a_damaged_file_or_never_starts_anew(
     assert begun == 2 * anew
     train(small, folder=tmp_path, checkpoints=CheckpointSettings(resume="never"))
     assert begun == 3 * anew
-    for named in ("task.penalty changed", f"{path.name} is damaged", "--resume never"):
+    for named in ("is of another recipe", f"{path.name} is damaged", "--resume never"):
         assert named in caplog.text
 
 

@@ -332,7 +332,7 @@ def test_a_search_ranks_by_selection_and_goes_on_as_an_undisturbed_one(tmp_path:
     assert timeless(search(parts, count=4)) == timeless(whole)
     assert timeless(search(tmp_path / "other", recipe_of("seed=3"))) != timeless(whole)[:3]
     for recipe, over, problem in (
-        (recipe_of("training.epochs=3"), OVER, "training.epochs"),
+        (recipe_of("training.epochs=3"), OVER, "another recipe"),
         (None, OVER[:1], "keys or values"),
     ):
         with pytest.raises(RecipeError, match=problem):
