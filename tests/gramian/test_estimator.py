@@ -65,8 +65,8 @@ SETTINGS: dict[str, EstimatorSettings] = {
 }
 
 
-# `GramianPenalty` makes these for a loop that has no corpus; no recipe names them.
-OF_THE_PENALTY = {"AdaptiveSOGram", "GrowingSAGram"}
+# `GramianPenalty` makes this one for a loop that has no corpus; no recipe names them.
+OF_THE_PENALTY = {"AdaptiveSOGram"}
 
 
 def make(name: str) -> GramianEstimator:
@@ -241,19 +241,6 @@ def test_beta_1_is_unbiased_before_it_is_projected(monkeypatch: pytest.MonkeyPat
         estimator.update(rows(torch.randint(N, (4,), generator=draw)))
         total += estimator.moment().dense
     torch.testing.assert_close(total / runs, naive_moment(), rtol=0, atol=0.08)
-
-
-def test_new_entities_join_the_cache_and_its_sum() -> None:
-    old = 30
-    share = SHARE[:old] / SHARE[:old].sum()
-    estimator = SAGram(DIM, share, FACTORS[:old])
-    estimator.begin(lambda: [(EMBEDDINGS[:old], share, FACTORS[:old])])
-    estimator.grow(SHARE, FACTORS, EMBEDDINGS[old:])
-    torch.testing.assert_close(estimator.moment().dense, naive_moment(), rtol=1e-5, atol=1e-6)
-    estimator.after_step(rows(torch.tensor([35, 2, 35]), 2.0))
-    torch.testing.assert_close(estimator.total, cache_moment(estimator), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="needs 41 shares, not 40"):
-        estimator.grow(SHARE, FACTORS, EMBEDDINGS[:1])
 
 
 def test_a_cache_on_disk_is_the_same(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ with `docs/penalty.md`. Its parts also work by themselves; read them in this ord
 2. `GramianEstimator` (estimator.py): the interface of estimates, and the rule on which batch they
    may contain; `EntityBatch` go in and a `Moment` comes out.
 3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
-   `AdaptiveSOGram`, averages; `SAGram` and `GrowingSAGram`, a cache; `Storm`, recursive momentum.
+   `AdaptiveSOGram`, averages; `SAGram`, a cache; `Storm`, recursive momentum.
 4. `ClusterMoments` (cluster_moments.py): the same for clusters of candidates, which a
    softmax reads as `Clusters`.
 5. `QueryForm` (new_queries/query_form.py): the objective of one query with the candidates fixed,

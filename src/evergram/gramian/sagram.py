@@ -126,33 +126,6 @@ class SAGram(GramianEstimator):
         change = (new * share).T @ beside(new, factors) - (old * share).T @ beside(old, factors)
         return ids, new, change
 
-    def grow(self, share: Tensor, factors: Tensor | None, embeddings: Tensor) -> None:
-        """Add entities after the known ones.
-
-        Args:
-            share: [N′], N′ ≥ N, the measure from now on.
-            factors: [N′, K], or None.
-            embeddings: [N′ − N, D] of the new ones.
-        """
-        known = len(self.share)
-        if len(share) != known + len(embeddings):
-            raise ValueError(
-                f"The cache has {known} entities and {len(embeddings)} are added: the measure "
-                f"needs {known + len(embeddings)} shares, not {len(share)}."
-            )
-        # A new file under the old name; the old one stays mapped until nothing refers to it.
-        if self.file is None:
-            cache = self.cache.new_zeros(len(share), self.dim)
-        else:
-            cache = _table(len(share), self.dim, self.file)
-        cache[:known] = self.cache
-        cache[known:] = embeddings.to(cache)
-        self.cache = cache
-        self.share = share.to(self.share)
-        table = torch.zeros(len(share), 0) if factors is None else factors
-        self.factors = table.to(self.factors)
-        self._sum_anew()
-
     def _sum_anew(self) -> None:
         total = torch.zeros_like(self.total)
         for start in range(0, len(self.cache), BLOCK):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -133,17 +132,6 @@ class EntityMeasure(nn.Module):
         self.mass = self.mass + change.sum()
         self.total = self.total + len(ids)
         self.counts[distinct] = after
-
-    def totals(self) -> tuple[Tensor, Tensor]:
-        """Return Σ of the counts and the measure's mass, for `uncount`."""
-        return self.total, self.mass
-
-    def uncount(self, ids: Sequence[Tensor], totals: tuple[Tensor, Tensor]) -> None:
-        """Take back what `count` did with each of the ids since the totals were taken."""
-        if self.streamed:
-            for batch in ids:
-                self.counts.index_add_(0, batch, self.counts.new_full((len(batch),), -1))
-        self.total, self.mass = totals
 
     def resize(self, size: int) -> None:
         """Make room for `size` entities; grow by half at least, so that growth stays cheap."""

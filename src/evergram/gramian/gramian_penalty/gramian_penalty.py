@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import index
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from evergram.errors import ShapeError, TrainingError
+from evergram.errors import TrainingError
 from evergram.gramian.estimator import EntityBatch, Moment
 from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
-from evergram.gramian.gramian_penalty.penalty_side import PenaltySide, prior_factors
+from evergram.gramian.gramian_penalty.penalty_side import PenaltySide, estimator_of, prior_factors
 from evergram.gramian.penalty import BatchSide, quadratic_penalty
 
 
@@ -51,8 +49,7 @@ class GramianPenalty(nn.Module):
     *The estimate used in a gradient never contains that gradient's own batch*, or positives would
     repel each other: a call uses the Gramians of earlier batches and then, in training mode, folds
     its own batch in. So the first call pushes nothing. `docs/penalty.md` has the rest: counts and
-    measures, the choice of λ, micro-batches, the two calls a step more of "sagram", half precision,
-    state and several processes.
+    measures, the choice of λ, micro-batches, half precision, state and several processes.
 
     **Value.** ⟨S_u, Ĝ_v⟩ + ⟨Ĝ_u, S_v⟩ − ⟨Ĝ_u, Ĝ_v⟩, with S of the batch and Ĝ the estimates: g to
     first order, with the exact gradient ∇ĝ of [G2] Eq. (7), and g itself where S and Ĝ are exact.
@@ -61,9 +58,7 @@ class GramianPenalty(nn.Module):
     Args:
         dim: D.
         estimator: "sogram": averages of batch Gramians, 12 D² floats a side for any corpus.
-            "sagram": the last embedding of each entity, N × D floats a side; needs ids and two
-            more calls a step, and is more exact unless whole towers move fast. "sampled": the last
-            batch alone.
+            "sampled": the last batch alone.
         query_measure, candidate_measure: p and q: "uniform", "example" (every row alike), γ for
             p ∝ count^γ, or [N] weights by id.
         prior: π, the score of a pair about which nothing is known; or two tables by id, [N, K] of
@@ -72,17 +67,14 @@ class GramianPenalty(nn.Module):
             that are the training examples, their number. Without them counts are streamed, which
             suits any sampler and needs no second look at the data. Ids number entities from 0.
         rate: α of "sogram", in (0, 1]; "auto" keeps twelve averages and uses the best predictor.
-        beta: β of "sagram": "1/n", as SAG, or "1", as SAGA: unbiased until it is projected onto the
-            positive semi-definite matrices.
         weight: λ, by which the value is multiplied; at 1 your loop may do so itself.
     Shape: query [B, D], candidate [B′, D], query_ids [B], candidate_ids [B′]; returns a scalar.
     Raises:
         ValueError: a setting out of its range.
-        ShapeError: embeddings or ids of a wrong shape, type or device.
+        ShapeError: embeddings or ids of a wrong shape.
         DataError: an id beyond the tables.
-        TrainingError: ids missing where needed, computed embeddings that an earlier call had, or
-            calls of "sagram" in another order.
-    Source: [G2] Eq. (7), Prop. 1, Algorithms 1 to 4, App. B and C.
+        TrainingError: ids missing where needed, or computed embeddings that an earlier call had.
+    Source: [G2] Eq. (7), Prop. 1, Algorithms 2 and 4, App. B and C.
     """
 
     def __init__(
@@ -96,37 +88,28 @@ class GramianPenalty(nn.Module):
         query_counts: Tensor | None = None,
         candidate_counts: Tensor | None = None,
         rate: float | str = "auto",
-        beta: str = "1/n",
         weight: float = 1.0,
     ) -> None:
         super().__init__()
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"weight is {weight!r}; λ must be a number ≥ 0.")
-        self.weight: float = float(weight)
-        if isinstance(dim, bool) or not isinstance(dim, SupportsIndex) or int(dim) < 1:
-            raise ValueError(f"dim is {dim!r}; it must be the embeddings' dim, a whole number ≥ 1.")
-        dim = index(dim)
+        self.weight: float = weight
         self.dim = dim
         self.settings: str = f"{dim}, estimator={estimator!r}, rate={rate!r}"
         if weight != 1:
-            self.settings += f", weight={self.weight:g}"
+            self.settings += f", weight={weight:g}"
         query_factors, candidate_factors = prior_factors(prior)
-        measures = (
+        self.query: PenaltySide = PenaltySide(
             EntityMeasure(query_measure, query_counts, "query"),
-            EntityMeasure(candidate_measure, candidate_counts, "candidate"),
+            query_factors,
+            estimator_of(estimator, dim, query_factors.shape[1], rate),
         )
-        kind = (estimator, rate, beta)
-        self.query: PenaltySide = PenaltySide("query", dim, measures[0], query_factors, *kind)
         self.candidate: PenaltySide = PenaltySide(
-            "candidate", dim, measures[1], candidate_factors, *kind
+            EntityMeasure(candidate_measure, candidate_counts, "candidate"),
+            candidate_factors,
+            estimator_of(estimator, dim, candidate_factors.shape[1], rate),
         )
         # Embeddings that are in the estimate, as weak references; micro-batches that will be.
         self._folded: Sequence[weakref.ref[Tensor]] = ()
         self._pending: tuple[list[EntityBatch], list[EntityBatch]] | None = None
-        # Of "sagram": whether this step's other batch was given, and the ids of this step's calls,
-        # with whether their embeddings were finite.
-        self._drawn = False
-        self._calls: list[tuple[list[Tensor], bool]] = []
 
     @property
     def query_gramian(self) -> Tensor:
@@ -149,114 +132,28 @@ class GramianPenalty(nn.Module):
         sides = (self.query, self.candidate)
         self._check_own_batch(query, candidate)
         with torch.autocast(query.device.type, enabled=False):
-            learns = self._learns and all(_finite(w) for w in wide)
-            if self._has_cache and self._learns:
-                if not self._drawn:
-                    raise TrainingError(
-                        "'sagram' corrects its estimate by a second batch before each step: call "
-                        "penalty.before_step(…) with one before the loss, or choose 'sogram'."
-                    )
-                # Copies: the caller's tensors may change before the end of the step.
-                none = self.query.id_use.new_empty(0)
-                each = [none if i is None else i.clone() for i in ids]
-                self._calls.append((each, learns))
+            learning = self.training and not torch.is_inference_mode_enabled()
+            learns = learning and all(_finite(w) for w in wide)
             if learns:
                 for side, w, i in zip(sides, wide, ids, strict=True):
-                    side.count(i, len(w), undoable=self._pending is not None)
+                    side.count(i, len(w))
             triples = zip(sides, wide, ids, strict=True)
             rows = [s.rows(w, i, evaluates=not learns) for s, w, i in triples]
             if learns:
                 for side, r in zip(sides, rows, strict=True):
                     side.learn_prior(r)
             value = self._value(wide, rows)
-            if learns and not self._has_cache:
+            if learns:
                 self._take(query, candidate, rows)
         return self.weight * value
-
-    def before_step(
-        self,
-        query: Tensor,
-        candidate: Tensor,
-        query_ids: Tensor | None = None,
-        candidate_ids: Tensor | None = None,
-    ) -> None:
-        """Correct the estimate of "sagram" by a batch that is not the step's own, lines 7 and 8.
-
-        Entities that are met for the first time enter the cache. In evaluation mode it does
-        nothing.
-
-        Args:
-            query, candidate: [B, D], drawn like the step's own batch, and apart from it.
-        Raises: TrainingError: the estimator has no cache, the step before lacks `after_step`, or
-            it is called inside `accumulate`, which could not take it back.
-        """
-        self._check_cache()
-        if self._pending is not None:
-            raise TrainingError(
-                "before_step is called once a step: call it before `with penalty.accumulate():`."
-            )
-        if self._calls:
-            raise TrainingError(
-                "The cache of 'sagram' lacks the last step: call penalty.after_step(…) after the "
-                "optimiser's step, with that batch's embeddings at the new parameters."
-            )
-        wide, ids = self._checked(query, candidate, query_ids, candidate_ids)
-        if not self.training:
-            return
-        # The state stays usable for gradients where the rows were embedded in inference mode.
-        with torch.inference_mode(False), torch.autocast(query.device.type, enabled=False):
-            if all(_finite(w) for w in wide):
-                for side, w, i in zip((self.query, self.candidate), wide, ids, strict=True):
-                    side.count(i, len(w))
-                    side.draw(side.rows(w, i))
-        self._folded = [weakref.ref(query), weakref.ref(candidate)]
-        self._drawn = True
-
-    def after_step(self, query: Tensor, candidate: Tensor) -> None:
-        """Write a step's own batch into the cache of "sagram", lines 11 and 12.
-
-        In evaluation mode it does nothing.
-
-        Args:
-            query, candidate: [B, D], the rows of this step's calls, in their order, embedded again
-                at the new parameters.
-        Raises:
-            TrainingError: the estimator has no cache, or no call came before.
-            ShapeError: there are not as many rows as those calls had.
-        """
-        self._check_cache()
-        if not self.training:
-            return
-        if not self._calls:
-            raise TrainingError(
-                "after_step ends a step, and there is none: call the penalty in training mode, the "
-                "optimiser, and then penalty.after_step(…)."
-            )
-        for place, (side, rows) in enumerate(((self.query, query), (self.candidate, candidate))):
-            side.check_rows(rows)
-            each = [(ids[place], learned) for ids, learned in self._calls]
-            size = sum(len(ids) for ids, _ in each)
-            if len(rows) != size:
-                raise ShapeError(
-                    f"after_step has {len(rows)} {side.name} rows, and this step's calls had "
-                    f"{size}; embed the same rows again."
-                )
-            with torch.inference_mode(False):
-                kept = torch.cat([torch.full_like(ids, learned).bool() for ids, learned in each])
-                moved = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))[kept]
-                if len(moved) and _finite(moved):
-                    ids = torch.cat([ids for ids, _ in each])[kept]
-                    side.estimator.after_step(side.rows(moved, ids))
-        self._calls, self._drawn = [], False
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Fold all calls inside in as one batch, at the end: micro-batches of one optimiser step.
 
         Every call inside uses the estimate from before. Detached embeddings of all of them are held
-        until the end; an error inside folds nothing in, and counts nothing. With micro-batches of
-        one size, and counts given or no ids, gradients and state are those of the whole batch in
-        one call.
+        until the end; an error inside folds nothing in. With micro-batches of one size, and counts
+        given or no ids, gradients and state are those of the whole batch in one call.
 
         >>> import torch
         >>> from evergram.gramian import GramianPenalty
@@ -272,22 +169,12 @@ class GramianPenalty(nn.Module):
             raise TrainingError("accumulate() is open already; use one for each optimiser step.")
         pending: tuple[list[EntityBatch], list[EntityBatch]] = ([], [])
         self._pending = pending
-        sides = (self.query, self.candidate)
-        before = [side.learned() for side in sides]
-        earlier = len(self._calls)
         try:
             yield
-        except BaseException:
-            del self._calls[earlier:]
-            for side, state in zip(sides, before, strict=True):
-                side.unlearn(state)
-            raise
         finally:
             self._pending = None
-            for side in sides:
-                side.counted.clear()
         with torch.autocast(self.query.id_use.device.type, enabled=False):
-            for side, calls in zip(sides, pending, strict=True):
+            for side, calls in zip((self.query, self.candidate), pending, strict=True):
                 side.fold_together(calls)
 
     def gramian_error(self, query: Tensor, candidate: Tensor) -> GramianErrors:
@@ -311,22 +198,6 @@ class GramianPenalty(nn.Module):
 
     def extra_repr(self) -> str:
         return self.settings
-
-    @property
-    def _learns(self) -> bool:
-        return self.training and not torch.is_inference_mode_enabled()
-
-    @property
-    def _has_cache(self) -> bool:
-        return self.query.estimator.wants_after
-
-    def _check_cache(self) -> None:
-        """Raises: TrainingError: the estimator has no cache."""
-        if not self._has_cache:
-            raise TrainingError(
-                "before_step and after_step keep the cache of 'sagram'; this estimator learns from "
-                "the penalty's calls alone, leave them out."
-            )
 
     def _checked(
         self,
@@ -395,10 +266,6 @@ class GramianPenalty(nn.Module):
 
         super()._apply(widest, recurse)  # type: ignore[no-untyped-call]
         return self
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        self._calls, self._drawn = [], False  # a step under way was of the state before
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process or of another time has no embeddings of this one.

@@ -10,16 +10,13 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, ShapeError, TrainingError
 from evergram.gramian.adaptive_sogram import AdaptiveSOGram
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment
 from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure, identity_of
-from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
 from evergram.gramian.sampled import SampledGramian
 from evergram.gramian.sogram import SOGram
 
-ESTIMATORS = ("sogram", "sagram", "sampled")
 UNKNOWN, WITH_IDS, WITHOUT_IDS = 0, 1, 2
 
 
@@ -27,37 +24,23 @@ class PenaltySide(nn.Module):
     """The measure, the prior's factors and the Gramian of the queries, or of the candidates.
 
     Args:
-        name: "query" or "candidate", for errors.
-        dim: D.
-        measure: p and the counts that it needs.
+        measure: p, the counts that it needs, and the side's name.
         factors: [N, K] by id, or [1, K] for every row alike; K = 0 is the zero prior.
-        estimator: one of `ESTIMATORS`.
-        rate: α of "sogram", or "auto".
-        beta: β of "sagram".
-    Raises: ValueError: the estimator is unknown, or does not work with this measure.
+        estimator: of a moment [D, D + K].
+    Raises: ShapeError: the factors are of other entities than the measure.
     """
 
     def __init__(
-        self,
-        name: str,
-        dim: int,
-        measure: EntityMeasure,
-        factors: Tensor,
-        estimator: str,
-        rate: float | str,
-        beta: str,
+        self, measure: EntityMeasure, factors: Tensor, estimator: GramianEstimator
     ) -> None:
         super().__init__()
-        entities = len(measure.counts)
+        name, entities = measure.name, len(measure.counts)
         if len(factors) > 1 and entities not in (0, len(factors)):
             raise ShapeError(
                 f"The prior has {len(factors)} rows of {name} factors, and {name}_counts or "
                 f"{name}_measure {entities} entities; each needs one row an entity."
             )
         self.name = name
-        # Ids of undoable calls.
-        self.counted: list[Tensor] = []
-        self.dim = dim
         self.measure = measure
         self.factors: Tensor
         self.prior_square: Tensor
@@ -72,9 +55,7 @@ class PenaltySide(nn.Module):
         prior = str(list(factors.shape)).encode() + factors.cpu().numpy().tobytes()
         self.register_buffer("prior_identity", identity_of(prior))
         self.register_buffer("id_use", torch.tensor(UNKNOWN))
-        self.estimator: GramianEstimator = _estimator(
-            estimator, name, dim, measure, factors, rate, beta
-        )
+        self.estimator: GramianEstimator = estimator
 
     @property
     def by_id(self) -> bool:
@@ -82,24 +63,13 @@ class PenaltySide(nn.Module):
         return len(self.factors) > 1
 
     def check_rows(self, embeddings: Tensor) -> None:
-        """Check that embeddings are floats [B, D] on this module's device. Raises: ShapeError."""
-        if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
-            kind = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
-            raise ShapeError(
-                f"The {self.name} embeddings are {kind}; give a floating-point tensor."
-            )
+        """Check that embeddings are [B, D]. Raises: ShapeError."""
         shape = list(embeddings.shape)
-        if len(shape) != 2 or shape[1] != self.dim:
+        if len(shape) != 2 or shape[1] != self.estimator.dim:
             raise ShapeError(
                 f"The {self.name} embeddings have shape {shape}; this penalty takes "
-                f"[batch, {self.dim}], one row an entity. Flatten other dims, or make it with "
-                "the embeddings' own dim."
-            )
-        device = self.id_use.device
-        if embeddings.device != device:
-            raise ShapeError(
-                f"The {self.name} embeddings are on {embeddings.device}, the penalty on {device}; "
-                f"move it once with penalty.to('{embeddings.device}')."
+                f"[batch, {self.estimator.dim}], one row an entity. Flatten other dims, or make it "
+                "with the embeddings' own dim."
             )
 
     def check_ids(self, ids: object, size: int) -> Tensor | None:
@@ -123,12 +93,11 @@ class PenaltySide(nn.Module):
                 self._check_without_ids()
             return None
         rows = torch.as_tensor(ids, device=self.id_use.device)
-        if size and (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool):
-            raise ShapeError(f"{self.name}_ids are {rows.dtype}; they must be integers.")
-        if rows.shape != (size,):
+        no_ids = size and (rows.is_floating_point() or rows.dtype == torch.bool)
+        if rows.shape != (size,) or no_ids:
             raise ShapeError(
-                f"{self.name}_ids have shape {list(rows.shape)}; they must be [{size}], one for "
-                f"each row of the {self.name} embeddings."
+                f"{self.name}_ids are {rows.dtype} {list(rows.shape)}; they must be [{size}], an "
+                f"integer for each row of the {self.name} embeddings."
             )
         rows = rows.long()
         self.measure.check(rows)
@@ -140,11 +109,9 @@ class PenaltySide(nn.Module):
         return rows
 
     def _check_without_ids(self) -> None:
-        """Check that estimator, prior and measure work without ids. Raises: TrainingError."""
+        """Check that prior and measure work without ids. Raises: TrainingError."""
         needs = None
-        if isinstance(self.estimator, GrowingSAGram):
-            needs = "'sagram' keeps the last embedding of each entity"
-        elif self.by_id:
+        if self.by_id:
             needs = "the prior is a table by id"
         elif self.measure.shares is not None or not self.measure.streamed:
             needs = "its measure or its counts are a table by id"
@@ -153,29 +120,13 @@ class PenaltySide(nn.Module):
         if needs:
             raise TrainingError(f"The penalty needs {self.name}_ids, for {needs}.")
 
-    def count(self, ids: Tensor | None, size: int, *, undoable: bool = False) -> None:
-        """Count a batch's entities; call it before `rows`, which weights them.
-
-        Args:
-            undoable: whether `unlearn` may take it back.
-        """
+    def count(self, ids: Tensor | None, size: int) -> None:
+        """Count a batch's entities; call it before `rows`, which weights them."""
         if not size:
             return
         self.id_use = torch.full_like(self.id_use, WITHOUT_IDS if ids is None else WITH_IDS)
         if ids is not None:
             self.measure.count(ids)
-            if undoable:
-                # A copy: the caller's tensor may change before the end.
-                self.counted.append(ids.clone())
-
-    def learned(self) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Return what calls learn beside counts and estimate, for `unlearn`."""
-        return self.id_use, self.prior_square, self.prior_weight, self.measure.totals()
-
-    def unlearn(self, before: tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]) -> None:
-        """Take back what undoable calls learned since `learned` returned `before`."""
-        self.id_use, self.prior_square, self.prior_weight, totals = before
-        self.measure.uncount(self.counted, totals)
 
     def rows(
         self, embeddings: Tensor, ids: Tensor | None, *, evaluates: bool = False
@@ -216,13 +167,6 @@ class PenaltySide(nn.Module):
             # It keeps the rows, and the caller's tensor may change in place.
             rows = replace(rows, embeddings=rows.embeddings.clone())
         self.estimator.update(rows)
-
-    def draw(self, rows: EntityBatch) -> None:
-        """Correct the estimate of a cache by a batch drawn apart."""
-        if len(rows.ids):
-            # The cache's shares add up to 1 if counts were given, else to the measure's mass.
-            mass = self.measure.mass.to(rows.weights) if self.measure.streamed else 1.0
-            self.estimator.update(replace(rows, weights=rows.weights * mass))
 
     def fold_together(self, calls: Sequence[EntityBatch]) -> None:
         """Fold the rows of several calls in as one batch, weighted by all counts so far."""
@@ -269,54 +213,22 @@ class PenaltySide(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def _estimator(
-    kind: str,
-    name: str,
-    dim: int,
-    measure: EntityMeasure,
-    factors: Tensor,
-    rate: float | str,
-    beta: str,
-) -> GramianEstimator:
-    width = factors.shape[1]
-    if beta != "1/n" and kind != "sagram":
-        raise ValueError(
-            f"beta is {beta!r}, and only 'sagram' has one, not '{kind}'; leave it out."
-        )
+def estimator_of(kind: str, dim: int, factors: int, rate: float | str) -> GramianEstimator:
+    """Return an estimator that learns from the batches of a loss alone.
+
+    Raises: ValueError: the kind needs more than that or has no rate, or the rate is out of range.
+    """
     if kind == "sogram":
-        if rate == "auto":
-            return AdaptiveSOGram(dim, width)
-        return SOGram(dim, width, rate)
+        return AdaptiveSOGram(dim, factors) if rate == "auto" else SOGram(dim, factors, rate)
+    if kind != "sampled":
+        raise ValueError(
+            f"estimator is {kind!r}; it must be 'sogram' or 'sampled'. 'storm', 'sagram' and "
+            "'exact' embed other entities or parameters than those of a batch; evergram.train has "
+            "them."
+        )
     if rate != "auto":
-        raise ValueError(
-            f"rate is {rate}, and only 'sogram' has one, not '{kind}'; leave it 'auto'."
-        )
-    if kind == "sampled":
-        return SampledGramian(dim, width)
-    if kind == "sagram":
-        if measure.streamed and measure.shares is None and measure.power:
-            raise ValueError(
-                f"'sagram' needs shares that do not change, and p ∝ count^{measure.power} does as "
-                f"long as counts are streamed; give {name}_counts, or the 'uniform' measure."
-            )
-        size = max(len(measure.counts), len(factors) if len(factors) > 1 else 0)
-        shares = measure.probabilities()
-        if measure.streamed:
-            shares = torch.ones(size) if measure.shares is None else measure.shares
-        return GrowingSAGram(dim, shares, factors if width else None, beta)
-    if kind in ("storm", "exact"):
-        why = {
-            "storm": "must embed each batch again at the parameters before the step",
-            "exact": "must embed every entity before each step",
-        }[kind]
-        raise ValueError(
-            f"estimator is {kind!r}, which {why}, and a loss sees neither; choose one of "
-            f"{', '.join(ESTIMATORS)}, or train with evergram.train."
-        )
-    raise ValueError(
-        f"estimator is {kind!r}; it must be one of {', '.join(ESTIMATORS)}"
-        f"{did_you_mean(kind, ESTIMATORS)}."
-    )
+        raise ValueError(f"rate is {rate}, and 'sampled' has none; leave it 'auto'.")
+    return SampledGramian(dim, factors)
 
 
 def prior_factors(prior: float | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
