@@ -1,30 +1,66 @@
-"""Tables that the command itself makes: MovieLens and the demo."""
+"""What the command itself measures: MovieLens and the demo."""
 
 from __future__ import annotations
 
 import io
 import json
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gowalla
+import httpx
+
+from benchmarks import ROOT
 from benchmarks.tiny import recipes
+
+COMMAND = (sys.executable, "-m", "evergram")
 
 
 def run(*arguments: str) -> dict[str, Any]:
     """Run the command as a user does, and return its JSON."""
-    code = "from evergram.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments, "--json"],
-        cwd=gowalla.ROOT, stdout=subprocess.PIPE, check=True, text=True,
+        [*COMMAND, *arguments, "--json"],
+        cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
+
+
+@contextmanager
+def served(lineage: Path) -> Iterator[str]:
+    """Run `evergram serve` in a process of its own, and yield its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [*COMMAND, "serve", str(lineage), "--port", str(port)],
+        cwd=ROOT,
+    )  # fmt: skip
+    try:
+        await_ready(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def await_ready(url: str, version: int | None = None) -> None:
+    """Wait until a service answers, and computes from a version if one is given."""
+    for _ in range(600):
+        try:
+            answer = httpx.get(f"{url}/readyz")
+            if answer.status_code == 200 and version in (None, answer.json().get("version")):
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"{url} was not ready within a minute")
 
 
 def movielens_section(
@@ -63,22 +99,15 @@ def tiny_movielens() -> str:
         return movielens_section(folder / "random.toml", range(1))
 
 
-@dataclass(frozen=True)
-class Demo:
-    """The JSON that `evergram demo` reports, and its picture."""
-
-    report: dict[str, Any]
-    picture: bytes
-
-
-def demo(settings: Sequence[str] = ()) -> Demo:
+def demo(settings: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the versions that `evergram demo` reports."""
     overrides = [part for setting in settings for part in ("--set", setting)]
     with tempfile.TemporaryDirectory() as folder:
-        answer = run("demo", "--out", folder, *overrides)
-        return Demo(answer, _picture(answer["versions"]))
+        versions: list[dict[str, Any]] = run("demo", "--out", folder, *overrides)["versions"]
+        return versions
 
 
-def _picture(versions: Sequence[Mapping[str, Any]]) -> bytes:
+def picture(versions: Sequence[Mapping[str, Any]]) -> bytes:
     """Draw the figure of the README as PNG."""
     from matplotlib.figure import Figure
 
@@ -115,17 +144,17 @@ def _picture(versions: Sequence[Mapping[str, Any]]) -> bytes:
     return target.getvalue()
 
 
-def tiny_demo() -> Demo:
+def tiny_demo() -> list[dict[str, Any]]:
     return demo(["data.interactions=8000", "split.versions=[0.6, 0.8]", "training.epochs=2"])
 
 
-def demo_table(measured: Demo) -> str:
+def demo_table(versions: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "| version | dim | Recall@20 | trained alone | popularity | consumer AUC, chain "
         "| consumer AUC, raw |",
         "|" + "---|" * 7,
     ]
-    for v in measured.report["versions"]:
+    for v in versions:
         metrics, consumer = v["metrics"], v["consumer"]
         alone = f"{metrics['alone']['recall@20']:.4f}" if "alone" in metrics else "–"
         lines.append(

@@ -13,15 +13,16 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
 
-from benchmarks import gowalla, unseen
+from benchmarks import gowalla
 from benchmarks.tiny import recipes
 from evergram.data.split import RowPairs, Split
 from evergram.training.corpora import final_split, load_corpus, split_for
@@ -29,9 +30,7 @@ from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.pilots import run_pilots
 from evergram.training.recipe import Recipe
 
-# Public sets that need a download come first; see `benchmarks.unseen`.
 DATA = (
-    *unseen.READERS,
     "movielens-latest-small",
     "wikispeedia",
     "amazon-musical-instruments",
@@ -49,17 +48,9 @@ STUDENT = {
 KEPT = gowalla.ROOT / "build" / "defaults"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The defaults and `--thorough` on one data set.
-
-    Args:
-        default, thorough: a record of each seed; `thorough` may have fewer, or none.
-    """
-
-    data: str
-    default: list[dict[str, Any]]
-    thorough: list[dict[str, Any]]
+Record = dict[str, Any]
+# By data set: a record a seed of the defaults and of `--thorough`.
+Compared = dict[str, tuple[list[Record], list[Record]]]
 
 
 def recipe_of(name: str) -> dict[str, Any]:
@@ -72,9 +63,6 @@ def recipe_of(name: str) -> dict[str, Any]:
             "test": str(folder / "test.parquet"),
         }
         return {"data": data, "split": {"kind": "given"}}
-    if name in unseen.READERS:
-        data = {"kind": "table", "path": str(unseen.convert(name))}
-        return {"data": data, "split": {"kind": "random"}}
     path = gowalla.DATA / name
     if name == "movielens-latest-small":
         path /= "ml-latest-small.zip"
@@ -82,21 +70,27 @@ def recipe_of(name: str) -> dict[str, Any]:
     return {"data": {"kind": kind, "path": str(path)}, "split": {"kind": "random"}}
 
 
-def measure() -> list[Comparison]:
-    """Return a comparison for each data set that is there."""
+@contextmanager
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [
-            compare(name, Runs(recipe_of(name), KEPT / f"{name}.jsonl"), (SEEDS, SEEDS))
-            for name in DATA
-            if (gowalla.DATA / name).exists()
-        ]
+        yield
     finally:
         torch.set_num_threads(threads)
 
 
-def tiny() -> list[Comparison]:
+def measure() -> Compared:
+    """Compare on each data set that is there."""
+    with one_thread():
+        return {
+            name: compare(Runs(recipe_of(name), KEPT / f"{name}.jsonl"), SEEDS)
+            for name in DATA
+            if (gowalla.DATA / name).exists()
+        }
+
+
+def tiny() -> Compared:
     with recipes() as folder:
         values = {
             "data": {
@@ -108,17 +102,12 @@ def tiny() -> list[Comparison]:
             "model": {"dim": 4},
             "training": {"epochs": 3, "patience": 2},
         }
-        return [compare("tiny", Runs(values, folder / "kept.jsonl"), (2, 1))]
+        return {"tiny": compare(Runs(values, folder / "kept.jsonl"), 1)}
 
 
-def compare(name: str, runs: Runs, seeds: tuple[int, int]) -> Comparison:
-    measured: list[list[dict[str, Any]]] = [[], []]
-    for records, count, settings in zip(
-        measured, seeds, ([], ["training.thorough=true"]), strict=True
-    ):
-        for seed in range(count):
-            records.append(runs.test(settings, seed))
-    return Comparison(name, *measured)
+def compare(runs: Runs, seeds: int) -> tuple[list[Record], list[Record]]:
+    default = [runs.test([], seed) for seed in range(seeds)]
+    return default, [runs.test(["training.thorough=true"], seed) for seed in range(seeds)]
 
 
 class Runs:
@@ -155,7 +144,7 @@ class Runs:
         recipe = Recipe.of(self.values, [*own, *settings])
         if seed not in self.splits:
             split = split_for(recipe, self.corpus, 0)
-            self.splits[seed] = replace(split, selection=_some(split.selection, JUDGED))
+            self.splits[seed] = replace(split, selection=of_some_queries(split.selection, JUDGED))
         return recipe, self.splits[seed]
 
     def _once(self, what: str, recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
@@ -200,24 +189,17 @@ def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
     return {
         **(tested if len(split.test) else {}),
         "selection": max(record[METRIC] for record in fitted.history),
-        "penalty": fitted.penalty[0],
-        "l2": fitted.l2,
         "settings": {
             "task": recipe.task.model_dump(exclude_defaults=True),
             "training": recipe.training.model_dump(exclude_defaults=True),
         },
         "seed": recipe.seed,
-        "epoch": fitted.best_epoch,
-        "epochs": len(fitted.history),
-        "best_is_last": any("is the last" in warning for warning in fitted.warnings),
         "interactions": len((split if refit is None else refit.split).training),
-        "seconds": round(fitted.seconds, 1),
         "cpu": round(time.process_time() - begun, 1),
-        "pilots": len(pilots.tried),
     }
 
 
-def _some(pairs: RowPairs, queries: int) -> RowPairs:
+def of_some_queries(pairs: RowPairs, queries: int) -> RowPairs:
     """Return all pairs of at most so many queries, always the same ones."""
     distinct = torch.unique(pairs.query)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
@@ -225,46 +207,31 @@ def _some(pairs: RowPairs, queries: int) -> RowPairs:
     return RowPairs(pairs.query[chosen], pairs.candidate[chosen])
 
 
-def table(comparisons: Sequence[Comparison]) -> str:
+def table(compared: Compared) -> str:
     lines = [
         "| data | pairs trained on | Recall@20, defaults | CPU seconds | `--thorough` "
         "| CPU seconds | defaults / thorough | popularity |",
         "|" + "---|" * 8,
     ]
-    for one in comparisons:
-        if not one.default:
-            continue
-        popularity = mean(run["popularity"] for run in one.default)
-        both = list(zip(one.default, one.thorough, strict=False))
-        ratios = [a[METRIC] / b[METRIC] for a, b in both]
-        cells = [
-            one.data,
-            f"{one.default[0]['interactions']:,}",
-            *_recall_and_time(one.default),
-            *_recall_and_time(one.thorough),
-            interval(ratios, 3) if ratios else "–",
-            f"{popularity:.4f}",
-        ]
+    for name, sides in compared.items():
+        cells = [name, f"{sides[0][0]['interactions']:,}"]
+        for runs in sides:
+            cells.append(interval([run[METRIC] for run in runs], 4))
+            cells.append(f"{mean(run['cpu'] for run in runs):.0f}")
+        cells.append(interval([a[METRIC] / b[METRIC] for a, b in zip(*sides, strict=True)], 3))
+        cells.append(f"{mean(run['popularity'] for run in sides[0]):.4f}")
         lines.append(f"| {' | '.join(cells)} |")
-    shown = [one for one in comparisons if one.default]
-    seeds = ", ".join(f"{len(one.default)} and {len(one.thorough)} ({one.data})" for one in shown)
-    lines += [
-        "",
-        "± is half of the 95 % interval of the mean over seeds, each with a split of its own; of "
-        f"the defaults and of `--thorough`: {seeds}. – was not measured.",
-    ]
-    return "\n".join(lines)
+    note = "± is half of the 95 % interval of the mean over seeds, each with a split of its own."
+    return "\n".join([*lines, "", note])
 
 
-def _recall_and_time(runs: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    if not runs:
-        return "–", "–"
-    return interval([run[METRIC] for run in runs], 4), f"{mean(run['cpu'] for run in runs):.0f}"
+def half_interval(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of a mean."""
+    return STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))
 
 
 def interval(values: Sequence[float], digits: int) -> str:
     """Return a mean with half of its 95 % interval, in words."""
     if len(values) < 2:
         return f"{values[0]:.{digits}f}"
-    half = STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))
-    return f"{mean(values):.{digits}f} ± {half:.{digits}f}"
+    return f"{mean(values):.{digits}f} ± {half_interval(values):.{digits}f}"

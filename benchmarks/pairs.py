@@ -11,7 +11,6 @@ more than noise.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import ROOT
+from benchmarks.records import figures_of
 
 Cell = tuple[str, str]  # row and column of a table
 
@@ -29,18 +29,13 @@ def run(checkout: Path, section: str, *, tiny: bool = False) -> dict[Cell, float
     own = checkout / ".venv" / "bin" / "python"
     python = str(own) if own.is_file() else sys.executable
     environment = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}"}
-    command = [python, "-m", "benchmarks", section, "--json", *(["--tiny"] if tiny else [])]
+    command = [python, "-m", "benchmarks", section, *(["--tiny"] if tiny else [])]
     done = subprocess.run(
         command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{section} failed in {checkout}:\n{done.stderr[-2000:]}")
-    measured = json.loads(done.stdout)["sections"][section]["figures"]
-    return {
-        (figure["row"], figure["column"]): median(figure["values"])
-        for figure in measured
-        if None not in figure["values"]
-    }
+    return figures_of(done.stdout)
 
 
 def pairs(
@@ -57,10 +52,7 @@ def pairs(
 
 
 def table(section: str, compared: dict[Cell, tuple[list[float], list[float]]]) -> str:
-    lines = [
-        f"| {section} | figure | before | now | now / before | |",
-        "|" + "---|" * 6,
-    ]
+    lines = [f"| {section} | figure | before | now | now / before | |", "|" + "---|" * 6]
     for (row, column), (before, now) in compared.items():
         apart = min(now) > max(before) or max(now) < min(before)
         ratio = f"{median(now) / median(before):.2f}" if median(before) else "–"
@@ -73,24 +65,19 @@ def _span(values: Sequence[float]) -> str:
     return f"{median(values):g} ({min(values):g}–{max(values):g})"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs", description=__doc__)
     parser.add_argument("before", type=Path, help="the other checkout")
     parser.add_argument("sections", nargs="+", metavar="SECTION")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="the sections' tiny presets")
-    chosen = parser.parse_args(arguments)
-    if chosen.repeats < 2:
-        parser.error(f"--repeats is {chosen.repeats}; noise shows from two runs on")
-    if not (chosen.before / "benchmarks").is_dir():
-        parser.error(f"{chosen.before} is no checkout: it has no folder benchmarks")
+    chosen = parser.parse_args()
     for section in chosen.sections:
         compared = pairs(chosen.before, ROOT, section, chosen.repeats, tiny=chosen.tiny)
         if not compared:
             sys.exit(f"{section} has no figure that both checkouts print.")
         print(f"\n{table(section, compared)}", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

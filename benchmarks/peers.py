@@ -1,41 +1,51 @@
-"""implicit's least squares on our splits, tuned: `python -m benchmarks.peers gowalla`.
+"""Least squares of implicit and irspack on our splits, tuned by pairs held out of training.
 
-The extra `peers` installs other libraries. Like our own models, it trains without the selection
-pairs while settings are chosen by them.
+The extra `peers` installs them; each is imported when it is needed. Every fit uses the training
+pairs only, on as many threads as torch has (`OMP_NUM_THREADS`). Optuna proposes the settings of
+`TRIALS` fits, on the same training and held-out pairs for all; the best by Recall@20 is fitted to
+the whole training part, and the test part is ranked once a seed.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from benchmarks import gowalla
-from benchmarks.peer_models import Result, implicit_als
 from evergram.data.split import RowPairs, Split
 from evergram.evaluation.ranking import rank_metrics, relevance_of
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
 METRICS = ("recall@20", "ndcg@20")
-Settings = dict[str, float]
-
-# Each grid is a product of values; settings that it does not name keep the best values so far.
-GRIDS: Sequence[Mapping[str, Sequence[float]]] = (
-    {"alpha": (1, 3, 10, 30, 100), "regularization": (1, 10, 100), "iterations": (16,)},
-    {"regularization": (0.3, 3, 30)},
-    {"alpha": (2, 5, 20, 50)},
-    {"iterations": (4, 8, 32)},
-    {"alpha": (1, 3, 10, 20, 50, 100), "regularization": (3, 30)},
-    {"iterations": (2, 6)},
-)
-# Found by `python -m benchmarks.peers gowalla` and `… movielens`.
-SETTINGS: dict[str, Settings] = {
+TRIALS = 20
+# Settings of implicit_als: the best of some sixty on a grid, by Recall@20 on the selection pairs.
+SETTINGS: dict[str, dict[str, float]] = {
     "gowalla": {"alpha": 50, "regularization": 3, "iterations": 4},
     "movielens": {"alpha": 2, "regularization": 3, "iterations": 32},
 }
+
+
+@dataclass(frozen=True)
+class Result:
+    """A fitted model, whose scores are `query @ candidate.T`.
+
+    Args:
+        query: [N_q, D]; candidate: [N_c, D], float32.
+        seconds: of fitting; neither loading nor making the matrix of interactions counts.
+    """
+
+    query: Tensor
+    candidate: Tensor
+    seconds: float
 
 
 def wanting() -> str:
@@ -60,29 +70,133 @@ def judge(result: Result, split: Split, pairs: RowPairs) -> dict[str, float]:
     return rank_metrics(result.query, result.candidate, relevance, METRICS)
 
 
-def tune(split: Split) -> Settings:
-    """Return the settings with the best Recall@20 on the selection pairs; prints each."""
-    fit: Callable[..., Result] = implicit_als
-    best, highest = Settings(), -1.0
-    for grid in GRIDS:
-        start = best
-        for values in itertools.product(*grid.values()):
-            settings = start | dict(zip(grid, values, strict=True))
-            result = fit(split, **settings)
-            recall = judge(result, split, split.selection)[METRICS[0]]
-            print(f"{settings}: {recall:.4f}, {result.seconds:.1f} s", flush=True)
-            if recall > highest:
-                best, highest = settings, recall
-    return best
+def implicit_als(
+    split: Split,
+    settings: Mapping[str, float],
+    *,
+    factors: int = 64,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Result:
+    """Fit weighted least squares: an observed pair weighs `alpha` and any other 1, in implicit
+    0.7. `clock` gives the seconds."""
+    from implicit.cpu.als import AlternatingLeastSquares
+    from threadpoolctl import threadpool_limits
+
+    # Its own threads call BLAS, which would start more of them; implicit warns of that.
+    with threadpool_limits(1, user_api="blas"):
+        model = AlternatingLeastSquares(
+            factors,
+            regularization=settings["regularization"],
+            alpha=settings["alpha"],
+            iterations=int(settings["iterations"]),
+            num_threads=torch.get_num_threads(),
+            random_state=seed,
+        )
+        seconds = _timed(partial(model.fit, _matrix(split), show_progress=False), clock)
+    return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("data", choices=list(SETTINGS))
-    if wanting():
-        sys.exit(wanting())
-    print(tune(load(parser.parse_args().data)[1]))
+def irspack_ials(
+    split: Split, settings: Mapping[str, float], *, factors: int = 64, seed: int = 0
+) -> Result:
+    """Fit least squares whose regularization grows with an entity's count to the power `nu`. An
+    observed pair weighs 1 + alpha0, any other `alpha0`; `nu_star` makes `reg` comparable over
+    `nu`."""
+    from irspack import IALSRecommender
+
+    model = IALSRecommender(
+        _matrix(split),
+        n_components=factors,
+        alpha0=settings["alpha0"],
+        reg=settings["reg"],
+        nu=settings["nu"],
+        nu_star=1.0,
+        random_seed=seed,
+        n_threads=torch.get_num_threads(),
+    )
+
+    def fit() -> None:
+        model.start_learning()  # learn() does the same behind a progress bar
+        for _ in range(int(settings["epochs"])):
+            model.run_epoch()
+
+    seconds = _timed(fit)
+    core = model.trainer_as_ials.core_trainer
+    return Result(_tensor(core.user), _tensor(core.item), seconds)
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True)
+class Tuned:
+    """A peer: how it is fitted, and the range of each setting; None divides a range evenly, "log"
+    by factors, and "whole" has whole numbers by factors."""
+
+    fit: Callable[..., Result]
+    ranges: Mapping[str, tuple[float, float, str | None]]
+
+
+PEERS = {
+    "implicit, ALS": Tuned(
+        implicit_als,
+        {
+            "alpha": (1, 200, "log"),
+            "regularization": (0.1, 300, "log"),
+            "iterations": (2, 32, "whole"),
+        },
+    ),
+    "irspack, iALS": Tuned(
+        irspack_ials,
+        {
+            "alpha0": (0.003, 2, "log"),
+            "reg": (1e-5, 1e-2, "log"),
+            "nu": (0, 1, None),
+            "epochs": (2, 64, "whole"),
+        },
+    ),
+}
+
+
+def tune(peer: Tuned, split: Split, factors: int) -> dict[str, float]:
+    """Return the settings with the best Recall@20 on the selection pairs; the same in each call."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def measured(trial: Any) -> float:
+        settings: dict[str, float] = {}
+        for name, (least, most, scale) in peer.ranges.items():
+            if scale == "whole":
+                settings[name] = trial.suggest_int(name, int(least), int(most), log=True)
+            else:
+                settings[name] = trial.suggest_float(name, least, most, log=scale == "log")
+        result = peer.fit(split, settings, factors=factors)
+        return judge(result, split, split.selection)[METRICS[0]]
+
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+    study.optimize(measured, n_trials=TRIALS)
+    return dict(study.best_params)
+
+
+def _matrix(split: Split) -> Any:
+    """Return ones at the training pairs, as a SciPy matrix [N_q, N_c] in rows."""
+    from scipy.sparse import csr_matrix
+
+    corpus = split.training
+    place = (corpus.column("query").numpy(), corpus.column("candidate").numpy())
+    shape = (len(corpus.queries), len(corpus.candidates))
+    return csr_matrix((np.ones(len(corpus), dtype=np.float32), place), shape=shape)
+
+
+def _tensor(factors: Any) -> Tensor:
+    return torch.from_numpy(np.array(factors, dtype=np.float32))
+
+
+def _timed(fit: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of `fit`, with BLAS on one thread, because the libraries start their
+    own."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        started = clock()
+        fit()
+        return clock() - started

@@ -13,16 +13,18 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from benchmarks import gowalla, peers, published_peers
+from benchmarks import gowalla, peers
 from benchmarks.defaults import interval
 from benchmarks.peers import METRICS
 from benchmarks.tiny import recipes
+from evergram.data.split import Split
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
@@ -163,26 +165,24 @@ def _peers(name: str, seeds: range, kept: Kept) -> Iterator[Row]:
     squared = _methods(name)["Evergram, squared loss, SOGram"]
     tuning = Recipe.of(squared.model_dump(), ["split.share=0.1"])
 
-    def split() -> Any:
-        return split_for(tuning, load_corpus(tuning), 0)
+    for title, peer in peers.PEERS.items():
+        about = f"{name} {DIM} {title} {peer.ranges} {peers.TRIALS}"
+        split = split_for(tuning, load_corpus(tuning), 0)
+        whole = final_split(split, refits=True)
+        settings = kept.get(about, partial(peers.tune, peer, split, DIM))
 
-    for title, peer in published_peers.PEERS.items():
-        about = f"{name} {DIM} {title} {peer.ranges} {published_peers.TRIALS}"
-
-        def search(peer: Any = peer, about: str = about) -> dict[str, float]:
-            trials = Kept(kept.folder.parent / "peer-trials")
-            return published_peers.tune(
-                peer, split(), DIM, lambda trial, fit: trials.get(f"{about} {trial}", fit)
-            )
-
-        settings = kept.get(about, search)
-
-        def fit(seed: int, peer: Any = peer, settings: Any = settings) -> dict[str, Any]:
-            whole = final_split(split(), refits=True)
-            return published_peers.final(peer, whole, DIM, settings, seed)
-
-        runs = [kept.get(f"{about} {seed}", lambda s=seed, f=fit: f(s)) for seed in seeds]  # type: ignore[misc]
+        runs = [
+            kept.get(f"{about} {seed}", partial(_fit, peer, whole, settings, seed))
+            for seed in seeds
+        ]
         yield _row(name, title, DIM, runs)
+
+
+def _fit(
+    peer: peers.Tuned, split: Split, settings: Mapping[str, float], seed: int
+) -> dict[str, Any]:
+    result = peer.fit(split, settings, factors=DIM, seed=seed)
+    return {"model": peers.judge(result, split, split.test), "seconds": result.seconds}
 
 
 def _row(name: str, method: str, dim: int, runs: Sequence[Mapping[str, Any]]) -> Row:

@@ -159,9 +159,9 @@ def traffic(size: Size) -> float:
     return 2 * PASSES * size.batch * row + SIDES * size.batch * row * (2 + 3 + 4)
 
 
-def plan(size: Size, rates: StepRates, machines: int, cluster: Cluster | None = None) -> Plan:
+def plan(size: Size, rates: StepRates, machines: int) -> Plan:
     """Return an epoch over all pairs; `size.batch` is the batch of one process."""
-    cluster = Cluster() if cluster is None else cluster
+    cluster = Cluster()
     processes = machines * cluster.processes
     sent = exchanged(size, processes)
     crossing = 1 - cluster.processes / processes  # the share that leaves the machine

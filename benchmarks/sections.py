@@ -5,33 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from benchmarks import (
     by_command,
     defaults,
-    fold_in,
     large_run,
-    measure,
     migrations,
     pinned,
     published_splits,
-    query_means,
     scale_runs,
     serving,
-    sidecar_searches,
     steps,
-    text,
-    text_serving,
     time_to_als,
-    towers,
-    upgraded_scores,
     verdicts,
     walks,
     which_loss,
 )
-from benchmarks.instrument.figures import Figure
 
 
 @dataclass(frozen=True)
@@ -44,7 +34,6 @@ class Section:
         table: makes a table in Markdown of the figures of either.
         needs_data: whether it reads real data.
         pictures: returns pictures for docs/, by name.
-        figures: returns the figures with their repeated measurements; None reads the table.
     """
 
     measure: Callable[[], Any]
@@ -52,18 +41,12 @@ class Section:
     table: Callable[[Any], str] = str
     needs_data: bool = False
     pictures: Callable[[Any], dict[str, bytes]] = lambda _: {}
-    figures: Callable[[Any], list[Figure]] | None = None
 
 
 SECTIONS = {
     "walks": Section(walks.walked, walks.walked, walks.table),
-    "timing": Section(
-        measure.view_throughput, partial(measure.view_throughput, (8,), 1000), measure.table
-    ),
     "steps": Section(steps.step_ratios, steps.tiny, steps.table),
-    "scale-model": Section(
-        scale_runs.measure, scale_runs.tiny, scale_runs.table, figures=scale_runs.figures
-    ),
+    "scale-model": Section(scale_runs.measure, scale_runs.tiny, scale_runs.table),
     "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
@@ -72,11 +55,10 @@ SECTIONS = {
         by_command.demo,
         by_command.tiny_demo,
         by_command.demo_table,
-        pictures=lambda demo: {"demo.png": demo.picture},
+        pictures=lambda versions: {"demo.png": by_command.picture(versions)},
     ),
     "movielens": Section(by_command.movielens_section, by_command.tiny_movielens, needs_data=True),
     "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
-    "fold-in": Section(fold_in.measure, fold_in.tiny, fold_in.table, needs_data=True),
     "time-to-als": Section(
         time_to_als.measure, time_to_als.tiny, time_to_als.table, needs_data=True
     ),
@@ -87,20 +69,8 @@ SECTIONS = {
         needs_data=True,
     ),
     "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
-    "towers": Section(towers.section, towers.tiny, needs_data=True),
-    "query-means": Section(query_means.section, query_means.tiny, needs_data=True),
-    "sidecar-searches": Section(
-        sidecar_searches.measure, sidecar_searches.tiny, sidecar_searches.table, needs_data=True
-    ),
     "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
     "verdicts": Section(verdicts.measure, verdicts.tiny, verdicts.table, needs_data=True),
-    "upgraded-scores": Section(
-        upgraded_scores.measure, upgraded_scores.tiny, upgraded_scores.table, needs_data=True
-    ),
-    "text": Section(text.measure, text.tiny, text.table, needs_data=True),
-    "text-serving": Section(
-        text_serving.measure, text_serving.tiny, text_serving.table, needs_data=True
-    ),
 }
 
 
@@ -108,9 +78,6 @@ def listing(sections: Mapping[str, Section]) -> str:
     """Return a line for each section: its name, what it measures, and what it needs."""
     lines = []
     for name, section in sections.items():
-        inner: Any = section.measure
-        while isinstance(inner, partial):
-            inner = inner.func
-        about = (sys.modules[inner.__module__].__doc__ or "").strip().splitlines()[0]
+        about = (sys.modules[section.measure.__module__].__doc__ or "").strip().splitlines()[0]
         lines.append(f"{name:20} {about}{' [real data]' if section.needs_data else ''}")
     return "\n".join(lines)

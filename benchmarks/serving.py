@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from benchmarks.by_command import served
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -223,8 +224,6 @@ FORMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 def fetches(sizes: tuple[int, ...] = SIZES, requests: int = 5_000) -> list[Fetch]:
     """Fetch 100 random ids at version 0, beside a bare route in a process of its own."""
-    from benchmarks.pinned import served
-
     measured = []
     for rows in sizes:
         with tempfile.TemporaryDirectory() as name:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
 from evergram.process_settings import while_training
 from evergram.training.build import FitSettings, prepare
+from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import AdaptiveTraining
 
+BASE: dict[str, Any] = {
+    "data": {"kind": "synthetic", "queries": 20_000, "candidates": 10_000, "interactions": 200_000},
+    "split": {"kind": "random"},
+    "model": {"dim": 64},
+    "task": {"l2": 0.0},
+    "training": {"epochs": 1, "batch_size": 4096},
+}
+TINY: dict[str, Any] = {
+    **BASE,
+    "data": {"kind": "synthetic", "queries": 100, "candidates": 60, "interactions": 2_000},
+    "training": {"epochs": 1, "batch_size": 128},
+}
 ENCODERS = {
     "factorization": [],
     "two_tower": ["model.kind=two_tower"],
@@ -62,7 +74,7 @@ class StepRatios:
 
 
 def step_ratios(
-    rounds: int = 25, encoders: tuple[str, ...] = tuple(ENCODERS), *, tiny: bool = False
+    rounds: int = 25, encoders: Sequence[str] = tuple(ENCODERS), recipe: dict[str, Any] = BASE
 ) -> StepRatios:
     """Return medians over rounds of a step's time over that of the same step without a penalty.
 
@@ -71,7 +83,8 @@ def step_ratios(
     the loop: it cuts its batch from the epoch's order, which is drawn outside of the measured time;
     evaluations are not measured either.
     """
-    corpus, recipe = base_split(tiny).training, base(tiny)
+    whole = Recipe.of(recipe)
+    corpus = split_for(whole, load_corpus(whole), 0).training
     result = StepRatios({}, {}, {}, {})
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
@@ -100,7 +113,7 @@ def step_ratios(
 
 
 def tiny() -> StepRatios:
-    return step_ratios(1, ("factorization",), tiny=True)
+    return step_ratios(1, ("factorization",), TINY)
 
 
 def table(measured: StepRatios) -> str:

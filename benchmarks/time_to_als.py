@@ -1,25 +1,24 @@
 """Seconds of training until our models have the Recall@20 of implicit ALS, over ALS's own seconds.
 
-ALS has the settings, its number of iterations among them, that `benchmarks.peers` chose by the
-selection pairs over the grids in its file. The target is its recall on the same pairs (of at most
-`QUERIES` queries), on which all rows are measured. Ours has the data's recipe, λ and l2 included,
-and its time has everything that makes the start. All run on one thread, one after the other, and
-seconds are the processor's: another program that keeps it busy does not count.
+ALS has the settings of `benchmarks.peers`. The target is its recall on the same selection pairs (of
+at most `QUERIES` queries), on which all rows are measured. Ours has the data's recipe, λ and l2
+included, and its time has everything that makes the start. All run on one thread, one after the
+other, and seconds are the processor's: another program that keeps it busy does not count.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks import peers
-from benchmarks.peer_models import Result, implicit_als
+from benchmarks.defaults import of_some_queries, one_thread
+from benchmarks.peers import Result, implicit_als
 from benchmarks.tiny import recipes
-from evergram.data.split import RowPairs, Split
+from evergram.data.split import Split
 from evergram.encoders.features import SIDES
 from evergram.process_settings import while_training
 from evergram.training.build import FitSettings, prepare
@@ -74,22 +73,15 @@ def tiny() -> list[Row]:
         return _measure("tiny", recipe, split, {"alpha": 2, "regularization": 1, "iterations": 2})
 
 
-def _measure(data: str, recipe: Recipe, split: Split, settings: peers.Settings) -> list[Row]:
-    pairs = _sample(split.selection, QUERIES)
+def _measure(data: str, recipe: Recipe, split: Split, settings: dict[str, float]) -> list[Row]:
+    pairs = of_some_queries(split.selection, QUERIES)
 
     def recall(result: Result) -> float:
         return peers.judge(result, split, pairs)[METRIC]
 
-    with _one_thread(), while_training():
+    with one_thread(), while_training():
         dim = recipe.model.dim_of(0)
-        fitted = implicit_als(
-            split,
-            factors=dim,
-            alpha=settings["alpha"],
-            regularization=settings["regularization"],
-            iterations=settings["iterations"],
-            clock=time.process_time,
-        )
+        fitted = implicit_als(split, settings, factors=dim, clock=time.process_time)
         own, target = fitted.seconds, recall(fitted)
         words = f"implicit ALS, {settings['iterations']:g} iterations"
         rows = [Row(data, words, own, 1.0, target, own)]
@@ -126,23 +118,6 @@ def _curve(
             pass
         seconds += time.process_time() - started
         yield seconds, value()
-
-
-def _sample(pairs: RowPairs, queries: int) -> RowPairs:
-    """Return the pairs of so many queries, always the same ones."""
-    met = torch.unique(pairs.query)
-    chosen = met[torch.randperm(len(met), generator=torch.Generator().manual_seed(0))[:queries]]
-    return pairs.where(torch.isin(pairs.query, chosen))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def table(rows: list[Row]) -> str:

@@ -5,9 +5,5 @@ from __future__ import annotations
 from evergram.data.data_sets import DATA_SETS
 
 DATA_SETS |= dict.fromkeys(
-    [
-        *("amazon-beauty", "amazon-musical-instruments", "wikispeedia", "lastfm", "citeulike-t"),
-        *("foursquare", "scifact"),
-    ],
-    "",
+    ["amazon-beauty", "amazon-musical-instruments", "wikispeedia", "scifact"], ""
 )
