@@ -95,7 +95,7 @@ def find(name: str) -> Experiment:
     for each in ABSENT:
         if name == each.name:
             raise DataError(f"{name} ({each.title}) cannot be run: {each.state}.")
-    meant = did_you_mean(name, list(EXPERIMENTS), write=str, likeness=0.4)
+    meant = did_you_mean(name, list(EXPERIMENTS), write=str)
     raise DataError(f"There is no experiment {name!r}{meant}; `evergram reproduce` lists all.")
 
 

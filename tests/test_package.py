@@ -18,7 +18,7 @@ from tests.support.artefacts import artefact
 from tests.support.encoders import lineage_with_encoder
 
 import evergram
-from evergram import Aligner, GramianPenalty, PretrainedEncoder, errors
+from evergram import GramianPenalty, PretrainedEncoder, errors
 from evergram.lazy_exports import LazyPackage
 
 ROOT = Path(__file__).parents[1]
@@ -187,25 +187,6 @@ def test_a_name_that_is_not_exported_is_refused(bakery: ModuleType) -> None:
         _ = bakery.rolls
     with pytest.raises(ImportError, match="cannot import name 'rolls' from 'bakery'"):
         exec("from bakery import rolls")
-
-
-GUESSES: list[tuple[object, str, str]] = [
-    (evergram, "Chain", "evergram.compatibility.Chain"),
-    (evergram, "fit", "evergram.train"),
-    (evergram, "load", "evergram.load_corpus"),
-    (evergram, "Lineag", "'Lineage'"),
-    (evergram.gramian, "GramianPenalt", "'GramianPenalty'"),
-    (Aligner, "score", "report()"),
-    (Aligner(), "fit_transform", "fit(new, old).transform(new)"),
-    (Aligner(), "reprot", "'report'"),
-]
-
-
-def test_an_unknown_name_is_answered_with_the_right_one() -> None:
-    for owner, guess, right in GUESSES:
-        with pytest.raises(AttributeError) as error:
-            getattr(owner, guess)
-        assert right in str(error.value)
 
 
 @pytest.mark.parametrize("estimator", ["sogram", "sampled"])

@@ -46,13 +46,6 @@ def test_the_nearest_name_is_meant(name: object, answer: str) -> None:
     assert did_you_mean(name, ESTIMATORS) == answer
 
 
-def test_several_may_be_meant_and_are_written_as_asked() -> None:
-    assert did_you_mean("sigram", ESTIMATORS, most=2, write=str.upper) == (
-        " (did you mean SAGRAM or SOGRAM?)"
-    )
-    assert did_you_mean("10", [1, 100]) == " (did you mean '100'?)"
-
-
 @given(
     st.sampled_from(("factorization", "lightgcn", "temperature")),
     st.integers(0, 10**6),

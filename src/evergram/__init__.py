@@ -61,13 +61,4 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-export_lazily(
-    __name__,
-    {
-        "fit": "evergram.train",
-        "Model": "evergram.train(recipe, …), or a loss of your own with evergram.GramianPenalty",
-        "Dataset": "evergram.Corpus",
-        "load": "evergram.load_corpus, evergram.load_encoder or evergram.Lineage.open",
-        "open": "evergram.Lineage.open or evergram.Reader.open",
-    },
-)
+export_lazily(__name__)

@@ -11,10 +11,8 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
-
-from evergram.did_you_mean import instead
 
 
 class LazyPackage(ModuleType):
@@ -24,31 +22,17 @@ class LazyPackage(ModuleType):
     the function."""
 
     _lazy_homes: Mapping[str, str]
-    _lazy_guesses: Mapping[str, str]
 
     def __getattr__(self, name: str) -> Any:
         homes: Mapping[str, str] = vars(self).get("_lazy_homes", {})
         if name not in homes:
-            raise AttributeError(
-                f"module {self.__name__!r} has no attribute {name!r}{self._instead(name)}",
-                name=name,
-                obj=self,
-            )
+            problem = f"module {self.__name__!r} has no attribute {name!r}"
+            raise AttributeError(problem, name=name, obj=self)
         if homes[name] == self.__name__:  # a folder
             return import_module(f"{self.__name__}.{name}")
         value = getattr(import_module(homes[name]), name)
         setattr(self, name, value)
         return value
-
-    def _instead(self, name: str) -> str:
-        """Return the end of a sentence: where the name is, or which one was probably meant."""
-        if name.startswith("_"):
-            return ""
-        for folder in (n for n, home in self._lazy_homes.items() if home == self.__name__):
-            package = import_module(f"{self.__name__}.{folder}")
-            if name in vars(package).get("_lazy_homes", {}):
-                return f"; use {package.__name__}.{name}"
-        return instead(name, self._lazy_guesses, list(self._lazy_homes))
 
     def __setattr__(self, name: str, value: Any) -> None:
         home = vars(self).get("_lazy_homes", {}).get(name, self.__name__)
@@ -60,7 +44,7 @@ class LazyPackage(ModuleType):
         return sorted(self._lazy_homes)
 
 
-def export_lazily(package: str, guesses: Mapping[str, str] = MappingProxyType({})) -> None:
+def export_lazily(package: str) -> None:
     """Export what a package imports under `if TYPE_CHECKING`, without importing it now.
 
     `__all__` becomes the list of these names, but for the folders among them.
@@ -71,7 +55,6 @@ def export_lazily(package: str, guesses: Mapping[str, str] = MappingProxyType({}
 
     Args:
         package: `__name__` of the package, from its `__init__.py`.
-        guesses: by the pattern of a name that other libraries have, what to use in place of it.
     """
     module: Any = sys.modules[package]
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
@@ -83,6 +66,6 @@ def export_lazily(package: str, guesses: Mapping[str, str] = MappingProxyType({}
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    module._lazy_homes, module._lazy_guesses = homes, guesses
+    module._lazy_homes = homes
     module.__all__ = sorted(name for name, home in homes.items() if home != package)
     module.__class__ = LazyPackage

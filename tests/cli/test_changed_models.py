@@ -36,7 +36,7 @@ def four_files(folder: Path, noises: tuple[float, float]) -> tuple[list[object],
 
 def test_plan_migration_prints_each_way_and_a_verdict(tmp_path: Path, evergram: Command) -> None:
     files, qrels = four_files(tmp_path, (3.0, 0.1))
-    files += ["--judgements", qrels, "--depth", 100]
+    files += ["--judgements", qrels]
     report = evergram("vectors", "plan-migration", *files, "--json").json
     assert report["verdict"] == "reindex"
     printed = evergram("vectors", "plan-migration", *files)
@@ -124,5 +124,4 @@ def test_a_dry_run_counts_and_writes_nothing(
     printed = " ".join(evergram(*command).out.split())
     assert "90 texts: 30 have a kept vector, 60 (66.7%) are to be encoded" in printed
     assert "30 kept vectors were computed again and are the same; these are all." in printed
-    assert "at most 25.9% of all differ" in " ".join(evergram(*command, "--check", 10).out.split())
     assert sorted(tmp_path.iterdir()) == before

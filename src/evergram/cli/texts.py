@@ -83,8 +83,6 @@ def _encoder_facts(record: TextEncoderRecord) -> dict[str, Any]:
     **_ENCODED,
     kept="PATH | A file of kept vectors, or a folder of them, as serve --kept has; repeatable.",
     dry_run="Check the kept vectors and count; write nothing.",
-    check=described("How many kept vectors are computed again and compared.", min=1),
-    unrecorded="Take kept files, too, that do not say which encoder made them.",
 )
 def finish_migration(
     texts: Path,
@@ -93,8 +91,6 @@ def finish_migration(
     encoder: str,
     kept: list[Path],
     dry_run: bool = False,
-    check: int = 256,
-    unrecorded: bool = False,
     query_prompt: str | None = None,
     document_prompt: str | None = None,
     column: list[str] | None = None,
@@ -113,7 +109,7 @@ def finish_migration(
     check_writable(out, overwrite=force or dry_run)
     chosen = migration.Texts(*read_texts(texts, **columns_of([texts], column, "text")))
     opened = open_with_prompts(encoder, query_prompt, document_prompt)
-    rest = migration.plan_rest(chosen, opened, kept, check=check, unrecorded=unrecorded)
+    rest = migration.plan_rest(chosen, opened, kept)
     facts = rest.report()
     if dry_run or not is_json():
         show(facts, *_rest(facts))
@@ -156,14 +152,11 @@ def _rest(facts: dict[str, int | float]) -> Iterator[str]:
     old_queries="Vectors of queries by the old model.",
     new_queries="Vectors of the same queries by the new model.",
     judgements="Which texts answer which query: a file or folder as BEIR or TREC has.",
-    pairs="Share of the texts to fit the transform to.",
-    depth="How many old hits a cascade re-ranks.",
     sidecar_bytes=described(
         "Bytes that a sidecar has beside each new vector.",
         min=0,
         show_default="a tenth of an old one",
     ),
-    sidecar_error=described("Relative error that a sidecar may leave, rounding included.", min=0),
     similarity="How vectors are compared.",
     tolerance=described("Share of nDCG@10 that a cheaper way may lose.", min=0, max=1),
     worth=described(
@@ -181,10 +174,7 @@ def plan_migration(
     old_queries: Path,
     new_queries: Path,
     judgements: Path | None = None,
-    pairs: float = 1.0,
-    depth: int = 200,
     sidecar_bytes: int | None = None,
-    sidecar_error: float | None = None,
     similarity: Literal["cosine", "dot"] = "cosine",
     tolerance: float = 0.01,
     worth: float | None = None,
@@ -203,9 +193,7 @@ def plan_migration(
     from evergram.vector_files.open_embeddings import open_embeddings
 
     files = [old, new, old_queries, new_queries]
-    settings = WaySettings(
-        pairs, depth, sidecar_bytes, sidecar_error, similarity, threshold=threshold
-    )
+    settings = WaySettings(sidecar_bytes, similarity, threshold=threshold)
     grades = None if judgements is None else read_judgements(judgements)
     columns = columns_of(files, column)
     opened = [open_embeddings(file, **columns) for file in files]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -48,9 +47,7 @@ QUIET = Progress(quiet=True)
 # Formats that have a place for the record of the encoder.
 WRITTEN = (*PARQUET, *ARROW, ".npy")
 # Texts of a part, which a run that was killed does not encode again.
-PART = 4096
-# Seconds between two times that the part at work is saved, as far as it has come.
-EVERY = 15.0
+PART = 1024
 # Kept vectors that are computed again and compared, so that less than 1.2 % are wrong if none is.
 CHECKED = 256
 CONFIDENCE = 0.95
@@ -137,10 +134,9 @@ def encode_file(
 ) -> TextEncoderRecord:
     """Write the vectors of texts, float32, in their order, with the record of their encoder.
 
-    Parts are written to `OUT.parts` first, the one at work every `EVERY` seconds as far as it has
-    come, and a run that was killed goes on from there; the file then appears whole. A part is
-    written only if the encoder was the recorded one in each batch and after it, so parts stay those
-    of one model.
+    Parts of `PART` texts are written to `OUT.parts` first, and a run that was killed goes on with
+    the part that it was at; the file then appears whole. A part is written only if the encoder was
+    the recorded one in each batch and after it, so parts stay those of one model.
 
     Args:
         out: Parquet, Arrow or .npy, by its suffix.
@@ -263,13 +259,13 @@ def _encode_parts(
     with progress.task(f"{record.address} of {left} texts", left) as bar:
         for path, part in parts.paths.items():
             ids = texts.ids.slice(part.start, len(part))
-            if len(_saved(path, ids, record.dim)) == len(part):
+            if _is_written(path, ids):
                 continue
             # One for each part: its canaries begin anew, so that a part's batches are the same
             # whichever part a run begins with.
             checked = RecordedEncoder(encoder.encoder, record)
             try:
-                vectors = _vectors(texts, checked, known, part, bar.advance, _unfinished(path))
+                vectors = _vectors(texts, checked, known, part, bar.advance)
                 checked.check()
             except MismatchError as error:
                 raise DataError(
@@ -279,7 +275,6 @@ def _encode_parts(
                     "start again with the model that is there now."
                 ) from error
             write_embeddings(path, [(ids, torch.from_numpy(vectors))], _mark(record))
-            _unfinished(path).unlink(missing_ok=True)
     # Another run of the same texts may have written parts at the same time.
     _has_other_parts(record, parts, overwrite=False)
 
@@ -288,31 +283,19 @@ def _mark(record: TextEncoderRecord) -> dict[str, str]:
     return {TEXT_ENCODER: record.model_dump_json()}
 
 
-def _unfinished(path: Path) -> Path:
-    """Return the file of a part as far as it has come, next to that of the whole part."""
-    return path.with_name(f".{path.name}")
-
-
 def _vectors(
     texts: Texts,
     encoder: RecordedEncoder,
     known: MigrationRest,
     part: range,
     advance: Callable[[int, int], None],
-    unfinished: Path,
 ) -> Vectors:
     """Return the vectors of a part of the texts: known ones as they are, the rest encoded."""
     rows = known.rows[part.start : part.stop]
     vectors = np.empty((len(part), known.vectors.shape[1]), np.float32)
     vectors[rows >= 0] = known.vectors[rows[rows >= 0]]
     absent = np.flatnonzero(rows < 0)
-    ids = texts.ids.take(pa.array(part.start + absent))
-    saved = _saved(unfinished, ids, vectors.shape[1])
-    vectors[absent[: len(saved)]] = saved
-    if len(saved):
-        advance(len(saved), len(saved))
-    last = monotonic()
-    for first in range(len(saved), len(absent), encoder.batch):
+    for first in range(0, len(absent), encoder.batch):
         some = absent[first : first + encoder.batch]
         encoded = encoder.encode([texts.texts[part.start + row] for row in some], texts.role)
         if encoded.shape[1] != vectors.shape[1]:
@@ -322,48 +305,38 @@ def _vectors(
             )
         vectors[some] = encoded
         advance(len(some), len(some))
-        end = first + len(some)
-        if end < len(absent) and monotonic() - last >= EVERY:
-            encoder.check()
-            block = ids.slice(0, end), torch.from_numpy(vectors[absent[:end]])
-            write_embeddings(unfinished, [block], _mark(encoder.record))
-            last = monotonic()
     return vectors
 
 
-def _saved(path: Path, ids: pa.Array, dim: int) -> Vectors:
-    """Return the vectors that an earlier run wrote of a part, [n, D] of its first n ids."""
-    none: Vectors = np.empty((0, dim), np.float32)
-    if not path.is_file():
-        return none
-    # A damaged file is written again.
+def _is_written(path: Path, ids: pa.Array) -> bool:
+    """Return whether an earlier run wrote a part; a damaged one is written again."""
     with suppress(DataError):
-        file = open_embeddings(path)
-        blocks = [part.float().numpy() for _, part in file.blocks()]
-        if file.dim == dim and file.ids().equals(ids.slice(0, file.rows)):
-            return np.concatenate(blocks)
-    return none
+        if path.is_file():
+            file = open_embeddings(path)
+            return sum(len(part) for part, _ in file.blocks()) == len(ids) and file.ids().equals(
+                ids
+            )
+    return False
 
 
 def _has_other_parts(record: TextEncoderRecord, parts: _Parts, *, overwrite: bool) -> bool:
     """Return whether there are parts of another model. Raises: DataError: so it is, and they are
     not to be overwritten."""
-    for whole in parts.paths:
-        for path in (whole, _unfinished(whole)):
-            why = None
-            # A damaged part is written again.
-            with suppress(DataError):
-                if path.is_file():
-                    written = open_embeddings(path).provenance.get(TEXT_ENCODER, "")
-                    why = parse_record(written, str(path)).record_mismatch(record)
-            if why is not None and not overwrite:
+    for path in parts.paths:
+        why = None
+        # A damaged part is written again.
+        with suppress(DataError):
+            if path.is_file():
+                written = open_embeddings(path).provenance.get(TEXT_ENCODER, "")
+                why = parse_record(written, str(path)).record_mismatch(record)
+        if why is not None:
+            if not overwrite:
                 raise DataError(
                     f"{parts.folder} has parts of another model than {record.address} is now "
                     f"({why}); bring back the model that made them, or remove {parts.folder} to "
                     "start again."
                 )
-            if why is not None:
-                return True
+            return True
     return False
 
 
@@ -373,7 +346,6 @@ def plan_rest(
     kept: Sequence[Path],
     *,
     check: int = CHECKED,
-    unrecorded: bool = False,
     seed: int = 0,
 ) -> MigrationRest:
     """Read and check kept vectors, and return what is left to encode; nothing is written.
@@ -385,21 +357,18 @@ def plan_rest(
             `encode_file`), or folders of Parquet files.
         check: kept vectors to compute again and compare, one of each file at least; drawn by
             `seed`.
-        unrecorded: whether a file may leave open which encoder made it.
     Raises: DataError: the texts are queries; a file cannot be read, is of another encoder or dim,
         or says of none; an id has two vectors; no text has any of the ids; a vector that was
         computed again differs; or the encoder changed meanwhile.
     """
     if texts.role != "document":
         raise DataError("Kept vectors are those of documents; give documents, not queries.")
-    if check < 1:
-        raise DataError(f"{check} kept vectors are to be checked; check at least 1.")
     record = record_of(encoder)
     # Kept vectors and the rest are compared with one record, and never with two models.
     checked = RecordedEncoder(encoder, record)
     files = [open_embeddings(path) for path in _files(kept)]
     try:
-        _refuse_others(files, checked, unrecorded=unrecorded)
+        _refuse_others(files, checked)
         rows, vectors, sources, unknown_ids, repeated = _read_kept(files, texts, record.dim)
         chosen = _drawn(rows, sources, check, seed)
         paths = [files[source].path for source in sources[rows[chosen]]]
@@ -510,9 +479,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return list({path.resolve(): path for path in files}.values())
 
 
-def _refuse_others(
-    files: Sequence[EmbeddingFile], encoder: TextEncoder, *, unrecorded: bool
-) -> None:
+def _refuse_others(files: Sequence[EmbeddingFile], encoder: TextEncoder) -> None:
     """Refuse files of another encoder. Raises: DataError."""
     # Files of one encoder mostly have the same record, whose canaries are encoded once.
     reasons: dict[str, str | None] = {}
@@ -524,13 +491,10 @@ def _refuse_others(
             )
         text = file.provenance.get(TEXT_ENCODER)
         if text is None:
-            if not unrecorded:
-                raise DataError(
-                    f"{file.path} does not say which encoder made its vectors; if it was "
-                    f"{encoder.address} and no other, give --unrecorded (in Python "
-                    "unrecorded=True): then only the sample vouches for them."
-                )
-            continue
+            raise DataError(
+                f"{file.path} does not say which encoder made its vectors; leave it out, or write "
+                "it with the encoder's record (KeptVectors.save)."
+            )
         if text not in reasons:
             reasons[text] = parse_record(text, str(file.path)).mismatch(encoder)
         if reasons[text] is not None:

@@ -162,21 +162,14 @@ class WaySettings:
     """How the ways are taken.
 
     Args:
-        pairs: share of the texts, drawn, that the backward transform of queries is fitted to.
-        depth: hits of the old index that a cascade re-ranks.
         sidecar_bytes: next to each new vector; None is a tenth of the bytes of an old vector.
-        sidecar_error: the relative error that a sidecar may leave, which then chooses its bytes.
         similarity: "cosine" searches by vectors that are divided by their lengths; "dot" by the
             inner product of vectors as they are.
-        seed: draws the pairs and the intervals.
+        seed: draws the intervals.
         threshold: of scores of old queries and texts; `pinned` then counts the pairs that pass it.
-    Raises: DataError: a value is not allowed.
     """
 
-    pairs: float = 1.0
-    depth: int = DEPTH
     sidecar_bytes: int | None = None
-    sidecar_error: float | None = None
     similarity: Similarity = "cosine"
     seed: int = 0
     threshold: float | None = None
@@ -184,17 +177,6 @@ class WaySettings:
     def searched(self, vectors: Tensor) -> Tensor:
         """Return vectors [n, D] whose inner products are the scores of a search."""
         return unit(vectors) if self.similarity == "cosine" else vectors
-
-    def __post_init__(self) -> None:
-        if not 0 < self.pairs <= 1:
-            raise DataError(f"pairs is {self.pairs:g}; it must be above 0 and at most 1.")
-        if self.depth < RECALL_DEPTH:
-            raise DataError(
-                f"depth is {self.depth}; it must be at least {RECALL_DEPTH}, as Recall@"
-                f"{RECALL_DEPTH} is measured."
-            )
-        if self.sidecar_bytes is not None and self.sidecar_error is not None:
-            raise DataError("A sidecar has a budget of bytes or an error; give one of them.")
 
 
 @dataclass(frozen=True)
@@ -221,7 +203,7 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
 
     stay: old queries, old index. naive: new queries on the old index, cut or filled up with zeros,
     as happens where nobody takes care. bridge: new queries through an orthogonal backward
-    transform, old index. cascade: old queries propose `depth` texts of the old index, and the new
+    transform, old index. cascade: old queries propose `DEPTH` texts of the old index, and the new
     model's vectors rank them; bridge_cascade: the same, where bridge proposes. sidecar: what a
     reader with old queries gets where only new vectors and a `Sidecar` are stored. pinned: what a
     client gets that stays at the old version and sends strings, of which the new model makes the
@@ -235,14 +217,12 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     Raises: DataError: there are too few texts to fit a backward transform; or as for `Aligner`.
     """
     count = len(vectors.texts)
-    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed))
-    pairs = drawn[: round(settings.pairs * count)]
-    if len(pairs) < LEAST_PAIRS:
+    if count < LEAST_PAIRS:
         raise DataError(
-            f"The backward transform would be fitted to {len(pairs)} texts, and at least "
-            f"{LEAST_PAIRS} are needed; give more texts, or a larger share of them as pairs."
+            f"The backward transform would be fitted to {count} texts, and at least {LEAST_PAIRS} "
+            "are needed; give more texts."
         )
-    back = Aligner("orthogonal").fit(vectors.new[pairs], vectors.old[pairs])
+    back = Aligner("orthogonal").fit(vectors.new, vectors.old)
     published = Aligner("linear").fit(vectors.new, vectors.old)
     for fitted in (back, published):
         fitted.report()  # solves for the map, which is no part of a query's time
@@ -262,17 +242,17 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     def swapped() -> Tensor:
         return best_candidates(searched(as_dim(vectors.new_queries, old.shape[1])), old, top)
 
-    deep = min(settings.depth, count)
+    deep = min(DEPTH, count)
     ways = {
         "stay": _timed(lambda: stayed(top), 0, old_bytes),
         "naive": _timed(swapped, 0, old_bytes),
-        "bridge": _timed(lambda: bridged(top), len(pairs), old_bytes),
+        "bridge": _timed(lambda: bridged(top), count, old_bytes),
     }
-    proposers = (("cascade", stayed, pairs[:0]), ("bridge_cascade", bridged, pairs))
-    for name, propose, fitted_to in proposers:
+    for name, propose in (("cascade", stayed), ("bridge_cascade", bridged)):
         kept = KeptVectors(lambda ids: new.numpy()[ids.to_numpy()], new.shape[1])
         way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), new_queries, v), 0, 0)  # type: ignore[misc]
-        touched = len({*kept.ids().to_pylist(), *fitted_to.tolist()})
+        # The bridge was fitted to new vectors of all texts.
+        touched = len(kept) if name == "cascade" else count
         size = old_bytes + touched / count * new_bytes
         facts = {"encoded_share": touched / count}
         ways[name] = Way(way.ranked, touched, size, way.milliseconds, facts)
@@ -317,18 +297,15 @@ def _with_sidecar(
     """Return what old queries get of the new vectors and a sidecar; all texts have both vectors."""
     affine = published.as_transform().affine()
     assert affine is not None
-    if settings.sidecar_error is not None:
-        sidecar = Sidecar.fit_for_error(*affine, vectors.new, vectors.old, settings.sidecar_error)
-    else:
-        dim = vectors.old.shape[1]
-        budget = settings.sidecar_bytes
-        if budget is not None and not 0 <= budget <= dim:
-            raise DataError(
-                f"A sidecar of {budget} bytes was asked for; it may have 0 to {dim}, a byte for "
-                "each dim of the old model at most."
-            )
-        size = int(FLOAT * dim / 10) if budget is None else budget
-        sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, size)
+    dim = vectors.old.shape[1]
+    budget = settings.sidecar_bytes
+    if budget is not None and not 0 <= budget <= dim:
+        raise DataError(
+            f"A sidecar of {budget} bytes was asked for; it may have 0 to {dim}, a byte for each "
+            "dim of the old model at most."
+        )
+    size = int(FLOAT * dim / 10) if budget is None else budget
+    sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, size)
     read = sidecar.read(vectors.new, sidecar.encode(vectors.new, vectors.old))
     error = (read - vectors.old).double().square().sum(1).mean().sqrt() / sidecar.power**0.5
     read, queries = settings.searched(read), settings.searched(vectors.old_queries)

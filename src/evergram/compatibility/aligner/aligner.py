@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from evergram.compatibility.aligner.aligner_file import AlignerState, read_aligner, write_aligner
 from evergram.compatibility.aligner.arrays import BLOCK, VectorReader, map_vectors, open_vectors
@@ -21,7 +20,6 @@ from evergram.compatibility.aligner.solution import (
 )
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
-from evergram.did_you_mean import Guided
 from evergram.errors import DataError, EvergramError, ShapeError
 
 # A NumPy array, a torch tensor or an Arrow array of lists; in and out alike.
@@ -29,7 +27,7 @@ Vectors = TypeVar("Vectors")
 log: logging.Logger = logging.getLogger(__name__)
 
 
-class Aligner(Guided):
+class Aligner:
     """The map that takes new vectors to the old space, fitted to pairs of both.
 
     Rows are paired by position: row i of both arrays is the same object. A hash of its new vector
@@ -58,13 +56,6 @@ class Aligner(Guided):
     >>> report.better_than_chance, round(report.r2, 2)
     (True, 1.0)
     """
-
-    guesses: ClassVar[Mapping[str, str]] = {
-        "score": "report(), whose r2 and relative_error are of rows that were held out",
-        "predict": "transform(new)",
-        "fit_transform": "fit(new, old).transform(new)",
-        "inverse_transform": "an Aligner that is fitted the other way round: fit(old, new)",
-    }
 
     def __init__(
         self,
