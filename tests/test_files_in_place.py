@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.command import Command
 from tests.support.lineages import lineage_of, publish
 from tests.support.vector_file_makers import blocks_of, whole
 
@@ -33,7 +32,6 @@ from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import training_claim
 from evergram.stores.open_store import open_store
-from evergram.training.tuning import claimed
 from evergram.vector_files.open_embeddings import FINGERPRINT, open_embeddings, read_provenance_file
 from evergram.vector_files.writers import write_vectors
 
@@ -290,11 +288,6 @@ def train(folder: Path) -> None:
         pass
 
 
-def tune(folder: Path) -> None:
-    with claimed(folder / "trials"):
-        pass
-
-
 def pin(folder: Path) -> None:
     lineage = Lineage.open(folder / "line")
     ConsumerRegistry.open(folder / "line").add("ads", "v0", lineage.resolve)
@@ -304,9 +297,7 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "publish": lambda folder: publish(Lineage.open(folder / "line"), 1),
     "pin": pin,
     "train": train,
-    "tune": tune,
     "snapshot": lambda folder: open_store(str(folder / "store"), create="int64"),
-    "lance": lambda folder: open_store(f"lance:{folder}/lance#emb", create="int64"),
 }
 
 
@@ -322,13 +313,3 @@ def test_a_file_system_without_locks_is_named(
     monkeypatch.setattr(fcntl, "flock", without_locks)
     with pytest.raises(EvergramError, match="this file system has no locks"):
         DOORS[door](tmp_path)
-
-
-def test_the_command_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "clicks.csv"
-    table.write_text("query,candidate\n1,2\n2,3\n")
-    monkeypatch.setattr(fcntl, "flock", without_locks)
-    refusal = Command(capfd).refused("prepare", table, tmp_path / "out")
-    assert "this file system has no locks" in refusal

@@ -254,10 +254,3 @@ def test_training_selects_by_shorter_lists_than_the_catalogue(
     assert any("recall@20" in sentence for sentence in later["training"]["warnings"])
     assert "recall@20" not in later["metrics"]["model"]
     assert evergram("evaluate", tmp_path / "lin", "--json").code == 0
-
-
-def test_tune_ranks_trials_by_it(evergram: Command, few: Path, tmp_path: Path) -> None:
-    out = ("--out", tmp_path / "tuned", "--trials", 2, "--over", "model.dim=2..6")
-    facts = evergram.json("tune", few, *out)
-    assert facts["metric"] not in ("recall@20", "recall@15")
-    assert all(0 < trial["value"] < 1 for trial in facts["trials"])
