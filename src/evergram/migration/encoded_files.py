@@ -313,9 +313,8 @@ def _is_written(path: Path, ids: pa.Array) -> bool:
     with suppress(DataError):
         if path.is_file():
             file = open_embeddings(path)
-            return sum(len(part) for part, _ in file.blocks()) == len(ids) and file.ids().equals(
-                ids
-            )
+            rows = sum(len(part) for part, _ in file.blocks())  # reads all of it
+            return rows == len(ids) and bool(file.ids().equals(ids))
     return False
 
 
