@@ -32,8 +32,6 @@ from tests.support.command import Command, exit_code
 from tests.support.lineages import TRAINED
 from tests.support.onnx_graphs import DIM
 
-from evergram.stores.snapshot_files import SnapshotFolder
-
 # What a file is made of: bytes, text in UTF-8, a table, a function that makes it, or no file.
 Content: TypeAlias = bytes | str | pa.Table | Callable[[Path], object] | None
 Make: TypeAlias = Callable[[Path], object]
@@ -662,10 +660,7 @@ TEXTS = [
     ),
 ]
 CHECK = "store check l --store object=s"
-IMPATIENT = patched(
-    "evergram.stores.snapshot_store.SnapshotFolder",
-    lambda path, _: SnapshotFolder(path, 0.1),
-)
+IMPATIENT = patched("evergram.stores.snapshot_files.WAIT", 0.1)
 STORES = [
     Case("store fill l --store user=new", "user"),
     Case(f"store fill t --store query=new --store candidate={OFF}", ":9"),

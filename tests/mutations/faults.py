@@ -307,8 +307,8 @@ FAULTS = (
     ),
     Fault(
         "stores/filters.py",
-        'depth += {"(": 1, ")": -1}.get(token[0], 0)',
-        'depth += {"(": 1, ")": -1}.get(token[0], 0) * 0',
+        "if one.field not in allowed]",
+        "if one.field in ()]",
         "stores/test_adopted_tables.py",
     ),
     # Reading at a version.

@@ -154,12 +154,11 @@ def test_other_ids_and_no_rows_are_refused(opened: Callable[..., Reader]) -> Non
         opened(table, [2])
 
 
-@pytest.mark.parametrize("dims", [True, False])
 def test_a_column_is_checked_when_it_gets_its_first_row(
-    opened: Callable[..., Reader], dims: bool
+    opened: Callable[..., Reader],
 ) -> None:
     """Rows that move to another version while a reader is open."""
-    table = own_table(300, {0: range(300), 1: range(0)}, dims=dims)
+    table = own_table(300, {0: range(300), 1: range(0)})
     reader = opened(table, [0, 1])
     query = np.ones(DIMS[0], np.float32)
     moved = text_of(vectors_of(1).numpy()[8])
@@ -167,7 +166,7 @@ def test_a_column_is_checked_when_it_gets_its_first_row(
     assert reader.embed([8], 0).sources.tolist() == [1]
     assert len(reader.search(query, 300, 0)[0]) == 300
 
-    other = own_table(300, {0: range(300), 1: range(0)}, dims=dims)
+    other = own_table(300, {0: range(300), 1: range(0)})
     reader = opened(other, [0, 1])
     postgres().sql(f"update {other} set e1 = '[1,2,3,4,5,6,7,8]' where id = 8")
     for read in (lambda: reader.embed([8], 0), lambda: reader.search(query, 3, 0)):

@@ -398,13 +398,10 @@ def test_a_search_by_texts_is_that_of_the_service(pinned: Lineage, of_texts: Rea
                 assert_allclose(of_texts.encode(TEXTS, version, role), vectors, rtol=1e-6)
 
 
-def test_texts_are_read_as_the_version_with_prompts_and_cuts(of_texts: Reader) -> None:
+def test_texts_are_read_as_the_version_with_prompts(of_texts: Reader) -> None:
     for role in ROLES:
         whole: Any = as_version_0(of_texts.lineage, TEXTS, PROMPTS.of(role))
         assert_allclose(of_texts.encode(TEXTS, 0, role), whole, rtol=1e-4, atol=1e-3)
-    assert of_texts.encode(TEXTS, 0, dimensions=4).shape == (2, 4)
-    with pytest.raises(DataError, match="is not cut to 5"):
-        of_texts.encode(TEXTS, 0, dimensions=5)
 
 
 def test_options_of_a_search_by_texts_are_those_of_a_search(of_texts: Reader) -> None:

@@ -42,7 +42,7 @@ from evergram.retrieval.search_check import (
     file_queries,
 )
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.store import Floats, Hits, Rows, Space
+from evergram.stores.rows import Floats, Hits, Rows, Space
 from evergram.vector_files.open_embeddings import FINGERPRINT, EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import write_embeddings
 

@@ -31,8 +31,7 @@ from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.sidecar_files import SidecarFiles
-from evergram.retrieval.version_maps import VersionMaps
-from evergram.retrieval.version_search import ViewSearch
+from evergram.retrieval.version_search import SearchOptions
 from evergram.retrieval.version_sidecar import (
     KEY,
     MARKS,
@@ -148,10 +147,9 @@ def test_a_search_ranks_by_what_is_read(made: Made, metric: Metric) -> None:
         with closing(Reader.open(made.lineage, sidecars=SidecarFiles(files, depth))) as reader:
             hits = reader.search(queries, 10, 0, metric=metric)
         with closing(Reader.open(made.lineage)) as plain:
-            narrow = queries.astype(np.float32)
-            maps = VersionMaps(made.lineage)
-            search = ViewSearch(plain.store(), maps, 0, narrow, metric, None)
-            proposed = search.best(depth, proposals=True)
+            narrow, store = queries.astype(np.float32), plain.store()
+            asked = SearchOptions(0, SIDE, metric)
+            proposed = plain._search._best(store, store.filled(), narrow, depth, asked, True)
             if metric != "cosine":
                 nearest = plain.search(queries, depth, 0, metric=metric)
                 assert [h.ids for h in proposed] == [h.ids for h in nearest]
@@ -238,9 +236,6 @@ def test_sidecars_of_others_are_refused(made: Made, tmp_path: Path) -> None:
     for path in (made.folder / "v0.parquet", tmp_path / "none"):
         with pytest.raises(DataError, match=str(path)):
             SidecarFiles(path).read(made.lineage)
-    for depth in (0, True, 1.5, "7"):
-        with pytest.raises(DataError, match=f"depth of sidecars is {depth!r}"):
-            SidecarFiles(made.sidecars[2], cast(Any, depth))
     with pytest.raises(DataError, match="is empty"):
         SidecarFiles([""])
 
@@ -273,7 +268,6 @@ def test_a_folder_has_what_is_in_it_now(
     used.unlink()
     stamps.append(files.stamps())
     assert not files.read(made.lineage).apply(SIDE, 0, [1])
-    assert "2.safetensors is gone, and not used any more (version 1 of" in caplog.text
     assert len(set(stamps)) == len(stamps)
     # What is not required may come later, and what is wrong with it is a problem, and no error.
     files = SidecarFiles([used, tmp_path / "more"], required=False)

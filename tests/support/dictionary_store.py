@@ -9,8 +9,8 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
+from evergram.stores.store import ReadableStore, Store
 
 T = TypeVar("T")
 # Rows of a version that are returned together: more come in several parts, as from databases.
@@ -39,7 +39,7 @@ class DictionaryStore(Store):
     def side(self) -> str | None:
         return self._side
 
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         view = copy(self)
         view._spaces, view._rows = dict(self._spaces), dict(self._rows)
         return work(view)
@@ -51,8 +51,8 @@ class DictionaryStore(Store):
         held = [version for version, _, _ in self._rows.values()]
         return {v: held.count(v) for v in sorted(set(held))}
 
-    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        return []  # a loop needs none, of whole vectors or of codes
+    def build_index(self) -> list[int]:
+        return []  # a loop needs none
 
     def close(self) -> None:
         """Nothing is open."""

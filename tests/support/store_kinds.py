@@ -42,8 +42,7 @@ def qdrant(folder: Path, id_type: str) -> Store:
 
 
 def sqlite(folder: Path, id_type: str) -> Store:
-    for module in ("apsw", "sqlite_vec"):
-        pytest.importorskip(module, reason="the extra sqlite is not installed")
+    pytest.importorskip("apsw", reason="the extra sqlite is not installed")
     return open_store(f"sqlite:{folder}/sqlite.db#emb", create=id_type)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 MetricName = StrEnum("MetricName", ["ip", "l2", "cosine"])
-# Rows scored for each result, of an index of codes, where nothing else is asked for.
-OVERSAMPLE = 4
 
 
 @command(
@@ -64,47 +62,20 @@ def _print_side(side: str, version: int, done: int, total: int) -> None:
     print_progress(done, total, f"rows of side {side}")
 
 
-@command(
-    "store index",
-    "vectors/films --codes int8 --oversample 4",
-    address=described(f"ADDRESS | Store: {WHERE}"),
-    codes="What the index holds of a vector; scores stay exact.",
-    oversample=described(
-        "Rows scored by their vectors for each result; of codes of fewer bytes (4).", min=1, max=100
-    ),
-)
-def index_store(
-    address: str,
-    *,
-    codes: Literal["float32", "float16", "int8", "binary"] = "float32",
-    oversample: int | None = None,
-) -> None:
-    """Build a store's native index, of whole vectors or of codes of fewer bytes."""
+@command("store index", "vectors/films", address=described(f"ADDRESS | Store: {WHERE}"))
+def index_store(address: str) -> None:
+    """Build a store's native index."""
     from evergram.stores.adopted_store import read_only
-    from evergram.stores.index_codes import FLOAT32, IndexCodes
     from evergram.stores.open_store import open_store
     from evergram.stores.store import Store
 
-    default = FLOAT32.oversample if codes == "float32" else OVERSAMPLE
-    chosen = IndexCodes(codes, default if oversample is None else oversample)
     with open_store(address) as store:
         if not isinstance(store, Store):
             raise read_only(store.address)
-        versions = store.build_index(chosen)
-        unindexed = dict(sorted(store.unindexed.items()))
-        shown = store.address
-    sentences = [f"Version {v} of {shown} has an index of {chosen.kind}." for v in versions]
-    for version, why in unindexed.items():
-        sentences.append(
-            f"Version {version} of {shown} has no index, and searches compare all its rows: {why}."
-        )
-    nothing = (
-        f"No version of {shown} has an index of {chosen.kind}: it has no row, or is of a kind "
-        "without an index. Searches compare all rows."
-    )
-    facts = {"store": shown, "versions": versions, **asdict(chosen)}
-    more = {"unindexed": unindexed} if unindexed else {}
-    show(facts | more, *(sentences or [nothing]))
+        versions, shown = store.build_index(), store.address
+    nothing = f"No version of {shown} has an index: searches compare all rows."
+    sentences = [f"Version {v} of {shown} has an index." for v in versions]
+    show({"store": shown, "versions": versions}, *(sentences or [nothing]))
 
 
 @command(

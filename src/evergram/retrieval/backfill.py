@@ -22,7 +22,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
-    model_validator,
 )
 
 from evergram.atomic_files import file_lock, make_folder, remove_folder, replacing, write_text
@@ -35,8 +34,8 @@ from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import read_only
 from evergram.stores.open_store import open_store
-from evergram.stores.rows import Floats, joined_ids, places_among
-from evergram.stores.store import ID_TYPES, ReadableStore, Rows, Store
+from evergram.stores.rows import ID_TYPES, Floats, Rows, joined_ids, places_among
+from evergram.stores.store import ReadableStore, Store
 from evergram.validation import sentence_of
 
 BATCH = 10_000
@@ -100,12 +99,6 @@ class BackfillRecord(BaseModel):
     paused: bool = False
     since: FiniteFloat | None = None
     begun: NonNegativeInt = 0
-
-    @model_validator(mode="after")
-    def _no_more_than_all(self) -> Self:
-        if self.done > self.rows:
-            raise ValueError(f"{self.done} of {self.rows} rows are refreshed")
-        return self
 
     @classmethod
     def read(cls, path: Path) -> Self:

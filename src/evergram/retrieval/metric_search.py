@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
-from evergram.stores.rows import places_among, scores_by
-from evergram.stores.store import Floats, Hits, StoreView, merge_hits
+from evergram.stores.rows import Floats, Hits, merge_hits, places_among, scores_by
+from evergram.stores.store import ReadableStore
 
 Metric = Literal["ip", "l2", "cosine"]
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
@@ -36,7 +36,7 @@ class Field:
     """Rows of one version in a store, searched as version `target`: `dim` of their `width`
     coordinates are the vector, after which norms may follow."""
 
-    store: StoreView
+    store: ReadableStore
     maps: VersionMaps
     version: int
     target: int

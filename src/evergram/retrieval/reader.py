@@ -32,9 +32,8 @@ from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.retrieval.version_search import Scores, SearchOptions, VersionSearch
 from evergram.stores.filters import Filter
-from evergram.stores.rows import Embedded, check_k, places_among
-from evergram.stores.store import Floats, Hits, ReadableStore, Rows, StoreView
-from evergram.texts.record import checked_dims, cut
+from evergram.stores.rows import Embedded, Floats, Hits, Rows, check_k, places_among
+from evergram.stores.store import ReadableStore
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
@@ -166,7 +165,6 @@ class Reader(Reopened):
         version: Version = None,
         side: str | None = None,
         *,
-        dimensions: int | None = None,
         sidecars: bool = True,
     ) -> Embedded:
         """Return the embeddings of ids at a version.
@@ -174,19 +172,11 @@ class Reader(Reopened):
         Args:
             version: a number, "v0" or a label; production by default.
             side: `default_side` by default.
-            dimensions: keep this many of the version's first coordinates, with length 1; one of the
-                numbers that its encoder's record declares.
             sidecars: False reads all rows by the backward transform.
-        Raises: UnknownVersionError. DataError: ids of another type, or dimensions that are not
-            declared. LineageError: no such side; or a row of an older version cannot be read
-            forward.
+        Raises: UnknownVersionError. DataError: ids of another type. LineageError: no such side; or
+            a row of an older version cannot be read forward.
         """
         target = self.lineage.resolve(version)
-        if dimensions is not None:
-            manifest = self.lineage.manifest(target)
-            dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
-            whole = self.embed(ids, target, side, sidecars=sidecars)
-            return replace(whole, vectors=cut(whole.vectors, dims))
         side = self.default_side if side is None else side
         store = self._stores.at(side, target)
         asked = store.as_ids(ids)
@@ -269,8 +259,6 @@ class Reader(Reopened):
         texts: Sequence[str],
         version: Version = None,
         role: Role = "document",
-        *,
-        dimensions: int | None = None,
     ) -> Floats:
         """Return the vectors [n, D_j] of texts at version j, as a service's `/v1/embeddings` does.
 
@@ -280,15 +268,11 @@ class Reader(Reopened):
         Args:
             version: j; production by default.
             role: chooses the encoder's prompt.
-            dimensions: as for `embed`.
-        Raises: UnknownVersionError. DataError: there are no texts, or one is empty; dimensions that
-            are not declared; or the encoder is not recorded, cannot be opened, is another, or must
-            be named in `open`. ServiceError: it is elsewhere and cannot be reached.
+        Raises: UnknownVersionError. DataError: there are no texts, or one is empty; or the encoder
+            is not recorded, cannot be opened, is another, or must be named in `open`. ServiceError:
+            it is elsewhere and cannot be reached.
         """
-        target = self.lineage.resolve(version)
-        manifest = self.lineage.manifest(target)
-        dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
-        return cut(self._texts.encode(texts, target, role), dims)
+        return self._texts.encode(texts, self.lineage.resolve(version), role)
 
     def search_texts(
         self,
@@ -538,7 +522,7 @@ class Reader(Reopened):
         return checked_vectors(queries, self.lineage.manifest(version).dim, version)
 
 
-def _versions(view: StoreView) -> set[int]:
+def _versions(view: ReadableStore) -> set[int]:
     return set(view.filled())
 
 

@@ -22,8 +22,8 @@ from evergram.retrieval.fill import Progress
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.adopted_store import AdoptedStore
-from evergram.stores.rows import check_k, scores_by
-from evergram.stores.store import Floats, Hits, ReadableStore, Rows
+from evergram.stores.rows import Floats, Hits, Rows, check_k, scores_by
+from evergram.stores.store import ReadableStore
 from evergram.vector_files.open_embeddings import EmbeddingFile
 
 Doubles = npt.NDArray[np.float64]

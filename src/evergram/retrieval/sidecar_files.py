@@ -16,8 +16,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.metric_search import Metric, by_vectors
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.retrieval.version_sidecar import VersionSidecar
-from evergram.stores.rows import MOST_HITS, Embedded, joined_ids, places_among
-from evergram.stores.store import Floats, Hits, Rows
+from evergram.stores.rows import MOST_HITS, Embedded, Floats, Hits, Rows, joined_ids, places_among
 
 # Hits by the backward transform that are read by a sidecar, of each query, unless another number is
 # given.
@@ -131,22 +130,19 @@ class SidecarFiles:
         paths: of files and folders, one or several.
         depth: as for `Sidecars`.
         required: whether what is named must be there when it is read first.
-    Raises: DataError: a path is empty, or `depth` is not a positive number.
+    Raises: DataError: a path is empty.
     """
 
     def __init__(self, paths: Paths = (), depth: int = DEPTH, *, required: bool = True) -> None:
         named = [paths] if isinstance(paths, str | Path) else paths
         if not all(str(path) for path in named):
             raise DataError("The path of a sidecar is empty; name a file or a folder.")
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise DataError(f"The depth of sidecars is {depth!r}; it must be an integer ≥ 1.")
         # Whole paths, so that errors name them wherever the process runs.
         self._paths = [Path(path).absolute() for path in named]
         self._depth = depth
         self._strict = required
-        # What each file had when it could be read last; and the files of each folder.
+        # What each file had when it was read last.
         self._opened: dict[Path, tuple[Stamp, VersionSidecar]] = {}
-        self._listed: dict[Path, list[Path]] = {}
         self._logged: set[str] = set()
         self._reading = threading.Lock()
         # What was wrong when they were read last, one sentence each.
@@ -163,10 +159,9 @@ class SidecarFiles:
     def read(self, lineage: Lineage) -> Sidecars:
         """Return the sidecars that are of the lineage as it is now.
 
-        What is `required` must be such when it is read first; its version may be withdrawn later. A
-        file of a folder that is none is left out. A file or a folder that cannot be read any more,
-        or has other content that cannot, is used as it was. Of two files of one side and version
-        the later one is used. All this is said in `problems`, and logged once.
+        What is `required` must be such when it is read first. Later, and in folders, what cannot be
+        read is left out. Of two files of one side and version the later one is used. All this is
+        said in `problems`, and logged once.
 
         Raises, the first time, unless they are not required: DataError: a named file or a folder
             cannot be read. IntegrityError: a named file is of another lineage.
@@ -176,7 +171,7 @@ class SidecarFiles:
             chosen: dict[tuple[str, int], tuple[Path, VersionSidecar]] = {}
             for path in self._files(problems):
                 try:
-                    sidecar = self._open(path, problems)
+                    sidecar = self._open(path)
                     sidecar.check(lineage, str(path))
                 except (DataError, IntegrityError) as error:
                     if self._strict and path in self._paths:
@@ -199,58 +194,36 @@ class SidecarFiles:
         return sidecars
 
     def _log(self, facts: list[str], warnings: list[str]) -> None:
-        """Log what was not true at the last look; and facts that are not true any more."""
+        """Log what was not true at the last look."""
         for level, sentences in ((logging.INFO, facts), (logging.WARNING, warnings)):
             for sentence in sentences:
                 if sentence not in self._logged:
                     log.log(level, "%s", sentence)
         self._logged = {*facts, *warnings}
 
-    def _open(self, path: Path, problems: list[str]) -> VersionSidecar:
-        """Return what a file has, opened again if it has changed; what it had if that fails, or if
-        it is gone."""
+    def _open(self, path: Path) -> VersionSidecar:
+        """Return what a file has, opened again if it has changed."""
         stamp = _stamp(path)
-        known, sidecar = self._opened.get(path, (None, None))
-        if sidecar is None or stamp not in (known, None):
-            try:
-                sidecar = VersionSidecar.open(path)
-                self._opened[path] = stamp, sidecar
-            except DataError as error:
-                if sidecar is None:
-                    raise
-                problems.append(f"{error} What was read of it before is used on.")
-        return sidecar
+        if path not in self._opened or self._opened[path][0] != stamp:
+            self._opened.pop(path, None)
+            self._opened[path] = stamp, VersionSidecar.open(path)
+        return self._opened[path][1]
 
     def _files(self, problems: list[str]) -> list[Path]:
-        """Return the files, the earliest first, each once; those that a folder had before if it
-        cannot be read now."""
+        """Return the files, the earliest first, each once."""
         files = []
         for path in self._paths:
-            if path not in self._listed and not _is_folder(path):
-                files.append(path)
-                continue
             try:
-                inside = [file for file in path.iterdir() if file.suffix == SUFFIX]
-                for file in set(self._listed.get(path, ())) - set(inside):
-                    if (gone := self._opened.pop(file, None)) is not None:
-                        log.warning("%s is gone, and not used any more (%s).", file, gone[1])
-                self._listed[path] = inside
+                inside = path.iterdir() if path.is_dir() else [path]
+                files += [file for file in inside if file.suffix == SUFFIX or file == path]
             except OSError as error:
                 sentence = f"{path} cannot be read: {reason_and_remedy(error)}."
                 if self._strict:
                     raise DataError(sentence) from error
-                problems.append(f"{sentence} What was read of it before is used on.")
-            files += self._listed.get(path, [])
+                problems.append(sentence)
         # One file may have several names.
         by_place = {file.resolve(): file for file in reversed(files)}
         return sorted(by_place.values(), key=lambda file: ((_stamp(file) or (0,))[0], str(file)))
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a folder above it may not be entered
-        return False
 
 
 def _stamp(path: Path) -> Stamp:

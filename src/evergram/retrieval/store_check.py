@@ -77,7 +77,6 @@ def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: in
             f"are not those that {lineage} published as version {version} of side {side!r} under "
             "these ids: the column is another model's, or another version's, or its texts have "
             "changed since. Name the right column, or publish the vectors that it has."
-            f"{store.remark(version)}"
         )
 
 

@@ -6,7 +6,7 @@ the rows' own version the database computes these; otherwise the rows are read h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -21,7 +21,6 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import QueryVectors, ScoredSearch, ScoreMaps, query_version_of
 from evergram.retrieval.metric_search import (
     Field,
-    Ids,
     Metric,
     by_cosine,
     by_distance,
@@ -33,8 +32,8 @@ from evergram.retrieval.sidecar_files import HITS, Sidecars, reread
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.filters import Filter
-from evergram.stores.rows import Embedded, check_k
-from evergram.stores.store import Floats, Hits, StoreView, merge_hits
+from evergram.stores.rows import Embedded, Floats, Hits, Space, check_k, merge_hits
+from evergram.stores.store import ReadableStore
 from evergram.tracing import span
 
 # Rows that one search may read here.
@@ -42,87 +41,6 @@ MOST_READ = 200_000
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 # For hits that are ranked anew.
 PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
-
-
-@dataclass(frozen=True)
-class ViewSearch:
-    """A search in a view of a store as it is at one moment, whoever writes it, by queries [Q, D_j]
-    of version `target`, among `ids` alone unless they are None."""
-
-    view: StoreView
-    maps: VersionMaps
-    target: int
-    queries: Floats
-    metric: str
-    ids: Ids
-
-    def best(
-        self, k: int, versions: Sequence[int] | None = None, *, proposals: bool = False
-    ) -> list[Hits]:
-        """Return the k best rows for each query.
-
-        Args:
-            versions: search among rows of these alone; None is all.
-            proposals: whether the hits are ranked anew, so that they need not be quite the best,
-                and their scores mean nothing.
-        Raises: LineageError: a transform on the way is not affine; or the store was never filled.
-            DataError: too many rows of a table would have to be read; a query has length 0 and so
-            no cosine.
-        """
-        view, filled = self.view, self.view.filled()
-        if not filled and not view.spaces() and not isinstance(view, AdoptedStore):
-            raise LineageError(
-                f"{view.address} was never filled; 'evergram store fill' or fill(lineage, "
-                "store, side) fills it."
-            )
-        if versions is not None:
-            filled = {version: filled[version] for version in versions if version in filled}
-        if not filled:
-            nothing = pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
-            return [Hits(*nothing) for _ in self.queries]
-        if isinstance(view, AdoptedStore):
-            return self._adopted(view, list(filled), k)
-        fields = [
-            Field(view, self.maps, version, self.target, self.maps.dim(version), space.dim)
-            for version, space in filled.items()
-        ]
-        search = (PROPOSALS if proposals else SEARCHES)[self.metric]
-        return search(fields, self.queries, k, self.ids)
-
-    def _adopted(self, view: AdoptedStore, versions: Sequence[int], k: int) -> list[Hits]:
-        """Return the k best rows of a table for each query, all rows compared."""
-        metric, queries = self.metric, self.queries
-        if metric == "cosine" and not queries.any(axis=1).all():
-            raise DataError("A query has length 0, so it has no cosine; give another.")
-        among = None if self.ids is None else pc.unique(view.as_ids(self.ids))
-        parts = []
-        for version in versions:
-            computed = view.computes(metric, version)
-            if metric == "ip" and computed:
-                turned, offset = self.maps.affine(version, self.target).queries(queries)
-                offsets = None if offset is None else {version: offset}
-                parts.append(view.search({version: turned}, k, offsets=offsets, ids=among))
-                continue
-            if version != self.target or not computed:
-                self._refuse_many(view, version, among)
-            read = partial(self.maps.rows, source=version, target=self.target)
-            mapped = None if version == self.target else read
-            parts.append(view.nearest_by(metric, version, queries, k, among, mapped))
-        return [merge_hits(of_query, k) for of_query in zip(*parts, strict=True)]
-
-    def _refuse_many(self, view: AdoptedStore, version: int, ids: pa.Array | None) -> None:
-        """Raises: DataError: too many rows of a version would have to be read."""
-        count = view.count().get(version, 0) if ids is None else len(ids)
-        if count > MOST_READ:
-            raise DataError(
-                f"A search by {self.metric} at version {self.target} would read {count} rows of "
-                f"version {version} from {view.address}, and one search reads {MOST_READ} at most: "
-                f"search {'by ip, ' if view.computes('ip', version) else ''}among fewer rows by a "
-                "filter or by ids, or by a metric that the database itself computes at the rows' "
-                "own version, or fill a store of Evergram's, which has the lengths."
-            )
-
-
 Scores = Literal["raw", "calibrated"]
 # How far from 1 a length may be that is 1 in half precision.
 UNIT = 1e-3
@@ -188,15 +106,16 @@ class VersionSearch:
             parts_of_queries = np.split(queries, range(at_once, len(queries), at_once))
             return [hits for part in parts_of_queries for hits in self.search(part, k, asked)]
 
-        def search(view: StoreView) -> tuple[bool, list[list[Hits]]]:
+        def search(view: ReadableStore) -> tuple[bool, list[list[Hits]]]:
             chosen = view if asked.filter is None else view.where(asked.filter)
-            found = ViewSearch(chosen, self._maps, asked.target, queries, asked.metric, asked.ids)
+            filled = chosen.filled()
             if not calibrates:
-                rereads = self._sidecars.apply(asked.side, asked.target, chosen.filled())
-                return rereads, [found.best(depth if rereads else k, proposals=rereads)]
+                rereads = self._sidecars.apply(asked.side, asked.target, filled)
+                width = depth if rereads else k
+                return rereads, [self._best(chosen, filled, queries, width, asked, rereads)]
             # Before they are calibrated, scores of two versions' rows are not comparable.
-            each = [found.best(k, [version]) for version in chosen.filled()]
-            return False, each or [found.best(k)]
+            parts = [{version: space} for version, space in filled.items()]
+            return False, [self._best(chosen, one, queries, k, asked) for one in parts or [{}]]
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.
@@ -209,6 +128,69 @@ class VersionSearch:
             return parts[0]
         apart = [self._calibrated(part, scored) for part in parts]
         return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
+
+    def _best(
+        self,
+        view: ReadableStore,
+        filled: Mapping[int, Space],
+        queries: Floats,
+        k: int,
+        asked: SearchOptions,
+        proposals: bool = False,
+    ) -> list[Hits]:
+        """Return the k best rows of some spaces of a view of a store for each query [Q, D_j].
+
+        Args:
+            proposals: whether the hits are ranked anew, so that they need not be quite the best,
+                and their scores mean nothing.
+        Raises: LineageError: a transform on the way is not affine; or the store was never filled.
+            DataError: too many rows of a table would have to be read; a query has length 0 and so
+            no cosine.
+        """
+        if not filled and not view.spaces() and not isinstance(view, AdoptedStore):
+            raise LineageError(
+                f"{view.address} was never filled; 'evergram store fill' or fill(lineage, "
+                "store, side) fills it."
+            )
+        if not filled:
+            nothing = pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
+            return [Hits(*nothing) for _ in queries]
+        if isinstance(view, AdoptedStore):
+            parts = [self._of_table(view, version, queries, k, asked) for version in filled]
+            return [merge_hits(of_query, k) for of_query in zip(*parts, strict=True)]
+        fields = [
+            Field(view, self._maps, version, asked.target, self._maps.dim(version), space.dim)
+            for version, space in filled.items()
+        ]
+        search = (PROPOSALS if proposals else SEARCHES)[asked.metric]
+        return search(fields, queries, k, asked.ids)
+
+    def _of_table(
+        self, view: AdoptedStore, version: int, queries: Floats, k: int, asked: SearchOptions
+    ) -> list[Hits]:
+        """Return the k best rows of a version in a table for each query, all rows compared."""
+        metric, target = asked.metric, asked.target
+        if metric == "cosine" and not queries.any(axis=1).all():
+            raise DataError("A query has length 0, so it has no cosine; give another.")
+        among = None if asked.ids is None else pc.unique(view.as_ids(asked.ids))
+        computed = view.computes(metric, version)
+        if metric == "ip" and computed:
+            turned, offset = self._maps.affine(version, target).queries(queries)
+            offsets = None if offset is None else {version: offset}
+            return view.search({version: turned}, k, offsets=offsets, ids=among)
+        count = view.count().get(version, 0) if among is None else len(among)
+        if count > MOST_READ and (version != target or not computed):
+            raise DataError(
+                f"A search by {metric} at version {target} would read {count} rows of version "
+                f"{version} from {view.address}, and one search reads {MOST_READ} at most: search "
+                f"{'by ip, ' if view.computes('ip', version) else ''}among fewer rows by a filter "
+                "or by ids, or by a metric that the database itself computes at the rows' own "
+                "version, or fill a store of Evergram's, which has the lengths."
+            )
+        read = partial(self._maps.rows, source=version, target=target)
+        return view.nearest_by(
+            metric, version, queries, k, among, None if version == target else read
+        )
 
     def default_metric(self, target: int, side: str) -> Metric:
         """Return the metric of a search that names none, see `Reader.default_metric`."""

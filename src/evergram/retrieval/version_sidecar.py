@@ -25,8 +25,7 @@ from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage, side_of
 from evergram.retrieval.id_lookup import IdLookup
-from evergram.stores.rows import Rows
-from evergram.stores.store import Floats
+from evergram.stores.rows import Floats, Rows
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 
@@ -285,8 +284,7 @@ def make_sidecar(
         side: of the lineage; may be left out if there is one.
         size: bytes for each vector. error: the most that the relative error may be, which
             chooses the bytes; give one of the two. Of objects with more than `SAMPLE` coordinates
-            in all, a sample of this size chooses, and a larger error over all objects is logged as
-            a warning.
+            in all, a sample of this size chooses, and the error over all objects may be larger.
         progress: called with objects encoded and objects in all.
     Raises: LineageError: there is no such version or side, its backward transform is not affine, or
         `old` is not of the version before. DataError: the sizes are not one, or not allowed; or no
@@ -314,7 +312,13 @@ def make_sidecar(
         kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
         compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
         _refuse_mixed_up(distances, compared.to_numpy(zero_copy_only=False), str(old.path))
-    _warn(sidecar, errors, error)
+    if errors["worse"] > MANY:
+        log.warning(
+            "%.0f %% of the objects are read worse with codes than by the backward transform "
+            "alone. The bits go to where most of the error is, such as to a few long vectors: "
+            "scale vectors to one length, or give more bytes.",
+            100 * errors["worse"],
+        )
     return VersionSidecar(
         sidecar,
         pairing.ids.cast(stored.ids().type),
@@ -358,28 +362,6 @@ def _fitted(
         return Sidecar.fit_for_error(weight, shift, after, before, error)
     assert size is not None
     return Sidecar.fit(weight, shift, after, before, size)
-
-
-def _warn(sidecar: Sidecar, errors: Mapping[str, float], error: float | None) -> None:
-    if error is not None and not sidecar.size:
-        log.warning(
-            "The backward transform alone leaves a relative error of %.3g, and %g may be left: the "
-            "sidecar has no bytes, and readers need none.",
-            *(sidecar.relative_error, error),
-        )
-    if error is not None and errors["error"] > error:
-        log.warning(
-            "Over all objects the relative error is %.3g, and %g was asked for: a sample chose the "
-            "bytes. Ask for a little less.",
-            *(errors["error"], error),
-        )
-    if errors["worse"] > MANY:
-        log.warning(
-            "%.0f %% of the objects are read worse with codes than by the backward transform "
-            "alone. The bits go to where most of the error is, such as to a few long vectors: "
-            "scale vectors to one length, or give more bytes.",
-            100 * errors["worse"],
-        )
 
 
 def _encoded(

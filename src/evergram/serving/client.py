@@ -18,8 +18,7 @@ from evergram.errors import DataError, ServiceError, ShapeError
 from evergram.ids import Lists, as_lists
 from evergram.reopening import Reopened
 from evergram.serving.errors import ARROW, JSON, RAISED
-from evergram.stores.rows import Embedded
-from evergram.stores.store import Floats, Hits
+from evergram.stores.rows import Embedded, Floats, Hits
 
 if TYPE_CHECKING:
     import httpx

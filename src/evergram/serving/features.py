@@ -27,7 +27,7 @@ from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
 from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
-from evergram.stores.store import Floats
+from evergram.stores.rows import Floats
 
 Key = int | str
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]

@@ -35,7 +35,7 @@ from evergram.serving.errors import too_much, wrong
 from evergram.serving.features import Features, Id, Int64, Text
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.filters import FORM, read_conditions
-from evergram.stores.store import Floats
+from evergram.stores.rows import Floats
 from evergram.texts.text_encoder import Role
 
 # A number, "v0", or a label.

@@ -44,8 +44,8 @@ from evergram.serving.texts import (
     TextEncoderError,
     UnencodableTextError,
 )
-from evergram.stores.rows import Embedded
-from evergram.stores.store import Floats, Hits, ReadableStore
+from evergram.stores.rows import Embedded, Floats, Hits
+from evergram.stores.store import ReadableStore
 from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span

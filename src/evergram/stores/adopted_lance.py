@@ -6,15 +6,12 @@ their distances, and its indexes miss rows.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evergram.errors import DataError
 from evergram.stores.adopted_store import (
@@ -22,21 +19,11 @@ from evergram.stores.adopted_store import (
     AdoptedStore,
     TableFacts,
     check_column,
-    id_twice,
 )
-from evergram.stores.filters import (
-    SIGNS,
-    Condition,
-    Filter,
-    check_allowed,
-    check_closed,
-    of_other_type,
-    read_conditions,
-    type_of,
-)
+from evergram.stores.filters import SIGNS, Condition, of_other_type, type_of
 from evergram.stores.lance_store import check_local, conditions, connected, literal, vectors_of
 from evergram.stores.rows import ID_TYPES, Rows
-from evergram.stores.store import StoreView, errors_as_store_errors
+from evergram.stores.store import ReadableStore, errors_as_store_errors
 
 T = TypeVar("T")
 
@@ -44,9 +31,6 @@ T = TypeVar("T")
 # writes once: a table that is dropped and made anew has the numbers of the one before, and other
 # manifests.
 State = tuple[int, tuple[int, int, int] | None]
-NOTHING = "false"
-# Strings and quoted names.
-_STRINGS = r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`"""
 # What is compared with a column of times, and with one of dates.
 _EXAMPLES = {
     False: "a date or a time such as '2026-01-31' or '2026-01-31T12:00:00'",
@@ -106,7 +90,7 @@ class AdoptedLanceTable(AdoptedStore):
                 list(self._names.filters),
                 lambda kind: _sort(kind) is not None,
                 "whole numbers, float, double, bool, string, date32 or timestamp, to be named by "
-                "filter= (SQL in Python names any column)",
+                "filter=",
             ),
         ]
         for columns, fits, words in uses:
@@ -114,29 +98,13 @@ class AdoptedLanceTable(AdoptedStore):
                 quoted(column)
                 check_column(self.address, column, types, fits, words)
         number = pa.types.is_integer(types[self._id])
-        dims: dict[int, int | None] = {v: int(types[c].list_size) for v, c in vectors.items()}
+        dims: dict[int, int] = {v: int(types[c].list_size) for v, c in vectors.items()}
         return TableFacts(ID_TYPES["int64" if number else "string"], dims, types)
 
-    def _refuse_twice(self) -> None:
-        with errors_as_store_errors(self.address):
-            query = self._query(f"{quoted(self._id)} is not null", [])
-            counts = pc.value_counts(query.to_arrow()[self._id].combine_chunks())
-        for key in counts.field(0).filter(pc.greater(counts.field(1), 1)):
-            raise id_twice(self.address, key.as_py())
+    def _filter_of(self, conditions: list[Condition]) -> str:
+        return sql_of(conditions, self._known.types)
 
-    def _filter_of(self, asked: Filter) -> str:
-        condition = sql_of(asked, self._known.types, self._names.filters)
-        if isinstance(asked, str):
-            try:
-                self._query(condition, []).explain_plan()
-            except Exception as error:
-                sentence = " ".join(str(error).split())[:200].rstrip(".")
-                raise DataError(
-                    f"LanceDB does not take the filter {asked[:80]!r}: {sentence}."
-                ) from error
-        return condition
-
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         self._facts()
         with errors_as_store_errors(self.address):
             state = self._state()
@@ -202,12 +170,11 @@ class AdoptedLanceTable(AdoptedStore):
         if ids is None:
             yield ""
             return
-        if pa.types.is_integer(ids.type):
+        column = quoted(self._id)
+        if pa.types.is_integer(ids.type) and self._known.types[self._id] != pa.int64():
             # LanceDB refuses a number that the column cannot hold.
-            lowest, highest = limits(self._known.types[self._id])
-            kept = [key for key in ids.to_pylist() if lowest <= key <= highest]
-            ids = pa.array(kept, ids.type)
-        for condition in conditions(ids, quoted(self._id)):
+            column = f"cast({column} as bigint)"
+        for condition in conditions(ids, column):
             yield f" and {condition}"
 
     def _open(self) -> Any:
@@ -237,22 +204,10 @@ def quoted(name: str) -> str:
     return f"`{name}`"
 
 
-def sql_of(asked: Filter, columns: Mapping[str, pa.DataType], allowed: Sequence[str]) -> str:
-    """Return a filter as a boolean expression in parentheses. Raises: DataError: it is wrong."""
-    if isinstance(asked, Mapping):
-        parts = []
-        for condition in read_conditions(asked):
-            check_allowed(condition, allowed)
-            parts.append(_condition(condition, columns[condition.field]))
-        return f"({' and '.join(parts)})"
-    if not isinstance(asked, str) or not asked.strip() or "\0" in asked:
-        raise DataError(
-            "A filter of a LanceDB table is a dictionary of conditions, or in LanceDB's SQL a "
-            "boolean expression, such as \"category = 'news'\"; it takes no list of values."
-        )
-    check_closed(asked, _STRINGS)
-    # A comment must not swallow the parenthesis.
-    return f"(\n{asked}\n)"
+def sql_of(asked: list[Condition], columns: Mapping[str, pa.DataType]) -> str:
+    """Return conditions as a boolean expression. Raises: DataError: a value cannot be compared with
+    its column."""
+    return " and ".join(_condition(one, columns[one.field]) for one in asked)
 
 
 def _sort(column: pa.DataType) -> str | None:
@@ -260,7 +215,7 @@ def _sort(column: pa.DataType) -> str | None:
     if pa.types.is_dictionary(column):
         column = column.value_type
     sorts: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
-        "integer": (pa.types.is_integer,),
+        "integer": (lambda kind: pa.types.is_integer(kind) and kind != pa.uint64(),),
         "number": (pa.types.is_float32, pa.types.is_float64),
         "boolean": (pa.types.is_boolean,),
         "text": (pa.types.is_string, pa.types.is_large_string),
@@ -274,9 +229,14 @@ def _condition(condition: Condition, column: pa.DataType) -> str:
     name, given = quoted(condition.field), type_of(condition)
     match _sort(column), given:
         case "integer", "number":
-            return _of_integers(condition, name, column)
+            # LanceDB refuses a number that the column cannot hold, such as 2.5.
+            whole = all(isinstance(value, int) for value in condition.values)
+            kind = "bigint" if whole else "double"
+            name = name if whole and column == pa.int64() else f"cast({name} as {kind})"
+            values = [_number(value, kind) for value in condition.values]
         case "number", "number":
-            values = [_floating(value, column) for value in condition.values]
+            kind = "float" if pa.types.is_float32(column) else "double"
+            values = [_number(value, kind) for value in condition.values]
         case "boolean", "boolean" if condition.operator == "in":
             values = [str(value).lower() for value in condition.values]
         case "text", "text":
@@ -290,40 +250,8 @@ def _condition(condition: Condition, column: pa.DataType) -> str:
     return f"{name} {SIGNS[condition.operator]} {values[0]}"
 
 
-def _of_integers(condition: Condition, name: str, column: pa.DataType) -> str:
-    """Return a condition on a column of whole numbers. LanceDB refuses a number that the column
-    cannot hold, such as 2.5, so the numbers that fulfil the condition are worked out here."""
-    least, most = limits(column)
-    numbers = [v for v in condition.values if isinstance(v, (int, float))]
-    if condition.operator == "in":
-        whole = [int(v) for v in numbers if v == math.floor(v) and least <= v <= most]
-        return f"{name} in ({', '.join(map(literal, whole))})" if whole else NOTHING
-    match condition.operator:
-        case "gt":
-            least = max(least, math.floor(numbers[0]) + 1)
-        case "gte":
-            least = max(least, math.ceil(numbers[0]))
-        case "lt":
-            most = min(most, math.ceil(numbers[0]) - 1)
-        case _:
-            most = min(most, math.floor(numbers[0]))
-    if least > most:
-        return NOTHING
-    return f"({name} >= {literal(least)} and {name} <= {literal(most)})"
-
-
-def limits(column: pa.DataType) -> tuple[int, int]:
-    """Return the smallest and the largest number of a type of whole numbers."""
-    info = np.iinfo(column.to_pandas_dtype())
-    return int(info.min), int(info.max)
-
-
-def _floating(value: float | str, column: pa.DataType) -> str:
-    number, name = float(value), "double"
-    if pa.types.is_float32(column):
-        with np.errstate(over="ignore"):
-            number, name = float(np.float32(number)), "float"
-    return f"cast('{number!r}' as {name})"
+def _number(value: float | str, kind: str) -> str:
+    return literal(int(value)) if kind == "bigint" else f"cast('{float(value)!r}' as {kind})"
 
 
 def _time(condition: Condition, text: str, column: pa.DataType) -> str:

@@ -6,36 +6,23 @@ column, and none are for rows that have a NULL in another column.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, ClassVar, TypeVar
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.errors import DataError, StoreError
 from evergram.stores.adopted_store import (
     AdoptedNames,
     AdoptedStore,
     TableFacts,
     canonical_uuids,
     check_column,
-    id_twice,
     wrong_address,
 )
-from evergram.stores.filters import (
-    SIGNS,
-    Condition,
-    Filter,
-    check_allowed,
-    check_closed,
-    of_other_type,
-    read_conditions,
-    type_of,
-)
+from evergram.stores.filters import SIGNS, Condition, of_other_type, type_of
 from evergram.stores.postgres_connection import (
     Connection,
     ConnectionPool,
@@ -49,7 +36,7 @@ from evergram.stores.postgres_connection import (
     vector,
 )
 from evergram.stores.rows import Floats, Hits, Rows
-from evergram.stores.store import StoreView
+from evergram.stores.store import ReadableStore
 
 # After the import above, which says so where psycopg is missing.
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort: skip
@@ -72,15 +59,6 @@ DISTANCES = {
 WHOLE = ("int2", "int4", "int8")
 NUMBERS = (*WHOLE, "numeric", "float4", "float8")
 TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
-# Strings and quoted names.
-_STRINGS = r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|\$(\w*)\$.*?\$\1\$"""
-# How texts are written that are compared with such columns.
-_EXAMPLES = {
-    "date": "2026-01-31",
-    "timestamp": "2026-01-31 12:00:00",
-    "timestamptz": "2026-01-31 12:00:00+01:00",
-    "uuid": "0f8fad5b-d9cb-469f-a165-70867728950e",
-}
 
 
 class AdoptedTable(AdoptedStore):
@@ -111,10 +89,8 @@ class AdoptedTable(AdoptedStore):
         self._id = self._names.id or "id"
         schema = [] if self._names.schema is None else [self._names.schema]
         self._relation = Identifier(*schema, self._names.table)
-        # Of columns that do not say it, the dim of all their vectors.
-        self._dims: dict[int, int] = {}
         self._connections: ConnectionPool | OneConnection
-        self._connections = ConnectionPool(self._where, self.address, _prepare)
+        self._connections = ConnectionPool(self._where, self.address, prepare)
 
     def _disconnect(self) -> None:
         self._connections.close()
@@ -122,28 +98,10 @@ class AdoptedTable(AdoptedStore):
     def _look(self) -> TableFacts:
         return self._connections.run(self._read_facts)
 
-    def _refuse_twice(self) -> None:
-        # A primary key or a unique index says it at once.
-        unique = (
-            "select 1 from pg_index join pg_attribute on attrelid = indrelid and attnum = indkey[0]"
-            " where indrelid = to_regclass({relation}) and attname = {name} and indisunique"
-            " and indisvalid and indpred is null and indexprs is null and indnkeyatts = 1"
-        )
-        relation = Literal(self._relation.as_string(None).replace("%", "%%"))
-        name = Literal(self._id.replace("%", "%%"))
-        if self._ask(unique, relation=relation, name=name):
-            return
-        query = (
-            "select {shown_id} from {table} where {id} is not null group by {id}"
-            " having count(*) > 1 limit 1"
-        )
-        for (key,) in self._ask(query):
-            raise id_twice(self.address, key)
+    def _filter_of(self, conditions: list[Condition]) -> tuple[Composable, list[Any]]:
+        return sql_of(conditions, self._known.types)
 
-    def _filter_of(self, asked: Filter) -> tuple[Composable, list[Any]]:
-        return sql_of(asked, self._known.types, self._names.filters)
-
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         def begin(connection: Connection) -> T:
             view = self._at_this_moment()
             view._connections = OneConnection(connection)
@@ -264,13 +222,7 @@ class AdoptedTable(AdoptedStore):
 
     def _block(self, version: int, cells: list[tuple[Any, ...]]) -> Rows:
         keys, raw = zip(*cells, strict=True) if cells else ((), ())
-        dim = self._known.dims[version] or 0
-        if any(len(one) != 4 * dim + 4 for one in raw):
-            self._dims.pop(version, None)  # looked up again by the next call
-            raise IntegrityError(
-                f"Vectors of the column {self._names.vectors[version]!r} of {self.address} differ "
-                f"in dim; those of before had {dim}."
-            )
+        dim = self._known.dims[version]
         values = np.frombuffer(b"".join(raw), dtype=layout(dim))["values"].reshape(-1, dim)
         return Rows(version, pa.array(keys, self._id_type), values.astype(np.float32))
 
@@ -298,36 +250,16 @@ class AdoptedTable(AdoptedStore):
             for name in names:
                 words = f"one of {', '.join(allowed)} {use}"
                 check_column(self.address, name, types, allowed.__contains__, words)
-        said = {name: int(size) if size >= 1 else None for name, _, size in columns}
-        dims = {
-            version: said[column] or self._read_dim(connection, version)
-            for version, column in self._names.vectors.items()
-        }
-        return TableFacts(ID_TYPES[types[self._id]][0], dims, types)
-
-    def _read_dim(self, connection: Connection, version: int) -> int | None:
-        """Return the dim of all vectors of a column that does not say it; None without any."""
-        if version not in self._dims:
-            column = self._names.vectors[version]
-            query = SQL(
-                "select distinct vector_dims({0}) from {1} where {0} is not null limit 2"
-            ).format(Identifier(column), self._relation)
-            dims = [dim for (dim,) in connection.execute(query).fetchall()]
-            if len(dims) > 1:
+        said = {name: int(size) for name, _, size in columns}
+        dims: dict[int, int] = {}
+        for version, column in self._names.vectors.items():
+            if said[column] < 1:
                 raise StoreError(
-                    f"Vectors of the column {column!r} of {self.address} have {min(dims)} and "
-                    f"{max(dims)} dims; a column holds vectors of one version, all of one dim."
+                    f"The column {column!r} of {self.address} does not say the dim of its vectors: "
+                    f"alter its type to {types[column]}(D)."
                 )
-            if not dims:
-                return None
-            self._dims[version] = dims[0]
-        return self._dims[version]
-
-
-def _prepare(connection: Connection) -> None:
-    prepare(connection)
-    # Whatever a filter calls, nothing is changed.
-    connection.execute(SQL("set default_transaction_read_only = on"))
+            dims[version] = said[column]
+        return TableFacts(ID_TYPES[types[self._id]][0], dims, types)
 
 
 def name_of(column: str) -> Identifier:
@@ -335,59 +267,18 @@ def name_of(column: str) -> Identifier:
     return Identifier(column.replace("%", "%%"))
 
 
-def sql_of(
-    asked: Filter, columns: Mapping[str, str], allowed: Sequence[str]
-) -> tuple[Composable, list[Any]]:
-    """Return a filter as a boolean expression in parentheses, and its parameters. Raises:
-    DataError: the filter is wrong."""
-    if isinstance(asked, Mapping):
-        parts, bound = [], []
-        for condition in read_conditions(asked):
-            check_allowed(condition, allowed)
-            kind, values = _compared(condition, columns[condition.field])
-            # One placeholder, of a list of the values.
-            form = "{} = any(%s::{}[])"
-            if condition.operator != "in":
-                form = f"{{}} {SIGNS[condition.operator]} (%s::{{}}[])[1]"
-            parts.append(SQL(form).format(name_of(condition.field), SQL(kind)))
-            bound.append(values)
-        return SQL("({})").format(SQL(" and ").join(parts)), bound
-    given: Sequence[Any] = ()
-    match asked:
-        case str(text):
-            pass
-        case (str(text), list() | tuple() as given):
-            pass
-        case _:
-            text = ""
-    if not text.strip() or "\0" in text:
-        raise DataError(
-            "A filter is a dictionary of conditions, or in SQL a boolean expression, such as "
-            "\"category = 'news'\", or a pair of one with %s in it and a list of its values."
-        )
-    check_closed(text, _STRINGS)
-    # Without parameters of its own, a % is a %; a comment must not swallow the parenthesis.
-    text = text if given else text.replace("%", "%%")
-    return SQL("(\n") + SQL(text) + SQL("\n)"), list(given)
-
-
-def _check_text(field: str, column: str, text: str) -> None:
-    """Refuse a text that is no date, time or UUID where the column has these: PostgreSQL would take
-    words, such as "yesterday", for some."""
-    if column not in _EXAMPLES:
-        return
-    try:
-        if column == "uuid":
-            UUID(text)
-        elif not re.match(r"\d{4}-\d\d-\d\d(?![^T ])", text):
-            raise ValueError(text)
-        else:
-            (date if column == "date" else datetime).fromisoformat(text)
-    except ValueError:
-        raise DataError(
-            f"A filter compares the field {field[:80]!r}, of type {column}, with {text[:80]!r}; "
-            f"write it as {_EXAMPLES[column]!r}."
-        ) from None
+def sql_of(conditions: list[Condition], columns: Mapping[str, str]) -> tuple[Composable, list[Any]]:
+    """Return conditions as a boolean expression, and its parameters, one for each: a list of its
+    values. Raises: DataError: a value cannot be compared with its column."""
+    parts, bound = [], []
+    for condition in conditions:
+        kind, values = _compared(condition, columns[condition.field])
+        form = "{} = any(%s::{}[])"
+        if condition.operator != "in":
+            form = f"{{}} {SIGNS[condition.operator]} (%s::{{}}[])[1]"
+        parts.append(SQL(form).format(name_of(condition.field), SQL(kind)))
+        bound.append(values)
+    return SQL(" and ").join(parts), bound
 
 
 def _compared(condition: Condition, column: str) -> tuple[Any, list[Any]]:
@@ -397,17 +288,12 @@ def _compared(condition: Condition, column: str) -> tuple[Any, list[Any]]:
     if sort == "boolean" and column == "bool" and condition.operator == "in":
         return "boolean", values
     if sort == "number" and column in ("float4", "float8"):
-        # In the column's own precision. PostgreSQL refuses numbers beyond it, which here are
-        # infinite, or 0.
-        narrow, kind = (np.float32, "real") if column == "float4" else (float, "double precision")
-        with np.errstate(over="ignore", under="ignore"):
-            return kind, [float(narrow(float(value))) for value in values]
+        # In the column's own precision.
+        return column, [float(value) for value in values]
     if sort == "number" and column in NUMBERS:
         # A fraction must not be rounded to a whole number that rows have.
         kind = "bigint" if whole and column in WHOLE else "numeric"
-        return kind, values if whole else [Decimal(value) for value in values]
+        return kind, values if whole else [Decimal(str(value)) for value in values]
     if sort == "text" and column in TEXTS:
-        for value in values:
-            _check_text(condition.field, column, str(value))
         return {"varchar": "text", "name": "text"}.get(column, column), values
     raise of_other_type(condition, column)

@@ -7,7 +7,7 @@ others are by reading.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,14 +23,13 @@ from evergram.stores.adopted_store import (
     AdoptedStore,
     TableFacts,
     canonical_uuids,
-    id_twice,
     wrong_address,
 )
-from evergram.stores.filters import Condition, Filter, check_allowed, read_conditions, type_of
+from evergram.stores.filters import Condition, type_of
 from evergram.stores.open_store import is_url
 from evergram.stores.qdrant_store import KEY, QdrantConnection, blocks_of
 from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, best_by, merge_hits
-from evergram.stores.store import StoreView
+from evergram.stores.store import ReadableStore
 
 # After the import above, which says so where qdrant-client is missing.
 from qdrant_client import models  # isort: skip
@@ -46,9 +45,6 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 COMPUTED = {"Dot": ("ip",), "Cosine": ("ip", "cosine"), "Euclid": ("l2",)}
 # The most points in a server's answer, and in a page of ids alone.
 POINTS, IDS = 1_000, 10_000
-LARGEST = 2**63 - 1
-# Attempts to read while rows come to versions that had none.
-LOOKS = 10
 # Qdrant compares bounds as doubles, which hold whole numbers up to here.
 EXACT = 2**53
 
@@ -115,77 +111,46 @@ class AdoptedCollection(AdoptedStore):
             ) from None
         vectors = params.vectors or {}
         by_name = vectors if isinstance(vectors, dict) else {"": vectors}
-        dims: dict[int, int | None] = {}
+        dims: dict[int, int] = {}
         distances = {}
         for version, name in self._names.vectors.items():
             if name not in by_name:
-                raise self._no_vector(name, by_name, params.sparse_vectors or {})
+                has = [f"{own!r}" if own else "one without a name, v0=" for own in sorted(by_name)]
+                raise StoreError(
+                    f"{self.address} names the vector {name!r}, which the collection does not "
+                    f"have; it has {', '.join(has) or 'none'}."
+                )
             dims[version] = int(by_name[name].size)
-            distances[name] = self._distance(name, by_name[name])
+            distance = by_name[name].distance
+            distances[name] = str(getattr(distance, "value", distance))
+            if by_name[name].multivector_config is not None or distances[name] not in COMPUTED:
+                raise StoreError(
+                    f"The vector {name!r} of {self.address} must be one vector a point, of the "
+                    "distance Dot, Cosine or Euclid."
+                )
         if self._kind_of_id is None:
             self._kind_of_id = self._read_id_type()
         return TableFacts(self._kind_of_id, dims, distances)
 
-    def _no_vector(self, name: str, by_name: dict[str, Any], sparse: dict[str, Any]) -> StoreError:
-        what = f"the vector {name!r}" if name else "a vector without a name, v0="
-        has = ", ".join(sorted(by_name)) or "none"
-        if "" in by_name:
-            has = "one without a name, which an address writes v0="
-        if name in sparse:
-            has += f", and {name!r} is sparse"
-        return StoreError(
-            f"{self.address} names {what}, which the collection does not have; it has {has}."
-        )
-
-    def _distance(self, name: str, params: Any) -> str:
-        """Return the distance of a vector. Raises: StoreError: its rows cannot be read."""
-        if params.multivector_config is not None:
-            raise StoreError(
-                f"The vector {name!r} of {self.address} is several vectors a point (a "
-                "multivector); name one that is one vector a point."
-            )
-        distance = str(getattr(params.distance, "value", params.distance))
-        if distance not in COMPUTED:
-            raise StoreError(
-                f"The vector {name!r} of {self.address} has the distance {distance}; it must be "
-                "Dot, Cosine or Euclid."
-            )
-        return distance
-
     def _read_id_type(self) -> pa.DataType:
-        """Return the type of the ids. Raises: StoreError: there is no point, or no point has a
-        field that the address names."""
-        first = next(self._pages(None, [], 1), None)
+        """Return the type of the ids. Raises: StoreError: there is no point with an id."""
+        first = next(self._pages(self._having(None), [], 1), None)
         if first is None:
+            what = "" if self._field is None else f" with the field {self._field!r}"
             raise StoreError(
-                f"{self.address} has no point yet, so that nothing says whether its ids are "
+                f"{self.address} has no point{what} yet, so that nothing says whether its ids are "
                 "numbers or texts; write its points first."
             )
-        for field in [*([] if self._field is None else [self._field]), *self._names.filters]:
-            has = next(self._pages(self._with_field(field), [], 1), None)
-            first = has if field == self._field else first
-            if has is None:
-                points, _ = self._ask("scroll", self._name, limit=100, with_payload=True)
-                fields = sorted({name for point in points for name in point.payload or {}})
-                raise StoreError(
-                    f"{self.address} names the field {field!r}, which no point has; there are "
-                    f"{', '.join(fields) or 'none'}."
-                )
-        assert first is not None
-        return ID_TYPES["int64" if isinstance(self._id_of(first[0]), int) else "string"]
+        key = self._id_of(first[0])
+        if isinstance(key, bool) or not isinstance(key, (int, str)):
+            raise StoreError(
+                f"The field {self._field!r} of the points of {self.address} holds {str(key)[:40]}; "
+                "an id is a whole number or a text."
+            )
+        return ID_TYPES["int64" if isinstance(key, int) else "string"]
 
-    def _refuse_twice(self) -> None:
-        # Ids of points are unique; nothing keeps those in a field so.
-        seen: set[int | str] = set()
-        for page in self._pages(self._having(None), [], IDS) if self._field is not None else ():
-            for point in page:
-                key = self._id_of(point)
-                if key in seen:
-                    raise id_twice(self.address, key)
-                seen.add(key)
-
-    def _filter_of(self, asked: Filter) -> Any:
-        return filter_of(asked, self._names.filters)
+    def _filter_of(self, conditions: list[Condition]) -> Any:
+        return models.Filter(must=[_condition(one) for one in conditions])
 
     def _distance_of(self, version: int) -> str:
         return str(self._known.types[self._names.vectors[version]])
@@ -193,37 +158,13 @@ class AdoptedCollection(AdoptedStore):
     def computes(self, metric: str, version: int) -> bool:
         return metric in COMPUTED[self._distance_of(version)]
 
-    def remark(self, version: int) -> str:
-        if self._distance_of(version) != "Cosine":
-            return ""
-        return (
-            " Qdrant brings vectors of the distance Cosine to length 1 when they are written: if "
-            "those that were published have other lengths, their lengths are lost in the "
-            "collection. Publish vectors of length 1, or keep them under Dot or Euclid."
-        )
-
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
-        """Return what `work` returns, once no version got its first row meanwhile.
-
-        Qdrant has no view of one moment. Versions are read from the oldest to the newest, so a row
-        that gets a newer vector meanwhile is in one of them, or in both and returned once.
-        """
-        for _ in range(LOOKS):
-            # In the local mode, the other threads of the process are kept from writing.
-            with nullcontext() if self._remote else self._connection.writing:
-                self._facts()
-                view = self._at_this_moment()
-                before = view._all_filled()
-                result = work(view)
-                if view._all_filled() <= before:
-                    return result
-        raise StoreError(
-            f"Versions of {self.address} got their first rows each of the {LOOKS} times that it "
-            "was read; try again."
-        )
-
-    def _all_filled(self) -> set[int]:
-        return {version for version in self._names.vectors if self._has_rows(version)}
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
+        # In the local mode, the other threads of the process are kept from writing. A server has no
+        # view of one moment. Versions are read from the oldest to the newest, so a row that gets a
+        # newer vector meanwhile is in one of them, or in both and returned once.
+        with nullcontext() if self._remote else self._connection.writing:
+            self._facts()
+            return work(self._at_this_moment())
 
     def _rows(
         self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
@@ -280,8 +221,8 @@ class AdoptedCollection(AdoptedStore):
         yield from self._connection.pages(self._name, limit, scroll_filter=condition, **asked)
 
     def _block(self, version: int, points: Sequence[Any]) -> Rows:
-        name, dim = self._names.vectors[version], self._known.dims[version] or 0
-        keys = pa.array([self._id_of(point) for point in points], self._id_type)
+        name, dim = self._names.vectors[version], self._known.dims[version]
+        keys = self._ids_of(points)
         vectors = [_vector_of(point, name) for point in points]
         if any(vector is None or len(vector) != dim for vector in vectors):
             raise IntegrityError(
@@ -297,24 +238,18 @@ class AdoptedCollection(AdoptedStore):
             block = (block / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
         return Rows(version, keys, block)
 
-    def _id_of(self, point: Any) -> int | str:
-        """Return the id of a point. Raises: IntegrityError: it is of another type than others'."""
-        key = point.id if self._field is None else (point.payload or {}).get(self._field)
-        if not isinstance(key, (int, str)) or isinstance(key, bool):
+    def _id_of(self, point: Any) -> Any:
+        return point.id if self._field is None else (point.payload or {}).get(self._field)
+
+    def _ids_of(self, points: Sequence[Any]) -> pa.Array:
+        """Return the ids of points. Raises: IntegrityError: one is of another type than others."""
+        try:
+            return pa.array([self._id_of(point) for point in points], self._id_type)
+        except (pa.ArrowException, OverflowError, TypeError) as error:
             raise IntegrityError(
-                f"The field {self._field!r} of the point {point.id} of {self.address} is "
-                f"{str(key)[:40]!r}; an id is a whole number or a text."
-            )
-        if isinstance(key, int) and not -LARGEST - 1 <= key <= LARGEST:
-            raise IntegrityError(f"The id {key} of {self.address} has more than 63 bits.")
-        kind = ID_TYPES["int64" if isinstance(key, int) else "string"]
-        if self._kind_of_id not in (None, kind):
-            raise IntegrityError(
-                f"{self.address} has ids that are numbers and ids that are texts, such as {key!r}; "
-                "Evergram reads those of one type: keep ids of one type in a field, and name it by "
-                "id=FIELD."
-            )
-        return key
+                f"The ids of {self.address} must all be whole numbers of at most 63 bits, or all "
+                f"be texts ({error}): keep ids of one type in a field, and name it by id=FIELD."
+            ) from None
 
     def _among(self, ids: pa.Array | None) -> Iterator[Any]:
         """Yield conditions for some ids, or None for all."""
@@ -344,12 +279,9 @@ class AdoptedCollection(AdoptedStore):
         must += [one for one in more if one is not None]
         must_not: list[Any] = [models.HasVectorCondition(has_vector=name) for name in without]
         if self._field is not None:
-            must.append(self._with_field(self._field))
+            field = models.PayloadField(key=self._field)
+            must_not.append(models.IsEmptyCondition(is_empty=field))
         return models.Filter(must=must, must_not=must_not)
-
-    def _with_field(self, field: str) -> Any:
-        empty = models.IsEmptyCondition(is_empty=models.PayloadField(key=field))
-        return models.Filter(must_not=[empty])
 
     @property
     def _payload(self) -> Any:
@@ -371,21 +303,6 @@ def _asked(vectors: Sequence[str]) -> bool | list[str]:
     return True if "" in vectors else list(vectors) or False
 
 
-def filter_of(asked: Filter, allowed: Sequence[str]) -> Any:
-    """Return a filter as a `models.Filter`. Raises: DataError: it is wrong."""
-    if isinstance(asked, Mapping):
-        conditions = read_conditions(asked)
-        for one in conditions:
-            check_allowed(one, allowed)
-        return models.Filter(must=[_condition(one) for one in conditions])
-    if isinstance(asked, models.Filter):
-        return asked
-    raise DataError(
-        "A filter of a Qdrant collection is a dictionary of conditions, or in Python a "
-        "qdrant_client.models.Filter; Qdrant has no SQL."
-    )
-
-
 def _condition(condition: Condition) -> Any:
     def of_field(**test: Any) -> Any:
         return models.FieldCondition(key=condition.field, **test)
@@ -399,13 +316,14 @@ def _condition(condition: Condition) -> Any:
     if sort == "boolean":
         same = [of_field(match=models.MatchValue(value=value)) for value in values]
         return models.Filter(should=same)
-    # Qdrant matches a whole number with whole numbers alone, and 3 shall be 3.0.
-    equal = [of_field(range=models.Range(gte=v, lte=v)) for v in values if abs(v) <= EXACT]
-    whole = [int(v) for v in values if v == int(v) and -(2**63) <= v < 2**63]
-    if whole:
-        equal.append(of_field(match=models.MatchAny(any=whole)))
-    large = [v for v in values if isinstance(v, float) and abs(v) > EXACT]
-    equal += [of_field(range=models.Range(gte=v, lte=v)) for v in large]
+    # Qdrant matches a whole number with whole numbers alone, and 3 shall be 3.0; it compares ranges
+    # as doubles.
+    equal = [
+        of_field(match=models.MatchValue(value=v))
+        if isinstance(v, int) and abs(v) > EXACT
+        else of_field(range=models.Range(gte=v, lte=v))
+        for v in values
+    ]
     return models.Filter(should=equal)
 
 
@@ -413,11 +331,6 @@ def _range(condition: Condition, bound: Any) -> Any:
     """Return a range of numbers, or of times, which without a zone are of UTC."""
     named = condition.field[:80]
     if type_of(condition) == "number":
-        if isinstance(bound, int) and abs(bound) > EXACT:
-            raise DataError(
-                f"A bound of field {named!r} is {bound}; Qdrant compares doubles, so give one from "
-                f"{-EXACT} to {EXACT}."
-            )
         return models.Range(**{condition.operator: bound})
     try:
         if type_of(condition) == "boolean":

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.filters import Filter
+from evergram.stores.filters import Condition, Filter, allowed_conditions
 from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, best_by
 from evergram.stores.store import ReadableStore, was_closed
 
@@ -33,11 +33,11 @@ _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a database says of a table now: the dim of each version, None where nothing says it yet,
-    and the types of its columns, in Qdrant the distances of its vectors."""
+    """What a database says of a table now: the dim of each version and the types of its columns, in
+    Qdrant the distances of its vectors."""
 
     id_type: pa.DataType
-    dims: dict[int, int | None]
+    dims: dict[int, int]
     types: dict[str, Any]
 
 
@@ -75,7 +75,6 @@ class AdoptedStore(ReadableStore):
         try:
             self._known = self._look()
             self._id_type: pa.DataType = self._known.id_type
-            self._refuse_twice()
             self._compared.append(self._state())
         except BaseException:
             self.close()
@@ -105,12 +104,9 @@ class AdoptedStore(ReadableStore):
         lacks a column, or has one of a type that it may not have."""
 
     @abstractmethod
-    def _refuse_twice(self) -> None:
-        """Raises: StoreError: an id is in the table twice."""
-
-    @abstractmethod
-    def _filter_of(self, asked: Filter) -> Any:
-        """Return a filter in the database's own terms. Raises: DataError: it is wrong."""
+    def _filter_of(self, conditions: list[Condition]) -> Any:
+        """Return conditions, all of which must hold, in the database's own terms. Raises:
+        DataError: a value cannot be compared with its column."""
 
     @abstractmethod
     def _rows(
@@ -146,11 +142,6 @@ class AdoptedStore(ReadableStore):
     def _state(self) -> object:
         """Return what changes with every write to the table, if that can be told at a glance."""
         return None
-
-    def remark(self, version: int) -> str:
-        """Return a sentence, with a space before it, on why a version's vectors may differ from the
-        published ones; "" if there is nothing to say."""
-        return ""
 
     # All inherit these.
 
@@ -192,12 +183,12 @@ class AdoptedStore(ReadableStore):
     def where(self, conditions: Filter) -> Self:
         self._facts()
         view = copy(self)
-        view._chosen = self._filter_of(conditions)
+        view._chosen = self._filter_of(allowed_conditions(conditions, self._names.filters))
         return view
 
     def spaces(self) -> dict[int, Space]:
         dims = self._facts().dims
-        return {version: Space(version, dim, "") for version, dim in dims.items() if dim}
+        return {version: Space(version, dim, "") for version, dim in dims.items()}
 
     def filled(self) -> dict[int, Space]:
         return {v: space for v, space in self.spaces().items() if self._has_rows(v)}
@@ -225,7 +216,6 @@ class AdoptedStore(ReadableStore):
         self._facts()
         state = self._state()
         if state not in self._compared:
-            self._refuse_twice()
             self._checked.clear()
             self._compared[:] = [state]
         if self._check is not None and version not in self._checked:
@@ -234,7 +224,7 @@ class AdoptedStore(ReadableStore):
 
     def column_rows(self, version: int, ids: pa.Array | None, size: int) -> Rows:
         """Return at most `size` vectors of a version, also of rows that have a newer version's."""
-        dim, held = self._facts().dims[version] or 0, 0
+        dim, held = self._facts().dims[version], 0
         blocks = [Rows(version, pa.array([], self._id_type), np.zeros((0, dim), np.float32))]
         for rows in self._rows(version, ids, size, own=False):
             blocks.append(rows)
@@ -333,12 +323,6 @@ class AdoptedStore(ReadableStore):
             raise IntegrityError(
                 f"The vector of id {rows.ids[bad[0]]} in {self.address} is not finite; correct it."
             )
-
-
-def id_twice(shown: str, key: object) -> StoreError:
-    return StoreError(
-        f"{shown} has the id {key!r} twice; the ids must have each once: name others by id=COLUMN."
-    )
 
 
 def check_column(

@@ -6,18 +6,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from evergram.errors import DataError
 
-if TYPE_CHECKING:
-    from qdrant_client.models import Filter as QdrantFilter
-else:
-    QdrantFilter = Any  # its package need not be installed, and type hints are read at run time too
-
-# The form below; or, in Python alone, a store's own terms: SQL, SQL and its parameters, or a filter
-# of Qdrant's.
-Filter: TypeAlias = Mapping[str, Any] | str | tuple[str, Sequence[Any]] | QdrantFilter
+Filter: TypeAlias = Mapping[str, Any]
 Value: TypeAlias = bool | int | float | str
 
 SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
@@ -38,9 +31,11 @@ class Condition:
     values: tuple[Value, ...]
 
 
-def read_conditions(conditions: Mapping[str, Any]) -> list[Condition]:
+def read_conditions(conditions: Filter) -> list[Condition]:
     """Return the conditions of a filter, all of which must hold. Raises: DataError: it has another
     form."""
+    if not isinstance(conditions, Mapping):
+        raise DataError(f"A filter is {str(conditions)[:40]!r}; {FORM}.")
     if not conditions or len(conditions) > MOST_FIELDS:
         raise DataError(
             f"A filter has {len(conditions)} fields; it needs 1 to {MOST_FIELDS}: {FORM}."
@@ -98,32 +93,18 @@ def type_of(condition: Condition) -> str:
     return _type(condition.values[0])
 
 
-def check_allowed(condition: Condition, allowed: Sequence[str]) -> None:
-    """Raises: DataError: the operator did not allow filters to name the condition's field."""
-    if condition.field not in allowed:
+def allowed_conditions(conditions: Filter, allowed: Sequence[str]) -> list[Condition]:
+    """Return the conditions of a filter. Raises: DataError: it has another form, or the operator
+    did not allow filters to name one of its fields."""
+    read = read_conditions(conditions)
+    for field in [one.field for one in read if one.field not in allowed]:
         names = ", ".join(sorted(allowed))
         can = f"it may name {names}" if names else "no field may be named"
         raise DataError(
-            f"A filter names the field {condition.field[:80]!r}; {can}, which the operator sets in "
-            "the store's address by filter=COLUMN,COLUMN."
+            f"A filter names the field {field[:80]!r}; {can}, which the operator sets in the "
+            "store's address by filter=COLUMN,COLUMN."
         )
-
-
-def check_closed(text: str, strings: str) -> None:
-    """Refuse an SQL expression a part of which would stand beside the conditions it is put among:
-    with a parenthesis outside of `strings` and comments that has no partner, or a comment within
-    another, which not every SQL ends at the same place. Raises: DataError."""
-    depth = 0
-    for token in re.finditer(strings + r"|--[^\n]*|/\*.*?\*/|[()]", text, re.DOTALL):
-        depth += {"(": 1, ")": -1}.get(token[0], 0)
-        if depth < 0 or (token[0].startswith("/*") and "/*" in token[0][2:]):
-            depth = -1
-            break
-    if depth:
-        raise DataError(
-            f"The parentheses of the filter {text!r} do not pair, or a comment is within another; "
-            "a filter is one boolean expression."
-        )
+    return read
 
 
 def of_other_type(condition: Condition, column_type: str) -> DataError:

@@ -18,21 +18,12 @@ from filelock import Timeout
 
 from evergram.atomic_files import file_lock, write_bytes
 from evergram.errors import DataError, IntegrityError, StoreError, reason_and_remedy
-from evergram.stores.index_codes import (
-    FLOAT32,
-    IndexCodes,
-    looked_at,
-    share_found,
-    tell_apart,
-    too_few_found,
-)
 from evergram.stores.rows import Checks, Floats, Rows, Space, best_first
 from evergram.stores.store import (
-    StoreView,
+    ReadableStore,
     errors_as_store_errors,
     no_store,
     not_ours,
-    too_few,
     was_closed,
 )
 from evergram.stores.table_per_version import StoreRecord, TablePerVersionStore, parse_record
@@ -60,12 +51,7 @@ LOOKS = 50
 # many rows for each result.
 PROBED = 0.2
 ROWS_A_RESULT = 20
-# Codes must find this share of the ten best, with SAMPLE stored rows as queries.
-SAMPLE, NEAREST, RECALL = 100, 10, 0.95
-COLUMN, WHOLE = "vector", "vector_idx"
-# By kind of codes, the class of an index in `lancedb.index`, and what the length of vectors must be
-# a multiple of. binary is RaBitQ (Gao and Long, SIGMOD 2024).
-FORMS = {FLOAT32.kind: ("IvfFlat", 1), "int8": ("IvfSq", 1), "binary": ("IvfRq", 8)}
+COLUMN = "vector"
 
 
 class LanceStore(TablePerVersionStore):
@@ -91,46 +77,24 @@ class LanceStore(TablePerVersionStore):
             raise no_store(self.address)
         self._database = connected(self._folder, self.address)
 
-    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Build an index (IVF_FLAT, or IVF_SQ or IVF_RQ of codes) of every space of at least
-        INDEXED_FROM rows. Raises: DataError: LanceDB has no such codes, or they find too few."""
-        spaces = self.spaces()
-        counts = self.count()
-        large = [spaces[v] for v, count in counts.items() if count >= INDEXED_FROM]
-        few = {v: count for v, count in counts.items() if count < INDEXED_FROM}
-        self.unindexed = {v: too_few(count, INDEXED_FROM) for v, count in few.items()}
-        with errors_as_store_errors(self.address):
-            self._check_codes(codes, large)
-            for space in large:
-                with self._writing():
-                    table = self._table(space.version)
-                    build_index(table, space, codes)
-                    table.optimize(cleanup_older_than=KEPT)
-        return [space.version for space in large]
-
-    def _check_codes(self, codes: IndexCodes, spaces: list[Space]) -> None:
-        """Raises: DataError: LanceDB has no such codes, or none of rows of this length."""
-        codes.check(list(FORMS), self.address)
-        name, step = FORMS[codes.kind]
-        if not hasattr(lancedb.index, name):
-            raise DataError(
-                f"LanceDB {lancedb.__version__} is installed, which has no index of {codes.kind}: "
-                "pip install --upgrade lancedb."
-            )
-        for space in spaces:
-            if space.dim % step:
-                raise DataError(
-                    f"Rows of version {space.version} in {self.address} have {space.dim} numbers, "
-                    f"and LanceDB makes an index of {codes.kind} of a multiple of {step} only; "
-                    "take int8."
-                )
+    def build_index(self) -> list[int]:
+        """Build an index (IVF_FLAT) of every space of at least INDEXED_FROM rows."""
+        large = [v for v, count in self.count().items() if count >= INDEXED_FROM]
+        for version in large:
+            with self._writing():
+                table = self._table(version)
+                lists = isqrt(table.count_rows())
+                config = lancedb.index.IvfFlat(distance_type="dot", num_partitions=lists)
+                table.create_index(COLUMN, config=config, replace=True)
+                table.optimize(cleanup_older_than=KEPT)
+        return large
 
     def close(self) -> None:
         self._closed = True
         self._tables.clear()
         self._pinned.clear()
 
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         with errors_as_store_errors(self.address):
             for _ in range(LOOKS):
                 record, versions = self._record(), self._table_versions()
@@ -175,10 +139,6 @@ class LanceStore(TablePerVersionStore):
 
     def _save(self, record: StoreRecord) -> None:
         write_bytes(self._file, json.dumps(record.as_json(), indent=2).encode())
-
-    def _refuse_others(self) -> None:
-        for path in sorted(self._folder.glob(f"{self._name}-v*.lance")):
-            raise not_ours(f"table {path.stem}", self.address)
 
     def _make_table(self, space: Space) -> None:
         name = f"{self._name}-v{space.version}"
@@ -245,8 +205,7 @@ class LanceStore(TablePerVersionStore):
         with errors_as_store_errors(self.address):
             table = self._table(version)
             count = max(table.count_rows(), 1)
-            codes = _codes_of(table)
-            return [_nearest(table, query, k, codes, count) for query in queries]
+            return [_nearest(table, query, k, count) for query in queries]
 
     def _table(self, version: int) -> Any:
         if self._closed:
@@ -278,91 +237,15 @@ class LanceStore(TablePerVersionStore):
                 table.optimize(cleanup_older_than=KEPT)
 
 
-def build_index(table: Any, space: Space, codes: IndexCodes) -> None:
-    """Build the index of a table by inner product, in place of the one that it has, which stays
-    where codes find too few. Raises: DataError: they do."""
-    # The name says which codes they are.
-    name = WHOLE if codes.whole else f"{COLUMN}_{codes.kind}_{codes.oversample}"
-    make = getattr(lancedb.index, FORMS[codes.kind][0])
-    config = make(distance_type="dot", num_partitions=isqrt(table.count_rows()))
-    before = table.version
-    table.create_index(COLUMN, config=config, replace=True, name=name)
-    # If the builder is killed before, LanceDB has two to choose from, and either will do.
-    for index in table.list_indices():
-        if list(index.columns) == [COLUMN] and index.name != name:
-            table.drop_index(index.name)
-    share = 1.0 if codes.whole else _share_found(table, codes)
-    if share < RECALL:
-        table.restore(before)
-        raise too_few_found(codes, share, RECALL, space.version)
-
-
-def _codes_of(table: Any) -> IndexCodes:
-    """Return the codes of a table's index; FLOAT32 if it has one of whole vectors, or none."""
-    found = []
-    for index in table.list_indices():
-        kind, _, oversample = index.name.removeprefix(f"{COLUMN}_").rpartition("_")
-        if kind in FORMS and oversample.isdecimal():
-            found.append(IndexCodes(kind, int(oversample)))
-    return max(found, key=lambda codes: codes.oversample, default=FLOAT32)
-
-
-def _nearest(
-    table: Any, query: Floats, k: int, codes: IndexCodes, count: int
-) -> tuple[pa.Array, Floats]:
+def _nearest(table: Any, query: Floats, k: int, count: int) -> tuple[pa.Array, Floats]:
     """Return the ids [≤k] of the rows with the largest inner products with a query, and these."""
     lists = isqrt(count) + 1
     probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
-    if codes.whole:
-        ids, scores, _ = _search(table, query, min(k, count), probes)
-        return best_first(ids, scores, k)
-    chosen = _by_codes(table, query, k, codes, count, probes)
-    return _all_compared(table, query, k) if chosen is None else chosen
-
-
-def _by_codes(
-    table: Any, query: Floats, k: int, codes: IndexCodes, count: int, probes: int
-) -> tuple[pa.Array, Floats] | None:
-    """Return the best of the rows with the largest estimates; None where another may be better."""
-    for size in looked_at(k, codes.oversample):
-        ids, scores, estimates = _search(table, query, min(size, count), probes)
-        # Where the lists have fewer rows, none was left out.
-        if len(ids) < size or tell_apart(scores, estimates, k):
-            return best_first(ids, scores, k)
-    return None
-
-
-def _search(
-    table: Any, query: Floats, size: int, probes: int | None
-) -> tuple[pa.Array, Floats, Floats]:
-    """Return the rows that the index, or a comparison of all, chooses: ids, products, estimates."""
-    search = table.search(query).distance_type("dot").limit(size)
-    if probes is None:
-        search = search.bypass_vector_index()
-    else:
-        search = search.minimum_nprobes(probes).maximum_nprobes(0)
+    search = table.search(query).distance_type("dot").limit(min(k, count))
+    search = search.minimum_nprobes(probes).maximum_nprobes(0)
     hits = search.select(["id", COLUMN, "_distance"]).to_arrow()
     # Its distance is 1 - score, which loses digits of a small score.
-    return hits["id"].combine_chunks(), vectors_of(hits) @ query, 1 - hits["_distance"].to_numpy()
-
-
-def _all_compared(table: Any, query: Floats, k: int) -> tuple[pa.Array, Floats]:
-    ids, scores, _ = _search(table, query, k, None)
-    return best_first(ids, scores, k)
-
-
-def _share_found(table: Any, codes: IndexCodes) -> float:
-    """Return which share of the ten best codes find for stored rows as queries. A query that they
-    do not answer is missed: all rows are compared for it."""
-    count = table.count_rows()
-    drawn = np.random.default_rng(0).permutation(count)[:SAMPLE]
-    rows = table.take_offsets(sorted(drawn.tolist())).select([COLUMN]).to_arrow()
-    pairs = []
-    for query in vectors_of(rows):
-        answer = _by_codes(table, query, NEAREST, codes, count, isqrt(count) + 1)
-        found = np.zeros(0, np.float32) if answer is None else answer[1]
-        pairs.append((_all_compared(table, query, NEAREST)[1], found))
-    return share_found(pairs)
+    return best_first(hits["id"].combine_chunks(), vectors_of(hits) @ query, k)
 
 
 # `adopted_lance` uses these too.

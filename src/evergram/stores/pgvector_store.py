@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.postgres_connection import (
     Connection,
     ConnectionPool,
@@ -32,7 +31,7 @@ from evergram.stores.postgres_connection import (
     vectors,
 )
 from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, best_first
-from evergram.stores.store import Store, StoreView, no_store, other_id_type, too_few
+from evergram.stores.store import ReadableStore, Store, no_store, other_id_type
 
 # After the import above, which says so where psycopg is missing.
 import psycopg  # isort: skip
@@ -49,42 +48,25 @@ WRITTEN_AT_ONCE = 10_000
 
 COLUMNS = {"int64": SQL("bigint"), "string": SQL('text collate "C"')}
 
-# The ends of the names of a store's tables, and their columns.
-OWN = {
-    "_vectors": {"id", "version", "vector", "check_"},
-    "_spaces": {"version", "dim", "fingerprint"},
-    "_side": {"side"},
-}
-
 CREATE = (
-    "create table if not exists {table} (id {id} primary key, version bigint not null,"
+    "create table {table} (id {id} primary key, version bigint not null,"
     " vector vector not null, check_ bigint not null)",
     # For a space that is small compared with the others.
-    "create index if not exists {index} on {table} (version)",
-    "create table if not exists {meta} (version bigint primary key, dim integer not null,"
+    "create index {index} on {table} (version)",
+    "create table {meta} (version bigint primary key, dim integer not null,"
     " fingerprint text not null)",
     # One row at most: which side the store holds.
-    "create table if not exists {side} (one boolean primary key default true check (one),"
-    " side text not null)",
+    "create table {side} (one boolean primary key default true check (one), side text not null)",
 )
 
 # pgvector's iterative scans, without which a filter or a large k loses rows.
 OLDEST = (0, 8)
 
 
-# Of an index by its codes: the end of its name, the type that vectors are cast to, and the most
-# dims that pgvector indexes of this type.
-FORMS = {
-    FLOAT32.kind: ("_hnsw", "vector", 2_000),
-    "float16": ("_hnsw_float16", "halfvec", 4_000),
-}
-
-# How many rows of each space an index of halves is to choose for each result, in the comment of the
-# index, which is written when it is whole; null where there is none.
-OVERSAMPLE = (
-    "obj_description(to_regclass(quote_ident({name} || '_v' || version"
-    f" || '{FORMS['float16'][0]}')), 'pg_class')::int"
-)
+# The most dims that pgvector indexes of whole vectors, and of vectors in half precision, whose
+# index chooses OVERSAMPLE rows for each result.
+LONGEST, LONGEST_HALVES = 2_000, 4_000
+OVERSAMPLE = 4
 
 # The rows that an index chooses, by the vectors themselves.
 NEAREST_ROWS = (
@@ -93,11 +75,12 @@ NEAREST_ROWS = (
     " limit {limit}) as chosen order by distance limit {k}"
 )
 
-# Of each space, whether it has rows, and the oversampling of its index of halves.
+# Of each space, whether it has rows, and an index.
 FACTS = (
     "select version, dim, fingerprint,"
     " exists (select from {table} as vectors where vectors.version = space.version),"
-    f" {OVERSAMPLE} from {{meta}} as space order by version"
+    " to_regclass(quote_ident({name} || '_v' || version || '_hnsw')) is not null"
+    " from {meta} as space order by version"
 )
 
 
@@ -155,7 +138,7 @@ class PgvectorStore(Store):
     def side(self) -> str | None:
         return next((side for (side,) in self._ask("select side from {side}")), None)
 
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         # With its first question in one message: all later ones see what was committed then.
         begin = self._sql("begin isolation level repeatable read, read only; " + FACTS)
 
@@ -188,26 +171,18 @@ class PgvectorStore(Store):
             self._ask("select version, count(*) from {table} group by version order by version")
         )
 
-    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Build HNSW for every space of at least INDEXED_FROM rows that are not too long for it;
-        longer vectors stay without an index. Writers go on meanwhile."""
-        codes.check(list(FORMS), self.address)
-        counts, (*_, longest) = self.count(), FORMS[codes.kind]
+    def build_index(self) -> list[int]:
+        """Build HNSW for every space of at least INDEXED_FROM rows, in half precision of vectors of
+        more than LONGEST dims; those of more than LONGEST_HALVES stay without an index. Writers go
+        on meanwhile."""
+        counts = self.count()
         large = [
             space
             for version, space in self.spaces().items()
-            if counts.get(version, 0) >= INDEXED_FROM and space.dim <= longest
+            if counts.get(version, 0) >= INDEXED_FROM and space.dim <= LONGEST_HALVES
         ]
-        self.unindexed = {
-            v: too_few(count, INDEXED_FROM)
-            if count < INDEXED_FROM
-            else f"rows have more than {longest} numbers, the most of an index of {codes.kind}"
-            for v, count in counts.items()
-            if v not in {space.version for space in large}
-        }
         for space in large:
-            build = partial(build_hnsw, name=self._name, space=space, codes=codes)
-            self._connections.run(build)
+            self._connections.run(partial(build_hnsw, name=self._name, space=space))
         return [space.version for space in large]
 
     def close(self) -> None:
@@ -287,17 +262,23 @@ class PgvectorStore(Store):
         exactly = exact or (ids is not None and len(ids) <= LOOKED_UP)
         among = "" if ids is None else " and id = any(%s::{ids})"
         filtered = [] if ids is None else [self._ids(ids)]
-        oversample, dim = self._oversample(version), queries.shape[1]
+        dim = queries.shape[1]
+        halves = dim > LONGEST and any(v == version and there for v, *_, there in self._facts())
+        product = SQL("{0} <#> %s::{1}")
         inline = {"dim": dim, "version": version, "k": k}
         by_index, by_all = (
             self._sql(NEAREST_ROWS.replace("{among}", among), limit=rows, order=order, **inline)
-            for order, rows in zip(orders(dim, oversample), (k * (oversample or 1), k), strict=True)
+            for order, rows in (
+                (product.format(*index_key(dim, halves)), k * OVERSAMPLE if halves else k),
+                # With `+ 0` it is no longer the order of the index.
+                (SQL("({0}) + 0").format(product.format(*index_key(dim, halves=False))), k),
+            )
         )
         results = []
         for one in queries:
             query = vector(one)
             # float16 holds 65504 at most; of a shorter query the order is the same.
-            shorter = query if oversample is None else vector(one / max(1, np.abs(one).max()))
+            shorter = vector(one / max(1, np.abs(one).max())) if halves else query
             best = [] if exactly else self._run(by_index, [query, *filtered, shorter])
             if len(best) < k:
                 # The index gave up too early, or there are no more; one look at all rows tells.
@@ -306,10 +287,6 @@ class PgvectorStore(Store):
             # The index's own order is only nearly right.
             results.append(best_first(pa.array([key for key, _ in best], self._id_type), scores))
         return results
-
-    def _oversample(self, version: int) -> int | None:
-        """Return the oversampling of a space's index of halves; None if there is none."""
-        return next((oversample for v, *_, oversample in self._facts() if v == version), None)
 
     def _block(self, version: int, cells: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
         keys, _, raw, checks = zip(*cells, strict=True)
@@ -348,13 +325,16 @@ def _part(value: Any) -> Composable:
 
 
 def create_tables(connection: Connection, name: str, id_type: str) -> None:
-    """Make the tables that are missing, for ids int64 or string. Raises: StoreError: no
-    extension."""
+    """Make the tables, for ids int64 or string, unless the store is there. Raises: StoreError: no
+    extension, or a table of the same name."""
     table, meta = Identifier(f"{name}_vectors"), Identifier(f"{name}_spaces")
-    _refuse_others(connection, name)
     with connection.transaction():
-        # One at a time: "if not exists" alone is no protection against another who creates it.
+        # One at a time.
         connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
+        index, side = Identifier(f"{name}_version"), Identifier(f"{name}_side")
+        there = SQL("select to_regclass(%s) is not null")
+        if connection.execute(there, [side.as_string(connection)]).fetchone() == (True,):
+            return
         try:
             connection.execute(SQL("create extension if not exists vector"))
         except psycopg.Error as error:
@@ -365,31 +345,11 @@ def create_tables(connection: Connection, name: str, id_type: str) -> None:
                 f"({error.diag.message_primary}); install pgvector on the server and let an "
                 "administrator run: create extension vector."
             ) from None
-        index, side = Identifier(f"{name}_version"), Identifier(f"{name}_side")
         for query in CREATE:
             connection.execute(
                 SQL(query).format(
                     table=table, meta=meta, side=side, index=index, id=COLUMNS[id_type]
                 )
-            )
-
-
-def _refuse_others(connection: Connection, name: str) -> None:
-    """Refuse other tables that have the names of the store's. Raises: StoreError."""
-    for suffix, columns in OWN.items():
-        shown = Identifier(f"{name}{suffix}").as_string(connection)
-        there = connection.execute(
-            SQL(
-                "select attname::text from pg_attribute where attrelid = to_regclass(%s)"
-                " and attnum > 0 and not attisdropped"
-            ),
-            [shown],
-        ).fetchall()
-        if there and not columns <= {column for (column,) in there}:
-            raise StoreError(
-                f"The database has a table {name}{suffix} that is not of a store: it lacks the "
-                f"column {min(columns - {column for (column,) in there})}; give another name "
-                "after #."
             )
 
 
@@ -424,38 +384,26 @@ def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]
     return kinds[column[0]], oid[0]
 
 
-def index_key(dim: int, kind: str) -> tuple[Composed, Composed]:
+def index_key(dim: int, halves: bool) -> tuple[Composed, Composed]:
     """Return the expression that is indexed, and the type that a query is cast to."""
-    half = SQL("::halfvec({0})" if FORMS[kind][1] == "halfvec" else "").format(Literal(dim))
-    cast = SQL("vector({0})").format(Literal(dim)) + half
+    cast = SQL("vector({0})").format(Literal(dim))
+    cast += SQL("::halfvec({0})" if halves else "").format(Literal(dim))
     return SQL("(vector::{0})").format(cast), cast
 
 
-def orders(dim: int, oversample: int | None) -> tuple[Composed, Composed]:
-    """Return the order by which an index (of halves, if it has an `oversample`) chooses rows, and
-    one that compares all rows."""
-    product = SQL("{0} <#> %s::{1}")
-    chosen = product.format(*index_key(dim, FLOAT32.kind if oversample is None else "float16"))
-    # With `+ 0` it is no longer the order of the index.
-    return chosen, SQL("({0}) + 0").format(product.format(*index_key(dim, FLOAT32.kind)))
-
-
-def build_hnsw(connection: Connection, name: str, space: Space, codes: IndexCodes) -> None:
+def build_hnsw(connection: Connection, name: str, space: Space) -> None:
     """Build the index of a space of a store, by inner product, unless it is there or another
-    process builds it, and drop the one of other codes."""
-    suffix, kind, _ = FORMS[codes.kind]
-    stem = f"{name}_v{space.version}"
-    index = Identifier(f"{stem}{suffix}")
+    process builds it."""
+    halves, stem = space.dim > LONGEST, f"{name}_v{space.version}"
+    index = Identifier(f"{stem}_hnsw")
 
-    def run(text: str, values: list[Any] | None = None, **parts: Composable) -> Any:
+    def run(text: str, values: list[Any] | None = None) -> Any:
         query = SQL(text).format(
             name=index,
             table=Identifier(f"{name}_vectors"),
-            key=index_key(space.dim, codes.kind)[0],
-            operators=SQL(f"{kind}_ip_ops"),
+            key=index_key(space.dim, halves)[0],
+            operators=SQL("halfvec_ip_ops" if halves else "vector_ip_ops"),
             version=Literal(space.version),
-            oversample=Literal(str(codes.oversample)),
-            **parts,
         )
         return connection.execute(query, values)
 
@@ -471,11 +419,6 @@ def build_hnsw(connection: Connection, name: str, space: Space, codes: IndexCode
             "create index concurrently if not exists {name} on {table} using hnsw"
             " ({key} {operators}) where version = {version}"
         )
-        if not codes.whole:
-            run("comment on index {name} is {oversample}")
-        for other, (end, *_) in FORMS.items():
-            if other != codes.kind:
-                run("drop index concurrently if exists {old}", old=Identifier(f"{stem}{end}"))
     finally:
         if not connection.closed:
             run("select pg_advisory_unlock(hashtext(%s))", [stem])

@@ -22,11 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.index_codes import FLOAT32, IndexCodes, share_found, too_few_found
 from evergram.stores.open_store import is_url
 from evergram.stores.rows import Checks, Floats, Rows, Space
 from evergram.stores.store import (
-    StoreView,
+    ReadableStore,
     errors_as_store_errors,
     no_store,
     not_ours,
@@ -59,15 +58,10 @@ LOOKED_UP = 10_000
 LOOKS = 10
 # Every point's id is made with it, so it never changes.
 NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
-# Qdrant's float16 is a type of the vectors that are stored, so there is none of an index.
-KINDS = (FLOAT32.kind, "int8", "binary")
 INDEXING = 3_600.0  # seconds that a server may take
 UNFINISHED, FAILED = "yellow", "red"
 # The least points that a search of the graph looks at.
 LOOKED_AT = 128
-# Codes must find this share of the ten that the graph finds of whole vectors, with SAMPLE stored
-# rows as queries.
-SAMPLE, NEAREST, RECALL = 100, 10, 0.95
 
 
 class QdrantStore(TablePerVersionStore):
@@ -94,7 +88,7 @@ class QdrantStore(TablePerVersionStore):
         self._connection = QdrantConnection(self._place, self.address, create is not None)
         self._ask = self._connection.ask
 
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         for look in range(LOOKS):
             # The local mode does one thing at a time anyway; a server's writers are made to wait
             # only by a reader whose first attempts have failed.
@@ -120,92 +114,24 @@ class QdrantStore(TablePerVersionStore):
     def _count(self, version: int) -> int:
         return int(self._ask("count", self._at(version), exact=True).count)
 
-    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Wait until a server has indexed, by itself, whole vectors or codes of them; the local
-        mode has no index. Raises: DataError: there are no such codes, or they find too few."""
-        if not self._remote and not codes.whole:
-            raise DataError(
-                f"{self.address} cannot build an index of {codes.kind}: Qdrant's local mode, which "
-                "a folder is, compares all whole vectors. Run a Qdrant server and give its URL, or "
-                "take another store."
-            )
-        codes.check(KINDS, self.address)
-        # Without rows nothing tells whether codes find the best.
-        spaces = list(self.spaces() if codes.whole else self.count()) if self._remote else []
+    def build_index(self) -> list[int]:
+        """Wait until a server has indexed by itself; the local mode has no index. Raises:
+        StoreError: it takes too long, or fails."""
+        spaces = list(self.spaces()) if self._remote else []
         for version in spaces:
-            # Searches by what is recorded are right whether or not the server has done it.
-            self._record_codes(version, codes)
-            self._quantize(version, codes)
-            self._wait_until_indexed(version)
-            share = 1.0 if codes.whole else self._share_found(version, codes.oversample)
-            if share < RECALL:
-                self._quantize(version, FLOAT32)
-                self._record_codes(version, FLOAT32)
-                raise too_few_found(codes, share, RECALL, version)
+            until = time.monotonic() + INDEXING
+            while (status := self._status(version)) == UNFINISHED:
+                if time.monotonic() > until:
+                    raise StoreError(f"{self.address} is still indexing after {INDEXING:.0f} s.")
+                time.sleep(0.5)
+            if status == FAILED:
+                raise StoreError(
+                    f"The server of {self.address} could not index: see its log, and try again."
+                )
         return spaces
 
-    def _wait_until_indexed(self, version: int) -> None:
-        """Raises: StoreError: the server takes too long, or fails."""
-        until = time.monotonic() + INDEXING
-        while (status := self._collection(version).status.value) == UNFINISHED:
-            if time.monotonic() > until:
-                raise StoreError(f"{self.address} is still indexing after {INDEXING:.0f} s.")
-            time.sleep(0.5)
-        if status == FAILED:
-            raise StoreError(
-                f"The server of {self.address} could not index: see its log, and try again."
-            )
-
-    def _quantize(self, version: int, codes: IndexCodes) -> None:
-        """Have a collection quantized as the codes say, with whole vectors on the disk; for whole
-        vectors take both back. Raises: StoreError: the server has no such codes."""
-        if codes.whole and self._quantized(version) is None:
-            return
-        # `always_ram` is what servers of every age know.
-        scalar = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
-        config = {
-            FLOAT32.kind: models.Disabled.DISABLED,
-            "int8": models.ScalarQuantization(scalar=scalar),
-            "binary": models.BinaryQuantization(
-                binary=models.BinaryQuantizationConfig(always_ram=True)
-            ),
-        }[codes.kind]
-        vectors = {"": models.VectorParamsDiff(on_disk=not codes.whole)}
-        asked = {"quantization_config": config, "vectors_config": vectors}
-        self._ask("update_collection", self._at(version), **asked)
-        held = self._quantized(version)
-        if held != (None if codes.whole else codes.kind):
-            raise StoreError(
-                f"The server of {self.address} was asked for an index of {codes.kind} and has one "
-                f"of {held or FLOAT32.kind}; see that it is a recent Qdrant, and try again."
-            )
-
-    def _quantized(self, version: int) -> str | None:
-        """Return the kind of codes that a collection has; None for whole vectors."""
-        config = self._collection(version).config.quantization_config
-        if config is None:
-            return None
-        kinds = {"scalar": "int8", "binary": "binary"}
-        return next((kinds[name] for name in kinds if hasattr(config, name)), type(config).__name__)
-
-    def _share_found(self, version: int, oversample: int) -> float:
-        """Return which share of the best that the graph finds among whole vectors it finds by
-        codes, with stored rows as queries."""
-        at, pairs = self._at(version), []
-        # Ids of points are hashes of the rows' ids, so the first of them are drawn by chance.
-        points, _ = self._ask("scroll", at, limit=SAMPLE, with_payload=False, with_vectors=True)
-        for point in points:
-            requests = [
-                models.QueryRequest(query=point.vector, limit=NEAREST, params=params)
-                for params in (search_params(NEAREST, None), search_params(NEAREST, oversample))
-            ]
-            answers = self._ask("query_batch_points", at, requests)
-            whole, codes = (np.array([hit.score for hit in one.points]) for one in answers)
-            pairs.append((whole, codes))
-        return share_found(pairs)
-
-    def _collection(self, version: int) -> Any:
-        return self._ask("get_collection", self._at(version))
+    def _status(self, version: int) -> str:
+        return str(self._ask("get_collection", self._at(version)).status.value)
 
     def close(self) -> None:
         self._connection.close()
@@ -216,8 +142,8 @@ class QdrantStore(TablePerVersionStore):
             yield self
 
     def _payload(self) -> dict[str, Any] | None:
-        """Return the record: each space under a key of its own, `moved`, a token that changes
-        whenever rows are about to leave a space, and `oversample`, of each space that has codes."""
+        """Return the record: each space under a key of its own, and `moved`, a token that changes
+        whenever rows are about to leave a space."""
         if self._moment is not None:
             return self._moment
         if not self._ask("collection_exists", self._name):
@@ -232,6 +158,7 @@ class QdrantStore(TablePerVersionStore):
     def _save(self, record: StoreRecord) -> None:
         facts, held = record.as_json(), self._payload()
         if held is None:
+            self._refuse_filled(self._name)
             self._make(self._name, 1)
             # Another process may have been quicker, and have added a space since.
             held = self._payload()
@@ -247,18 +174,6 @@ class QdrantStore(TablePerVersionStore):
         """Set some fields of the record; the others stay."""
         self._ask("set_payload", self._name, {"format_version": FORMAT, **fields}, [0], wait=True)
 
-    def _oversamples(self) -> dict[str, int]:
-        return dict((self._payload() or {}).get("oversample") or {})
-
-    def _record_codes(self, version: int, codes: IndexCodes) -> None:
-        with self._writing():
-            before = self._oversamples()
-            after = {**before, str(version): codes.oversample}
-            if codes.whole:
-                del after[str(version)]
-            if after != before:
-                self._set_fields({"oversample": after})
-
     def _make(self, collection: str, dim: int) -> None:
         if self._ask("collection_exists", collection):
             return
@@ -269,9 +184,6 @@ class QdrantStore(TablePerVersionStore):
             # Another process was quicker, or the first of two attempts had succeeded.
             if not self._ask("collection_exists", collection):
                 raise
-
-    def _refuse_others(self) -> None:
-        self._refuse_filled(self._name)
 
     def _refuse_filled(self, collection: str) -> bool:
         """Return whether there is a collection. Raises: StoreError: it has points that this store
@@ -338,7 +250,10 @@ class QdrantStore(TablePerVersionStore):
         # The local mode compares all in any case, and warns of parameters.
         params = None
         if self._remote:
-            params = search_params(k, self._oversamples().get(str(version)), exact=exact)
+            # If the collection was quantized, with Qdrant's own API, scores are of whole vectors.
+            codes = models.QuantizationSearchParams(ignore=exact, rescore=True)
+            size = max(LOOKED_AT, k)
+            params = models.SearchParams(hnsw_ef=size, exact=exact, quantization=codes)
         requests = [
             models.QueryRequest(
                 query=query, limit=k, filter=among, params=params, with_payload=["id"]
@@ -369,18 +284,6 @@ class QdrantStore(TablePerVersionStore):
 def points_of(keys: Sequence[int | str]) -> list[Any]:
     """Return the ids of the points of rows: a UUID made of each row's own id."""
     return [str(uuid5(NAMESPACE, str(key))) for key in keys]
-
-
-def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any:
-    """Return how a server is to search for the k best; without `oversample` by whole vectors, also
-    where the server has codes."""
-    codes = models.QuantizationSearchParams(ignore=True)
-    if oversample is not None and not exact:
-        # Without `rescore` scores may be those of the codes.
-        codes = models.QuantizationSearchParams(
-            ignore=False, rescore=True, oversampling=float(oversample)
-        )
-    return models.SearchParams(hnsw_ef=max(LOOKED_AT, k), exact=exact, quantization=codes)
 
 
 def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:

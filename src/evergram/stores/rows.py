@@ -24,6 +24,8 @@ Places = npt.NDArray[np.int64]
 
 # Hits of a query that a search may return.
 MOST_HITS = 2**31 - 1
+# Rows whose products are summed anew in float64 at once.
+SUMMED = 1024
 # The types of ids; one store holds one of them.
 ID_TYPES = {"int64": pa.int64(), "string": pa.string()}
 
@@ -251,6 +253,24 @@ def check_k(k: object) -> None:
         raise DataError(
             f"k is {k}; it must be at least 1, and a whole number of at most {MOST_HITS:,}."
         )
+
+
+def products(queries: Floats, block: Floats) -> Floats:
+    """Return inner products [Q, b], none NaN; one too large for float32 is infinite, as in every
+    store."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if len(queries) == 1:
+            scores = np.asarray((block @ queries[0])[None])
+        else:
+            scores = np.asarray(queries @ block.T)
+        # Where a part of a sum is past float32, the sum is NaN or infinite, though it may be small.
+        # A sum of squares sees that in one pass, and is past float32 itself from 1e19 on.
+        if not np.isfinite(np.vdot(scores, scores)):
+            rows = np.flatnonzero(~np.isfinite(scores).all(axis=0))
+            for start in range(0, len(rows), SUMMED):
+                some = rows[start : start + SUMMED]
+                scores[:, some] = queries.astype(np.float64) @ block[some].T.astype(np.float64)
+    return scores
 
 
 Doubles = npt.NDArray[np.float64]

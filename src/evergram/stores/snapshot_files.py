@@ -32,13 +32,13 @@ from evergram.errors import (
     StoreError,
     reason_and_remedy,
 )
-from evergram.stores.index_codes import IndexCodes
 from evergram.stores.rows import Checks, Floats, Keys, Places, Rows, Space, find, keys_of
 
 FORMAT_VERSION = 1
 NAME = "store.json"
 # Rows that are copied at once.
 BLOCK = 16_384
+WAIT = 10.0  # seconds, for another process that writes
 _FILE = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -46,14 +46,11 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class IndexRecord:
-    """A faiss index of a segment: how many lists it has and a search looks into, and its recall of
-    the ten best, measured with stored rows when it was built."""
+    """A faiss index of a segment: how many lists it has, and how many a search looks into."""
 
     sha256: str
     lists: int
     probes: int
-    recall: float
-    codes: IndexCodes
 
 
 @dataclass(frozen=True)
@@ -78,9 +75,6 @@ class SegmentRecord:
         named = {"vectors": self.vectors, "arrow": self.ids, "dead": self.dead}
         named["faiss"] = None if self.index is None else self.index.sha256
         return [f"{sha256}.{kind}" for kind, sha256 in named.items() if sha256 is not None]
-
-    def has_index(self, codes: IndexCodes) -> bool:
-        return self.index is not None and self.index.codes == codes
 
 
 @dataclass(frozen=True)
@@ -295,13 +289,12 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 class SnapshotFolder:
     """A folder with `store.json` and `segments/`."""
 
-    def __init__(self, path: Path, wait: float) -> None:
+    def __init__(self, path: Path) -> None:
         self.path: Path = path
         self.segments: Path = path / "segments"
         self.address: str = f"snapshot:{path}"
         # SHA-256 of the files that the write under way has made.
         self._written: set[str] = set()
-        self._wait = wait
         self._generation: Generation | None = None
         self._refreshing, self._one_writer = threading.RLock(), threading.RLock()
         # Processes are kept apart by the file, threads of this one by the other lock.
@@ -312,7 +305,7 @@ class SnapshotFolder:
         try:
             self._refuse_others()
             self.segments.mkdir(parents=True, exist_ok=True)
-            with self._file_lock.acquire(timeout=self._wait):
+            with self._file_lock.acquire(timeout=WAIT):
                 if not (self.path / NAME).exists():
                     self._refuse_others()
                     write_record(self.path / NAME, SnapshotRecord(id_type))
@@ -375,7 +368,7 @@ class SnapshotFolder:
         """Hold the write lock, and delete all files that are not listed, before and after: those of
         a write that was killed or failed, and replaced ones. Raises: StoreError."""
         try:
-            with self._one_writer, self._file_lock.acquire(timeout=self._wait):
+            with self._one_writer, self._file_lock.acquire(timeout=WAIT):
                 if self._file_lock.lock_counter > 1:
                     raise StoreError(
                         f"{self.address} is being loaded; what gives the blocks cannot write to it."
@@ -469,8 +462,8 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
         )
     segments = []
     for one in body["segments"]:
-        if (index := one["index"]) is not None:
-            one["index"] = IndexRecord(**{**index, "codes": IndexCodes(**index["codes"])})
+        if one["index"] is not None:
+            one["index"] = IndexRecord(**one["index"])
         segments.append(SegmentRecord(**one))
     # Anybody can write a checksum: no other file is read, or removed, in place of a segment's.
     if not all(_FILE.fullmatch(name) for one in segments for name in one.files):

@@ -10,13 +10,12 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from evergram.errors import DataError
-from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.rows import (
     ID_TYPES,
     Checks,
@@ -26,32 +25,37 @@ from evergram.stores.rows import (
     Space,
     best_first,
     keys_of,
+    products,
     row_checks,
 )
 from evergram.stores.snapshot_files import (
     BLOCK,
     NAME,
     Generation,
+    IndexRecord,
     Segment,
     SegmentRecord,
     SnapshotFolder,
+    faiss_module,
+    named_by_digest,
 )
-from evergram.stores.snapshot_search import (
-    INDEXED_FROM,
-    best_rows,
-    build,
-    products,
-    scored_rows,
-)
-from evergram.stores.store import Store, StoreView, other_id_type, too_few
+from evergram.stores.store import ReadableStore, Store, other_id_type
 
 T = TypeVar("T")
 
-# Rows that an index of codes is built from: exact search of fewer needs little memory.
-CODED_FROM = 10_000
+# Rows that an index is built from: exact search of fewer is fast.
+INDEXED_FROM = 200_000
 # This many segments of about one size become one of the next: a row is rewritten log_8 N times,
 # and there are at most 7 segments of each size.
 FANOUT = 8
+# Scores computed at once: few enough to stay in the processor's cache until the best are picked.
+SCORES = 1 << 19
+LEAST_ROWS, MOST_ROWS = 1024, 1 << 16
+RECALL, NEAREST, SAMPLE = 0.95, 10, 200
+# Rows that centres are found with, for each list; faiss asks for 39 at least.
+TRAINING = 40
+# Scores [Q, b], and the rows [b] of a segment, or those of each query [Q, b].
+Scored = tuple[Floats, Places]
 
 
 class SnapshotStore(Store):
@@ -64,10 +68,6 @@ class SnapshotStore(Store):
     A file is compared with its SHA-256 when it is opened, a row with its checksum when it is
     fetched or found by a search. One kind of damage goes unnoticed until the store is opened again:
     bytes damaged while a file is open can keep a row out of a search's results.
-
-    Args:
-        index_from: rows that an index is built from.
-        wait: seconds to wait for another process that is writing.
     """
 
     kind: ClassVar[str] = "snapshot"
@@ -75,9 +75,8 @@ class SnapshotStore(Store):
     # The generation that a view reads; None where each call reads the newest.
     _moment: Generation | None = None
 
-    def __init__(self, path: Path, *, index_from: int = INDEXED_FROM, wait: float = 10.0) -> None:
-        self._folder = SnapshotFolder(path, wait)
-        self._index_from = index_from
+    def __init__(self, path: Path) -> None:
+        self._folder = SnapshotFolder(path)
         self._id_type = ID_TYPES[self._folder.record.id_type]
 
     @classmethod
@@ -87,7 +86,7 @@ class SnapshotStore(Store):
         if not (path / NAME).exists():
             if create is None:
                 raise DataError(f"There is no store at {path}; give the folder of one, or fill it.")
-            SnapshotFolder(path, 10.0).create(create)
+            SnapshotFolder(path).create(create)
         store = cls(path)
         if create is not None and store.id_type != ID_TYPES[create]:
             raise other_id_type(str(path), store.id_type, create)
@@ -119,7 +118,7 @@ class SnapshotStore(Store):
             counts[segment.version] += segment.living
         return {version: count for version, count in counts.items() if count}
 
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         view = copy(self)
         # A generation never changes, and its files stay mapped though others remove them.
         view._moment = self._current()
@@ -160,42 +159,26 @@ class SnapshotStore(Store):
                 self._tidy()
         return total
 
-    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Index by faiss each version that has enough rows in no index of such codes, these rows as
-        one segment: `index_from`, or CODED_FROM for fewer bytes. Rows written later are searched
-        exactly beside the index. An index of other codes is removed where none is built.
+    def build_index(self) -> list[int]:
+        """Index by faiss each version with at least INDEXED_FROM rows that are in no index, as one
+        segment, unless comparing all rows is as fast. Rows written later are searched exactly
+        beside the index.
 
-        Raises: DataError: an index is needed, and faiss is not installed; codes find too few.
+        Raises: DataError: an index is needed, and faiss is not installed.
         """
-        reasons: dict[int, str] = {}
-        least = max(1, self._index_from if codes.whole else min(self._index_from, CODED_FROM))
         with self._folder.writing():
             for version in self.spaces():
-                segments = [
-                    one
-                    for one in self._folder.current().of(version)
-                    if not one.record.has_index(codes)
-                ]
-                count = sum(one.record.living for one in segments)
-                index = None
-                if count < least:
-                    reasons[version] = too_few(count, least)
-                else:
-                    if len(segments) > 1 or segments[0].dead is not None:
-                        segments = [self._merged(segments)]
-                    built = build(self._folder.segments, segments[0], codes)
-                    if isinstance(built, str):
-                        reasons[version] = built
-                    else:
-                        index = built
-                changed = [replace(one.record, index=index) for one in segments]
-                if changed != [one.record for one in segments]:
-                    self._replace(segments, changed)
+                segments = self._folder.current().of(version)
+                segments = [one for one in segments if one.record.index is None]
+                if sum(one.record.living for one in segments) < INDEXED_FROM:
+                    continue
+                if len(segments) > 1 or segments[0].dead is not None:
+                    segments = [self._merged(segments)]
+                index = build(self._folder.segments, segments[0])
+                if index is not None:
+                    self._replace(segments, [replace(segments[0].record, index=index)])
         held = self._current().record
-        indexed = sorted({one.version for one in held.segments if one.has_index(codes)})
-        counts = self.count()
-        self.unindexed = {v: reasons[v] for v in reasons if v in counts and v not in indexed}
-        return indexed
+        return sorted({one.version for one in held.segments if one.index is not None})
 
     def _current(self) -> Generation:
         return self._folder.current() if self._moment is None else self._moment
@@ -320,3 +303,133 @@ def _next_merge(generation: Generation) -> list[Segment]:
         if len(same) == FANOUT:
             return same
     return []
+
+
+# Searches in a segment: of all its rows, or by a faiss index (IVF), whose lists a query is compared
+# with a few of.
+
+
+def best_rows(queries: int, k: int, scored: Iterable[Scored]) -> list[Places]:
+    """Return for each query the rows [≤k] with the largest scores above −∞, in any order."""
+    best = [(np.zeros(0, np.float32), np.zeros(0, np.int64))] * queries
+    # The k-th best, which a row must exceed; −∞ until there are k.
+    limits = np.full(queries, -np.inf, dtype=np.float32)
+    for scores, rows in scored:
+        for i in np.flatnonzero(scores.max(axis=1, initial=-np.inf) > limits):
+            chosen = np.flatnonzero(scores[i] > limits[i])
+            chosen = chosen[_largest(scores[i, chosen], k)]
+            mine = (rows if rows.ndim == 1 else rows[i])[chosen]
+            joined = np.concatenate([best[i][0], scores[i, chosen]])
+            kept = _largest(joined, k)
+            best[i] = joined[kept], np.concatenate([best[i][1], mine])[kept]
+            if len(kept) == k:
+                limits[i] = best[i][0].min()
+    return [rows for _, rows in best]
+
+
+def _largest(scores: Floats, k: int) -> Places:
+    if len(scores) <= k:
+        return np.arange(len(scores))
+    return np.argpartition(scores, len(scores) - k)[-k:]
+
+
+def scored_rows(segment: Segment, queries: Floats, k: int, rows: Places | None) -> Iterator[Scored]:
+    """Yield living rows, or `rows` alone, with their scores; the k best are among them."""
+    if rows is None and segment.index is not None:
+        found = _by_index(segment, queries, min(k, segment.record.living))
+        if found is not None:
+            yield found
+            return
+    count = segment.record.rows if rows is None else len(rows)
+    size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
+    for start in range(0, count, size):
+        part = slice(start, min(start + size, count))
+        block = np.arange(part.start, part.stop) if rows is None else rows[part]
+        scores = products(queries, segment.vectors[part if rows is None else block])
+        if rows is None and segment.dead is not None:
+            scores[:, segment.dead[part]] = -np.inf
+        yield scores, block
+
+
+def _by_index(segment: Segment, queries: Floats, k: int) -> Scored | None:
+    """Return the k nearest living rows of each query; None if half of the lists would be compared,
+    which takes as long as all rows, or a sum of faiss is past float32, which may hide that its end
+    is not."""
+    record = segment.record.index
+    assert record is not None
+    # Lists with four times as many rows as are looked for.
+    probes = max(record.probes, -(-4 * k * record.lists // segment.record.living))
+    if 2 * probes >= record.lists:
+        return None
+    scores, rows = _nearest(segment, segment.index, queries, k, probes)
+    whole = rows.min(initial=0) >= 0 and bool(np.isfinite(scores).all())
+    return (scores, rows) if whole else None
+
+
+def _nearest(segment: Segment, index: Any, queries: Floats, k: int, probes: int) -> Scored:
+    """Return the k living rows [Q, k] with the largest scores in the nearest lists; −1 where these
+    have fewer rows.
+
+    Raises: IntegrityError: the index is damaged.
+    """
+    faiss, settings = faiss_module(), {"nprobe": probes}
+    if segment.dead is not None:
+        bits = np.packbits(~segment.dead, bitorder="little")
+        settings["sel"] = faiss.IDSelectorBitmap(bits)
+    scores, rows = index.search(queries, k, params=faiss.SearchParametersIVF(**settings))
+    if rows.max(initial=0) >= segment.record.rows:
+        raise IntegrityError(
+            "An index of a snapshot is not what was written; restore the store from a copy, or "
+            "fill it again."
+        )
+    return scores, rows
+
+
+def build(folder: Path, segment: Segment) -> IndexRecord | None:
+    """Index a segment, and write the index; return None if the recall of stored rows as queries
+    takes half of the lists or more: comparing all rows is then about as fast. Raises: DataError: no
+    faiss. StoreError."""
+    faiss, vectors = faiss_module(), segment.vectors
+    dim = vectors.shape[1]
+    lists = max(1, min(round(2 * len(vectors) ** 0.5), len(vectors) // TRAINING))
+    rows = np.sort(np.random.default_rng(0).permutation(len(vectors))[: lists * TRAINING])
+    centres = faiss.Kmeans(dim, lists, niter=10, seed=0, min_points_per_centroid=1)
+    centres.train(vectors[rows])
+    # A row is in the list of its nearest centre, also where lengths differ; a query looks into
+    # the lists with the largest inner products.
+    near, inner = faiss.IndexFlatL2(dim), faiss.IndexFlatIP(dim)
+    near.add(centres.centroids)
+    inner.add(centres.centroids)
+    index = faiss.IndexIVFFlat(inner, dim, lists, faiss.METRIC_INNER_PRODUCT)
+    for start in range(0, len(vectors), MOST_ROWS):
+        block = np.ascontiguousarray(vectors[start : start + MOST_ROWS])
+        # Both arrays must live until faiss has read them.
+        _, places = near.search(block, 1)
+        index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(places))
+    probes = _enough_probes(index, segment, lists)
+    if probes is None:
+        return None
+    path = folder / "new"
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        sentence = " ".join(str(error).split())
+        raise StoreError(f"An index cannot be written to {folder}: {sentence}") from error
+    return IndexRecord(named_by_digest(path, "faiss"), lists, probes)
+
+
+def _enough_probes(index: Any, segment: Segment, lists: int) -> int | None:
+    """Return the number of lists that give the recall; None if it is half of them or more."""
+    sample = np.random.default_rng(1).permutation(segment.living())[:SAMPLE]
+    queries = segment.vectors[sample]
+    compared = scored_rows(segment, queries, NEAREST, segment.living())
+    truth = [set(rows.tolist()) for rows in best_rows(len(queries), NEAREST, compared)]
+    wanted, probes = sum(map(len, truth)), 1
+    while 2 * probes < lists:
+        found = _nearest(segment, index, queries, NEAREST, probes)[1].tolist()
+        if sum(len(one.intersection(f)) for one, f in zip(truth, found, strict=True)) >= (
+            RECALL * wanted
+        ):
+            return probes
+        probes *= 2
+    return None

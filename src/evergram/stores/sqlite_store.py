@@ -1,6 +1,7 @@
-"""A store in one SQLite file, whose rows the extension sqlite-vec compares.
+"""A store in one SQLite file.
 
-Its tables are `NAME_record`, and `NAME_v3` for version 3.
+Its tables are `NAME_record`, and `NAME_v3` for version 3, whose vectors are what the extension
+sqlite-vec reads.
 
 All rows are compared in each search, so it is exact; SQLite's transactions keep an id in one space.
 """
@@ -20,10 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.rows import Checks, Floats, Rows, Space, best_first
+from evergram.stores.rows import Checks, Floats, Rows, Space, best_first, products
 from evergram.stores.store import (
-    StoreView,
+    ReadableStore,
     errors_as_store_errors,
     no_store,
     not_ours,
@@ -33,30 +33,23 @@ from evergram.stores.table_per_version import StoreRecord, TablePerVersionStore,
 
 try:
     import apsw
-    import sqlite_vec
 except ImportError as error:
-    raise DataError(
-        "A store in SQLite needs apsw and sqlite-vec: pip install 'evergram[sqlite]'."
-    ) from error
+    raise DataError("A store in SQLite needs apsw: pip install 'evergram[sqlite]'.") from error
 
 T = TypeVar("T")
 
 WAIT = 60.0  # seconds, for another process that writes
 # Connections that wait for the next call; each reader at the same moment needs one.
 IDLE = 8
+# Rows that a search compares at once.
+BLOCK = 8_192
 
 
 class SqliteFile:
-    """The connections of one store, by apsw, whose SQLite can load extensions: Python's may be
-    built without them. Raises: DataError: there is no such file. StoreError: it cannot be opened.
-    """
+    """The connections of one store. Raises: DataError: there is no such file. StoreError: it cannot
+    be opened."""
 
     def __init__(self, path: Path, shown: str, create: bool) -> None:
-        if not hasattr(apsw.Connection, "load_extension"):
-            raise DataError(
-                "The apsw that is installed was built without loadable extensions, so that it "
-                "cannot load sqlite-vec: install a wheel of it, pip install --force-reinstall apsw."
-            )
         self._path = path.absolute()
         self._shown = shown
         self._closed = False
@@ -163,9 +156,6 @@ class SqliteFile:
             with self._path.open("r+b" if self._path.exists() else "xb"):
                 raise
         try:
-            connection.enable_load_extension(True)
-            connection.load_extension(sqlite_vec.loadable_path())
-            connection.enable_load_extension(False)
             connection.set_busy_timeout(round(WAIT * 1000))
             # A commit is on the disk when it returns, whatever this SQLite was built to do.
             connection.execute("pragma synchronous = full")
@@ -180,31 +170,6 @@ class SqliteFile:
             connection.close()
 
 
-# Of a row whose length is in here, the distances of sqlite-vec neither overflow nor vanish.
-SHORTEST, LONGEST = 1e-15, 1e15
-
-# How many a float32 of sqlite-vec may be off, in units of its last place, for each coordinate.
-UNIT = 2.0**-23
-MORE = 8
-
-# The best rows by an upper bound of their score with a query of length 1, and with them all rows
-# of extreme lengths, which have none. sqlite-vec has no inner product: ⟨q, z⟩ is ‖z‖ cos(q, z).
-NEAREST = """
-select rows.id, rows.vector, rows.checksum, best.bound from (
-  select * from (
-    select {key} as key, norm * (coalesce(1 - vec_distance_cosine(vector, ?), 0) + ?) as bound
-    from {table} where norm is not null order by bound desc limit ?
-  )
-  union all select {key}, null from {table} where norm is null
-) as best join {table} as rows on rows.{key} = best.key
-"""
-
-# Rows that are looked at beyond the k that are asked for; four times as many each time that
-# rounding may hide a better one.
-SPARE = 16
-LARGEST_LIMIT = 2**62
-
-
 class SqliteStore(TablePerVersionStore):
     kind: ClassVar[str] = "sqlite"
     form: ClassVar[str] = "sqlite:FILE#NAME"
@@ -212,18 +177,6 @@ class SqliteStore(TablePerVersionStore):
 
     # The connection that a view of one moment has; None where each call borrows one.
     _moment: apsw.Connection | None = None
-
-    @classmethod
-    def open(cls, address: str, create: str | None = None) -> Self:
-        if address.rpartition("#")[2].lower().startswith("sqlite_"):
-            raise DataError("SQLite keeps names that begin with sqlite_ for itself; give another.")
-        return super().open(address, create)
-
-    @property
-    def place(self) -> str:
-        # SQLite takes a and A for the same letter in names of tables.
-        place, _, name = super().place.rpartition("#")
-        return f"{place}#{name.lower()}"
 
     def _connect(self, create: str | None) -> None:
         self._file = SqliteFile(Path(self._place), self.address, create is not None)
@@ -238,7 +191,7 @@ class SqliteStore(TablePerVersionStore):
         """What pages of rows go by: for integers the id itself."""
         return "id" if pa.types.is_integer(self._id_type) else "place"
 
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         return self._at_one_moment(work)
 
     def _at_one_moment(self, work: Callable[[Self], T]) -> T:
@@ -249,10 +202,8 @@ class SqliteStore(TablePerVersionStore):
             view._moment = connection
             return work(view)
 
-    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Build nothing: every search compares all rows. Raises: DataError: codes are asked
-        for."""
-        codes.check([FLOAT32.kind], self.address)
+    def build_index(self) -> list[int]:
+        """Build nothing: every search compares all rows."""
         return []
 
     def close(self) -> None:
@@ -296,11 +247,6 @@ class SqliteStore(TablePerVersionStore):
         self._ask(f"delete from {table}")
         self._ask(f"insert into {table} values (?)", json.dumps(record.as_json()))
 
-    def _refuse_others(self) -> None:
-        query = "select name from sqlite_master where lower(name) glob lower(?) || '_v[0-9]*'"
-        for (theirs,) in self._ask(query, self._name):
-            raise not_ours(f"table {theirs}", self.address)
-
     def _make_table(self, space: Space) -> None:
         table = f"{self._name}_v{space.version}"
         if self._has_table(table):
@@ -308,8 +254,7 @@ class SqliteStore(TablePerVersionStore):
         # A text id has a number next to it that no VACUUM changes, and that orders pages of rows.
         number = pa.types.is_integer(self._id_type)
         keys = "id integer primary key" if number else "place integer primary key, id text unique"
-        self._ask(f'create table "{table}" ({keys}, vector blob, norm real, checksum integer)')
-        self._ask(f'create index "{table}_extreme" on "{table}" (norm) where norm is null')
+        self._ask(f'create table "{table}" ({keys}, vector blob, checksum integer)')
 
     def _has_table(self, table: str) -> bool:
         query = "select 1 from sqlite_master where lower(name) = lower(?)"
@@ -317,14 +262,11 @@ class SqliteStore(TablePerVersionStore):
 
     def _put(self, rows: Rows, checks: Checks) -> None:
         raw = [vector.tobytes() for vector in rows.vectors.astype("<f4", copy=False)]
-        lengths = np.linalg.norm(rows.vectors.astype(np.float64), axis=1)
-        usual = (lengths == 0) | ((lengths >= SHORTEST) & (lengths <= LONGEST))
-        norms = [float(n) if ok else None for n, ok in zip(lengths, usual, strict=True)]
         self._ask_each(
-            f"insert into {self._table(rows.version)} (id, vector, norm, checksum)"
-            " values (?, ?, ?, ?) on conflict (id) do update set vector = excluded.vector,"
-            " norm = excluded.norm, checksum = excluded.checksum",
-            zip(rows.ids.to_pylist(), raw, norms, checks.tolist(), strict=True),
+            f"insert into {self._table(rows.version)} (id, vector, checksum) values (?, ?, ?)"
+            " on conflict (id) do update set vector = excluded.vector,"
+            " checksum = excluded.checksum",
+            zip(rows.ids.to_pylist(), raw, checks.tolist(), strict=True),
         )
 
     def _remove(self, version: int, ids: pa.Array) -> None:
@@ -363,34 +305,24 @@ class SqliteStore(TablePerVersionStore):
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        if ids is None:
-            return [self._nearest_of_all(version, query, k) for query in queries]
-        return self._best_among(version, queries, k, ids)
+        return self._at_one_moment(lambda view: view._compared(version, queries, k, ids))
 
-    def _nearest_of_all(self, version: int, query: Floats, k: int) -> tuple[pa.Array, Floats]:
-        """Return the best rows of one query, by their own scores.
-
-        sqlite-vec's float32 puts rows in order of a bound that no score exceeds; they are looked
-        at until the last bound is not above the k-th score.
-        """
-        length = float(np.linalg.norm(query.astype(np.float64)))
-        unit = (query / length if length else query).astype("<f4")
-        slack = (len(query) + MORE) * UNIT
-        statement = NEAREST.format(table=self._table(version), key=self._key)
-        wanted = k + SPARE
-        while True:
-            limit = min(wanted, LARGEST_LIMIT)
-            cells = self._ask(statement, unit.tobytes(), slack, limit)
-            if not cells:
-                return pa.array([], self._id_type), np.zeros(0, dtype=np.float32)
-            rows, checks = self._block(version, cells)
-            self._verify(rows, checks)
-            with np.errstate(over="ignore", invalid="ignore"):
-                keys, scores = best_first(rows.ids, rows.vectors @ query, k)
-            bounds = [bound for *_, bound in cells if isinstance(bound, float)]
-            if len(bounds) < limit or scores[-1] >= min(bounds) * length:
-                return keys, scores
-            wanted *= 4
+    def _compared(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        if ids is not None:
+            return self._best_among(version, queries, k, ids)
+        keys = [pa.array([], self._id_type)] * len(queries)
+        best = [np.zeros(0, np.float32)] * len(queries)
+        for rows, _ in self._scan(version, BLOCK):
+            for i, scores in enumerate(products(queries, rows.vectors)):
+                joined = pa.concat_arrays([keys[i], rows.ids])
+                keys[i], best[i] = best_first(joined, np.concatenate([best[i], scores]), k)
+        # The best are read again, and compared with their checksums.
+        return [
+            self._best_among(version, query[None], k, found)[0]
+            for query, found in zip(queries, keys, strict=True)
+        ]
 
     def _block(self, version: int, cells: list[Any]) -> tuple[Rows, Checks]:
         with self._file.errors():

@@ -6,7 +6,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -24,9 +23,7 @@ from evergram.errors import (
 from evergram.ids import is_text
 from evergram.reopening import Reopened
 from evergram.stores.filters import Filter
-from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.rows import (
-    ID_TYPES,
     Checks,
     Floats,
     Hits,
@@ -38,33 +35,21 @@ from evergram.stores.rows import (
     row_checks,
 )
 
-__all__ = [
-    "ID_TYPES",
-    "Checks",
-    "Floats",
-    "Hits",
-    "ReadableStore",
-    "Rows",
-    "Space",
-    "Store",
-    "StoreView",
-    "merge_hits",
-    "row_checks",
-]
-
 T = TypeVar("T")
 # Every database and file system takes such a name as it is.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}")
 
 
-class StoreView(ABC):
-    """A store as it is read, or a view of it at one moment: see `Store.read_consistently`.
+class ReadableStore(Reopened, ABC):
+    """A store as it is read, or a view of it at one moment. Evergram also writes a `Store`.
 
     Raises, anywhere: StoreError: it cannot be reached or read. IntegrityError: a row is not what
         was written.
     """
 
-    # A kind of store implements these.
+    kind: ClassVar[str]
+
+    # A kind of store implements these, and a classmethod `open`.
 
     @property
     @abstractmethod
@@ -108,6 +93,22 @@ class StoreView(ABC):
         Args:
             exact: whether to compare all rows where the index is a graph.
         """
+
+    @abstractmethod
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
+        """Return what `work` returns for a view of the store at one moment.
+
+        A row that others move between versions meanwhile is in one of them in the view, never in
+        none.
+
+        Args:
+            work: reads through the view and does nothing else, as it may be called more than once,
+                each time with another view.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections."""
 
     # All kinds inherit these.
 
@@ -230,39 +231,11 @@ class StoreView(ABC):
                 "(its checksum differs); write it again, or restore the store."
             )
 
-
-class ReadableStore(Reopened, StoreView):
-    """A store that is read; `Store` is one that Evergram also writes.
-
-    Raises, anywhere: StoreError: it cannot be reached or read. IntegrityError: a row is not what
-        was written.
-    """
-
-    kind: ClassVar[str]
-
-    # A kind of store implements these, those of StoreView, and a classmethod `open`.
-
     @property
     def place(self) -> str:
         """The address independent of the current folder: equal for the same store, and only
         then."""
         return self.address
-
-    @abstractmethod
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
-        """Return what `work` returns for a view of the store at one moment.
-
-        A row that others move between versions meanwhile is in one of them in the view, never in
-        none.
-
-        Args:
-            work: reads through the view and does nothing else, as it may be called more than once,
-                each time with another view.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of files and connections."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind: Any = type(self)
@@ -288,21 +261,13 @@ class Store(ReadableStore):
         not what was written.
     """
 
-    # Of versions with rows for which the last `build_index` built no index: why, where it is known.
-    unindexed: Mapping[int, str] = MappingProxyType({})
-
     # A kind of store implements these, and those of ReadableStore.
 
     @abstractmethod
-    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Build the store's native index, if it has one, for its larger spaces. Search is then
-        faster and may miss some of the best; rows may be written before and after.
-
-        Args:
-            codes: of fewer bytes, in place of whole vectors; scores stay those of the vectors.
-        Returns: the versions whose rows are in such an index now.
-        Raises: DataError: this kind of store has no such index.
-        """
+    def build_index(self) -> list[int]:
+        """Build the store's native index, if it has one, for its larger spaces, and return the
+        versions whose rows are in one now. Search is then faster and may miss some of the best;
+        rows may be written before and after."""
 
     @abstractmethod
     def _add_space(self, space: Space) -> None:
@@ -416,12 +381,7 @@ def _latest(parts: list[Rows], kind: pa.DataType) -> list[Rows]:
     return kept
 
 
-def too_few(count: int, least: int) -> str:
-    """Return why a version has no index, for `Store.unindexed`."""
-    return f"{count} rows are too few: an index is built of {least} or more"
-
-
-def other_side(store: StoreView, side: str) -> IntegrityError:
+def other_side(store: ReadableStore, side: str) -> IntegrityError:
     """Return the error for a store that is used for another side than its own."""
     return IntegrityError(
         f"{store.address} is the store of side {store.side!r} and cannot hold side {side!r}, as a "
