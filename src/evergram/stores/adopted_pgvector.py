@@ -288,8 +288,10 @@ def _compared(condition: Condition, column: str) -> tuple[Any, list[Any]]:
     if sort == "boolean" and column == "bool" and condition.operator == "in":
         return "boolean", values
     if sort == "number" and column in ("float4", "float8"):
-        # In the column's own precision.
-        return column, [float(value) for value in values]
+        # In the column's own precision; a number beyond it is infinite, which PostgreSQL takes.
+        narrow = np.float32 if column == "float4" else float
+        with np.errstate(over="ignore", under="ignore"):
+            return column, [float(narrow(float(value))) for value in values]
     if sort == "number" and column in NUMBERS:
         # A fraction must not be rounded to a whole number that rows have.
         kind = "bigint" if whole and column in WHOLE else "numeric"
