@@ -22,6 +22,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    model_validator,
 )
 
 from evergram.atomic_files import file_lock, make_folder, remove_folder, replacing, write_text
@@ -99,6 +100,12 @@ class BackfillRecord(BaseModel):
     paused: bool = False
     since: FiniteFloat | None = None
     begun: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Self:
+        if self.done > self.rows:
+            raise ValueError(f"{self.done} of {self.rows} rows are refreshed")
+        return self
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -140,6 +140,10 @@ class LanceStore(TablePerVersionStore):
     def _save(self, record: StoreRecord) -> None:
         write_bytes(self._file, json.dumps(record.as_json(), indent=2).encode())
 
+    def _refuse_others(self) -> None:
+        for path in sorted(self._folder.glob(f"{self._name}-v*.lance")):
+            raise not_ours(f"table {path.stem}", self.address)
+
     def _make_table(self, space: Space) -> None:
         name = f"{self._name}-v{space.version}"
         fields = {"id": self._id_type, COLUMN: pa.list_(pa.float32(), space.dim)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import overload
 
 from evergram.errors import DataError
@@ -53,6 +54,14 @@ KINDS = {
     ),
     "sqlite": StoreKind("sqlite:FILE#NAME", "evergram.stores.sqlite_store", "SqliteStore"),
 }
+
+
+def snapshot_folder(address: str) -> Path | None:
+    """Return the folder of a snapshot's address; None if it is of another kind."""
+    scheme, _, rest = address.partition(":")
+    if scheme == "snapshot":
+        return Path(rest)
+    return None if scheme in KINDS else Path(address)
 
 
 def is_url(place: str) -> bool:

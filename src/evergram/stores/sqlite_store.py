@@ -247,6 +247,11 @@ class SqliteStore(TablePerVersionStore):
         self._ask(f"delete from {table}")
         self._ask(f"insert into {table} values (?)", json.dumps(record.as_json()))
 
+    def _refuse_others(self) -> None:
+        query = "select name from sqlite_master where lower(name) glob lower(?) || '_v[0-9]*'"
+        for (theirs,) in self._ask(query, self._name):
+            raise not_ours(f"table {theirs}", self.address)
+
     def _make_table(self, space: Space) -> None:
         table = f"{self._name}_v{space.version}"
         if self._has_table(table):

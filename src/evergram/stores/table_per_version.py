@@ -119,6 +119,10 @@ class TablePerVersionStore(Store):
         """Write the record, durably."""
 
     @abstractmethod
+    def _refuse_others(self) -> None:
+        """Raises: StoreError: a new store would have tables that are there already."""
+
+    @abstractmethod
     def _make_table(self, space: Space) -> None:
         """Make the table of a space, in place of an empty one that a killed writer left. Raises:
         StoreError: another program's."""
@@ -158,6 +162,7 @@ class TablePerVersionStore(Store):
         if record is None:
             if create is None:
                 raise no_store(self.address)
+            self._refuse_others()
             with self._writing() as store:
                 if store._found() is None:
                     store._save(StoreRecord(create, {}))
