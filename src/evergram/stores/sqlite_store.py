@@ -178,6 +178,12 @@ class SqliteStore(TablePerVersionStore):
     # The connection that a view of one moment has; None where each call borrows one.
     _moment: apsw.Connection | None = None
 
+    @classmethod
+    def open(cls, address: str, create: str | None = None) -> Self:
+        if address.rpartition("#")[2].lower().startswith("sqlite_"):
+            raise DataError("SQLite keeps names that begin with sqlite_ for itself; give another.")
+        return super().open(address, create)
+
     def _connect(self, create: str | None) -> None:
         self._file = SqliteFile(Path(self._place), self.address, create is not None)
 
