@@ -162,7 +162,7 @@ def test_without_a_name_it_lists_every_table_and_figure(evergram: Command, tmp_p
     assert states["gramian/table2"] == "ready, not run yet"
     listed = evergram("reproduce", "--out", tmp_path).out.splitlines()
     assert len(listed) == len(rows)
-    assert listed[0].startswith("gramian/figure1")
+    assert {line.split()[0] for line in listed} == set(rows)
 
 
 @pytest.mark.long

@@ -31,13 +31,13 @@ def of_the_page() -> tuple[type[DataSettings], Callable[[Path], DataSettings]]:
     """The settings that the page adds to the table, and the example of its loader."""
     code, line, example = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     module = ModuleType("baskets")
-    exec(compile(code, "loader.md", "exec"), vars(module))
-    space: dict[str, Any] = {"DataSettings": DataSettings, "Path": Path}
-    exec(compile(example, "loader.md", "exec"), space)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "baskets", module)
+        exec(compile(code, "loader.md", "exec"), vars(module))
         exec(compile(line, "loader.md", "exec"), {})
         documented = LOADERS.pop("baskets")
+    space: dict[str, Any] = {"DataSettings": DataSettings, "Path": Path}
+    exec(compile(example, "loader.md", "exec"), space)
     space["of"] = lambda kind, path: documented.model_validate({"kind": kind, "path": str(path)})
     return documented, space["baskets"]
 

@@ -283,6 +283,7 @@ def test_one_store_is_not_given_for_two_sides(sided: Lineage, tmp_path: Path) ->
     twice = {"query": str(place), "candidate": f"snapshot:{tmp_path}/../{tmp_path.name}/one"}
     with pytest.raises(DataError, match="given for side 'query' and for side 'candidate'"):
         fill_stores(sided, twice)
+    fill_stores(sided, {"query": str(place)})
     with pytest.raises(DataError, match="give each its own"):
         open_stores(sided, twice)
 

@@ -202,8 +202,6 @@ def test_a_model_of_another_loop_has_no_known_objective() -> None:
     trained.penalty = ()
     form = form_of(recipe, corpus, trained, "approximate")
     assert not form.squares
-    trained.candidate = trained.candidate.to("meta")
-    assert query_form(recipe, corpus, trained) is None
 
 
 def test_a_factor_of_popularity_changes_no_new_query(tmp_path: Path) -> None:
