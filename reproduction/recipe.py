@@ -29,8 +29,7 @@ from evergram.gramian.kinds import (
     SOGramSettings,
     StormSettings,
 )
-from evergram.kinds import Kinds, Needs, Positive, Rate, Settings, Trait, Weight
-from evergram.tasks.kinds import TASKS, TaskSettings
+from evergram.kinds import Kinds, Needs, Positive, Rate, Settings, Trait
 from evergram.training.recipe.tables import (
     SPLITS,
     TRAININGS,
@@ -102,16 +101,6 @@ class PaperGraphSage(GraphSageSettings):
 
     def options(self, version: int) -> dict[str, Any]:
         return {**super().options(version), "repeats": self.repeats}
-
-
-class _OrthogonalKeys(TaskSettings):
-    """`orthogonal`: the weight of global orthogonal regularisation. [G2] App. D."""
-
-    orthogonal: Annotated[Weight, Needs(Trait.UNIT_ROWS, free=(0,))] = 0.0
-
-    @property
-    def orthogonal_weight(self) -> float:
-        return self.orthogonal
 
 
 class _GradientKeys(BatchEstimatorSettings):
@@ -230,7 +219,6 @@ _OWN: dict[type[EncoderSettings], type[EncoderSettings]] = {
 PAPER_ENCODERS = _wider(
     ENCODERS, {each: _with(_StartKeys, _OWN.get(each, each)) for each in ENCODERS.own.values()}
 )
-PAPER_TASKS = _wider(TASKS, {each: _with(_OrthogonalKeys, each) for each in TASKS.own.values()})
 PAPER_ESTIMATORS = _wider(
     ESTIMATORS,
     {
@@ -251,7 +239,6 @@ class PaperRecipe(Recipe):
         **Recipe.kinds,
         "split": PAPER_SPLITS,
         "model": PAPER_ENCODERS,
-        "task": PAPER_TASKS,
         "gramian": PAPER_ESTIMATORS,
         "training": PAPER_TRAININGS,
         "upgrade": PAPER_UPGRADES,
@@ -259,19 +246,12 @@ class PaperRecipe(Recipe):
 
     split: Annotated[SplitSettings, PAPER_SPLITS] = PaperRandomSplit()
     model: Annotated[EncoderSettings, PAPER_ENCODERS] = PAPER_ENCODERS.of({})
-    task: Annotated[TaskSettings, PAPER_TASKS] = PAPER_TASKS.of({})
     gramian: Annotated[EstimatorSettings, PAPER_ESTIMATORS] = PaperSOGram()
     training: Annotated[Training, PAPER_TRAININGS] = PaperAdaptive()
     upgrade: Annotated[UpgradeSettings, PAPER_UPGRADES] = PaperJoint()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.gramian.samples_gradient and self.task.orthogonal_weight:
-            raise ValueError(
-                "gramian.gradient = 'sampled' takes a side's gradient over the entities that its "
-                "own Gramian was just estimated from, which the orthogonal terms would multiply "
-                "with it; set gramian.gradient = 'examples'"
-            )
         after = getattr(self.upgrade, "select_after", 0)
         if after and after >= self.training.epochs:
             raise ValueError(

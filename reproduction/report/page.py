@@ -51,6 +51,7 @@ MISSING = """## What is missing
 - **The full setting of [BC]**: 500 passes at 256 to 512 dims. The models here have {passes}.
 - **Weights of single pairs** ([G2] App. C) have no row but that observed pairs are left out: no
   corpus here has weights.
+- **Global orthogonal regularisation and decreasing α**, both of [G2], are not implemented.
 - **Known consumers** ([BC] §6) have no row here; errors can be weighed by them in
   [a loop of your own](aligner.md)."""
 

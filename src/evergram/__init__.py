@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from evergram.data.corpus import Corpus as Corpus
     from evergram.data.prepared.prepare import PrepareSettings as PrepareSettings
     from evergram.data.prepared.prepare import prepare as prepare
-    from evergram.encoders.encoder_modules import EncoderModules as EncoderModules
+    from evergram.encoders.module_encoder import EncoderModules as EncoderModules
     from evergram.errors import EvergramError as EvergramError
     from evergram.exporting.pretrained_encoder import PretrainedEncoder as PretrainedEncoder
     from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty as GramianPenalty

@@ -26,7 +26,7 @@ from evergram.compatibility.alignment_loss import (
     history_metric,
 )
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.closed_form_fit import KINDS as CLOSED_FORMS
+from evergram.compatibility.closed_forms import KINDS as CLOSED_FORMS
 from evergram.compatibility.consumers import consumer_metric
 from evergram.compatibility.kinds import (
     TRANSFORMS,
@@ -543,7 +543,6 @@ def test_no_rows_that_take_part_have_no_loss() -> None:
         ({"past": 0}, "past"),
         ({"transform": "mlp"}, "'mlp'"),
         ({"transform": LinearTransform(3, 3)}, r"\[3, 3\]"),
-        ({"weight": -1.0}, "weight"),
         ({"unit": "dims"}, "unit"),
         ({"steps": "all"}, "steps"),
     ],
@@ -552,16 +551,6 @@ def test_no_rows_that_take_part_have_no_loss() -> None:
 def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         BackwardAlignment(**{"new_dim": 3, "past": 2, **arguments})
-
-
-@pytest.mark.parametrize("name", ["new", "old", "mask"])
-def test_arrays_are_refused_in_a_sentence_that_asks_for_tensors(name: str) -> None:
-    values: dict[str, Any] = {"new": torch.ones(5, 3), "old": torch.ones(5, 2)}
-    values["mask"] = torch.ones(5)
-    for kind in ("numpy", "tolist"):
-        wrong = {**values, name: getattr(values[name], kind)()}
-        with pytest.raises(ShapeError, match=f"^{name} is of type"):
-            BackwardAlignment(3, 2)(**wrong)
 
 
 def test_rows_that_the_mask_leaves_out_may_hold_anything() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import evergram.encoders
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import CandidatesAtHand, Embeddings, Encoder
-from evergram.encoders.encoder_inputs import columns_of, inputs_of
+from evergram.encoders.encoder_inputs import checked_inputs, columns_of
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.factory import build_encoder, restore_encoder
 from evergram.encoders.features import SIDES, Schema
@@ -475,7 +475,7 @@ ITEMS = Schema(
 
 
 def bags(objects: Any) -> list[list[int]]:
-    rows, offsets = inputs_of(objects, "candidate", ITEMS).bags["genre"]
+    rows, offsets = checked_inputs(columns_of(objects), "candidate", ITEMS).bags["genre"]
     return [
         rows[a:b].tolist() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     ]
@@ -488,7 +488,7 @@ def test_ids_and_lists_of_keys_are_rows_of_the_vocabularies() -> None:
         {"id": None, "genre": "art"},
         {"genre": ["opera", "war", None]},
     ]
-    assert inputs_of(objects, "candidate", ITEMS).ids.tolist() == [2, 0, -1, -1]
+    assert checked_inputs(columns_of(objects), "candidate", ITEMS).ids.tolist() == [2, 0, -1, -1]
     # An unknown key is left out; a single key is a list of one.
     assert bags(objects) == [[1, 0], [], [1], [0]]
 
@@ -519,7 +519,7 @@ def test_a_table_of_any_kind_is_read_like_a_list_of_mappings(genres: list[Any]) 
 )
 def test_objects_that_cannot_be_embedded_are_named(objects: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        inputs_of(objects, "candidate", ITEMS)
+        checked_inputs(columns_of(objects), "candidate", ITEMS)
 
 
 def test_another_kind_of_table_is_refused() -> None:
@@ -532,5 +532,5 @@ def test_another_kind_of_table_is_refused() -> None:
 
 def test_keys_of_a_feature_have_the_type_of_the_training() -> None:
     with pytest.raises(DataError, match=r"keys of feature 'genre' are int64; those .* are string"):
-        inputs_of([{"id": 10, "genre": [1]}], "candidate", ITEMS)
+        checked_inputs(columns_of([{"id": 10, "genre": [1]}]), "candidate", ITEMS)
     assert bags([{"id": 10, "genre": [None]}]) == [[]]

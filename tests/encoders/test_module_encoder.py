@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder_modules import EncoderModules, outputs_of
 from evergram.encoders.module_encoder import (
+    EncoderModules,
     ModuleEncoder,
     check_vectors,
+    outputs_of,
     restore_module_encoder,
 )
 from evergram.errors import DataError, ShapeError
@@ -108,17 +109,17 @@ def test_tied_tensors_are_kept_once_and_stay_tied() -> None:
     )
     assert torch.equal(again.query.state_dict()["weight"], table.weight)
     assert again.candidate is again.query
-    with pytest.raises(ShapeError, match=r"have, and it has not, candidate\.weight"):
+    with pytest.raises(ShapeError, match=r"differ .*candidate\.weight"):
         restore_module_encoder(modules(), encoder.options, encoder.schema, tensors, "version 0")
 
 
 def test_other_modules_than_the_published_ones_are_refused() -> None:
     encoder = ModuleEncoder.of(modules(), CORPUS)
     parts = encoder.options, encoder.schema, encoder.tensors(), "version 3"
-    with pytest.raises(ShapeError, match=r"not the modules of version 3: .*another shape or type"):
+    with pytest.raises(ShapeError, match=r"not the modules of version 3, whose .*shape"):
         restore_module_encoder(modules(5), *parts)
     bare = EncoderModules(nn.Linear(1, 4), nn.Embedding(20, 4), letters, torch.tensor)
-    with pytest.raises(ShapeError, match=r"they have, and it has not, query\.bias"):
+    with pytest.raises(ShapeError, match=r"query\.bias"):
         restore_module_encoder(bare, *parts)
     ids = pa.array(["7", "8", "9"])
     published = torch.as_tensor(encoder.encode([7, 8, 9], "candidate"))
@@ -175,9 +176,6 @@ def test_ids_may_be_of_any_library() -> None:
         assert np.array_equal(encoder.encode(ids), encoder.encode([9, 7]))
 
 
-TABLE = nn.Embedding(4, 2)
-
-
 class Pair(nn.Module):
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         return torch.stack([first, second], dim=1)
@@ -204,20 +202,6 @@ def test_outputs_that_are_not_b_by_d_are_refused(module: nn.Module, named: str) 
         outputs_of(own, "query", [1, 2])
 
 
-@pytest.mark.parametrize(
-    ("inputs", "named"),
-    [
-        (lambda ids: np.ones((len(ids), 4)), "from_numpy"),
-        (lambda ids: (np.ones((len(ids), 4)),), "from_numpy"),
-        (lambda ids: {"input": torch.ones(len(ids), 4).double()}, "float64"),
-    ],
-)
-def test_inputs_that_a_module_cannot_take_are_named(inputs: Any, named: str) -> None:
-    own = EncoderModules(nn.Linear(4, 2), nn.Linear(4, 2), inputs, inputs)
-    with pytest.raises(ShapeError, match=f"candidate_inputs .*{named}"):
-        outputs_of(own, "candidate", [1, 2])
-
-
 def test_copies_share_what_the_modules_share_and_nothing_else() -> None:
     table = nn.Embedding(9, 4)
     own = EncoderModules(table, table, torch.tensor, torch.tensor, new_ids=True, batch_size=7)
@@ -226,14 +210,3 @@ def test_copies_share_what_the_modules_share_and_nothing_else() -> None:
     assert copy.query is not table
     assert (copy.new_ids, copy.batch_size) == (True, 7)
     assert repr(copy) == "EncoderModules(query=Embedding, candidate=Embedding)"
-
-
-def test_what_are_no_modules_is_refused_at_once() -> None:
-    cases: list[tuple[Any, str]] = [
-        ((1, TABLE, torch.tensor, torch.tensor), "query is of type int"),
-        ((TABLE, TABLE, torch.tensor, 3), "candidate_inputs is of type int"),
-        ((TABLE, TABLE, torch.tensor, torch.tensor, False, 0), "batch_size is 0"),
-    ]
-    for arguments, named in cases:
-        with pytest.raises(ShapeError, match=named):
-            EncoderModules(*arguments)

@@ -14,21 +14,21 @@ from tests.support.encoder_corpora import default_encoder, stranger, tagged_corp
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.encoder import (
+    Encoder,
+    PopularityFactor,
+    RowEncoder,
+    popularity_factors,
+)
 from evergram.encoders.factory import build_encoder, publish_by_popularity, restore_encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.module_encoder import (
+    EncoderModules,
     ModuleEncoder,
     check_vectors,
     restore_module_encoder,
 )
-from evergram.encoders.popularity_factor import (
-    PopularityFactor,
-    popularity_factors,
-)
-from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, IntegrityError
 
 KINDS = [kind for kind, settings in ENCODERS.items() if settings.made_by_recipe]

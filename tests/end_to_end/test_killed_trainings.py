@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.module_encoder import EncoderModules
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.corpora import load_corpus

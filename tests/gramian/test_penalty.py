@@ -14,7 +14,6 @@ from evergram.gramian.estimator import EntityBatch, Moment, batch_moment
 from evergram.gramian.penalty import (
     BatchSide,
     contributions,
-    orthogonal_penalty,
     penalty_of_batch,
     preconditioner,
     quadratic_penalty,
@@ -144,31 +143,6 @@ def test_dims_that_differ_are_refused() -> None:
     ]
     with pytest.raises(ShapeError, match="Queries have dim 2, candidates 3, the Gramians 2 and 4"):
         quadratic_penalty(sides[0], sides[1])
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 10**6))
-def test_orthogonal_regularisation_is_that_of_all_pairs_of_a_side(
-    n: int, dim: int, seed: int
-) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    rows = torch.randn(n, dim, dtype=torch.float64, generator=draw)
-    rows = torch.nn.functional.normalize(rows).requires_grad_()
-    p = shares(n, draw)
-    spread = torch.zeros((), dtype=torch.float64)
-    for i in range(n):
-        for j in range(n):
-            spread = spread + p[i] * p[j] * torch.dot(rows[i], rows[j]) ** 2
-    objective = torch.clamp(spread, min=1 / dim + 1e-12)
-    penalty = orthogonal_penalty(rows, moment(rows, p, torch.zeros(n, 0)), p * n)
-    expected = torch.autograd.grad(objective, rows)[0]
-    value = float(spread.detach())
-    if abs(value - 1 / dim) > 1e-9:
-        torch.testing.assert_close(
-            torch.autograd.grad(penalty, rows)[0], expected, rtol=1e-9, atol=1e-9
-        )
-    if value > 1 / dim + 1e-9:
-        torch.testing.assert_close(0.5 * penalty, spread, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

@@ -36,7 +36,6 @@ FAULTS = (
         "_against(query, query.moment, ridge, strength)",
         "gramian",
     ),
-    Fault("gramian/penalty.py", "> 1 / len(gramian))", "> len(gramian))", "gramian tasks"),
     Fault("gramian/sogram.py", "self.missing * (1 - rate)", "self.missing * rate", "gramian"),
     Fault(
         "gramian/storm.py",
@@ -89,21 +88,15 @@ FAULTS = (
         "compatibility training",
     ),
     Fault(
-        "compatibility/closed_form_solvers.py",
+        "compatibility/closed_forms.py",
         "s * spectrum.cross / (s * e + rho)",
         "s * spectrum.cross / (e + rho)",
         "compatibility",
     ),
     Fault(
-        "compatibility/closed_form_solvers.py",
+        "compatibility/closed_forms.py",
         "moments.mean_old - weight @ moments.mean_new",
         "moments.mean_old + weight @ moments.mean_new",
-        "compatibility",
-    ),
-    Fault(
-        "compatibility/second_moments.py",
-        "self._accumulate(old, new, -1.0)",
-        "self._accumulate(old, new, 1.0)",
         "compatibility",
     ),
     Fault(

@@ -21,7 +21,7 @@ from evergram.compatibility.aligner.solution import RANK
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance
-from evergram.compatibility.closed_form_fit import fit_closed_form
+from evergram.compatibility.closed_forms import fit_closed_form
 from evergram.compatibility.row_groups import Groups, pair_groups
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import LinearTransform

@@ -24,8 +24,8 @@ from evergram.data.corpus import Corpus
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.split import HeldOut, random_split
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
+from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import DataError, RecipeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.diagnosis import version_warnings

@@ -105,7 +105,6 @@ def comparison(*overrides: str, **upgrade: Any) -> Comparison:
     [
         ("upgrade.select_after=100", "no epoch would be left"),
         ("upgrade.method=post-lin-mloss|upgrade.select_after=4", "passes over all objects"),
-        ("task.orthogonal=0.1", "model.normalize"),
         ("training.feature_rate=0.3", "tables of features"),
         ("task.kind=softmax_all|training.short_batch=true", "batches of single pairs"),
         ("split.selection=paper|training.refit=true", "pairs that select and do not test"),
@@ -124,7 +123,6 @@ SAYS: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
     "model.scale": (0.5, lambda s: s.start_scale, 0.5),
     "model.residual": (False, lambda s: s.options(0)["concatenate"], True),
     "model.repeats": (True, lambda s: s.options(0)["repeats"], True),
-    "task.orthogonal": (0.5, lambda s: s.orthogonal_weight, 0.5),
     "gramian.gradient": ("sampled", lambda s: s.samples_gradient, True),
     "gramian.correct_start": (
         False,

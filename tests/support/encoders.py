@@ -11,9 +11,9 @@ import torch
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
 from evergram.data.split import PairHash, TrainedPairs
+from evergram.encoders.encoder import RowEncoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import Schema
-from evergram.encoders.row_encoder import RowEncoder
 from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.lineage import Lineage
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from evergram.compatibility.closed_form_fit import fit_closed_form, moments_by_use
+from evergram.compatibility.closed_forms import fit_closed_form, moments_by_use
 from evergram.training.distributed import join_processes
 
 KINDS = ("linear", "affine", "orthogonal", "low_rank")

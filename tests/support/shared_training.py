@@ -15,9 +15,8 @@ from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
-from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.training.build import Companions, FitSettings, prepare
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.loop import gather, run_epoch
@@ -68,10 +67,6 @@ CASES: dict[str, list[str]] = {
         *("task.penalty=[2.0, 1.0]", "task.sparse=exclude", "prior.kind=constant"),
     ],
     "l2 by measure": ["task.l2_measure=penalty"],
-    "orthogonal": [
-        *("task.l2=0", "model.normalize=true"),
-        "task.orthogonal=0.5",
-    ],
     "two towers": TOWER,
     "two towers, storm": [*TOWER, "gramian.kind=storm"],
     "two towers, softmax, not preconditioned": [

@@ -102,25 +102,24 @@ def test_a_first_batch_without_a_candidate_that_weighs_makes_no_cluster() -> Non
     assert math.isfinite(float(task(encoded, weightless, {}).detach()))
 
 
-@pytest.mark.parametrize("rate", ["auto", 0.3])
-def test_an_interrupted_run_continues_bit_for_bit(rate: float | str) -> None:
+def test_an_interrupted_run_continues_bit_for_bit() -> None:
     def batches(start: int) -> list[tuple[Encoded, Batch]]:
         return [
             (Encoded(query[ROWS], candidate[COLUMNS]), batch_of(ROWS, COLUMNS))
             for query, candidate in (tables(seed) for seed in range(start, start + 40))
         ]
 
-    whole = ClusteredSoftmax(N, 1.0, 4, rate)
+    whole = ClusteredSoftmax(N, 1.0, 4)
     for encoded, batch in batches(0):
         whole(encoded, batch, {})
-    again = ClusteredSoftmax(N, 1.0, 4, rate)
+    again = ClusteredSoftmax(N, 1.0, 4)
     again(*batches(90)[0], {})  # a state of its own, which the loaded one replaces
     again.load_state_dict(copy.deepcopy(whole.state_dict()))
     for encoded, batch in batches(40):
         assert torch.equal(whole(encoded, batch, {}), again(encoded, batch, {}))
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
-    again.load_state_dict(ClusteredSoftmax(N, 1.0, 4, rate).state_dict())
+    again.load_state_dict(ClusteredSoftmax(N, 1.0, 4).state_dict())
     assert again.moments is None
 
 

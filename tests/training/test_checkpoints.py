@@ -337,8 +337,6 @@ SETTINGS = [
     f"{ALL} training.optimizer=adam training.decay=0.8 training.table_rate=0.02",
     f"{ALL} task.temperature=learned model.normalize=true training.layer_rate=0.05",
     "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
-    "model.normalize=true task.kind=softmax task.temperature=0.2 task.penalty=0 "
-    "task.orthogonal=0.5 task.l2=0",
 ]
 
 

@@ -21,7 +21,7 @@ from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.prepared.prepare import PrepareSettings, prepare
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import HeldOut, PairHash, TrainedPairs, random_split, window_split
-from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.lineage import PairHistory
 from evergram.training import first_recipe as sources

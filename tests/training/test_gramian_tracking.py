@@ -144,8 +144,6 @@ class Last(GramianEstimator):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda *_: None, "None"),
-        (lambda dim, _, f, __: Last(dim, f.shape[1]).double(), "float64"),
         (lambda dim, *_: Last(dim + 1), r"\[D, D \+ K\]"),
         (lambda dim, _, f, __: Last(dim, f.shape[1]), ""),
     ],

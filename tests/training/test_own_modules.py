@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evergram import PretrainedEncoder, load_encoder
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, ShapeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage

@@ -31,9 +31,8 @@ import evergram
 from evergram.cli.failures import sentence_and_code
 from evergram.collectives import ALONE, RANK, WORLD, Collectives, is_first_process
 from evergram.data.sampling import Draw
-from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
-from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import EvergramError, TrainingError
 from evergram.training import selection
 from evergram.training.distributed import (

@@ -14,10 +14,10 @@ Read in this order:
 1. `transforms`, the maps, with their table in `kinds`; `chain`, their composition.
 2. Trained transforms: `alignment_loss` (Eq. 7 and 10, all of history in one matrix) and
    `backward_alignment`.
-3. Solved transforms: `second_moments`, `closed_form_solvers`, `closed_form_fit` (which solver, and
-   the choice of the ridge) and `aligner/`.
+3. Solved transforms: `second_moments`, `closed_forms` (the solvers, and the choice of the ridge)
+   and `aligner/`.
 4. Consumers that are known: `consumers`, what they make of an error.
-5. Their error: `chance`, `degenerate` and `certificate` (Eq. 9). `sidecar/` keeps, beside each new
+5. Their error: `chance` and `certificate` (Eq. 9). `sidecar/` keeps, beside each new
    vector, a few bytes of it.
 
 >>> from evergram import compatibility
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from evergram.compatibility.backward_alignment import BackwardAlignment as BackwardAlignment
     from evergram.compatibility.certificate import certify as certify
     from evergram.compatibility.chain import Chain as Chain
-    from evergram.compatibility.closed_form_fit import fit_closed_form as fit_closed_form
+    from evergram.compatibility.closed_forms import fit_closed_form as fit_closed_form
     from evergram.compatibility.consumers import consumer_metric as consumer_metric
     from evergram.compatibility.consumers import input_fisher as input_fisher
     from evergram.compatibility.second_moments import SecondMoments as SecondMoments

@@ -68,14 +68,11 @@ class BackwardAlignment(nn.Module):
         steps: Literal["multi", "single"] = "multi",
     ) -> None:
         super().__init__()
-        if isinstance(new_dim, bool) or new_dim < 1:
-            raise ShapeError(f"new_dim is {new_dim}; it must be the new model's dim, at least 1.")
-        if not weight >= 0:
-            raise ShapeError(f"weight is {weight}; it is at least 0.")
-        if unit not in ("norm", "paper"):
-            raise ShapeError(f"unit is {unit!r}; it is 'norm' or 'paper'.")
-        if steps not in ("multi", "single"):
-            raise ShapeError(f"steps is {steps!r}; it is 'multi' or 'single'.")
+        if unit not in ("norm", "paper") or steps not in ("multi", "single"):
+            raise ShapeError(
+                f"unit is {unit!r} and steps {steps!r}; they are 'norm' or 'paper', and 'multi' or "
+                "'single'."
+            )
         self._past = _chain_of(past)
         old_dim = self._past.dim(self._past.newest)
         if isinstance(transform, Transform):
@@ -103,17 +100,9 @@ class BackwardAlignment(nn.Module):
                 out; the others have no share in the mean, and their rows of `old` may hold what
                 they like. All take part where it is None.
         Returns: in the transform's dtype, also under autocast.
-        Raises: ShapeError: they are no tensors of floats, of other dims, not of as many objects, or
-            the mask has other values than 0 and 1.
+        Raises: ShapeError: they are of other dims, not of as many objects, or the mask has other
+            values than 0 and 1.
         """
-        for name, value in (("new", new), ("old", old), ("mask", mask)):
-            if not isinstance(value, Tensor) and not (name == "mask" and value is None):
-                raise ShapeError(
-                    f"{name} is of type {type(value).__name__}; it must be a torch tensor, and "
-                    f"torch.as_tensor({name}) makes one of an array."
-                )
-            if value is not None and name != "mask" and not value.is_floating_point():
-                raise ShapeError(f"{name} is of {value.dtype}; it must be of floats.")
         rows, dims = len(new), (self.transform.new_dim, self.transform.old_dim)
         if new.shape != (rows, dims[0]) or old.shape != (rows, dims[1]):
             raise ShapeError(

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from evergram.atomic_files import replacing_path
 from evergram.collectives import Collectives
-from evergram.errors import DataError, ShapeError, reason_and_remedy
+from evergram.errors import DataError, ShapeError
 
 # Columns multiplied at once; blocks below the diagonal are never computed.
 PANEL = 256
+# A spread below this share of the mean square is rounding.
+ROUNDING = 1e-10
+# Lengths whose squares float32 holds, as searches need them; a shorter vector is a zero.
+SHORTEST, LONGEST = 1e-15, 1e15
+# The share of one side's vectors that may be zeros, as failed calls of an encoder leave them.
+MOST_ZEROS = 0.05
 
 
 class SecondMoments:
     """Counts, sums and second moments of pairs of vectors, from one pass, in float64.
 
-    With x = (1, z_k, z_{k-1}) they are one matrix, Σ x xᵀ. It is additive: shards and machines are
-    merged by adding, and a record is removed by subtracting it, up to rounding.
+    With x = (1, z_k, z_{k-1}) they are one matrix, Σ x xᵀ. It is additive: shards are merged by
+    adding.
 
     C_{k-1,k} is the H of docs/method.md, "Priors", with the old vectors as prior factors:
     `evergram.gramian.estimator.Moment` holds the same pair of matrices, for embeddings that move
@@ -46,19 +50,19 @@ class SecondMoments:
 
         Raises: ShapeError: they do not fit each other or the dims.
         """
-        self._accumulate(old, new, 1.0)
-
-    def remove(self, old: Tensor, new: Tensor) -> None:
-        """Remove pairs that were added before.
-
-        Raises: ShapeError: as of `add`. DataError: there are fewer pairs than these.
-        """
-        if len(new) > self.count:
-            raise DataError(
-                f"{len(new)} pairs are to be removed, and only {self.count} were ever added; "
-                "remove what was added."
+        if old.shape != (len(new), self.old_dim) or new.shape != (len(old), self.new_dim):
+            raise ShapeError(
+                f"Old vectors are {list(old.shape)} and new ones {list(new.shape)}; they must be "
+                f"[b, {self.old_dim}] and [b, {self.new_dim}] of the same b objects."
             )
-        self._accumulate(old, new, -1.0)
+        rows = torch.empty(len(new), len(self._sum), dtype=torch.float64)
+        rows[:, 0] = 1
+        rows[:, 1 : 1 + self.new_dim] = new.detach()
+        rows[:, 1 + self.new_dim :] = old.detach()
+        for start in range(0, len(self._sum), PANEL):
+            panel = slice(start, start + PANEL)
+            part = rows[:, panel].T @ rows[:, start:]
+            _compensated(self._sum[panel, start:], self._excess[panel, start:], part)
 
     def merge(self, other: SecondMoments) -> None:
         """Add the pairs of another accumulator. Raises: ShapeError: it has other dims."""
@@ -69,6 +73,13 @@ class SecondMoments:
             )
         _compensated(self._sum, self._excess, other._sum - other._excess)
 
+    def plus(self, *others: SecondMoments) -> SecondMoments:
+        """Return the moments of these pairs and the others'."""
+        total = SecondMoments(self.old_dim, self.new_dim)
+        for each in (self, *others):
+            total.merge(each)
+        return total
+
     def summed(self, together: Collectives) -> SecondMoments:
         """Return the moments of the pairs of all processes, of which each has added some."""
         if together.size == 1:
@@ -76,19 +87,6 @@ class SecondMoments:
         total = SecondMoments(self.old_dim, self.new_dim)
         total._sum = together.sum(self._sum - self._excess, "moments")
         return total
-
-    def swapped(self) -> SecondMoments:
-        """Return the moments of the same pairs with old and new exchanged, for the forward map."""
-        order = torch.cat(
-            [
-                torch.zeros(1, dtype=torch.int64),
-                torch.arange(1 + self.new_dim, len(self._sum)),
-                torch.arange(1, 1 + self.new_dim),
-            ]
-        )
-        turned = SecondMoments(self.new_dim, self.old_dim)
-        turned._sum = self._symmetric()[order][:, order]
-        return turned
 
     @property
     def count(self) -> int:
@@ -169,57 +167,6 @@ class SecondMoments:
         """E‖z_{k-1}‖², the divisor of relative errors."""
         return float(self.second()[2].trace())
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the moments as tensors, for `from_state_dict` and for safetensors."""
-        return {"sum": self._symmetric(), "dims": torch.tensor([self.old_dim, self.new_dim])}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> SecondMoments:
-        """Return the moments of a `state_dict`. Raises: DataError: it is not one."""
-        try:
-            moments = cls(*(int(d) for d in state["dims"]))
-            if state["sum"].shape != moments._sum.shape:
-                needed = list(moments._sum.shape)
-                raise ShapeError(
-                    f"its matrix is {list(state['sum'].shape)}, and {needed} is needed"
-                )
-            moments._sum = state["sum"].double().clone()
-        except (KeyError, TypeError, ShapeError) as error:
-            raise DataError(f"These are not second moments: {error}.") from error
-        return moments
-
-    def save(self, path: Path) -> None:
-        """Write the moments as safetensors. Raises: DataError: the folder cannot be written."""
-        try:
-            with replacing_path(path) as part:
-                save_file(self.state_dict(), part)
-        except OSError as error:
-            raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
-
-    @classmethod
-    def load(cls, path: Path) -> SecondMoments:
-        """Read what `save` wrote. Raises: DataError: the file is damaged or of another kind."""
-        try:
-            state = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"{path} cannot be read as second moments: {error}.") from error
-        return cls.from_state_dict(state)
-
-    def _accumulate(self, old: Tensor, new: Tensor, sign: float) -> None:
-        if old.shape != (len(new), self.old_dim) or new.shape != (len(old), self.new_dim):
-            raise ShapeError(
-                f"Old vectors are {list(old.shape)} and new ones {list(new.shape)}; they must be "
-                f"[b, {self.old_dim}] and [b, {self.new_dim}] of the same b objects."
-            )
-        rows = torch.empty(len(new), len(self._sum), dtype=torch.float64)
-        rows[:, 0] = 1
-        rows[:, 1 : 1 + self.new_dim] = new.detach()
-        rows[:, 1 + self.new_dim :] = old.detach()
-        for start in range(0, len(self._sum), PANEL):
-            panel = slice(start, start + PANEL)
-            part = sign * (rows[:, panel].T @ rows[:, start:])
-            _compensated(self._sum[panel, start:], self._excess[panel, start:], part)
-
     def _symmetric(self) -> Tensor:
         upper = self._sum.triu()
         return upper + upper.triu(1).T
@@ -236,3 +183,76 @@ def _compensated(total: Tensor, excess: Tensor, part: Tensor) -> None:
     after = total + part
     excess.copy_((after - total) - part)
     total.copy_(after)
+
+
+@dataclass
+class LengthCount:
+    """Counts vectors without a length, over any number of blocks."""
+
+    rows: int = 0
+    zeros: int = 0
+
+    def add(self, vectors: Tensor) -> int | None:
+        """Count vectors [n, D]. Returns: the first row that is longer than `LONGEST` or not
+        finite, if one is."""
+        lengths = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
+        self.rows += len(lengths)
+        self.zeros += int((lengths < SHORTEST).sum())
+        long = (~(lengths <= LONGEST)).nonzero()
+        return int(long[0]) if len(long) else None
+
+
+def vectors_problem(
+    rows: int, zeros: int, second: Tensor, spread: Tensor, most_zeros: float = MOST_ZEROS
+) -> str | None:
+    """Return why vectors of one side cannot be published or aligned, as the end of a sentence; None
+    if they can.
+
+    Args:
+        zeros: how many of the rows are zeros; `most_zeros` is the share that may be.
+        second, spread: E[z zᵀ] [D, D], of all rows or of a sample, and the same of z − E[z].
+    """
+    if zeros > most_zeros * rows:
+        return f"{zeros} of {rows} are zero, and {most_zeros:.0%} may be"
+    length = float(second.trace()) ** 0.5
+    if not SHORTEST <= length <= LONGEST:
+        return (
+            f"their length is {length:.3g} (root mean square), and {SHORTEST:g} to {LONGEST:g} is "
+            "allowed"
+        )
+    if rows > 1 and float(spread.trace()) <= ROUNDING * float(second.trace()):
+        return "all of them are the same"
+    # Two vectors are always on a line, and so are numbers.
+    if rows > 2 and len(spread) > 1 and _is_line(spread):
+        return "all of them lie on one line"
+    return None
+
+
+def degenerate_side(
+    moments: SecondMoments, zeros: tuple[int, int], most_zeros: float = MOST_ZEROS
+) -> tuple[Literal["old", "new"], str] | None:
+    """Return the side whose vectors cannot be aligned, and the reason; None if both can.
+
+    Args:
+        moments: of all pairs.
+        zeros: how many of the old and of the new vectors are zero.
+    Raises: DataError: there are no pairs.
+    """
+    square, spread = moments.second(), moments.second(centred=True)
+    sides: tuple[tuple[Literal["old", "new"], int, int], ...] = (
+        ("old", 2, zeros[0]),
+        ("new", 0, zeros[1]),
+    )
+    for side, place, zero in sides:
+        problem = vectors_problem(
+            *(moments.count, zero, square[place], spread[place]), most_zeros=most_zeros
+        )
+        if problem is not None:
+            return side, problem
+    return None
+
+
+def _is_line(spread: Tensor) -> bool:
+    """Whether one eigenvalue is the sum of all: (Σλ)² − Σλ² is twice it times the others."""
+    trace = float(spread.trace())
+    return trace**2 - float(spread.square().sum()) <= 2 * ROUNDING * trace**2

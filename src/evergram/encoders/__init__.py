@@ -2,15 +2,15 @@
 
 Read in this order:
 
-1. `encoder`: `Encoder`, the interface, and `Scene`, a corpus as an encoder sees it; `popularity`:
-   the factor of candidates in vectors that are published.
+1. `encoder`: `Encoder`, the interface, and `Scene`, a corpus as an encoder sees it; `RowEncoder`,
+   which embeds each entity by itself; the factor of candidates in vectors that are published.
 2. `features`: from a corpus's rows to an encoder's own rows of ids and of bags of features.
-3. `row_encoder`, and its subclasses `factorization` (a free vector for each entity) and `two_tower`
-   (ids and features through layers).
+3. `factorization` (a free vector for each entity) and `two_tower` (ids and features through
+   layers).
 4. `graph`: `graph_encoder`, on the matrices of `adjacency`, and its subclasses `graphsage` and
    `lightgcn`; `mean_of_candidates`, whose queries have no table.
 5. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
-6. `module_encoder`: the user's own modules, as `encoder_modules` describes them.
+6. `module_encoder`: the user's own modules.
 7. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings;
    `embedding_tables`: tables, and rows of unit norm; `mapped_tensors` keeps them in files.
 """
@@ -24,6 +24,7 @@ from evergram.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from evergram.encoders.encoder import Embeddings as Embeddings
     from evergram.encoders.encoder import Encoder as Encoder
+    from evergram.encoders.encoder import RowEncoder as RowEncoder
     from evergram.encoders.factorization import Factorization as Factorization
     from evergram.encoders.features import SIDES as SIDES
     from evergram.encoders.features import Schema as Schema
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from evergram.encoders.graph.lightgcn import LightGCN as LightGCN
     from evergram.encoders.kinds import ENCODERS as ENCODERS
     from evergram.encoders.kinds import EncoderSettings as EncoderSettings
-    from evergram.encoders.row_encoder import RowEncoder as RowEncoder
     from evergram.encoders.two_tower import TwoTower as TwoTower
 
 export_lazily(__name__)

@@ -1,9 +1,9 @@
-"""The interface of encoders, and the parts that they share."""
+"""Encoders: their interface, those that embed each entity by itself, and popularity's factor."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, Side
 from evergram.encoders.embedding_tables import ROWS, join_blocks, unit_rows
 from evergram.encoders.features import SIDES, EntityInputs, Schema, refuse_other_types
-from evergram.encoders.popularity_factor import PopularityFactor, scaled_blocks
 from evergram.errors import ShapeError
 
 
@@ -66,6 +65,62 @@ class Embeddings(ABC):
     def whole(self, side: str) -> Tensor | None:
         """Return all of a side, [N, D], differentiable; None if that needs another forward pass."""
         return None
+
+
+def popularity_factors(counts: Tensor, exponent: float) -> Tensor:
+    """Return max(count, 1)^γ, float32 of the shape of `counts`; computed in float64.
+
+    >>> import torch
+    >>> from evergram.encoders.encoder import popularity_factors
+    >>> popularity_factors(torch.tensor([0, 1, 100]), 0.5)
+    tensor([ 1.,  1., 10.])
+
+    Args:
+        counts: training pairs of each candidate; one that was never met counts as if met once.
+        exponent: γ.
+    """
+    return counts.double().clamp(min=1).pow(exponent).float()
+
+
+def scaled_blocks(blocks: Iterable[Tensor], factors: Tensor) -> Iterator[Tensor]:
+    """Yield blocks [b, D] of N rows in all, each row times its factor of `factors`, [N]."""
+    start = 0
+    for block in blocks:
+        yield block * factors[start : start + len(block), None]
+        start += len(block)
+
+
+class PopularityFactor(nn.Module):
+    """The factor max(count, 1)^γ of each candidate that an encoder was trained on.
+
+    The counts are a buffer, so that a published encoder needs no training data to give the vectors
+    that were published. γ is an option of the encoder, and in its manifest.
+
+    Args:
+        exponent: γ.
+        size: N, ids of the vocabulary that candidates' ids are in.
+    Source: docs/method.md, "Popularity in published vectors".
+    """
+
+    # Training pairs by row of the id vocabulary, float32 [N].
+    counts: Tensor
+
+    def __init__(self, exponent: float, size: int) -> None:
+        super().__init__()
+        self.exponent = exponent
+        self.register_buffer("counts", torch.zeros(max(size, 1)))
+
+    def count(self, ids: Tensor, counts: Tensor) -> None:
+        """Keep the training pairs, int64 [n], of candidates whose rows of the vocabulary are `ids`,
+        int64 [n]."""
+        self.counts.zero_()
+        self.counts[ids.to(self.counts.device)] = counts.to(self.counts)
+
+    def factors(self, ids: Tensor) -> Tensor:
+        """Return the factors, float32 [B], of candidates by their rows of the vocabulary, int64
+        [B]; 1 for the row -1, of a candidate that training never saw."""
+        ids = ids.to(self.counts.device)
+        return popularity_factors(self.counts[ids.clamp(min=0)] * (ids >= 0), self.exponent)
 
 
 class _Published(Embeddings):
@@ -247,6 +302,68 @@ def _learned(encoder: Encoder) -> dict[str, Tensor]:
     """Return an encoder's state without the counts of its candidates, which are of its corpus."""
     state = encoder.state_dict()
     return {name: value for name, value in state.items() if not name.startswith("popularity.")}
+
+
+class RowEncoder(Encoder):
+    """An encoder whose embedding of an entity depends on that entity's id and features alone.
+
+    Any B entities can be embedded without the others.
+    """
+
+    def embed(self, side: str, inputs: EntityInputs) -> Tensor:
+        """Return [B, D] for B inputs of a side, "query" or "candidate", as the loss sees them;
+        differentiable."""
+        with self.mixed_precision():
+            rows = self._embed(side, inputs)
+        return self.normalized(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+
+    @abstractmethod
+    def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
+        """Do what `embed` does, without the normalisation."""
+
+    def forward(self, scene: Scene) -> Embeddings:
+        return _ByRow(self, scene)
+
+    def known(self, side: str, scene: Scene) -> Tensor:
+        return scene.inputs[side].is_known
+
+    def blocks(self, side: str, inputs: EntityInputs, batch_size: int = ROWS) -> Iterator[Tensor]:
+        """Iterate over all embeddings as a version publishes them, in blocks [b, D], without
+        gradient, in evaluation mode."""
+        blocks = self.blocks_of_loss(side, inputs, batch_size)
+        if side == "query" or self.popularity is None:
+            return blocks
+        return scaled_blocks(blocks, self.popularity.factors(inputs.ids))
+
+    def blocks_of_loss(self, side: str, inputs: EntityInputs, batch_size: int) -> Iterator[Tensor]:
+        """Do what `blocks` does for embeddings as the loss sees them."""
+        for start in range(0, len(inputs), batch_size):
+            stop = min(start + batch_size, len(inputs))
+            rows = torch.arange(start, stop, device=inputs.ids.device)
+            with self.evaluating():
+                block = self.embed(side, inputs.take(rows).to(self.device))
+            yield block
+
+    def encode(self, side: str, entities: Side, batch_size: int = ROWS) -> Tensor:
+        """Return embeddings [N, D] of a corpus's side as a version publishes them, in its row
+        order, on the CPU."""
+        inputs = self.schema.read(side, entities)
+        blocks = (block.cpu() for block in self.blocks(side, inputs, batch_size))
+        return join_blocks(blocks, len(inputs), self.dim)
+
+
+class _ByRow(Embeddings):
+    """Embeddings that are computed on demand."""
+
+    def __init__(self, encoder: RowEncoder, scene: Scene) -> None:
+        self.encoder = encoder
+        self.scene = scene
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        return self.encoder.embed(side, self.scene.inputs[side].take(ids))
+
+    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
+        return self.encoder.blocks_of_loss(side, self.scene.inputs[side], batch_size)
 
 
 class CandidatesAtHand(Embeddings):

@@ -19,22 +19,16 @@ from evergram.errors import DataError
 ID = "id"
 
 
-def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
+def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -> EntityInputs:
     """Return B objects as an encoder of this schema reads them.
 
     Args:
-        objects: ids in a list, an array or a column; or a mapping for each object, or a table
-            (pandas, Polars or Arrow), with the id as "id" and the encoder's features, each a key or
-            a list of keys. A missing id or feature is None, or is left out.
+        columns: of `columns_of`: ids as "id", and the encoder's features, each a key or a list of
+            keys. A missing id or feature is None, or is left out.
         side: "query" or "candidate".
     Raises: DataError: there is no such side or feature; a key is neither an integer nor a text; or
         the encoder knows nothing of an object.
     """
-    return checked_inputs(columns_of(objects), side, schema)
-
-
-def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -> EntityInputs:
-    """Return the objects of `columns_of` as `inputs_of` does. Raises: DataError: as there."""
     has = list(names_of(side, schema))
     unknown = [name for name in columns if name not in has]
     if unknown:

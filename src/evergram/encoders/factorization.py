@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from evergram.encoders.embedding_tables import embedding_table, look_up
-from evergram.encoders.encoder import Scene
+from evergram.encoders.encoder import RowEncoder, Scene
 from evergram.encoders.features import SIDES, EntityInputs, Schema
-from evergram.encoders.row_encoder import RowEncoder
 
 
 class Factorization(RowEncoder):

@@ -1,11 +1,12 @@
-"""`ModuleEncoder`: an encoder made of the user's own modules."""
+"""`EncoderModules`, the user's own modules with functions that make their inputs from ids, and the
+`ModuleEncoder` that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,97 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.embedding_tables import ROWS, join_blocks
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.encoder_inputs import ID, columns_of, refuse_other_ids
-from evergram.encoders.encoder_modules import EncoderModules, outputs_of
 from evergram.encoders.features import SIDES, Schema
-from evergram.errors import DataError, LineageError, ShapeError
+from evergram.errors import DataError, ShapeError
 from evergram.ids import first_missing
+
+# Makes a module's input from B ids: a tensor, or a tuple or a dict of tensors.
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class EncoderModules:
+    """Your own query module and candidate module, to train instead of a built-in encoder.
+
+    A module is called as `module(inputs)`; as `module(*inputs)` if the inputs are a tuple, and as
+    `module(**inputs)` if they are a dict. It returns float [B, D], with one D for both sides. The
+    modules are never changed: every training starts from a copy of them. Dense parameters are
+    trained by Adam at `training.layer_rate`, tables `nn.Embedding(…, sparse=True)` by row-wise
+    Adagrad at `training.table_rate`, and parameters without `requires_grad` not at all.
+
+    Args:
+        query, candidate: the modules; one module may serve both sides.
+        query_inputs, candidate_inputs: make a module's input from a list of B ids, as the corpus
+            has them (int or str). They give the same input for the same id.
+        new_ids: True if they know ids that the version was not trained on; if False, such an id
+            gets the zero vector.
+        batch_size: entities in a forward pass without gradient.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from evergram import EncoderModules
+    >>> table = nn.Embedding(100, 8)
+    >>> modules = EncoderModules(table, table, torch.tensor, torch.tensor)
+    >>> modules
+    EncoderModules(query=Embedding, candidate=Embedding)
+    """
+
+    query: nn.Module
+    candidate: nn.Module
+    query_inputs: Collate
+    candidate_inputs: Collate
+    new_ids: bool = False
+    batch_size: int = 256
+
+    def __repr__(self) -> str:
+        query, candidate = type(self.query).__name__, type(self.candidate).__name__
+        return f"EncoderModules(query={query}, candidate={candidate})"
+
+    def copied(self) -> EncoderModules:
+        """Return the same with copies of the modules; the copies share what the modules share."""
+        query, candidate = deepcopy((self.query, self.candidate))
+        return replace(self, query=query, candidate=candidate)
+
+
+def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
+    """Return [B, D] of a side's module for B ids.
+
+    Raises: ShapeError: it returns another shape.
+    """
+    module: nn.Module = getattr(modules, side)
+    collate: Collate = getattr(modules, f"{side}_inputs")
+    parameter = next(module.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    inputs = _moved(collate(ids), device)
+    if isinstance(inputs, dict):
+        rows = module(**inputs)
+    elif isinstance(inputs, tuple):
+        rows = module(*inputs)
+    else:
+        rows = module(inputs)
+    if isinstance(rows, Tensor) and rows.ndim == 2 and len(rows) == len(ids):
+        if rows.is_floating_point():
+            return rows.float()
+        shape = f"{rows.dtype} {list(rows.shape)}"
+    else:
+        shape = f"{list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
+    raise ShapeError(
+        f"The {side} module returned {shape} for {len(ids)} ids; it must return a float tensor "
+        f"[{len(ids)}, D]."
+    )
+
+
+def _moved(inputs: Any, device: torch.device) -> Any:
+    """Move tensors, in tuples, lists and dicts, to a device."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {name: _moved(value, device) for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_moved(value, device) for value in inputs)
+    if isinstance(inputs, list):
+        return [_moved(value, device) for value in inputs]
+    return inputs
 
 
 @dataclass(frozen=True)
@@ -154,14 +242,6 @@ class ModuleEncoder(Encoder):
         vectors = join_blocks((block.cpu() for block in blocks), len(keys), self.dim)
         return vectors.numpy() if convert_to_numpy else vectors
 
-    def save_pretrained(self, folder: object, *, overwrite: bool = False) -> NoReturn:
-        """Raises: LineageError: always, as a folder cannot hold the modules' code."""
-        raise LineageError(
-            "An encoder of your own modules has no save_pretrained, as the folder could not hold "
-            "their code; save their state_dict() beside it, or read them again by "
-            "evergram.load_encoder(lineage, version, EncoderModules(…))."
-        )
-
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the modules once, under the first of its names.
 
@@ -187,26 +267,18 @@ class ModuleEncoder(Encoder):
         Raises: ShapeError: the modules have other tensors.
         """
         own = self.tensors()
-        missing, unknown = sorted(tensors.keys() - own.keys()), sorted(own.keys() - tensors.keys())
-        other = [
+        differing = sorted(
             name
-            for name in own.keys() & tensors.keys()
-            if own[name].shape != tensors[name].shape or own[name].dtype != tensors[name].dtype
-        ]
-        if missing or unknown or other:
-            parts = {
-                "lack": missing,
-                "have, and it has not,": unknown,
-                "have in another shape or type": sorted(other),
-            }
-            differences = "; ".join(
-                f"they {verb} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
-                for verb, names in parts.items()
-                if names
-            )
+            for name in own.keys() | tensors.keys()
+            if name not in own
+            or name not in tensors
+            or (own[name].shape, own[name].dtype) != (tensors[name].shape, tensors[name].dtype)
+        )
+        if differing:
             raise ShapeError(
-                f"These are not the modules of {version}: {differences}; give the modules that it "
-                "was trained with."
+                f"These are not the modules of {version}, whose tensors differ in name, shape or "
+                f"type: {', '.join(differing[:3])}{' …' if len(differing) > 3 else ''}; give the "
+                "modules that it was trained with."
             )
         with torch.no_grad():
             for name, value in tensors.items():

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evergram.encoders.embedding_tables import embedding_table, look_up
+from evergram.encoders.encoder import RowEncoder
 from evergram.encoders.features import SIDES, EntityInputs, Schema, table_name
-from evergram.encoders.row_encoder import RowEncoder
 
 
 class TwoTower(RowEncoder):

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty as GramianPenalty
     from evergram.gramian.new_queries.query_form import Interactions as Interactions
     from evergram.gramian.new_queries.query_form import QueryForm as QueryForm
-    from evergram.gramian.penalty import orthogonal_penalty as orthogonal_penalty
     from evergram.gramian.penalty import quadratic_penalty as quadratic_penalty
     from evergram.gramian.sagram import SAGram as SAGram
     from evergram.gramian.sampled import SampledGramian as SampledGramian

@@ -1,4 +1,4 @@
-"""The averaging rate α of an estimator: fixed, decaying, or chosen from noise and drift."""
+"""The averaging rate α of an estimator: fixed, or chosen from noise and drift."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class AveragingRate(HostBuffers):
     Args:
         shape: of the moment that is averaged.
         rate: α in (0, 1], or "auto".
-        decay: κ in [0, 1): step t has α t^−κ.
         start: the rate before "auto" has seen two windows.
 
     Source: docs/method.md, "The averaging rate".
@@ -50,7 +49,6 @@ class AveragingRate(HostBuffers):
         self,
         shape: torch.Size,
         rate: float | str,
-        decay: float = 0.0,
         *,
         recursive: bool = False,
         start: float = 0.05,
@@ -59,9 +57,6 @@ class AveragingRate(HostBuffers):
         self.auto: bool = rate == "auto"
         if not self.auto and (isinstance(rate, str) or not 0 < rate <= 1):
             raise ValueError(f"The averaging rate is {rate}; it must lie in (0, 1] or be 'auto'.")
-        if not 0 <= decay < 1:
-            raise ValueError(f"The decay of the averaging rate is {decay}; it must lie in [0, 1).")
-        self.decay = decay
         self.recursive = recursive
         self.value: Tensor
         self.steps: Tensor
@@ -80,8 +75,7 @@ class AveragingRate(HostBuffers):
 
     def forward(self) -> float:
         """Return α of this step."""
-        rate = float(self.value)
-        return rate * (int(self.steps) + 1) ** -self.decay if self.decay else rate
+        return float(self.value)
 
     @property
     def noise_every(self) -> int:
@@ -95,7 +89,7 @@ class AveragingRate(HostBuffers):
         return self.auto and int(self.steps) % self.noise_every == 0
 
     def observe(self, batch: Tensor, noise: Tensor | None, pairs: Tensor | None = None) -> None:
-        """Learn from a step that was averaged.
+        """Learn from a step that was averaged, with "auto".
 
         Args:
             batch: the batch's moment.
@@ -149,10 +143,6 @@ class AveragingRate(HostBuffers):
         # E‖move‖² = (WINDOW · δ)² + 2 var(mean); independent batches have the largest.
         apart = 2 * float(noise.clamp(max=1)) / WINDOW
         return max(float(moved) - apart, UNSEEN * apart) / WINDOW**2
-
-    def skip(self) -> None:
-        """Count a step of a fixed or decaying rate, which learns nothing from batches."""
-        self.steps = self.steps + 1
 
 
 def _follow(average: Tensor, value: Tensor, number: int) -> None:

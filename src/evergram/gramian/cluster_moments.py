@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evergram.gramian.averaging_rate import AveragingRate
 from evergram.gramian.estimator import HostBuffers
 
 # Columns of a cluster's sums, [K, D + 2]: Σ ν, then Σ ν v, and last Σ ν‖v‖².
@@ -205,7 +204,7 @@ class ClusterMoments(HostBuffers):
 
     Args:
         clusters, dim: K and D.
-        rate: α in (0, 1], or "auto"; the same for candidates and queries.
+        rate: α in (0, 1]; the same for candidates and queries.
         seed: of the draws of first centres.
         dtype: of the sums.
     Source: docs/method.md, "Softmax over clusters".
@@ -217,16 +216,14 @@ class ClusterMoments(HostBuffers):
         self,
         clusters: int,
         dim: int,
-        rate: float | str = 0.05,
+        rate: float = 0.05,
         *,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.seed = seed
-        shape = torch.Size((clusters, dim))
-        self.candidate_rate: AveragingRate = AveragingRate(shape, rate)
-        self.query_rate: AveragingRate = AveragingRate(shape, rate)
+        self.rate = rate
         self.sums: Tensor
         self.total: Tensor
         self.push: Tensor
@@ -280,11 +277,8 @@ class ClusterMoments(HostBuffers):
         # A product in place of a scattered sum, whose order is not the same twice on a GPU.
         wide = torch.cat([torch.ones_like(share)[:, None], rows, square[:, None]], dim=1)
         batch = members.T @ (wide * share[:, None])
-        rate = self.candidate_rate()
-        self.sums = torch.lerp(self.sums, batch, rate)
-        self.total = torch.lerp(self.total, (rows * share[:, None]).T @ rows, rate)
-        norms = weights.double().square() * square.double()
-        _observe(self.candidate_rate, batch[:, SIZE + 1 : SQUARE], norms)
+        self.sums = torch.lerp(self.sums, batch, self.rate)
+        self.total = torch.lerp(self.total, (rows * share[:, None]).T @ rows, self.rate)
         self.batches = self.batches + 1
         if int(self.batches) % EVERY == 0:
             self._rebalance()
@@ -299,12 +293,9 @@ class ClusterMoments(HostBuffers):
         """
         shares, rows = shares.to(self.push), rows.to(self.push)
         batch = shares.T @ rows / len(rows)
-        rate = self.query_rate()
-        self.push = torch.lerp(self.push, batch, rate)
-        self.gramian = torch.lerp(self.gramian, rows.T @ rows / len(rows), rate)
-        self.missing = self.missing * (1 - rate)
-        norms = shares.square().sum(1).double() * rows.square().sum(1).double()
-        _observe(self.query_rate, batch, norms)
+        self.push = torch.lerp(self.push, batch, self.rate)
+        self.gramian = torch.lerp(self.gramian, rows.T @ rows / len(rows), self.rate)
+        self.missing = self.missing * (1 - self.rate)
 
     def _rebalance(self) -> None:
         """Merge the emptiest clusters and split the widest."""
@@ -323,15 +314,3 @@ def nearest(rows: Tensor, centre: Tensor, taken: Tensor) -> Tensor:
     """
     distance = centre.square().sum(1) - 2 * rows @ centre.T
     return distance.masked_fill(~taken, torch.inf).argmin(1)
-
-
-def _observe(rate: AveragingRate, batch: Tensor, norms: Tensor) -> None:
-    """Let a rate learn from a batch's mean of B matrices, whose squared norms are `norms` [B]."""
-    if not rate.auto:
-        rate.skip()
-        return
-    noise: Tensor | None = None
-    if rate.wants_noise:
-        spread = norms.mean() - batch.double().square().sum()
-        noise = (spread / max(1, len(norms) - 1)).clamp(min=0)
-    rate.observe(batch, noise)

@@ -65,25 +65,16 @@ class EstimatorSettings(KindSettings):
     ) -> GramianEstimator:
         """Return what `build` does.
 
-        Raises: RecipeError: it returns no estimator with a float32 matrix [D, D + K].
+        Raises: RecipeError: the matrix of what it returns is not [D, D + K].
         """
-        import torch
-
-        from evergram.gramian.estimator import GramianEstimator
-
         estimator = self.build(dim, measure, factors, file)
-        matrix, shape = getattr(estimator, "matrix", None), (dim, dim + factors.shape[1])
-        # float32, unless a test of the mathematics asks torch for float64.
-        wanted = (torch.get_default_dtype(), shape)
-        has = "missing"
-        if isinstance(matrix, torch.Tensor):
-            has = f"{matrix.dtype} {list(matrix.shape)}"
-            if isinstance(estimator, GramianEstimator) and (matrix.dtype, matrix.shape) == wanted:
-                return estimator
-        raise RecipeError(
-            f"{type(self).__name__}.build returns a {type(estimator).__name__} whose matrix is "
-            f"{has}; return a GramianEstimator with a float32 matrix of [D, D + K] = {list(shape)}."
-        )
+        has, wanted = list(estimator.matrix.shape), [dim, dim + factors.shape[1]]
+        if has != wanted:
+            raise RecipeError(
+                f"{type(self).__name__}.build returns a matrix {has}; it must be [D, D + K] = "
+                f"{wanted}."
+            )
+        return estimator
 
 
 class BatchEstimatorSettings(EstimatorSettings):

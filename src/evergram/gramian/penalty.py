@@ -169,24 +169,6 @@ def _against(
     return value_and_moment
 
 
-def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
-    """Return 2 mean[ μ uᵀ Ĝ u ] while ⟨Ĝ, Ĝ⟩ > 1/D, else 0: it spreads one side over the sphere.
-
-    Its gradient estimates that of max(⟨G, G⟩, 1/D), global orthogonal regularisation; its value is
-    2⟨G, G⟩. 1/D is what rows of unit norm have when they are spread evenly: of other rows it means
-    nothing.
-
-    Args:
-        rows: [B, D] of unit norm.
-        moment: of the same side.
-        weight: [B].
-    Source: [G2] App. D, end; Zhang et al. 2017.
-    """
-    gramian = moment.gramian
-    active = (gramian.square().sum() > 1 / len(gramian)).to(rows)
-    return 2 * _against(BatchSide(rows, weight * active, moment), moment)[0]
-
-
 def _check_dims(query: BatchSide, candidate: BatchSide) -> None:
     """Check that embeddings and moments of both sides have one dim. Raises: ShapeError."""
     rows = [side.embeddings.shape[-1] for side in (query, candidate)]

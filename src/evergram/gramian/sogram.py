@@ -28,7 +28,6 @@ class SOGram(GramianEstimator):
     Args:
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto"; with 1 the estimate is the last batch.
-        decay: κ; step t has α t^−κ.
         correct_start: whether the zero start is divided out.
     """
 
@@ -39,12 +38,11 @@ class SOGram(GramianEstimator):
         dim: int,
         factors: int = 0,
         rate: float | str = 0.05,
-        decay: float = 0.0,
         correct_start: bool = True,
     ) -> None:
         super().__init__(dim, factors)
         self.correct_start = correct_start
-        self.rate: AveragingRate = AveragingRate(self.matrix.shape, rate, decay)
+        self.rate: AveragingRate = AveragingRate(self.matrix.shape, rate)
         self.missing: Tensor
         # Π (1 − α_t): the weight that the zero start still has.
         self.register_buffer("missing", torch.ones((), dtype=torch.float64))
@@ -64,5 +62,3 @@ class SOGram(GramianEstimator):
         if self.rate.auto:
             noise = batch_noise(rows, batch) if self.rate.wants_noise else None
             self.rate.observe(batch, noise)
-        else:
-            self.rate.skip()

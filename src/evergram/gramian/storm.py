@@ -25,7 +25,6 @@ class Storm(GramianEstimator):
     Args:
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto".
-        decay: κ; step t has α t^−κ.
     Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix; docs/method.md,
         "Recursive momentum".
     """
@@ -33,13 +32,9 @@ class Storm(GramianEstimator):
     wants_before = True
     on_host: tuple[str, ...] = ("started",)
 
-    def __init__(
-        self, dim: int, factors: int = 0, rate: float | str = 0.1, decay: float = 0.0
-    ) -> None:
+    def __init__(self, dim: int, factors: int = 0, rate: float | str = 0.1) -> None:
         super().__init__(dim, factors)
-        self.rate: AveragingRate = AveragingRate(
-            self.matrix.shape, rate, decay, recursive=True, start=0.1
-        )
+        self.rate: AveragingRate = AveragingRate(self.matrix.shape, rate, recursive=True, start=0.1)
         self.started: Tensor
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
@@ -59,5 +54,3 @@ class Storm(GramianEstimator):
             self.matrix = projected(batch + (1 - rate) * (self.matrix - before))
         if self.rate.auto:
             self.rate.observe(batch, batch_noise(rows, batch), pairs)
-        else:
-            self.rate.skip()

@@ -26,10 +26,14 @@ from torch import Tensor
 
 from evergram.atomic_files import new_folder
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
-from evergram.compatibility.closed_form_fit import fit_closed_form, pairs_needed
-from evergram.compatibility.degenerate import LONGEST, LengthCount, vectors_problem
+from evergram.compatibility.closed_forms import fit_closed_form, pairs_needed
 from evergram.compatibility.kinds import TRANSFORMS
-from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.second_moments import (
+    LONGEST,
+    LengthCount,
+    SecondMoments,
+    vectors_problem,
+)
 from evergram.compatibility.transforms import Transform
 from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, LineageError, ShapeError

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from evergram.compatibility.aligner.aligner import Aligner
 from evergram.compatibility.chance import LEAST_DEVIATIONS, beside_chance
-from evergram.compatibility.degenerate import MOST_ZEROS
-from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.second_moments import MOST_ZEROS, SecondMoments
 from evergram.evaluation.judged import (
     JudgedQueries,
     Judgements,

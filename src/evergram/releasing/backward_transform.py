@@ -19,7 +19,7 @@ from evergram.compatibility.alignment_loss import (
 )
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.closed_form_fit import fit_closed_form, moments_by_use
+from evergram.compatibility.closed_forms import fit_closed_form, moments_by_use
 from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus

@@ -18,8 +18,8 @@ from evergram.data.corpus import Corpus, PairBlock, PairRule, Side, Vocabulary
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.split import RowPairs, Split, known_pairs
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
+from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import LineageError, RecipeError
 from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
 from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics

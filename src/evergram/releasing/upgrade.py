@@ -17,13 +17,11 @@ from evergram.collectives import ALONE, Collectives, is_first_process
 from evergram.compatibility.certificate import StepError, certify
 from evergram.data.corpus import Corpus, summaries
 from evergram.data.split import Split, TrainedPairs
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.encoder import Encoder, popularity_factors
 from evergram.encoders.factory import publish_by_popularity
 from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import EncoderSettings, ModuleSettings
-from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.encoders.popularity_factor import popularity_factors
+from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
 from evergram.lineage.artefact import Artefact

@@ -19,11 +19,11 @@ from pydantic import (
     model_validator,
 )
 
+from evergram.encoders.encoder import RowEncoder
 from evergram.encoders.encoder_inputs import ID, inputs_of_columns, names_of, refuse_unknown
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import EntityInputs
 from evergram.encoders.kinds import ENCODERS
-from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
 from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage

@@ -25,8 +25,8 @@ class ClusteredSoftmax(Task):
     a batch is learned from after its loss, but for the first one, which has no other.
 
     A candidate v of cluster k is pushed by the derivative of the same sum through c_k and W,
-    Σ_a p_ak u_a/(n_k τ) + Γ(v − c_k)/(N τ²), Γ = Σ_a u_a ⊗ u_a over queries,
-    both averages over past batches.
+    Σ_a p_ak u_a/(n_k τ) + Γ(v − c_k)/(N τ²), Γ = Σ_a u_a ⊗ u_a over queries, where p_ak u_a and Γ
+    are averages over past batches.
 
     In evaluation mode (`eval()`) clusters stay as they are; before there are any, the batch's own
     serve, and are forgotten. Until a batch has a candidate of weight above 0, none are pushed.
@@ -35,7 +35,7 @@ class ClusteredSoftmax(Task):
         size: N, the candidates that are told apart.
         temperature: τ; the scores are ⟨u, v⟩/τ.
         clusters: K.
-        rate: α of the averages, or "auto".
+        rate: α of the averages.
     Source: docs/method.md, "Softmax over clusters".
     """
 
@@ -44,7 +44,7 @@ class ClusteredSoftmax(Task):
         size: int,
         temperature: float = 1.0,
         clusters: int = 512,
-        rate: float | str = 0.05,
+        rate: float = 0.05,
     ) -> None:
         super().__init__()
         self.size = size

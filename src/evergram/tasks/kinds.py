@@ -219,7 +219,7 @@ class TaskSettings(KindSettings):
         penalises = self.needs_penalty if self.penalty == "auto" else any(self.penalty)
         shortens = self.needs_penalty if self.l2 == "auto" else self.l2 > 0
         under = self.l2_measure or ("penalty" if self.l2 == "auto" else "examples")
-        gramians = penalises or self.orthogonal_weight > 0 or self.wants_means
+        gramians = penalises or self.wants_means
         return traits_where(
             {
                 Trait.PENALTY: penalises or self.sparse != "none",
@@ -237,11 +237,6 @@ class TaskSettings(KindSettings):
     def pair_target(self) -> Literal["one", "value"]:
         """The target of an observed pair: "one" for 1, or "value" for its value."""
         return "one"
-
-    @property
-    def orthogonal_weight(self) -> float:
-        """The weight of global orthogonal regularisation of both sides. [G2] App. D."""
-        return 0.0
 
     @property
     def has_parameters(self) -> bool:

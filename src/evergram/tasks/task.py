@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import Moment
-from evergram.gramian.penalty import BatchSide, orthogonal_penalty, penalty_of_batch
+from evergram.gramian.penalty import BatchSide, penalty_of_batch
 
 # For each side, one moment a measure.
 Moments = Mapping[str, list[Moment]]
@@ -131,7 +131,7 @@ class Loss:
 
 
 class Objective(nn.Module):
-    """task + Σ_r λ_r ĝ_r + mean w (s − π)² + l2 · mean(‖u‖² + ‖v‖²) + orthogonal terms.
+    """task + Σ_r λ_r ĝ_r + mean w (s − π)² + l2 · mean(‖u‖² + ‖v‖²).
 
     Σ_r p_r ⊗ q_r are the low-rank weights of all pairs and w the sparse ones of observed pairs
     ([G2] App. C, remark).
@@ -144,9 +144,8 @@ class Objective(nn.Module):
         l2_measure: "examples", mean over the batch including its negatives, if any; or
             "penalty", under the (first) measure of the penalty, which is the same as l2/λ added to
             the diagonal of both Gramians.
-        orthogonal: for each side, the weight of global orthogonal regularisation.
         constant: Σ_r λ_r Σ_ab p_a q_b π_ab², which the penalty's value lacks ([G2] App. B).
-    Source: [G2] §2, Eq. (7), App. B to D.
+    Source: [G2] §2, Eq. (7), App. B and C.
     """
 
     def __init__(
@@ -154,7 +153,6 @@ class Objective(nn.Module):
         task: Task,
         penalty: Sequence[float] = (0.0,),
         l2: float = 0.0,
-        orthogonal: Mapping[str, float] | None = None,
         constant: float = 0.0,
         l2_measure: str = "examples",
     ) -> None:
@@ -163,13 +161,12 @@ class Objective(nn.Module):
         self.penalty: tuple[float, ...] = tuple(penalty)
         self.l2 = l2
         self.l2_measure = l2_measure
-        self.orthogonal: dict[str, float] = {k: v for k, v in (orthogonal or {}).items() if v}
         self.constant = constant
 
     @property
     def wants_moments(self) -> bool:
         """True if it uses any Gramian."""
-        return any(self.penalty) or bool(self.orthogonal) or self.task.wants_means
+        return any(self.penalty) or self.task.wants_means
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
         """Return the loss of a batch, or of a process's portion of one, of which all add up to it.
@@ -218,12 +215,6 @@ class Objective(nn.Module):
             # The penalty had the norms, too, and half of them were counted.
             with torch.no_grad():
                 objective = objective + 0.5 * self.l2 * _norms(spread, made)
-        for side, strength in self.orthogonal.items():
-            moment, all_rows = moments[side][0], spread[side]
-            spread_penalty = orthogonal_penalty(all_rows.rows, moment, all_rows.weight[:, 0])
-            loss = loss + strength * spread_penalty
-            value = moment.gramian.square().sum().clamp(min=1 / len(moment.gramian))
-            objective = objective + strength * value * portion
         return Loss(loss, objective, made)
 
     def _check(self, loss: object, encoded: Encoded) -> None:

@@ -451,7 +451,6 @@ def _objective(
         task.build(corpus),
         strengths.penalty,
         strengths.l2,
-        dict.fromkeys(SIDES, task.orthogonal_weight),
         prior_constant(prior, measures, strengths.penalty),
         strengths.l2_measure,
     )

@@ -13,12 +13,16 @@ from torch import Tensor
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.split import Split, TrainedPairs
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.mapped_tensors import mapping_folder
-from evergram.encoders.module_encoder import ModuleEncoder, check_vectors, restore_module_encoder
+from evergram.encoders.module_encoder import (
+    EncoderModules,
+    ModuleEncoder,
+    check_vectors,
+    restore_module_encoder,
+)
 from evergram.errors import LineageError
 from evergram.ids import id_hashes
 from evergram.lineage.artefact import Artefact, Block, EncoderParts

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
-from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import DataError
 from evergram.evaluation.gramian_error import Histograms, Interval, score_histograms
 from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, EstimatorSettings

@@ -144,7 +144,6 @@ def _is_quadratic(recipe: Recipe) -> bool:
     """Return whether the form has all terms besides the pairs' loss."""
     return (
         recipe.task.sparse == "none"
-        and not recipe.task.orthogonal_weight
         and isinstance(recipe.prior, ZeroSettings | ConstantSettings)
         and not any(isinstance(power, str) for power in recipe.task.query_measure)
     )

@@ -211,7 +211,7 @@ class Step:
                 with self.encoder.evaluating():
                     rows = embeddings.rows(side, part.rows.ids)
                 others = (self._moments if moments is None else moments)[other]
-                # Without λ, where only a task or an orthogonal term uses Gramians, all count alike.
+                # Without λ, where only a task uses Gramians, all count alike.
                 penalty = self.objective.penalty
                 strengths = (penalty if any(penalty) else [1.0] * len(penalty))[: len(others)]
                 scores = contributions(rows, part.rows.weights, others, strengths)

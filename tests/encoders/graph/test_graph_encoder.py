@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +27,6 @@ from evergram.encoders.graph.graph_encoder import GraphEncoder
 from evergram.encoders.graph.graphsage import GraphSage
 from evergram.encoders.graph.lightgcn import LightGCN
 from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
-from evergram.errors import TrainingError
 
 Pairs = list[tuple[int, int]]
 
@@ -150,13 +148,6 @@ class TestGraphEncoder:
         data = graph_corpus()
         for vectors in random_encoder(kind, data, normalize=True).embed_all(data).values():
             torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)).double())
-
-    def test_without_the_extra_it_says_what_to_install(
-        self, kind: type[GraphEncoder], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "torch_geometric.nn", None)
-        with pytest.raises(TrainingError, match=r"pip install 'evergram\[graph\]'"):
-            random_encoder(kind, graph_corpus())
 
 
 @settings(max_examples=30, deadline=None)

@@ -97,15 +97,6 @@ def test_what_queries_push_by_is_an_average_over_batches() -> None:
     torch.testing.assert_close(clusters.gramian, gramian / whole)
 
 
-def test_an_automatic_rate_is_chosen_by_noise_and_drift() -> None:
-    still, moving = (ClusterMoments(K, DIM, "auto", dtype=torch.float64) for _ in range(2))
-    rows = blobs(0, spread=1.0)
-    stream(still, rows, 320)
-    for step in range(320):
-        stream(moving, rows + 0.2 * step, 1, seed=step)
-    assert float(still.candidate_rate()) < 0.5 * float(moving.candidate_rate())
-
-
 def test_the_nearest_centre_is_that_of_least_distance() -> None:
     draw = torch.Generator().manual_seed(0)
     rows, centre = (torch.randn(n, DIM, dtype=torch.float64, generator=draw) for n in (50, 9))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from evergram.compatibility.aligner.aligner_file import AlignerState, read_aligner, write_aligner
-from evergram.compatibility.aligner.arrays import BLOCK, VectorReader, map_vectors, open_vectors
+from evergram.compatibility.aligner.aligner_file import read_aligner, write_aligner
+from evergram.compatibility.aligner.arrays import (
+    BLOCK,
+    VectorReader,
+    Vectors,
+    map_vectors,
+    open_vectors,
+)
 from evergram.compatibility.aligner.solution import (
     AlignerReport,
     AlignerSettings,
@@ -20,10 +25,8 @@ from evergram.compatibility.aligner.solution import (
 )
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
-from evergram.errors import DataError, EvergramError, ShapeError
+from evergram.errors import DataError, ShapeError
 
-# A NumPy array, a torch tensor or an Arrow array of lists; in and out alike.
-Vectors = TypeVar("Vectors")
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -33,7 +36,7 @@ class Aligner:
     Rows are paired by position: row i of both arrays is the same object. A hash of its new vector
     puts each row into one of three groups: the fit uses the first, the second chooses the ridge
     (and the final fit uses it too), and the third measures the error. So the result is the same, up
-    to rounding, for any order of the rows and any division into blocks and machines.
+    to rounding, for any order of the rows and any division into blocks.
 
     Args:
         transform: "linear" (W z), "affine" (W z + b), "orthogonal" (a turn) or "low_rank".
@@ -42,7 +45,7 @@ class Aligner:
         scaled: True lets an orthogonal map, and it alone, stretch by one factor.
         held_out: share of the rows in the third group, which is never fitted to.
     Raises: DataError: a value is not allowed, or the transform does not use it.
-    Source: [BC] §3.2.3, post-hoc, solved for; see `compatibility.closed_form_solvers`.
+    Source: [BC] §3.2.3, post-hoc, solved for; see `compatibility.closed_forms`.
 
     >>> import numpy as np
     >>> from evergram.compatibility import Aligner
@@ -67,7 +70,6 @@ class Aligner:
         held_out: float = 0.1,
     ) -> None:
         self.settings: AlignerSettings = AlignerSettings(transform, rank, scaled, held_out, ridge)
-        self._dims: tuple[int, int] | None = None
         self._moments: GroupedMoments | None = None
         self._solution: Solution | None = None
 
@@ -86,20 +88,21 @@ class Aligner:
             old: [N, D_old] of floats, of the same objects in the same order, its output.
         Returns: this aligner.
         Raises: ShapeError: they are not arrays of vectors, or have different numbers of rows.
-            DataError: there are no rows, or one is missing or not finite. After an error the rows
+            DataError: there are no rows, or one is not finite. After an error the rows
             from before are still there.
         """
         readers = self._checked(new, old)
         if not readers[0].rows:
             raise DataError("new and old have no rows; give at least a few dozen pairs.")
-        self._dims = self._moments = self._solution = None
+        self._moments = self._solution = None
         return self._add(*readers)
 
     def partial_fit(self, new: Any, old: Any) -> Aligner:
         """Fit to these rows as well; blocks of any size give the fit to all of them at once.
 
-        Args, Returns, Raises: as of `fit`, also ShapeError for other dims than before. An empty
-            block is allowed, and nothing of a refused block is added.
+        Args, Returns, Raises: as of `fit`, also ShapeError for other dims than before, and
+            DataError for an aligner that was loaded. An empty block is allowed, and nothing of a
+            refused block is added.
 
         >>> import torch
         >>> from evergram.compatibility import Aligner
@@ -111,41 +114,19 @@ class Aligner:
         tensor([1., 1., 1.])
         """
         new_reader, old_reader = self._checked(new, old)
-        dims = old_reader.dim, new_reader.dim
-        if not all(dims):
-            return self  # no rows, of Arrow's lists, which do not say their dims
-        if self._dims not in (None, dims):
-            before = self._dims
+        if self._moments is None:
+            if self._solution is not None:
+                raise DataError(
+                    "This aligner was loaded from a file, which has its map and not the sums of "
+                    "its rows, so it can only be applied; fit a new one to all rows."
+                )
+        elif self._moments.dims != (old_reader.dim, new_reader.dim):
+            before = self._moments.dims
             raise ShapeError(
-                f"new has {dims[1]} dims and old {dims[0]}; the rows before had {before[1]} and "
-                f"{before[0]}."
+                f"new has {new_reader.dim} dims and old {old_reader.dim}; the rows before had "
+                f"{before[1]} and {before[0]}."
             )
         return self._add(new_reader, old_reader)
-
-    def merge(self, other: Aligner) -> Aligner:
-        """Add the rows of another aligner of the same settings, which is not changed.
-
-        Returns: this aligner.
-        Raises: DataError: the settings differ, `other` is this aligner, or one of them was saved
-            without its moments. ShapeError: the dims differ.
-        """
-        if not isinstance(other, Aligner):
-            raise DataError(
-                f"A {type(other).__name__} cannot be merged into an Aligner; give an Aligner."
-            )
-        if other is self:
-            raise DataError("An aligner cannot be merged with itself: each row would count twice.")
-        if other.settings != self.settings:
-            raise DataError(
-                f"{other!r} cannot be merged into {self!r}; give both the same settings."
-            )
-        if other._dims is None:
-            return self
-        theirs = other._open_moments()
-        moments = self._moments_of(other._dims)
-        moments.merge(theirs)
-        self._dims, self._moments, self._solution = other._dims, moments, None
-        return self
 
     def transform(self, new: Vectors) -> Vectors:
         """Map new vectors into the old space.
@@ -154,9 +135,8 @@ class Aligner:
             new: [N, D_new], or one vector [D_new].
         Returns: [N, D_old] or [D_old], of the type, dtype and device of `new`. Gradients of tensors
             flow.
-        Raises: ShapeError: they are not vectors, or have other dims. DataError: a row is missing,
-            not finite, or mapped beyond the range of its dtype; or no map can be fitted, as of
-            `report`.
+        Raises: ShapeError: they are not vectors, or have other dims. DataError: a row is not finite
+            or mapped beyond the range of its dtype; or no map can be fitted, as of `report`.
         """
         fitted = self._solved().fitted
         return map_vectors(new, fitted.weight, fitted.offset, "new")
@@ -181,41 +161,26 @@ class Aligner:
     def step_error(self) -> StepError:
         """Return the error of `as_transform` on held-out rows, for `certify` and for publishing.
 
-        Raises: DataError: as of `report`; no row is held out, or the moments were not saved.
+        Raises: DataError: as of `report`, or no row is held out.
         """
-        affine = self.as_transform().affine()
-        assert affine is not None  # each kind that has a closed form is
-        moments = self._open_moments()
-        held = moments.held
-        if not held.count:
+        error = self._solved().error
+        if error is None:
             raise DataError(
                 f"No row was held out to measure the error on (held_out is "
                 f"{self.settings.held_out:g}); fit more rows, or with a larger held_out."
             )
-        return StepError(held.sigma(*affine), moments.held_objects, held.power)
+        return error
 
-    def save(self, path: str | Path, *, moments: bool = True) -> None:
+    def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all, over an existing one.
+
+        It has the map, its report and its error, and reveals nothing else of the vectors.
 
         Args:
             path: of the file, in an existing folder.
-            moments: True keeps the second moments, (1 + D_old + D_new)² numbers thrice, which
-                `partial_fit` and `merge` need. Without them the file is small and reveals nothing
-                of the vectors but the map and its report.
-        Raises: DataError: there were no rows yet, or the file cannot be written; without moments,
-            also as of `report`.
+        Raises: DataError: the file cannot be written, or as of `report`.
         """
-        if self._dims is None:
-            raise _unfitted()
-        solution = self._solution
-        if not moments:
-            solution = self._solved()
-        elif solution is None:
-            # Too few rows have no map yet: more may be merged later, and `transform` raises if not.
-            with suppress(EvergramError):
-                solution = self._solved()
-        kept = self._moments if moments else None
-        write_aligner(Path(path), AlignerState(self.settings, self._dims, kept, solution))
+        write_aligner(Path(path), self.settings, self._solved())
 
     @classmethod
     def load(cls, path: str | Path) -> Aligner:
@@ -224,19 +189,16 @@ class Aligner:
         Raises: IntegrityError: the content differs from what was saved, if only by a bit.
             DataError: the file is missing, cannot be read, of a later format, or no aligner file.
         """
-        state = read_aligner(Path(path))
-        aligner = cls.__new__(cls)
-        aligner.settings = state.settings
-        aligner._dims, aligner._moments = state.dims, state.moments
-        aligner._solution = state.solution
+        aligner = cls()
+        aligner.settings, aligner._solution = read_aligner(Path(path))
         return aligner
 
     def _solved(self) -> Solution:
         """Return the map and its report, fitted anew if rows were added since."""
         if self._solution is None:
-            if self._dims is None:
-                raise _unfitted()
-            self._solution = solve(self._open_moments(), self.settings)
+            if self._moments is None:
+                raise DataError("This aligner has seen no rows; call fit(new, old) first.")
+            self._solution = solve(self._moments, self.settings)
             report = self._solution.report
             if report.better_than_chance is False:
                 log.warning(
@@ -254,19 +216,6 @@ class Aligner:
                 )
         return self._solution
 
-    def _open_moments(self) -> GroupedMoments:
-        if self._moments is None:
-            raise DataError(
-                "This aligner was saved without its moments, so it can only be applied; save it "
-                "with moments=True to go on with it."
-            )
-        return self._moments
-
-    def _moments_of(self, dims: tuple[int, int]) -> GroupedMoments:
-        if self._dims is None:
-            return GroupedMoments(*dims, self.settings.held_out)
-        return self._open_moments()
-
     def _checked(self, new: Any, old: Any) -> tuple[VectorReader, VectorReader]:
         """Return readers of both arrays, of which every row has been checked."""
         readers = open_vectors(new, "new"), open_vectors(old, "old")
@@ -276,22 +225,16 @@ class Aligner:
                 f"new has {rows[0]} rows and old {rows[1]}; rows are paired by position, so give "
                 "the vectors of the same objects in the same order."
             )
-        if all(reader.dim for reader in readers):
-            self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises if it is too high
+        self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises if it is too high
         for reader in readers:
             for start in range(0, reader.rows, BLOCK):
                 reader.block(start, start + BLOCK)
         return readers
 
     def _add(self, new: VectorReader, old: VectorReader) -> Aligner:
-        dims = old.dim, new.dim
-        moments = self._moments_of(dims)
+        moments = self._moments or GroupedMoments(old.dim, new.dim, self.settings.held_out)
         for start in range(0, new.rows, BLOCK):
             blocks = (reader.block(start, start + BLOCK) for reader in (old, new))
             moments.add(*(block.detach().cpu().double() for block in blocks))
-        self._dims, self._moments, self._solution = dims, moments, None
+        self._moments, self._solution = moments, None
         return self
-
-
-def _unfitted() -> DataError:
-    return DataError("This aligner has seen no rows; call fit(new, old) first.")

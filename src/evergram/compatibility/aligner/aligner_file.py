@@ -1,10 +1,9 @@
-"""Write and read an aligner as one safetensors file.
+"""Write and read a fitted aligner as one safetensors file.
 
 Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (safetensors writes several keys in
-changing order, and equal aligners should be equal files.) Tensors: `moments.GROUP.sum` and `.dims`
-of each group and `moments.held.hashes`, if rows can still be added; `map.weight` (and `map.offset`)
-in float64 and `transform.*` in float32, if a map has been fitted. The file holds no code. `sha256`
-in the record is the hash of all the rest.
+changing order, and equal aligners should be equal files.) Tensors: `map.weight` (and `map.offset`)
+and `error.sigma` in float64, and `transform.*` in float32. The file holds no code, and of the
+vectors only the map and its errors. `sha256` in the record is the hash of all the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,13 +22,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from evergram.atomic_files import replacing
-from evergram.compatibility.aligner.solution import (
-    AlignerReport,
-    AlignerSettings,
-    GroupedMoments,
-    Solution,
-)
-from evergram.compatibility.closed_form_fit import KINDS, ClosedForm
+from evergram.compatibility.aligner.solution import AlignerReport, AlignerSettings, Solution
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.closed_forms import KINDS, ClosedForm
 from evergram.compatibility.kinds import build_transform
 from evergram.errors import DataError, IntegrityError, ShapeError, reason_and_remedy
 from evergram.validation import sentence_of
@@ -39,75 +33,51 @@ KEY = "evergram.aligner"
 FORMAT_VERSION: Literal[1] = 1
 
 
-@dataclass(frozen=True)
-class AlignerState:
-    """The state of an aligner for D_old and D_new; without moments if it was saved so, and without
-    a solution if it has not been fitted yet."""
-
-    settings: AlignerSettings
-    dims: tuple[int, int]
-    moments: GroupedMoments | None
-    solution: Solution | None
-
-
-class _MapRecord(BaseModel):
-    """The map's transform and its report."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    kind: str
-    options: dict[str, Any]
-    has_offset: bool
-    report: AlignerReport
-
-
 class AlignerRecord(BaseModel):
-    """The JSON metadata of an aligner file."""
+    """The JSON metadata of an aligner file: its settings, the transform and what is known of it."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     format_version: Literal[1] = FORMAT_VERSION
     settings: AlignerSettings
-    dims: tuple[int, int]
-    zeros: tuple[int, int] | None
-    map: _MapRecord | None
+    kind: str
+    options: dict[str, Any]
+    report: AlignerReport
+    # `StepError.objects` and `.power`; None where no row was held out.
+    error: tuple[int, float] | None
     sha256: str = ""
 
 
-def write_aligner(path: Path, state: AlignerState) -> None:
+def write_aligner(path: Path, settings: AlignerSettings, solution: Solution) -> None:
     """Write a file, whole or not at all, over an existing one. Raises: DataError: it cannot be
     written."""
-    tensors: dict[str, Tensor] = {}
-    zeros = record = None
-    if state.moments is not None:
-        zeros = state.moments.zeros
-        tensors |= {f"moments.{k}": v for k, v in state.moments.state_dict().items()}
-    if state.solution is not None:
-        fitted = state.solution.fitted
-        tensors["map.weight"] = fitted.weight
-        if fitted.offset is not None:
-            tensors["map.offset"] = fitted.offset
-        tensors |= {f"transform.{k}": v for k, v in fitted.transform.state_dict().items()}
-        record = _MapRecord(
-            kind=fitted.transform.kind,
-            options=fitted.transform.options,
-            has_offset=fitted.offset is not None,
-            report=state.solution.report,
-        )
+    fitted, error = solution.fitted, solution.error
+    tensors = {f"transform.{k}": v for k, v in fitted.transform.state_dict().items()}
+    tensors["map.weight"] = fitted.weight
+    if fitted.offset is not None:
+        tensors["map.offset"] = fitted.offset
+    if error is not None:
+        tensors["error.sigma"] = error.sigma
     tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    whole = AlignerRecord(settings=state.settings, dims=state.dims, zeros=zeros, map=record)
-    whole.sha256 = content_digest(json.loads(whole.model_dump_json()), tensors)
-    metadata = {KEY: whole.model_dump_json()}
+    record = AlignerRecord(
+        settings=settings,
+        kind=fitted.transform.kind,
+        options=fitted.transform.options,
+        report=solution.report,
+        error=None if error is None else (error.objects, error.power),
+    )
+    record.sha256 = content_digest(json.loads(record.model_dump_json()), tensors)
+    metadata = {KEY: record.model_dump_json()}
     if not path.parent.is_dir():
         raise DataError(f"{path} cannot be written: {path.parent} is not a folder; make it first.")
     try:
         with replacing(path, owner=f".{os.getpid()}") as file:
             file.write(save(tensors, metadata))
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
+    except OSError as failed:
+        raise DataError(f"{path} cannot be written: {reason_and_remedy(failed)}.") from failed
 
 
-def read_aligner(path: Path) -> AlignerState:
+def read_aligner(path: Path) -> tuple[AlignerSettings, Solution]:
     """Read what `write_aligner` wrote.
 
     Raises: IntegrityError: the content differs from what was saved. DataError: the file is missing,
@@ -117,17 +87,12 @@ def read_aligner(path: Path) -> AlignerState:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise DataError(f"{path} is not there; give a file that Aligner.save wrote.") from None
-    except (OSError, SafetensorError) as error:
-        raise _refusal(path, f"it cannot be read ({str(error).rstrip('.')})") from error
-    if KEY not in metadata:
-        raise _refusal(path, f"its metadata has no key {KEY}")
-    try:
         content = json.loads(metadata[KEY])
         version = content["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _refusal(path, f"its metadata {KEY} is damaged") from error
+    except FileNotFoundError:
+        raise DataError(f"{path} is not there; give a file that Aligner.save wrote.") from None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise _refusal(path, f"it cannot be read ({str(error).rstrip('.')})") from error
     if version != FORMAT_VERSION:
         raise DataError(
             f"{path} has the format version {version}, and this Evergram reads version "
@@ -140,14 +105,10 @@ def read_aligner(path: Path) -> AlignerState:
         )
     try:
         record = AlignerRecord.model_validate_json(metadata[KEY])
+        return record.settings, _restored(record, tensors)
     except ValidationError as error:
         raise _refusal(path, sentence_of(error, AlignerRecord).rstrip(".")) from error
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise _refusal(path, f"its tensor {name} is not finite")
-    try:
-        return _restored(record, tensors)
-    except (DataError, ShapeError, KeyError, RuntimeError) as error:
+    except (ShapeError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:200].rstrip(".")
         raise _refusal(path, f"its parts do not fit together ({why})") from error
 
@@ -162,37 +123,32 @@ def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     return digest.hexdigest()
 
 
-def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> AlignerState:
-    """Return the state of a file.
+def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> Solution:
+    """Return the solution of a file.
 
-    Raises: KeyError, ShapeError, DataError, RuntimeError: the tensors do not fit the record.
+    Raises: KeyError, ShapeError, RuntimeError: the tensors do not fit the record.
     """
-    old_dim, new_dim = record.dims
-    if min(record.dims) < 1 or (record.zeros is None and record.map is None):
-        raise ShapeError(f"There is nothing in it for dims {old_dim} and {new_dim}.")
-    moments = solution = None
-    if record.zeros is not None:
-        moments = GroupedMoments(old_dim, new_dim, record.settings.held_out)
-        moments.load_state_dict(_under("moments.", tensors))
-        moments.zeros = record.zeros
-    if record.map is not None:
-        if record.map.kind not in KINDS:
-            raise ShapeError(f"The kind {record.map.kind!r} has no closed form.")
-        transform = build_transform(record.map.kind, old_dim, new_dim, record.map.options)
-        transform.load_state_dict(_under("transform.", tensors))
-        weight = tensors["map.weight"]
-        offset = tensors["map.offset"] if record.map.has_offset else None
-        if weight.shape != (old_dim, new_dim) or (
-            offset is not None and offset.shape != (old_dim,)
-        ):
-            raise ShapeError(f"The map is {list(weight.shape)}.")
-        report = record.map.report
-        solution = Solution(ClosedForm(transform, report.ridge, weight, offset), report)
-    return AlignerState(record.settings, record.dims, moments, solution)
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    if record.kind not in KINDS:
+        raise ShapeError(f"The kind {record.kind!r} has no closed form.")
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ShapeError(f"The tensor {name} is not finite.")
+    old_dim, new_dim = record.report.old_dim, record.report.new_dim
+    transform = build_transform(record.kind, old_dim, new_dim, record.options)
+    prefix = "transform."
+    transform.load_state_dict(
+        {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    )
+    weight, offset = tensors["map.weight"], tensors.get("map.offset")
+    shapes = weight.shape, None if offset is None else offset.shape
+    if shapes != ((old_dim, new_dim), None if offset is None else (old_dim,)):
+        raise ShapeError(f"The map is {list(weight.shape)}.")
+    error = None
+    if record.error is not None:
+        error = StepError(tensors["error.sigma"], *record.error)
+    return Solution(
+        ClosedForm(transform, record.report.ridge, weight, offset), record.report, error
+    )
 
 
 def _refusal(path: Path, reason: str) -> DataError:

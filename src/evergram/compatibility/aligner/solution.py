@@ -9,13 +9,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chance import beside_chance
-from evergram.compatibility.closed_form_fit import KINDS, ClosedForm, fit_closed_form, pairs_needed
-from evergram.compatibility.degenerate import degenerate_side
+from evergram.compatibility.closed_forms import KINDS, ClosedForm, fit_closed_form, pairs_needed
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.row_groups import pair_groups, vector_hashes
-from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.second_moments import SecondMoments, degenerate_side
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
@@ -28,7 +27,7 @@ class MapSettings:
     """The settings of every map that is fitted in closed form, checked.
 
     Args:
-        transform: one of `closed_form_fit.KINDS`.
+        transform: one of `closed_forms.KINDS`.
         rank: of low_rank, and of it alone; None for 32, or the smaller dim if that is less.
         scaled: True lets an orthogonal map, and it alone, stretch by one factor.
         held_out: share of the rows that measure the map and are never fitted to.
@@ -104,7 +103,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-GROUPS = ("seen", "chosen", "held")
 # Hashes of held-out vectors that are kept, the smallest: 1 MiB. So many different vectors are
 # counted one by one, and of more the number is estimated.
 KEPT_HASHES = 1 << 17
@@ -114,7 +112,7 @@ class GroupedMoments:
     """`SecondMoments` of each of `row_groups.Groups`.
 
     The new vector of a row alone decides its group, so the order of the rows and their division
-    into blocks and machines do not matter, and parts are merged by adding.
+    into blocks do not matter.
 
     Args:
         old_dim, new_dim: D_{k-1} and D_k.
@@ -129,7 +127,7 @@ class GroupedMoments:
         self.seen: SecondMoments
         self.chosen: SecondMoments
         self.held: SecondMoments
-        self.seen, self.chosen, self.held = (SecondMoments(old_dim, new_dim) for _ in GROUPS)
+        self.seen, self.chosen, self.held = (SecondMoments(old_dim, new_dim) for _ in range(3))
         self.zeros: tuple[int, int] = (0, 0)
         self.hashes: Tensor = torch.empty(0, dtype=torch.int64)
 
@@ -162,68 +160,25 @@ class GroupedMoments:
         """
         hashes = vector_hashes(new)
         groups = pair_groups(hashes, self.share)
-        for name in GROUPS:
-            mask: Tensor = getattr(groups, name)
-            self._of(name).add(old[mask], new[mask])
-        self._keep(hashes[groups.held])
+        self.seen.add(old[groups.seen], new[groups.seen])
+        self.chosen.add(old[groups.chosen], new[groups.chosen])
+        self.held.add(old[groups.held], new[groups.held])
+        different: Tensor = torch.unique(torch.cat([self.hashes, hashes[groups.held]]))
+        self.hashes = different[:KEPT_HASHES].clone()
         self.zeros = (
             self.zeros[0] + int((~old.any(1)).sum()),
             self.zeros[1] + int((~new.any(1)).sum()),
         )
 
-    def merge(self, other: GroupedMoments) -> None:
-        """Add the rows of another. Raises: ShapeError: its dims differ."""
-        for name in GROUPS:
-            self._of(name).merge(other._of(name))
-        self._keep(other.hashes)
-        self.zeros = (self.zeros[0] + other.zeros[0], self.zeros[1] + other.zeros[1])
-
     @property
     def fitted(self) -> SecondMoments:
         """Moments of all rows but the held-out ones."""
-        return self._sum("seen", "chosen")
+        return self.seen.plus(self.chosen)
 
     @property
     def whole(self) -> SecondMoments:
         """Moments of all rows."""
-        return self._sum(*GROUPS)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the moments as tensors, for `load_state_dict` and for safetensors."""
-        state = {
-            f"{name}.{key}": tensor
-            for name in GROUPS
-            for key, tensor in self._of(name).state_dict().items()
-        }
-        return {**state, "held.hashes": self.hashes}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a `state_dict`. Raises: DataError: it is not one, or has other dims."""
-        for name in GROUPS:
-            part = {k.split(".")[1]: v for k, v in state.items() if k.startswith(f"{name}.")}
-            moments = SecondMoments.from_state_dict(part)
-            if (moments.old_dim, moments.new_dim) != self.dims:
-                raise DataError(
-                    f"These moments have dims {moments.old_dim} and {moments.new_dim}; "
-                    f"{self.dims[0]} and {self.dims[1]} are needed."
-                )
-            setattr(self, name, moments)
-        self.hashes = state["held.hashes"]
-
-    def _keep(self, hashes: Tensor) -> None:
-        """Add hashes of held-out vectors."""
-        different: Tensor = torch.unique(torch.cat([self.hashes, hashes]))
-        self.hashes = different[:KEPT_HASHES].clone()
-
-    def _sum(self, *names: str) -> SecondMoments:
-        total = SecondMoments(*self.dims)
-        for name in names:
-            total.merge(self._of(name))
-        return total
-
-    def _of(self, name: str) -> SecondMoments:
-        moments: SecondMoments = getattr(self, name)
-        return moments
+        return self.seen.plus(self.chosen, self.held)
 
 
 @dataclass(frozen=True)
@@ -309,10 +264,11 @@ def measure(
 
 @dataclass(frozen=True)
 class Solution:
-    """A fitted map and its report."""
+    """A fitted map, its report, and the error of its transform; None if no row is held out."""
 
     fitted: ClosedForm
     report: AlignerReport
+    error: StepError | None
 
 
 def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
@@ -349,4 +305,7 @@ def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
         scaled=settings.scaled,
         rho=0.0 if settings.ridge == "auto" else float(settings.ridge),
     )
-    return Solution(fitted, measure(moments, fitted, settings.transform, rank))
+    affine, held, error = fitted.transform.affine(), moments.held, None
+    if held.count and affine is not None:
+        error = StepError(held.sigma(*affine), moments.held_objects, held.power)
+    return Solution(fitted, measure(moments, fitted, settings.transform, rank), error)

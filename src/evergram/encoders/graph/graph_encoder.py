@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +13,6 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES, Schema, table_name
 from evergram.encoders.graph.adjacency import adjacency, neighbour_sum
-from evergram.errors import TrainingError
 
 # The deviation at the start of a vector that all nodes of a side share, as in the code of [BC].
 SHARED_SCALE = 0.1
@@ -60,15 +57,16 @@ class GraphEncoder(Encoder):
         return Scene(super().read(corpus).inputs, adjacency(corpus, repeats=self.repeats))
 
     def forward(self, scene: Scene) -> Embeddings:
-        nodes = self.normalized(self.propagate(scene, _graph_of(scene)))
+        assert scene.graph is not None  # `read` has made it
+        nodes = self.normalized(self.propagate(scene, scene.graph))
         sizes = [len(scene.inputs[side]) for side in SIDES]
         return _Whole(dict(zip(SIDES, torch.split(nodes, sizes), strict=True)))
 
     def known(self, side: str, scene: Scene) -> Tensor:
-        graph = _graph_of(scene)
+        assert scene.graph is not None
         reached = torch.cat([scene.inputs[s].is_known for s in SIDES]).float()[:, None]
         for _ in range(self.depth):
-            reached = reached + neighbour_sum(graph, reached).clamp(max=1)
+            reached = reached + neighbour_sum(scene.graph, reached).clamp(max=1)
         queries = len(scene.inputs["query"])
         reached = reached[:queries] if side == "query" else reached[queries:]
         return reached[:, 0] > 0
@@ -163,23 +161,3 @@ class NodeInputs(nn.Module):
                 indices, self.tables[table_name(vocabulary)], offsets[:-1], mode="mean"
             )
         return summed
-
-
-def geometric(kind: str) -> Any:
-    """Return the module `torch_geometric.nn`. Raises: TrainingError: it is not installed."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # its own use of torch
-            import torch_geometric.nn
-    except ImportError:
-        raise TrainingError(
-            f"The encoder {kind} needs PyTorch Geometric, which is not installed; "
-            "pip install 'evergram[graph]'."
-        ) from None
-    return torch_geometric.nn
-
-
-def _graph_of(scene: Scene) -> Tensor:
-    if scene.graph is None:
-        raise ValueError("This scene has no graph; make it with `read` of the encoder.")
-    return scene.graph

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from evergram.encoders.encoder import Scene
 from evergram.encoders.features import Schema
 from evergram.encoders.graph.adjacency import neighbour_mean
-from evergram.encoders.graph.graph_encoder import GraphEncoder, NodeInputs, geometric
+from evergram.encoders.graph.graph_encoder import GraphEncoder, NodeInputs
 
 
 class GraphSage(GraphEncoder):
@@ -36,7 +35,6 @@ class GraphSage(GraphEncoder):
         repeats: True makes an edge of each interaction, as [BC]'s code does; False one of each
             pair.
         normalize: True scales embeddings to unit norm.
-    Raises: TrainingError: PyTorch Geometric is not installed.
     Source: Hamilton et al. 2017; as [BC] §5 and its authors' code have it.
     """
 
@@ -68,7 +66,7 @@ class GraphSage(GraphEncoder):
         )
         sizes = [*[width] * layers, dim]
         self.convolutions: nn.ModuleList = nn.ModuleList(
-            _convolution(a, b, generator) for a, b in pairwise(sizes)
+            _MeanConvolution(a, b, generator) for a, b in pairwise(sizes)
         )
         norms = [nn.BatchNorm1d(size) for size in sizes[1:]]
         # The last layer's outputs have this deviation for any inputs. Without it the initial scores
@@ -85,18 +83,17 @@ class GraphSage(GraphEncoder):
         return nodes
 
 
-def _convolution(width: int, dim: int, generator: torch.Generator) -> nn.Module:
-    """PyG's SAGEConv over a symmetric matrix of ones."""
+class _MeanConvolution(nn.Module):
+    """W mean_{j ~ i} h_j + b + V h_i, with the names and the start that PyTorch Geometric has."""
 
-    class MeanConvolution(geometric(GraphSage.kind).SAGEConv):  # type: ignore[misc]
-        """SAGEConv with our product, which with its gradient is three times as fast."""
+    def __init__(self, width: int, dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.lin_l: nn.Linear = nn.Linear(width, dim)
+        self.lin_r: nn.Linear = nn.Linear(width, dim, bias=False)
+        bound = 1 / math.sqrt(width)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
-        def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
-            return neighbour_mean(adj_t, x[0])
-
-    convolution: nn.Module = MeanConvolution(width, dim, aggr="mean", root_weight=True)
-    # The initialisation of PyG, from our generator.
-    bound = 1 / math.sqrt(width)
-    for parameter in convolution.parameters():
-        nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    return convolution
+    def forward(self, nodes: Tensor, graph: Tensor) -> Tensor:
+        combined: Tensor = self.lin_l(neighbour_mean(graph, nodes)) + self.lin_r(nodes)
+        return combined

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evergram.encoders.encoder import Scene
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.graph.adjacency import neighbour_balanced
-from evergram.encoders.graph.graph_encoder import GraphEncoder, NodeInputs, geometric
+from evergram.encoders.graph.graph_encoder import GraphEncoder, NodeInputs
 
 
 class LightGCN(GraphEncoder):
@@ -24,7 +22,6 @@ class LightGCN(GraphEncoder):
         layers: K.
         scale: standard deviation of the initial tables.
         normalize: True scales embeddings to unit norm.
-    Raises: TrainingError: PyTorch Geometric is not installed.
     Source: He et al. 2020, Eq. (3), (4).
     """
 
@@ -44,25 +41,11 @@ class LightGCN(GraphEncoder):
         self.start: NodeInputs = NodeInputs(
             schema, dim, ids=SIDES, scale=scale, generator=generator
         )
-        self.convolution: nn.Module = _convolution()
 
     def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
         nodes: Tensor = self.start(scene)
         total = nodes
         for _ in range(self.depth):
-            nodes = self.convolution(nodes, graph)
+            nodes = neighbour_balanced(graph, nodes)
             total = total + nodes
         return total / (self.depth + 1)
-
-
-def _convolution() -> nn.Module:
-    """PyG's LGConv over a symmetric matrix of ones."""
-
-    class BalancedConvolution(geometric(LightGCN.kind).LGConv):  # type: ignore[misc]
-        """LGConv with our product, whose gradient costs no more than the product."""
-
-        def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
-            return neighbour_balanced(adj_t, x)
-
-    convolution: nn.Module = BalancedConvolution(normalize=False)
-    return convolution

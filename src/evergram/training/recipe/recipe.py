@@ -41,7 +41,6 @@ DONE: dict[str, Any] = {
     "model.scale": 0.1,
     "model.residual": True,
     "model.repeats": False,
-    "task.orthogonal": 0.0,
     "gramian.gradient": "examples",
     "gramian.correct_start": True,
     "training.short_batch": False,
