@@ -268,6 +268,7 @@ def test_a_folder_has_what_is_in_it_now(
     used.unlink()
     stamps.append(files.stamps())
     assert not files.read(made.lineage).apply(SIDE, 0, [1])
+    assert caplog.text.count(f"{used} is gone") == 1
     assert len(set(stamps)) == len(stamps)
     # What is not required may come later, and what is wrong with it is a problem, and no error.
     files = SidecarFiles([used, tmp_path / "more"], required=False)

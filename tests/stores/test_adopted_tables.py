@@ -327,7 +327,7 @@ TYPED: list[Any] = [
 REFUSED: dict[str, list[Any]] = {
     "pgvector-table": [*TYPED, {"day": "2026-W05-6"}],
     "lance-table": [*TYPED, {"day": "2026-01-31T12:00:00"}],
-    "qdrant-collection": [{"kind": {"gt": "a"}}],
+    "qdrant-collection": [{"kind": {"gt": "a"}}, {"year": {"gte": 2**53 + 1}}],
 }
 
 
@@ -386,6 +386,6 @@ def test_numbers_are_compared_as_python_compares_them(
         return
     number, small = numbers[0], COLUMNS["small"]
     if store.kind == "qdrant-collection" and isinstance(number, int) and abs(number) > 2**53:
-        return  # it compares doubles
+        return  # it compares doubles, and refuses
     expected = [i for i, value in enumerate(small) if SIGNS[sign](value, number)]
     assert ids(store, {"small": {sign: number}}) == expected

@@ -86,6 +86,13 @@ def test_the_best_are_found_whatever_their_lengths(
     np.testing.assert_allclose(hits.scores, truth, rtol=1e-5, atol=max(largest, 1e-44))
 
 
+def test_a_sum_whose_parts_are_past_float32_has_a_score(store: Store) -> None:
+    vectors = np.array([[1e20, -1e20, 1e20, 0], [1, 0, 0, 0]], dtype=np.float32)
+    store.upsert(Rows(0, pa.array([0, 1]), vectors))
+    (hits,) = store.search({0: np.array([[1e20, 1e20, 1e19, 0]], dtype=np.float32)}, 2)
+    assert (hits.ids.to_pylist(), hits.scores.tolist()) == ([0, 1], [np.inf, np.float32(1e20)])
+
+
 def test_rows_that_rounding_cannot_tell_apart_are_scored_by_themselves(store: Store) -> None:
     """A thousand rows nearly alike."""
     vectors = np.ones((1000, 4), dtype=np.float32)

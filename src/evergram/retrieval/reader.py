@@ -24,7 +24,6 @@ from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.lineage.score_maps import QueryVectors
 from evergram.lineage.view import Missing, fold_in
 from evergram.reopening import Reopened
-from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.metric_search import Metric
 from evergram.retrieval.side_stores import SideStores, opened_stores
 from evergram.retrieval.sidecar_files import Paths, SidecarFiles
@@ -96,7 +95,6 @@ class Reader(Reopened):
         cls,
         lineage: Lineage | str | Path,
         stores: Mapping[str, str | ReadableStore] | None = None,
-        progress: SideProgress | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
         sidecars: Paths | SidecarFiles = (),
@@ -108,8 +106,6 @@ class Reader(Reopened):
             stores: side to a store or its address, see `stores.open_store`; by default the
                 snapshots. `close` closes them all. Versions after production are read from a store
                 that has rows of the newest, and else from a snapshot beside the lineage.
-            progress: called with the side, the version, rows written and rows in all, while a
-                snapshot is filled.
             encoder: addresses of encoders of text that may be opened, for `encode` and
                 `search_texts`, in place of those that versions record. None opens the recorded one,
                 but none of "python:" and "openai:", which would run code or send texts elsewhere.
@@ -121,7 +117,7 @@ class Reader(Reopened):
         files = sidecars if isinstance(sidecars, SidecarFiles) else SidecarFiles(sidecars)
         # What is wrong with them is said before stores are filled, which may take long.
         files.read(opened)
-        with opened_stores(opened, stores, progress) as (by_side, canaries):
+        with opened_stores(opened, stores) as (by_side, canaries):
             return cls(opened, by_side, canaries, encoder=encoder, sidecars=files)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -105,22 +105,18 @@ class SideStores:
 
 @contextmanager
 def opened_stores(
-    lineage: Lineage,
-    stores: Mapping[str, str | ReadableStore] | None,
-    progress: SideProgress | None,
+    lineage: Lineage, stores: Mapping[str, str | ReadableStore] | None
 ) -> Iterator[tuple[BySide, BySide]]:
     """Yield the stores and the canaries of a lineage for a `with` block; if it fails, those that
     were opened here are closed again. Raises: LineageError, DataError, StoreError."""
     opened: BySide = {}
-    opened.update(
-        local_stores(lineage, progress) if stores is None else open_stores(lineage, stores)
-    )
+    opened.update(local_stores(lineage) if stores is None else open_stores(lineage, stores))
     with ExitStack() as failed:
         for side, store in opened.items():
             if stores is None or store is not stores[side]:
                 failed.callback(store.close)
         canaries: BySide = {}
-        canaries.update(canary_stores(lineage, progress, None if stores is None else opened))
+        canaries.update(canary_stores(lineage, None if stores is None else opened))
         for store in canaries.values():
             failed.callback(store.close)
         yield opened, canaries
@@ -171,14 +167,11 @@ def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict
 
 
 def canary_stores(
-    lineage: Lineage,
-    progress: SideProgress | None = None,
-    beside: Mapping[str, ReadableStore] | None = None,
+    lineage: Lineage, beside: Mapping[str, ReadableStore] | None = None
 ) -> dict[str, Store]:
     """Return snapshots of the newest version, DIR/stores/.canary/<side>; none if it is production.
 
     Args:
-        progress: as for `local_stores`.
         beside: side to the store that is read for versions to production. A side whose store has
             rows of the newest version, and no row that cannot be read as it, gets no snapshot: that
             store is what will answer once the version is promoted.
@@ -197,7 +190,7 @@ def canary_stores(
             as_texts = store is not None and store.id_type == pa.string()
             as_texts = as_texts and id_type(lineage, side, lineage.newest) == "int64"
             folders[side] = parent / (f"{side}.string" if as_texts else side), as_texts
-    return _snapshots(lineage, folders, lineage.newest, progress) if folders else {}
+    return _snapshots(lineage, folders, lineage.newest) if folders else {}
 
 
 def _has_newest(lineage: Lineage, store: ReadableStore) -> bool:
@@ -214,7 +207,7 @@ def _snapshots(
     lineage: Lineage,
     folders: Mapping[str, tuple[Path, bool]],
     version: int,
-    progress: SideProgress | None,
+    progress: SideProgress | None = None,
 ) -> dict[str, Store]:
     """Return snapshots filled with a version, given for each side its folder, and whether ids are
     texts there whatever they are in the lineage."""

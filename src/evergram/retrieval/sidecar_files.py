@@ -169,7 +169,11 @@ class SidecarFiles:
         with self._reading:
             problems: list[str] = []
             chosen: dict[tuple[str, int], tuple[Path, VersionSidecar]] = {}
-            for path in self._files(problems):
+            files = self._files(problems)
+            for path in self._opened.keys() - files:
+                log.warning("%s is gone, and not used any more (%s).", path, self._opened[path][1])
+                del self._opened[path]
+            for path in files:
                 try:
                     sidecar = self._open(path)
                     sidecar.check(lineage, str(path))

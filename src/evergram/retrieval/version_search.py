@@ -178,8 +178,11 @@ class VersionSearch:
             turned, offset = self._maps.affine(version, target).queries(queries)
             offsets = None if offset is None else {version: offset}
             return view.search({version: turned}, k, offsets=offsets, ids=among)
+        if version == target and computed:
+            return view.nearest_by(metric, version, queries, k, among)
+        # Only here, as counting takes a database as long as a search.
         count = view.count().get(version, 0) if among is None else len(among)
-        if count > MOST_READ and (version != target or not computed):
+        if count > MOST_READ:
             raise DataError(
                 f"A search by {metric} at version {target} would read {count} rows of version "
                 f"{version} from {view.address}, and one search reads {MOST_READ} at most: search "

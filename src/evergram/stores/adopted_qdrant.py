@@ -331,6 +331,11 @@ def _range(condition: Condition, bound: Any) -> Any:
     """Return a range of numbers, or of times, which without a zone are of UTC."""
     named = condition.field[:80]
     if type_of(condition) == "number":
+        if isinstance(bound, int) and abs(bound) > EXACT:
+            raise DataError(
+                f"A bound of field {named!r} is {bound}; Qdrant compares doubles, so give one from "
+                f"{-EXACT} to {EXACT}."
+            )
         return models.Range(**{condition.operator: bound})
     try:
         if type_of(condition) == "boolean":

@@ -18,7 +18,7 @@ from filelock import Timeout
 
 from evergram.atomic_files import file_lock, write_bytes
 from evergram.errors import DataError, IntegrityError, StoreError, reason_and_remedy
-from evergram.stores.rows import Checks, Floats, Rows, Space, best_first
+from evergram.stores.rows import Checks, Floats, Rows, Space, best_first, products
 from evergram.stores.store import (
     ReadableStore,
     errors_as_store_errors,
@@ -249,7 +249,7 @@ def _nearest(table: Any, query: Floats, k: int, count: int) -> tuple[pa.Array, F
     search = search.minimum_nprobes(probes).maximum_nprobes(0)
     hits = search.select(["id", COLUMN, "_distance"]).to_arrow()
     # Its distance is 1 - score, which loses digits of a small score.
-    return best_first(hits["id"].combine_chunks(), vectors_of(hits) @ query, k)
+    return best_first(hits["id"].combine_chunks(), products(query[None], vectors_of(hits))[0], k)
 
 
 # `adopted_lance` uses these too.

@@ -15,7 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, FormatError, StoreError
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, best_first, joined_ids
+from evergram.stores.rows import (
+    ID_TYPES,
+    Checks,
+    Floats,
+    Rows,
+    Space,
+    best_first,
+    joined_ids,
+    products,
+)
 from evergram.stores.store import Store, checked_name, no_store, other_id_type
 
 FORMAT = 1
@@ -254,8 +263,7 @@ class TablePerVersionStore(Store):
         keys = joined_ids([rows.ids for rows, _ in found], self.id_type)
         empty = np.zeros((0, queries.shape[1]), dtype=np.float32)
         vectors = np.concatenate([empty, *(rows.vectors for rows, _ in found)])
-        with np.errstate(over="ignore", invalid="ignore"):
-            return [best_first(keys, vectors @ query, k) for query in queries]
+        return [best_first(keys, products(query[None], vectors)[0], k) for query in queries]
 
     def _add_space(self, space: Space) -> None:
         with self._writing() as store:
