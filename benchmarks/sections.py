@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import (
     by_command,
     defaults,
+    fold_in,
     large_run,
     migrations,
     pinned,
@@ -18,6 +19,7 @@ from benchmarks import (
     serving,
     steps,
     time_to_als,
+    upgraded_scores,
     verdicts,
     walks,
     which_loss,
@@ -59,6 +61,7 @@ SECTIONS = {
     ),
     "movielens": Section(by_command.movielens_section, by_command.tiny_movielens, needs_data=True),
     "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
+    "fold-in": Section(fold_in.measure, fold_in.tiny, fold_in.table, needs_data=True),
     "time-to-als": Section(
         time_to_als.measure, time_to_als.tiny, time_to_als.table, needs_data=True
     ),
@@ -71,6 +74,9 @@ SECTIONS = {
     "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
     "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
     "verdicts": Section(verdicts.measure, verdicts.tiny, verdicts.table, needs_data=True),
+    "upgraded-scores": Section(
+        upgraded_scores.measure, upgraded_scores.tiny, upgraded_scores.table, needs_data=True
+    ),
 }
 
 

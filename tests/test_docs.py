@@ -167,18 +167,25 @@ def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_python_of_the_migrate_pages_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it: a sample, a cascade and a sidecar, over two made-up models."""
+    """All of it: a sample, a cascade, a half-migrated search and a sidecar, over two made-up
+    models."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.csv").write_text("id,text\n" + "".join(f"{i},a text\n" for i in range(50)))
     (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq1\t7\t1\n")
     vectors, _ = by_two_models(1.0, 0.5)
     old, new = vectors.old, vectors.new
+    search_old = searched(vectors.texts, old.numpy(), 0)
     space: dict[str, Any] = {
         "folder": tmp_path,
         "record": record_of(open_text_encoder("python:evergram.texts.text_encoder:letters")),
         "encode": lambda ids: new.numpy()[[vectors.texts.index(i) for i in ids.to_pylist()]],
         "new_queries": vectors.new_queries.numpy(),
-        "first": searched(vectors.texts, old.numpy(), 0)(vectors.old_queries.numpy(), 20),
+        "old_queries": vectors.old_queries.numpy(),
+        "first": search_old(vectors.old_queries.numpy(), 20),
+        "search_old": search_old,
+        "search_new": searched(vectors.texts[:50], new[:50].numpy(), 1),
+        "sample_old": old[:50].numpy(),
+        "sample_new": new[:50].numpy(),
         "old": torch.cat([old, old], dim=1).repeat(1, 3),
         "new": new,
         "ids": vectors.texts,

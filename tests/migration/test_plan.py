@@ -105,6 +105,14 @@ def swapped(vectors: MigrationVectors) -> MigrationVectors:
     return replace(vectors, old_queries=vectors.new_queries, new_queries=vectors.old_queries)
 
 
+def with_two_models(vectors: MigrationVectors, name: str) -> MigrationVectors:
+    """Return vectors of which every second text's, by one model, are those of a third model."""
+    rows = getattr(vectors, name).clone()
+    turn = torch.linalg.qr(torch.randn(len(rows.T), len(rows.T)))[0]
+    rows[::2] = rows[::2] @ turn
+    return replace(vectors, **{name: rows})
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -112,6 +120,8 @@ def swapped(vectors: MigrationVectors) -> MigrationVectors:
         (lambda v: mixed_up(v, "new", "new_queries"), "texts mixed up"),
         (lambda v: mixed_up(v, "new_queries"), "queries were swapped"),
         (swapped, "queries were swapped"),
+        (lambda v: with_two_models(v, "old"), "file of old texts holds vectors of two models"),
+        (lambda v: with_two_models(v, "new"), "file of new texts holds vectors of two models"),
     ],
 )
 def test_files_that_cannot_be_judged_get_no_verdict(

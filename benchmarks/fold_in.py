@@ -1,0 +1,151 @@
+"""New users folded in without training, beside the same users trained: Recall@20 of their pairs.
+
+One user in ten, of those with at least five pairs, is new: a fifth of their pairs are the test. The
+model beside has trained on the other four fifths; the model that folds them in has seen none of
+their pairs. Both have one random percent of their pairs to choose the epoch by.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from benchmarks import gowalla
+from benchmarks.defaults import one_thread
+from benchmarks.tiny import recipes
+from evergram.data.corpus import Corpus
+from evergram.evaluation.ranking import Relevance, rank_metrics
+from evergram.gramian import QueryForm
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.view import fold_in, stored_lookup
+from evergram.releasing.upgrade import train
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+
+METRIC = "recall@20"
+SHARE, LEAST_PAIRS, TESTED, SEED = 0.1, 5, 0.2, 0
+SOFTMAX = {
+    "model": {"dim": 64, "normalize": True, "start": "smooth"},
+    "task": {"kind": "softmax_all", "temperature": 0.1, "push": 1.22},
+    "training": {"optimizer": "adam", "decay": 0.95, "epochs": 24},
+}
+# Recipe, objective, and what is other than in the recipe.
+RUNS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("movielens", "squared loss", {}),
+    ("movielens", "softmax over all", SOFTMAX),
+    ("gowalla-softmax", "softmax over all", {"training": {**SOFTMAX["training"], "epochs": 12}}),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: the metric of new users, over all of them, by how they got their vectors."""
+
+    data: str
+    objective: str
+    users: int
+    trained: float
+    folded: float
+    mean: float
+
+
+def measure() -> list[Row]:
+    with one_thread():
+        gowalla.convert()
+        folder = gowalla.ROOT / "recipes"
+        return [row_of(folder / f"{name}.toml", what, own) for name, what, own in RUNS]
+
+
+def tiny() -> list[Row]:
+    short = {"training": {"epochs": 1}}
+    unit = {"model": {"dim": 4, "normalize": True}, "task": SOFTMAX["task"]}
+    with recipes() as folder:
+        return [
+            row_of(folder / "random.toml", "squared loss", {**short, "model": {"dim": 4}}),
+            row_of(folder / "random.toml", "softmax over all", {**short, **unit}),
+        ]
+
+
+def row_of(path: Path, objective: str, own: Mapping[str, Any]) -> Row:
+    """Train both models of a recipe, whose tables `own` replaces, and rank for the new users."""
+    corpus = load_corpus(Recipe.load(path))
+    query, candidate = corpus.column("query"), corpus.column("candidate")
+    is_new, is_test = _drawn(query)
+    values = {**tomllib.loads(path.read_text()), **own, "data": {"kind": "python"}}
+    values |= {"split": {"kind": "random", "share": 0.01}, "metrics": [METRIC]}
+
+    def trained(pairs: Tensor) -> Artefact:
+        kept = {"query": query[pairs].numpy(), "candidate": candidate[pairs].numpy()}
+        return train(Recipe.of(deepcopy(values)), Corpus.of(kept), progress=False)
+
+    known, fresh = trained(~is_test), trained(~is_new)
+    seen = is_new & ~is_test
+    users, own_row, counts = torch.unique(query[seen], return_inverse=True, return_counts=True)
+    met = candidate[seen][torch.argsort(own_row, stable=True)].split(counts.tolist())
+    is_test &= torch.isin(query, users)
+
+    def recall(artefact: Artefact, vectors: Tensor) -> float:
+        """Return the metric of the users' vectors [U, D], over the candidates of a model."""
+        rows = _rows(artefact, "candidate", candidate[seen])
+        relevance = Relevance.of(
+            torch.searchsorted(users, query[is_test]),
+            _rows(artefact, "candidate", candidate[is_test]),
+            own_row[rows >= 0],
+            rows[rows >= 0],
+        )
+        return rank_metrics(vectors, artefact.block("candidate")[1], relevance, [METRIC])[METRIC]
+
+    def folded(form: QueryForm) -> float:
+        lookup = stored_lookup(lambda: fresh.block("candidate"))
+        lists = [ids.tolist() for ids in met]
+        return recall(fresh, fold_in(form, lookup, lists, missing="skip"))
+
+    form = fresh.query_form
+    assert form is not None
+    return Row(
+        path.stem,
+        f"{objective} ({form.rule})",
+        len(users),
+        recall(known, known.block("query")[1][_rows(known, "query", users)]),
+        folded(form),
+        folded(QueryForm.mean(fresh.dim, normalize=form.length != "free")),
+    )
+
+
+def _drawn(query: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which pairs are of new users, and which of these are the test, bool [n]."""
+    draw = torch.Generator().manual_seed(SEED)
+    enough = (torch.bincount(query) >= LEAST_PAIRS).nonzero()[:, 0]
+    chosen = enough[torch.randperm(len(enough), generator=draw)]
+    is_new = torch.isin(query, chosen[: max(1, int(SHARE * len(enough)))])
+    return is_new, is_new & (torch.rand(len(query), generator=draw) < TESTED)
+
+
+def _rows(artefact: Artefact, side: str, ids: Tensor) -> Tensor:
+    """Return the row of each id in an artefact's block; -1 of others."""
+    places = pc.index_in(pa.array(ids.numpy()), value_set=artefact.block(side)[0])
+    return torch.tensor(places.fill_null(-1).to_numpy(), dtype=torch.long)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a table: new users trained, folded in, and as the mean of their candidates."""
+    lines = [
+        "| data | objective | new users | trained on their pairs | folded in | / trained "
+        "| mean of candidates |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.data} | {row.objective} | {row.users} | {row.trained:.4f} | "
+            f"{row.folded:.4f} | {row.folded / row.trained:.3f} | {row.mean:.4f} |"
+        )
+    return "\n".join([*lines, "", "Recall@20 of a fifth of each new user's pairs; one seed."])
