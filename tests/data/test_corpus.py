@@ -245,6 +245,8 @@ def test_what_is_said_of_each_feature() -> None:
             "stock": [*map(str, ids[1:]), "sold out"],
             "kind": ["lamp", "shade"] * 20,
             "day": ["2025-02-28", "2025-02-30"] * 20,
+            "euros": ["1.234,50 €", "950,00 €"] * 20,
+            "code": ["00017", "00018"] * 20,
         }
     )
     corpus = Corpus.of([(1, i) for i in ids], candidate_features=features)
@@ -259,6 +261,8 @@ def test_what_is_said_of_each_feature() -> None:
     assert "'2025-02-28'" in str(said["day"].warning)
     assert "'name' has 40 values for 40 objects" in str(said["name"].warning)
     assert "'sold out' is neither" in str(said["stock"].warning)
+    assert "'1.234,50 €' is neither" in str(said["euros"].warning)
+    assert (said["code"].type, said["code"].warning) == ("category", None)
 
 
 def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,7 @@ HEAD = b"query,candidate,value\n"
         ("x.csv", HEAD + b"1,2,3\n,3,1\n", "row 2: query is empty"),
         ("x.csv", HEAD + b"1,2,3\n1,NULL,1\n", "row 2: candidate is 'NULL'.* missing value"),
         ("x.csv", HEAD + b"1,2,3\n1,3,\n", "row 2: value is empty"),
+        ("x.csv", HEAD + b"17.0,2,3\n18.0,3,3\n", "row 1: query is '17.0'; .* without decimals"),
         ("x.csv", HEAD + b"1,2,3\n" * MANY + b"1,2,good\n", f"row {MANY + 1}: value is 'good'"),
         ("x.csv", HEAD.replace(b"value", b"time") + b"1,2,5\n1,3,soon\n", "row 2: time is 'soon'"),
         ("x.csv.gz", gzip.compress(HEAD + b"1,2,3\n" * 99, mtime=0)[:-9], "cannot be read"),
@@ -133,7 +134,7 @@ HEAD = b"query,candidate,value\n"
         ("x.arrow", b"not arrow", "cannot be read"),
         ("x.xlsx", b"?", "no known format"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_a_table_that_cannot_be_used_is_one_sentence(
     tmp_path: Path, name: str, content: bytes, message: str

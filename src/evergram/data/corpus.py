@@ -39,6 +39,12 @@ from evergram.ids import refuse_repeats
 
 # A category has nearly as many values as objects from this share of them, if there are so many.
 NEARLY_ALL, FEW = 0.9, 20
+# Numbers and dates as people write them, which are read as no numbers: 1.234,50 € or 31.12.2025.
+_SIGN = "[$€£¥%]|EUR|USD|GBP|CHF"
+_SPACE = "[ \u00a0\u202f]"
+_DIGITS = rf"(\d+|\d{{1,3}}(([.,'’]|{_SPACE})\d{{3}})+)([.,]\d+)?"
+_AMOUNT = rf"^{_SPACE}*({_SIGN})?{_SPACE}*[+-]?{_DIGITS}{_SPACE}*({_SIGN})?{_SPACE}*$"
+WRITTEN = rf"{_AMOUNT}|^ *\d\d?[./]\d\d?[./]\d{{4}}( |$)"
 
 
 @dataclass(frozen=True)
@@ -223,11 +229,13 @@ def _not_a_measure(side: str, name: str, feature: Feature) -> str | None:
             "it empty."
         )
     others = keys.filter(pc.invert(pc.match_substring_regex(keys, rf"{DATE}|{FLOAT_CELL}")))
-    if not 0 < len(others) <= (1 - NEARLY_ALL) * len(keys):
+    written = pc.match_substring_regex(keys, rf"{DATE}|{FLOAT_CELL}|{WRITTEN}").true_count
+    if not len(others) or written < NEARLY_ALL * len(keys):
         return None
     return (
         f"The {side} feature {name!r} is read as categories, as {others[0].as_py()!r} is neither a "
-        "number nor a time, and nearly all others are; write each cell as one, or leave it empty."
+        "number such as 1234.5 nor a time such as 2025-05-31, and nearly all others may be; write "
+        "each cell as one, or leave it empty."
     )
 
 

@@ -46,6 +46,7 @@ TIMES = (
 )
 A_TIME = "a number or a date in ISO 8601, as 2024-05-31 or 2024-05-31T12:00:00Z"
 _CLOSE = "close the quotation mark before it, or write the table as Parquet"
+_WHOLE = r"^-?\d+\.0+$"  # integers as pandas writes them, where a cell of the column is missing
 # In a unit of Arrow's times; a nanosecond is less than one.
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 
@@ -246,6 +247,9 @@ def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fa
         broken = _true(pc.match_substring_regex(cells, BROKEN))
         faults.append((broken, f"an id, without a line feed or a NUL byte; {_CLOSE}"))
         missing = pc.and_not(missing, broken)
+        whole = _true(pc.match_substring_regex(cells, _WHOLE))
+        if pc.all(pc.or_(whole, missing)).as_py():  # others would be other ids: 17.0 than 17
+            faults.append((whole, "an integer without decimals"))
     words = "; in a file of text this word means a missing value" if text_file else ""
     blank = _blank(cells)
     faults += [(pc.and_(missing, blank), "an id"), (pc.and_not(missing, blank), f"an id{words}")]
