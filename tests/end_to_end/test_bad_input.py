@@ -589,6 +589,12 @@ VECTORS = [
     imported("a Parquet named as Arrow", CLICKS, "bad.arrow"),
     aligned("no id in common", vectors(V, [f"other{i}" for i in range(ROWS)])),
     aligned("no ids", npy(V)),
+    aligned(
+        "a vector too long, of an object that the old file lacks",
+        vectors(np.vstack([V, np.float32(1e37) * V[:1]]), [*IDS, "more"]),
+        "'more' has the length",
+        "--max-error inf",
+    ),
     aligned("vectors at random", vectors(V)),
     aligned("vectors all the same", vectors(np.ones((ROWS, DIM), np.float32))),
     aligned("an unknown transform", vectors(V), "rotate", "--transform rotate"),

@@ -93,8 +93,12 @@ def recipe(small: Recipe) -> Recipe:
 def test_the_page_has_what_was_published(recipe: Recipe, tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     path = tmp_path / "made" / "0.html"
+    # Nearly all candidates are among the first 1000, so another metric chooses.
+    recipe = Recipe.of(recipe.model_dump(), ["training.metric='recall@1000'"])
     metrics = train_and_publish(recipe, lineage, progress=False, report=path).metrics
-    text = path.read_text()
+    text, metric = path.read_text(), lineage.recipe(0)["training"]["metric"]
+    assert metric != "recall@1000"
+    assert f"{metric} on the selection pairs by epoch: no point" not in text
     first = Page(text)
     assert not first.open
     assert not first.requests

@@ -18,6 +18,8 @@ from evergram.lineage.record import LineageRecord, read_record
 from evergram.lineage.remote import RECORD, Remote
 
 LOCK = "training.lock"
+# The parts of a lineage that has nothing to read.
+EMPTY = {".lock", "versions", "embeddings"}
 
 
 @contextmanager
@@ -27,7 +29,8 @@ def writing(
     elsewhere: AbstractContextManager[object],
     patience: float = 0,
 ) -> Iterator[None]:
-    """Hold the lock of a lineage for a block.
+    """Hold the lock of a lineage for a block. A folder that is made for a first publication, and
+    is not one, is removed again.
 
     Args:
         path: its folder, or its mirror; `where` is what to call it in an error.
@@ -36,11 +39,16 @@ def writing(
     Raises: LineageError: another process holds it, or something cannot be written. IntegrityError:
         a symbolic link leads out of the folder.
     """
+    new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
         check_parts(path)
         with file_lock(path / ".lock", timeout=patience, mode=file_mode(path)), elsewhere:
-            yield
+            try:
+                yield
+            finally:
+                if new and {part.name for part in path.iterdir()} <= EMPTY:
+                    shutil.rmtree(path, ignore_errors=True)
     except Timeout:
         raise LineageError(
             f"Another process is publishing to {where} or changing it; wait for it and try again."
@@ -73,8 +81,8 @@ def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) ->
     if not same:
         newest = current.versions[-1] if current.versions else "none"
         raise LineageError(
-            f"{where} has changed since it was opened (its newest version is {newest}); open it "
-            "again, or run the command again."
+            f"{where} has changed since it was opened (its newest version is {newest}); nothing "
+            "was written; open it again, or run the command again."
         )
     return current
 
@@ -127,8 +135,10 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
 def clear_work(work: Path) -> None:
     """Remove the checkpoints of a training that is published, unless another process trains."""
     if work.is_dir():
-        with suppress(OSError), _lock(work).acquire(timeout=0):  # filelock's Timeout is an OSError
-            shutil.rmtree(work, ignore_errors=True)
+        with suppress(LineageError), training_claim(work, str(work.parent)):
+            for path in work.iterdir():
+                if path.name != LOCK:
+                    remove_tree(path)
 
 
 def _lock(work: Path) -> FileLock:

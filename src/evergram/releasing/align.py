@@ -26,7 +26,7 @@ from evergram.evaluation.version_distance import VectorPairs, chance_reading, ma
 from evergram.ids import id_hashes
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publication import canary_rows
+from evergram.lineage.publication import RowSample, canary_rows
 from evergram.releasing.past_file import (
     SIDE,
     checked_past,
@@ -434,6 +434,9 @@ def align(
     first = first_version(before, {"align": {**recorded, **facts_of(before)}}, canaries=kept)
     first = replace(first, embeddings={SIDE: lambda: alignment.blocks(before)})
     if not lineage.versions:
+        # Vectors that cannot be published are refused before the old ones are.
+        for _ in RowSample(SIDE, *alignment.dims).through(alignment.blocks(new)):
+            pass
         lineage.publish(first)
     recipe = {"align": {**recorded, **facts_of(new)}}
     artefact = _next_version(alignment, lineage, recipe)

@@ -234,13 +234,16 @@ def open_or_create(place: str | Path, name: str | None = None) -> Lineage:
     """Return the lineage at a place, created where there is none, with the name "embeddings" by
     default.
 
-    Raises: LineageError: a name was given for a lineage that exists.
+    Raises: LineageError: another name was given for a lineage that exists.
     """
     if not Lineage.exists(place):
         return Lineage.create(place, NAME if name is None else name)
-    if name is not None:
-        raise LineageError(f"--name is of a new lineage, and {place} is one already; leave it out.")
-    return Lineage.open(place)
+    lineage = Lineage.open(place)
+    if name not in (None, lineage.name):
+        raise LineageError(
+            f"{place} is a lineage already, with the name {lineage.name}; leave --name out."
+        )
+    return lineage
 
 
 def import_embeddings(

@@ -39,8 +39,8 @@ def train_and_publish(
     refuse_unwritable(report)
     lineage.refuse_unwritable()
     with lineage.training() as folder:
-        artefact = train(recipe, folder=folder, **training)
-    return _reported(publish(lineage, artefact), recipe, lineage, report)
+        published = publish(lineage, train(recipe, folder=folder, **training))
+    return _reported(published, lineage, report)
 
 
 def upgrade_and_publish(
@@ -65,14 +65,16 @@ def upgrade_and_publish(
     refuse_unwritable(report)
     refuse_unmeasurable(lineage, recipe, limits.max_degradation, limits.strict_probes)
     lineage.refuse_unwritable()
-    artefact = upgrade(recipe, lineage, folder=lineage.work_dir, **training)
-    return _reported(publish(lineage, artefact, **vars(limits)), recipe, lineage, report)
+    # Also while probes run and files are written, nobody begins what could not be published.
+    with lineage.training() as folder:
+        artefact = upgrade(recipe, lineage, folder=folder, **training)
+        published = publish(lineage, artefact, **vars(limits))
+    return _reported(published, lineage, report)
 
 
-def _reported(
-    published: Published, recipe: Recipe, lineage: Lineage, report: Path | None
-) -> Published:
+def _reported(published: Published, lineage: Lineage, report: Path | None) -> Published:
     if report is not None:
-        metric = recipe.training.metric
+        # The given recipe's is another where that could not tell models apart.
+        metric = lineage.recipe(published.version)["training"]["metric"]
         write_report(report, lineage.name, metric, published.metrics, published.warnings)
     return published

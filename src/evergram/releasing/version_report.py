@@ -165,7 +165,8 @@ def _readings(metric: str, metrics: Mapping[str, Any]) -> list[str]:
     text = (
         f"{metric} on the test queries and the candidates that each past version knew: by "
         "that version itself, and by this version through the chain of backward transforms. The "
-        "error is on objects that alignment never saw, over the length of their past vectors."
+        "error is on objects that alignment never saw, over the length of their past vectors. A "
+        "version that is not here was not measured."
     )
     return [paragraph(text), table(f"{metric} kept", header, rows)]
 
