@@ -90,7 +90,8 @@ def row_of(path: Path, objective: str, own: Mapping[str, Any]) -> Row:
     known, fresh = trained(~is_test), trained(~is_new)
     seen = is_new & ~is_test
     users, own_row, counts = torch.unique(query[seen], return_inverse=True, return_counts=True)
-    met = candidate[seen][torch.argsort(own_row, stable=True)].split(counts.tolist())
+    ordered = candidate[seen][torch.argsort(own_row, stable=True)]
+    met = torch.split_with_sizes(ordered, counts.tolist())
     is_test &= torch.isin(query, users)
 
     def recall(artefact: Artefact, vectors: Tensor) -> float:
