@@ -713,7 +713,7 @@ SERVICES = [
     damaged("l/consumers.json", b"{", "serve l --port 0"),
     damaged("l/versions/1/transform.safetensors", None, "serve l --port 0"),
     damaged("l/embeddings/1/object.parquet", b"PAR1 PAR1", "serve l --port 0"),
-    served("--store object=gone", "gone"),
+    served("--processes 2 --store object=gone", "gone"),
     served("t --store candidate=s", "s"),
     served("--store object=s", ".vectors", spoilt_vectors(None)),
     served("--store object=postgresql://me@127.0.0.1:9/d#t", ":9"),

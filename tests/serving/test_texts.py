@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -295,20 +296,33 @@ def word_vectors_of_second(texts: list[str]) -> Any:
     return word_vectors(texts, 1, 12)
 
 
-def test_texts_whose_turn_does_not_come_are_refused(lineage: Lineage) -> None:
+def test_texts_whose_turn_does_not_come_are_refused_and_an_encoder_that_hangs_is_named(
+    lineage: Lineage,
+) -> None:
     gate = Gate()
     with serving(lineage, gate) as (http, texts), ThreadPoolExecutor(1) as pool:
         first = pool.submit(embed, http, "word1")
         assert gate.entered.wait(30)
-        function_of(texts).limit = 0.01
+        function = function_of(texts)
+        function.limit, began = 0.01, function._began
+        function._began = math.inf  # as of a call that has just begun
         refusal = embed(http, "word2")
         assert (refusal.status_code, refusal.headers["retry-after"]) == (503, "1")
         assert "at work on other texts" in refusal.json()["error"]["message"]
         # Which says nothing about the encoder, nor does a check whose turn does not come.
         texts.check()
         assert texts.problem is None
+        # Not so where it has waited for the same call for too long.
+        function._began = began
+        assert embed(http, "word2").status_code == 503
+        assert "fails" in http.get("/readyz").json()["problem"]
+        assert GAUGE in http.get("/metrics").text
+        assert embed(http, "text-1", input_type="id").status_code == 200
+        assert http.get("/healthz").status_code == 200
+        function.limit = 60.0
         gate.go.set()
-        assert first.result(60).status_code == 200
+        assert first.result(60).status_code == 503
+        recovered(http, texts)
 
 
 def test_a_failing_encoder_is_named_and_not_asked_again_until_a_check_passes(

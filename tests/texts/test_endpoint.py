@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -177,6 +177,20 @@ def test_all_tries_end_within_the_limit(clock: Clock) -> None:
     with pytest.raises(ServiceError):
         encoder.encode(["word1"])
     assert limits == [module.TIMEOUT] * module.TRIES
+
+
+def test_an_answer_that_drips_ends_within_the_limit(clock: Clock) -> None:
+    class Drips(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            while True:
+                clock.pass_by(4)
+                yield b" "
+
+    encoder = at(httpx.MockTransport(lambda _: httpx.Response(200, stream=Drips())))
+    encoder.limit = 15.0
+    with pytest.raises(ServiceError, match="did not end in time"):
+        encoder.encode(["word1"])
+    assert clock.now == 16
 
 
 WORDS = ["[UNK]", "red", "green", "ask", "tell"]

@@ -40,7 +40,6 @@ from evergram.texts.record import (
     record_of,
 )
 from evergram.texts.text_encoder import (
-    BusyError,
     NotFiniteError,
     Prompts,
     TextEncoder,
@@ -93,7 +92,7 @@ def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
     assert entered.wait(30)
     encoder.limit = 0.001
-    with pytest.raises(BusyError):
+    with pytest.raises(ServiceError, match="has not answered for"):
         encoder.encode(["word1"])
     go.set()
     for thread in threads:

@@ -37,6 +37,7 @@ OF_ENCODERS = ("max_text", "text_cache", "canary_every")
         "repeatable. A database's password is best in PGPASSWORD or ~/.pgpass."
     ),
     no_auth="Let everybody read everything, wherever it listens.",
+    processes=described("Processes behind the port; limits hold for each.", min=1),
     set_="LIMIT=NUMBER | Set a limit of the service (docs/serving.md), such as timeout=60; "
     "repeatable.",
     allowed_host="NAME | A name that requests may address it by: shop.example, *.example, or * for "
@@ -58,6 +59,7 @@ def serve(
     port: int = 8000,
     store: list[str] | None = None,
     no_auth: bool = False,
+    processes: int = 1,
     set_: list[str] | None = None,
     allowed_host: list[str] | None = None,
     encoder: list[str] | None = None,
@@ -91,7 +93,8 @@ def serve(
     )
     log_to_stderr()
     stores = stores_by_side(store or ()) or None
-    with listen(lineage, port=port, stores=stores, settings=settings) as server:
+    where: dict[str, Any] = {"port": port, "stores": stores, "settings": settings}
+    with listen(lineage, **where, processes=processes) as server:
         _announce(lineage, server)
         server.run()
 

@@ -4,11 +4,13 @@ collector, by OTLP over HTTP as the OTEL_* variables say."""
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from evergram.tracing import trace_with, tracer
 
@@ -86,8 +88,21 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return the page that Prometheus reads."""
-        page: bytes = generate_latest(self.registry)
+        page: bytes = generate_latest(_OfProcess(self.registry))
         return page
+
+
+class _OfProcess:
+    """A registry; among several processes behind one port, every series has the label `process`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        label = {"process": str(os.getpid())} if multiprocessing.parent_process() else {}
+        for family in self._registry.collect():
+            family.samples = [s._replace(labels={**s.labels, **label}) for s in family.samples]
+            yield family
 
 
 def wants_traces(environment: Mapping[str, str]) -> bool:

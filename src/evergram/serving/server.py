@@ -5,15 +5,22 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import multiprocessing
+import os
+import signal
 import socket
+import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from evergram.errors import ServiceError
+from evergram.errors import EvergramError, ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
+from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
 from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.serving.service import Service, has_tokens
 from evergram.serving.settings import ServiceSettings
@@ -28,6 +35,10 @@ log: logging.Logger = logging.getLogger("evergram.serving")
 
 # Files that a process needs besides its connections: stores, logs, modules.
 FILES = 256
+# Seconds between the end of a process and the start of its successor.
+PAUSE = 1.0
+# Seconds beyond a request's time-out after which a process that was told to stop is killed.
+GRACE = 10.0
 
 
 class Server:
@@ -89,12 +100,111 @@ class Server:
         self.close()
 
 
+class ServerProcesses(Server):
+    """Several processes behind one port, each a `Server`; `run` replaces one that ends.
+
+    uvicorn's own supervisor runs uvicorn's own server alone, which ends connections at once.
+
+    Args:
+        opened: the lineage and the stores that each process opens as a service.
+        service: has filled the stores, and shows what can be opened; closed before they begin.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        opened: tuple[str | Path, Mapping[str, str] | None],
+        service: Service,
+        settings: ServiceSettings,
+        listening: socket.socket,
+    ) -> None:
+        super().__init__(service, settings, listening)
+        service.close()
+        self._count, self._opened = count, (*opened, settings, log_format(), listening)
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Keep the processes alive until this one is told to stop, as `Server.run`.
+
+        Raises: ServiceError: one cannot serve from the start; the log says why.
+        """
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before[number] = signal.signal(number, lambda *_: self.stop())
+        running: list[SpawnProcess] = []
+        try:
+            running += (self._started() for _ in range(self._count))
+            first = tuple(running)
+            while not self._stopping.wait(0.2):
+                for place, ended in enumerate(running):
+                    if ended.is_alive():
+                        continue
+                    code = ended.exitcode or 0
+                    if ended in first and code > 0:
+                        raise ServiceError("A process of the service cannot serve; see its log.")
+                    log.error("Process %s ended with code %s; another is started.", ended.pid, code)
+                    if not self._stopping.wait(PAUSE):
+                        running[place] = self._started()
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.join(self.settings.timeout + GRACE)
+                process.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _started(self) -> SpawnProcess:
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=self._opened)
+        process.start()
+        return process
+
+    def stop(self) -> None:
+        """Let `run` end all processes, each after its requests under way, and return."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Release the address."""
+        self._listening.close()
+
+
+def _serve(
+    place: str | Path,
+    stores: Mapping[str, str] | None,
+    settings: ServiceSettings,
+    lines: LogFormat,
+    listening: socket.socket,
+) -> None:
+    """Serve in a process of its own until it is told to stop, or its parent is gone."""
+    # Ctrl-C in a terminal reaches the parent, too, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_log_format(lines)
+    log_to_stderr()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        sidecars = SidecarFiles(settings.sidecars, settings.sidecar_depth)
+        server = Server(Service(place, stores, texts_of(settings), sidecars), settings, listening)
+    except EvergramError as error:
+        log.error("%s", error)
+        sys.exit(1)
+    server.run()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def listen(
     place: str | Path,
     *,
     port: int = 8000,
     stores: Mapping[str, str] | None = None,
     settings: ServiceSettings | None = None,
+    processes: int = 1,
 ) -> Server:
     """Open a lineage as a service, and listen at an address.
 
@@ -105,6 +215,8 @@ def listen(
         port: 0 takes a free one.
         stores: side to address of a store; by default the lineage's own snapshots.
         settings: limits, and who may use it; `settings.host` is the address.
+        processes: how many answer; each is started anew from the program's main module, as by
+            `multiprocessing`, and has the limits for itself.
     Raises: ServiceError: the address is taken, a package of `evergram[serve]` is missing, or as
         `ServiceSettings.check`. EvergramError: the lineage, its consumers or a store cannot be
         opened.
@@ -113,8 +225,11 @@ def listen(
     listening = bound_socket(settings.host, port)
     try:
         sidecars = SidecarFiles(settings.sidecars, settings.sidecar_depth)
-        service = Service(place, stores, texts_of(settings), sidecars)
-        return Server(service, settings, listening)
+        texts = texts_of(settings)
+        if processes == 1:
+            return Server(Service(place, stores, texts, sidecars), settings, listening)
+        service = Service(place, stores, None, sidecars)
+        return ServerProcesses(processes, (place, stores), service, settings, listening)
     except BaseException:
         listening.close()
         raise
@@ -141,12 +256,13 @@ def serve(
     port: int = 8000,
     stores: Mapping[str, str] | None = None,
     settings: ServiceSettings | None = None,
+    processes: int = 1,
 ) -> None:
     """Serve a lineage until the process is told to stop; `evergram serve` from Python.
 
     Args, Raises: as `listen`.
     """
-    with listen(place, port=port, stores=stores, settings=settings) as server:
+    with listen(place, port=port, stores=stores, settings=settings, processes=processes) as server:
         server.run()
 
 

@@ -106,9 +106,8 @@ class EndpointEncoder(TextEncoder):
         end = math.inf if self.limit is None else monotonic() + self.limit
         for attempt in range(TRIES):
             pause = FIRST_PAUSE * 2**attempt
-            seconds = min(TIMEOUT, max(end - monotonic(), 0.001))
             try:
-                answer = self._http.post(self._url, json=body, timeout=seconds)
+                answer, content = self._read(body, end)
             except httpx.HTTPError as error:
                 if _is_last(attempt, pause, end) or isinstance(error, httpx.UnsupportedProtocol):
                     why = str(error).rstrip(".") or type(error).__name__
@@ -117,15 +116,29 @@ class EndpointEncoder(TextEncoder):
                     ) from error
             else:
                 if answer.status_code == 200:
-                    return answer.content
+                    return content
                 after = answer.headers.get("Retry-After", "")
                 pause = max(pause, float(after) if after.isdecimal() else 0.0)
                 status = answer.status_code
                 if status not in _RETRIED or _is_last(attempt, pause, end):
                     kind = TextsFailedError if status in _OF_TEXTS else ServiceError
-                    raise kind(_refusal(self._url, status, answer.content))
+                    raise kind(_refusal(self._url, status, content))
             time.sleep(min(pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0))
         raise AssertionError("the last try returns or raises")
+
+    def _read(self, body: dict[str, Any], end: float) -> tuple[httpx.Response, bytes]:
+        """Return the answer to one try. Raises: httpx.HTTPError: it did not come whole by `end`."""
+        import httpx
+
+        seconds = min(TIMEOUT, max(end - monotonic(), 0.001))
+        with self._http.stream("POST", self._url, json=body, timeout=seconds) as answer:
+            parts = []
+            for part in answer.iter_bytes():
+                parts.append(part)
+                # httpx's limit is of each part alone.
+                if monotonic() > end:
+                    raise httpx.ReadTimeout("its answer did not end in time")
+            return answer, b"".join(parts)
 
 
 def _is_last(attempt: int, pause: float, end: float) -> bool:

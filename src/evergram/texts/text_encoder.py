@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import monotonic
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -94,8 +96,11 @@ class TextEncoder(Reopened, ABC):
         self.prompts: Prompts = prompts
         self.batch: int = batch
         # Seconds to wait for a turn, or in which a model elsewhere must have encoded a batch, with
-        # all tries and pauses; None is as patient as a command may be. A service sets it.
+        # all tries and pauses; a call that others wait for and that lasts twice as long hangs. None
+        # is as patient as a command may be. A service sets it.
         self.limit: float | None = None
+        # When the call began that has the turn.
+        self._began = math.inf
         self._turn = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -170,11 +175,16 @@ class TextEncoder(Reopened, ABC):
     def _answer(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
         if not self.takes_turns:
             return self._tried(texts, prompt)
-        if not self._turn.acquire(timeout=-1 if self.limit is None else self.limit):
+        limit = self.limit
+        if not self._turn.acquire(timeout=-1 if limit is None else limit):
+            if limit is not None and monotonic() - self._began > 2 * limit:
+                raise ServiceError(f"{self.address} has not answered for {2 * limit:g} seconds.")
             raise BusyError(f"{self.address} is at work on other texts; try again.")
+        self._began = monotonic()
         try:
             return self._tried(texts, prompt)
         finally:
+            self._began = math.inf
             self._turn.release()
 
     def _tried(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
