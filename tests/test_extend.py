@@ -144,8 +144,7 @@ def test_an_estimator_of_ones_own_is_measured_and_compared_by_name(
     assert diagnosis.own == diagnosis.as_json()["this_run"] == "window (this run, |B| = 64)"
     names = {"window, |B| = 8", "window, |B| = 16", "sogram auto, |B| = 8", "this run"}
     assert names < diagnosis.gramian_error.keys() == diagnosis.gradient_error.keys()
-    error = diagnosis.gramian_error["window, |B| = 8"]
-    assert error.low == error.value == error.high > 0
+    assert diagnosis.gramian_error["window, |B| = 8"] > 0
     show({}, *diagnosis_parts(diagnosis, 4))
     printed = capsys.readouterr().out
     assert diagnosis.own in printed

@@ -165,7 +165,7 @@ def test_a_displaced_folder_is_put_back(tmp_path: Path) -> None:
 
 OLD: tuple[list[str], torch.Tensor] = ["a", "b", "c"], torch.tensor([[1.0, 1], [2, 2], [3, 3]])
 NEW: tuple[list[str], torch.Tensor] = ["c", "b", "a"], torch.tensor([[30.0, 3], [20, 2], [10, 1]])
-NAMES = ["x.npy", "x.safetensors"]
+NAMES = ["x.npy"]
 
 
 class Killed(BaseException):
@@ -273,7 +273,7 @@ def test_a_file_beside_goes_where_nothing_is_written_for_it(tmp_path: Path) -> N
 
 
 def test_a_file_alone_is_never_away(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
+    path = tmp_path / "x.parquet"
     for call in range(1, 100):
         write_vectors(path, blocks_of([1, 2, 3], OLD[1], 2))
         with failing_at(call, Killed()) as calls, suppress(Killed):

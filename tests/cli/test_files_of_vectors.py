@@ -22,7 +22,7 @@ from evergram.training.checkpoint import held_out
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors
 
-FORMATS = ("parquet", "arrow", "arrows", "npy", "safetensors")
+FORMATS = ("parquet", "arrow", "arrows", "npy")
 ROWS, OLD_DIM, NEW_DIM = 600, 6, 9
 
 
@@ -113,7 +113,7 @@ def test_a_chain_of_three_files(tmp_path: Path, evergram: Command) -> None:
     files = [
         put(tmp_path / "old.npy", old),
         put(tmp_path / "middle.parquet", middle),
-        put(tmp_path / "new.safetensors", newest, [f"id{i}" for i in range(80, ROWS + 40)]),
+        put(tmp_path / "new.arrow", newest, [f"id{i}" for i in range(80, ROWS + 40)]),
     ]
     lineage = tmp_path / "l"
     first = ("vectors", "align", files[0], files[1], "--lineage", lineage, "--name", "shop")

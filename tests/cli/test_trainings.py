@@ -59,7 +59,6 @@ def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
     assert (facts["lineage"], facts["version"]) == (str(trained_lineage), 2)
     assert len(facts["steps"]) == 2
     assert "sogram auto, |B| = 8" in facts["gramian_errors"]
-    assert facts["sampled"] == {"query": 0, "candidate": 0}
     assert facts["scores"]["observed_mean"] > facts["scores"]["random_mean"]
     assert all(1 <= each["effective_rank"] <= each["dim"] for each in facts["sides"].values())
     assert "plots.pdf" in evergram.refused("diagnose", trained_lineage, "--out", "plots.pdf")

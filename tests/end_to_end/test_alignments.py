@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import save_file
 from tests.support.command import Command
 
 from evergram.compatibility.certificate import LEAST_OBJECTS
@@ -44,7 +43,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put("named.parquet", NEW, names)
     np.save("old.npy", OLD)
     np.save("new.npy", NEW)
-    save_file({"vector": torch.from_numpy(NEW)}, "new.safetensors")
     Path("names.txt").write_text("\n".join(names) + "\n")
 
 

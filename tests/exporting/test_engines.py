@@ -1,4 +1,4 @@
-"""A view's vectors in other engines: Arrow functions, the page's examples, Feast and MLflow."""
+"""A view's vectors in other engines: Arrow functions, the page's examples, and MLflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -205,52 +204,8 @@ def test_the_first_example_makes_a_function_of_vectors(folder: Path) -> None:
     np.testing.assert_allclose(matrix(read["vector"]), AS_0, rtol=1e-5, atol=1e-5)
 
 
-SINCE = datetime(2026, 3, 1, tzinfo=UTC)
 # Warnings of theirs are not ours to fail on.
 theirs = pytest.mark.filterwarnings("default")
-
-
-@theirs
-@pytest.mark.long
-def test_feast_joins_vectors_as_of_a_time_and_serves_them(lineage: Lineage, tmp_path: Path) -> None:
-    need("feast")
-    import feast
-    import pandas as pd
-
-    from evergram.exporting.feast_source import feature_view
-
-    view = lineage.view(0)
-    repository = feast.RepoConfig(
-        project="films",
-        registry=str(tmp_path / "registry.db"),
-        provider="local",
-        online_store={"type": "sqlite", "path": str(tmp_path / "online.db")},
-        offline_store={"type": "dask"},
-        entity_key_serialization_version=3,
-    )
-    store = feast.FeatureStore(config=repository)
-    path = tmp_path / "films.parquet"
-    entity, features = feature_view(view, "object", path, name="films_v0", since=SINCE)
-    store.apply([entity, features])
-    ids, vectors = view.embeddings("object")
-    assert pq.read_table(path)["id"].combine_chunks().equals(ids)
-
-    day = timedelta(days=1)
-    asked = pd.DataFrame(
-        {"id": [12, 7, 7], "event_timestamp": [SINCE + day, SINCE + day, SINCE - day]}
-    )
-    joined = store.get_historical_features(asked, features=["films_v0:vector"]).to_df()
-    after = joined[joined["event_timestamp"] > SINCE].set_index("id")["vector"]
-    np.testing.assert_array_equal(np.stack(after[[12, 7]]), vectors[[12, 7]].numpy())
-    # For an earlier time, Feast gives no row, or one without a vector.
-    assert joined[joined["event_timestamp"] < SINCE]["vector"].isna().all()
-
-    store.materialize(SINCE - day, SINCE + day)
-    online = store.get_online_features(["films_v0:vector"], [{"id": 12}, {"id": 10_000}]).to_dict()
-    np.testing.assert_array_equal(np.float32(online["vector"][0]), vectors[12].numpy())
-    assert online["vector"][1] is None
-    tags = store.get_feature_view("films_v0").tags
-    assert (tags["evergram_version"], tags["evergram_fingerprint"]) == ("0", view.fingerprint)
 
 
 @theirs

@@ -412,7 +412,7 @@ def line(tmp_path: Path) -> Lineage:
     return lineage_of(tmp_path / "line")
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".npy", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".parquet", ".npy"])
 @pytest.mark.parametrize("source", [1, 2])
 def test_vectors_are_read_through_the_chain_and_ids_stay(
     line: Lineage, tmp_path: Path, suffix: str, source: int

@@ -10,14 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from evergram.vector_files.open_embeddings import EmbeddingFile
 
 TEXT = [f"object-{i}" for i in (3, 1, 4, 0, 5)]
 NUMBERS = [30, 10, 40, 0, 50]
-NAMES = ("vectors.parquet", "vectors.arrow", "vectors.arrows", "vectors.npy", "vectors.safetensors")
+NAMES = ("vectors.parquet", "vectors.arrow", "vectors.arrows", "vectors.npy")
 VECTORS = np.arange(20, dtype=np.float64).reshape(5, 4) / 4 - 1
 
 
@@ -64,14 +63,6 @@ def array(values: Any) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         np.save(folder / "x.npy", values)
         return folder / "x.npy"
-
-    return make
-
-
-def tensors(**values: Tensor) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        save_file(values, folder / "x.safetensors")
-        return folder / "x.safetensors"
 
     return make
 

@@ -48,34 +48,6 @@ def test_looking_on_changes_nothing(small: Recipe, kind: str) -> None:
     assert all(len(errors) == len(look.steps) for errors in look.gradient_errors.values())
 
 
-@pytest.mark.parametrize(
-    "kind", ["factorization", pytest.param("two_tower", marks=pytest.mark.long)]
-)
-def test_sampled_errors_are_close_to_the_exact_ones_and_state_how_close(
-    small: Recipe, kind: str
-) -> None:
-    recipe = changed(small, f"model.kind={kind}", "training.epochs=1")
-    chosen = {"sampled": {"kind": "sampled", "batch_size": 16}}
-    exact, sampled = (tracking(recipe, chosen, every=1, sample=size) for size in (None, 64))
-    fitted(recipe, [exact, sampled])
-    assert exact.drawn == {"query": 0, "candidate": 0}
-    assert exact.sampling == ""
-    assert all(len(counts) > 64 for counts in exact.counts.values())
-    assert sampled.drawn == {"query": 64, "candidate": 64}
-    assert "64 query rows and 64 candidate rows" in sampled.sampling
-    assert len(exact.steps) > 9
-    for name in ("sampled", OWN):
-        for truths, intervals in (
-            (exact.gramian[name], sampled.gramian[name]),
-            (exact.gradient[name], sampled.gradient[name]),
-        ):
-            assert all(truth.low == truth.value == truth.high for truth in truths)
-            inside = sum(i.low <= t.value <= i.high for t, i in zip(truths, intervals, strict=True))
-            assert inside >= 0.8 * len(truths)
-        mean = sampled.mean(sampled.gramian)[name]
-        assert mean.low <= exact.mean(exact.gramian)[name].value <= mean.high
-
-
 class Freeze(Callback):
     """Embeddings that stand still are what every average must find."""
 
@@ -102,7 +74,7 @@ def test_estimates_of_embeddings_that_stand_still(small: Recipe) -> None:
     assert last["exact"] < 1e-5
     assert last["slow"] < 0.5 * last["fast"]
     # A rival draws adaptively by its own estimates.
-    mean = {name: interval.value for name, interval in look.mean(look.gramian).items()}
+    mean = look.mean(look.gramian_errors)
     assert 0 < mean["adaptive"] < mean["linear"]
 
 
@@ -202,8 +174,8 @@ def test_without_a_gramian_what_is_published_is_measured_and_the_rest_says_why_n
     assert diagnosis.gramian_error == diagnosis.gradient_error == {}
     report = diagnosis.as_json()
     assert report["left_out"] == WITHOUT_GRAMIAN
-    assert (report["this_run"], report["steps"], report["sampled"]) == (None, [], {})
-    assert report["gramian_errors"] == report["mean_gradient_interval"] == {}
+    assert (report["this_run"], report["steps"]) == (None, [])
+    assert report["gramian_errors"] == report["mean_gradient_error"] == {}
     assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
     picture = write_diagnosis(tmp_path / "d.html", diagnosis.histograms, [], {}, {})
     assert "observed pairs" in picture.read_text()

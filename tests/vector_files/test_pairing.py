@@ -42,7 +42,7 @@ def collected(pairing: Pairing, size: int) -> dict[str, tuple[list[float], list[
     st.integers(1, 8),
     st.integers(1, 5),
     st.booleans(),
-    st.sampled_from(["a.parquet", "a.safetensors", "a.arrow"]),
+    st.sampled_from(["a.parquet", "a.npy", "a.arrow"]),
 )
 def test_pairs_are_those_of_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory,

@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from tests.support.vector_file_makers import (
     GOOD,
     NAMES,
@@ -28,7 +27,6 @@ from tests.support.vector_file_makers import (
     lists,
     parquet,
     put,
-    tensors,
     whole,
     with_ids,
 )
@@ -38,7 +36,6 @@ from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import (
     COMPUTED_FROM,
     FINGERPRINT,
-    TEXT_ENCODER,
     Block,
     EmbeddingFile,
     companion,
@@ -46,7 +43,6 @@ from evergram.vector_files.open_embeddings import (
     provenance_of,
 )
 from evergram.vector_files.writers import (
-    LONGEST_SAFETENSORS_HEADER,
     read_embeddings,
     vectors_from_arrow,
     vectors_to_arrow,
@@ -95,21 +91,6 @@ def test_arrays_and_ids_beside_them(tmp_path: Path) -> None:
     assert whole(open_embeddings(path))[0] == list("abcde")
 
 
-def test_tensors(tmp_path: Path) -> None:
-    for dtype in [torch.float16, torch.bfloat16, torch.float64]:
-        vectors = torch.tensor(VECTORS).to(dtype)
-        ids, matrix = whole(open_embeddings(tensors(anything=vectors)(tmp_path)))
-        assert ids == [0, 1, 2, 3, 4]
-        assert matrix.tolist() == vectors.tolist()
-        path = tensors(w=vectors, e=vectors + 1, key=torch.tensor(NUMBERS))(tmp_path)
-        ids, matrix = whole(open_embeddings(path, id_column="key", vector_column="w"))
-        assert ids == NUMBERS
-        assert matrix.tolist() == vectors.tolist()
-    for kind in [torch.uint8, torch.uint16, torch.int32]:
-        path = tensors(vector=torch.ones(2, 2), id=torch.tensor([7, 200], dtype=kind))(tmp_path)
-        assert whole(open_embeddings(path))[0] == [7, 200]
-
-
 def wrong_array(content: bytes) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         (folder / "x.npy").write_bytes(content)
@@ -123,19 +104,13 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (parquet(TEXT, lists(pa.float32(), "fixed", put(2, float("nan")))), "row 3 .*'object-4'.*NaN"),
     (array(np.array(put(1, -1e300))), "row 2 .*id 1.*too large for float32"),
     (array(np.array(put(1, float("nan")))), "row 2 .*id 1.*NaN"),
-    # Arrays, tensors, and ids beside them.
+    # Arrays, and ids beside them.
     (array(VECTORS[:0]), "holds no vectors"),
     (array(VECTORS[0]), r"float64 of shape \[4\]"),
     (array(VECTORS.astype(np.int64)), "holds int64"),
     (array(np.array([["a", {}]], dtype=object)), "never unpickled"),
     (with_ids("a\nb\n"), "has 2 ids and .* 5 vectors"),
     (with_ids("a\nb\n\nc\nd\n"), "line 3 has no id"),
-    (tensors(a=torch.ones(2, 2), b=torch.ones(2, 2)), r"no tensor 'vector'.*a \[2, 2\], b"),
-    (tensors(vector=torch.ones(2)), "no tensor 'vector' of two dims"),
-    (tensors(vector=torch.ones(2, 2, dtype=torch.int8)), r"holds torch\.int8"),
-    (tensors(vector=torch.ones(2, 2), id=torch.arange(3)), r"'id' is torch.int64 \[3\]; 2 int"),
-    (tensors(vector=torch.ones(2, 2), id=torch.ones(2) > 0), r"'id' is torch.bool \[2\]; 2 int"),
-    (tensors(vector=torch.ones(2, 2), id=torch.tensor([7, 2**63], dtype=torch.uint64)), r"2\^63"),
     # Columns.
     (
         parquet(TEXT, pa.array([*VECTORS.tolist()[:3], [1.0, 2.0], [0.0] * 4])),
@@ -155,7 +130,7 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (wrong_array(b"\x93NUM"), "is not a NumPy array"),
     (wrong_array(b"PK\x03\x04 cut short"), "is a zip"),
     (wrong_array(b"\x80\x04 a pickle"), "is a pickle, which is never opened"),
-    *((junk("x" + suffix), "cannot be read") for suffix in (".parquet", ".arrow", ".safetensors")),
+    *((junk("x" + suffix), "cannot be read") for suffix in (".parquet", ".arrow")),
     (junk("x.npy"), "in spite of|cannot be read"),
     (junk("x.txt"), r"no known format; the known ones end in \.parquet"),
     (lambda folder: folder, "is a folder"),
@@ -175,11 +150,10 @@ def test_what_is_no_file_of_ids_and_vectors_is_refused(tmp_path: Path) -> None:
 
 def test_texts_beside_an_array_that_was_written_here_are_taken_as_they_are(tmp_path: Path) -> None:
     """Whatever they look like."""
-    for kind in ["npy", "safetensors"]:
-        for text in ["1.5", "None", " ", "\ufeffx", "a\0b"]:
-            path = tmp_path / f"x.{kind}"
-            write_vectors(path, [(pa.array([text]), torch.ones(1, 2))])
-            assert whole(open_embeddings(path))[0] == [text]
+    for text in ["1.5", "None", " ", "\ufeffx", "a\0b"]:
+        path = tmp_path / "x.npy"
+        write_vectors(path, [(pa.array([text]), torch.ones(1, 2))])
+        assert whole(open_embeddings(path))[0] == [text]
     (tmp_path / "x.ids.txt").write_text("\n")
     with pytest.raises(DataError, match=r"ids\.txt line 1 has no id"):
         open_embeddings(tmp_path / "x.npy")
@@ -255,7 +229,7 @@ def test_suffixes_of_any_case_open_their_format(tmp_path: Path) -> None:
         assert whole(open_embeddings(tmp_path / name))[0] == TEXT
 
 
-FORMATS = ("parquet", "arrow", "npy", "safetensors")
+FORMATS = ("parquet", "arrow", "npy")
 PROVENANCE = provenance_of("sha256:" + "a" * 64, "sha256:" + "b" * 64)
 EIGHT = torch.arange(8.0).reshape(4, 2)
 
@@ -345,13 +319,10 @@ def test_rows_that_are_written_are_read_back(
     stale = "stale\n" * rows
     companion(path).write_text(stale)
     assert write_vectors(path, blocks_of(ids, vectors, size)) == rows
-    if path.suffix in (".npy", ".safetensors"):
-        # By other readers.
-        again = np.load(path) if path.suffix == ".npy" else load_file(path)["vector"]
-        assert torch.equal(torch.as_tensor(again), vectors)
-        beside = kind == "text" or path.suffix == ".npy"
-        lines = "".join(f"{i}\n" for i in ids)
-        assert companion(path).read_text() == (lines if beside else stale)
+    if path.suffix == ".npy":
+        # By another reader.
+        assert torch.equal(torch.as_tensor(np.load(path)), vectors)
+        assert companion(path).read_text() == "".join(f"{i}\n" for i in ids)
     read_ids, matrix = whole(open_embeddings(path), size)
     assert read_ids == ids
     assert torch.equal(matrix, vectors)
@@ -377,39 +348,13 @@ def test_a_failure_leaves_the_files_of_before(tmp_path: Path, name: str) -> None
 
 def test_ids_and_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     one = [(pa.array(["a\nb"]), torch.ones(1, 2))]
-    for name in ("x.npy", "x.safetensors"):
-        with pytest.raises(DataError, match=r"'a\\nb' has a line break"):
-            write_vectors(tmp_path / name, one)
+    with pytest.raises(DataError, match=r"'a\\nb' has a line break"):
+        write_vectors(tmp_path / "x.npy", one)
     for name, message in (("x.txt", "known format"), ("no/x.npy", "is not there"), (".", "folder")):
         with pytest.raises(DataError, match=message):
             write_vectors(tmp_path / name, one)
     assert write_vectors(tmp_path / "x.parquet", one) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["x.parquet"]
-
-
-def test_a_safetensors_file_has_space_for_any_provenance(tmp_path: Path) -> None:
-    both: list[list[Any]] = [TEXT, NUMBERS]
-    for ids in both:
-        for length in [*range(600, 1200, 106), 100_000]:
-            path = tmp_path / "x.safetensors"
-            vectors = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-            provenance = {FINGERPRINT: "sha256:a", TEXT_ENCODER: "ü" + "e" * length}
-            write_vectors(path, blocks_of(ids, vectors, 2), provenance)
-            content = path.read_bytes()
-            assert int.from_bytes(content[:8], "little") % 8 == 0
-            assert torch.equal(load_file(path)["vector"], vectors)
-            again = open_embeddings(path)
-            assert again.provenance == provenance
-            read_ids, matrix = whole(again)
-            assert read_ids == ids
-            assert torch.equal(matrix, vectors)
-
-
-def test_a_provenance_that_no_safetensors_file_has_space_for_is_refused(tmp_path: Path) -> None:
-    provenance = {TEXT_ENCODER: "e" * LONGEST_SAFETENSORS_HEADER}
-    with pytest.raises(DataError, match=r"takes 100,.* bytes.* has space for 100,000,000; write P"):
-        write_vectors(tmp_path / "x.safetensors", blocks_of(TEXT, torch.ones(5, 2), 2), provenance)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -187,9 +187,12 @@ def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
     gramian, gradient = diagnosis.gramian_error, diagnosis.gradient_error
     own = {OWN: diagnosis.own}
     yield Grid(
-        f"Errors over the second half of {steps} steps{tracking.sampling}",
+        f"Errors over the second half of {steps} steps",
         ["estimator", "Gramian", "gradient"],
-        [[own.get(name, name), str(gramian[name]), str(gradient[name])] for name in gramian],
+        [
+            [own.get(name, name), f"{gramian[name]:.4f}", f"{gradient[name]:.4f}"]
+            for name in gramian
+        ],
     )
 
 

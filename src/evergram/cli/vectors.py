@@ -60,7 +60,7 @@ def align(
 ) -> None:
     """Publish a file of vectors as the next version, with a backward transform to an older file.
 
-    The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
+    The two files (Parquet, Arrow or .npy) have ids in common. No model is needed.
     """
     from evergram.releasing.align import AlignSettings
     from evergram.releasing.align import align as align_files
@@ -217,7 +217,7 @@ def import_(
 ) -> None:
     """Publish embeddings, without a model, as version 0 of a new lineage.
 
-    The file is Parquet, Arrow, .npy or safetensors.
+    The file is Parquet, Arrow or .npy.
     """
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.past_file import import_embeddings
@@ -236,8 +236,8 @@ def import_(
     "vectors export",
     "lineages/shop candidates.parquet --side candidate --as stable",
     out=(
-        "OUT | File to write; its suffix says the format: .parquet, .arrow, .npy (its ids in a "
-        "file beside it), or .safetensors."
+        "OUT | File to write; its suffix says the format: .parquet, .arrow, or .npy (its ids in "
+        "a file beside it)."
     ),
     dimensions=described(
         "Keep so many first coordinates, with length 1, if the version allows it.", min=1

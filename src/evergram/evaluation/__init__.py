@@ -5,8 +5,7 @@ Read in this order:
 1. `score_blocks`: all scores, in blocks of bounded memory, and the largest of them. `ranking`:
    Recall@K, NDCG@K and MAP@K over the whole catalogue. `metric_sample`: of a sample of queries,
    with standard errors.
-2. `gramian_error`: an estimated Gramian compared with the exact one, or with a sample and then
-   with an interval ([G2] Fig. 2 to 4).
+2. `gramian_error`: an estimated Gramian compared with the exact one ([G2] Fig. 2 to 4).
 3. `version_distance`: how far a version, read as a past one or through any map, is from it.
 4. `judged`: rankings of texts compared with people's judgements. `probes`: a consumer's own model,
    run by `probe_process` in a process of its own. The others are tables and figures.

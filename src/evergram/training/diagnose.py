@@ -12,7 +12,7 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import DataError
-from evergram.evaluation.gramian_error import Histograms, Interval, score_histograms
+from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, EstimatorSettings
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import Companions, FitSettings, pick_device, prepare
@@ -25,8 +25,6 @@ from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.tracking import OWN, Tracking
 
-# Entities of a side that a measure embeds at most: seconds with a tower.
-SAMPLE = 100_000
 # Rows that are widened to float64 at once.
 ROWS = 65_536
 WITHOUT_GRAMIAN = (
@@ -58,22 +56,21 @@ class Diagnosis:
     left_out: str = ""
 
     @property
-    def gramian_error(self) -> dict[str, Interval]:
-        """‖Ĝ − G‖ / ‖G‖ by estimator, the mean over the second half of the steps: `value`, and the
-        ends `low` and `high` of its 95 % interval; empty without `tracking`."""
+    def gramian_error(self) -> dict[str, float]:
+        """‖Ĝ − G‖ / ‖G‖ by estimator, the mean over the second half of the steps; empty without
+        `tracking`."""
         tracking = self.tracking
-        return {} if tracking is None else tracking.mean(tracking.gramian)
+        return {} if tracking is None else tracking.mean(tracking.gramian_errors)
 
     @property
-    def gradient_error(self) -> dict[str, Interval]:
+    def gradient_error(self) -> dict[str, float]:
         """‖∇ĝ − ∇g‖ / ‖∇g‖ by estimator, likewise."""
         tracking = self.tracking
-        return {} if tracking is None else tracking.mean(tracking.gradient)
+        return {} if tracking is None else tracking.mean(tracking.gradient_errors)
 
     def as_json(self) -> dict[str, Any]:
         """Return what `evergram diagnose --json` prints (docs/commands.md)."""
         histograms, tracking = self.histograms, self.tracking
-        gramian, gradient = self.gramian_error, self.gradient_error
         return {
             "version": self.version,
             "sides": self.sides,
@@ -89,11 +86,8 @@ class Diagnosis:
             "steps": tracking.steps if tracking else [],
             "gramian_errors": tracking.gramian_errors if tracking else {},
             "gradient_errors": tracking.gradient_errors if tracking else {},
-            "mean_gramian_error": {n: i.value for n, i in gramian.items()},
-            "mean_gradient_error": {n: i.value for n, i in gradient.items()},
-            "sampled": tracking.drawn if tracking else {},
-            "mean_gramian_interval": {n: [i.low, i.high] for n, i in gramian.items()},
-            "mean_gradient_interval": {n: [i.low, i.high] for n, i in gradient.items()},
+            "mean_gramian_error": self.gramian_error,
+            "mean_gradient_error": self.gradient_error,
             "left_out": self.left_out or None,
         }
 
@@ -172,7 +166,6 @@ def diagnose(
         rivals(batch_sizes or [128, 1024], recipe.gramian),
         {side: training.counts(side) for side in SIDES},
         every=max(1, steps // 20),
-        sample=SAMPLE,
         seed=recipe.seed,
     )
     callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]

@@ -1,11 +1,12 @@
-"""Measure estimators against the exact Gramian, or a large sample, while a training runs, and write
-what a training does for TensorBoard."""
+"""Measure estimators against the exact Gramian while a training runs, and write what a training
+does for TensorBoard."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -15,12 +16,9 @@ from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.errors import TrainingError
 from evergram.evaluation.gramian_error import (
-    GROUPS,
-    Interval,
-    SampledTruth,
     Truth,
-    gradient_error_interval,
-    gramian_error_interval,
+    gradient_error,
+    gramian_error,
     score_histograms,
 )
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
@@ -58,12 +56,8 @@ class Tracking(Callback):
     Args:
         rivals: settings by name; `sampler` and `batch_size` say what each learns from.
         counts: int64 [N] of each side, interactions.
-        every: steps between two measures; each is a pass over all entities, or over the sample.
-        sample: the most entities of a side that are embedded for a measure; of a larger side,
-            unless a graph embeds all anyway, they are drawn anew, and errors have 95 % intervals.
-            None: all.
+        every: steps between two measures; each is a pass over all entities.
         seed: of the draws.
-    Raises: ValueError: the sample is too small for an interval.
     Source: [G2] Fig. 2 and 6.
     """
 
@@ -73,22 +67,16 @@ class Tracking(Callback):
         counts: Mapping[str, Tensor],
         *,
         every: int = 20,
-        sample: int | None = None,
         seed: int = 0,
     ) -> None:
-        if sample is not None and sample < 2 * GROUPS:
-            raise ValueError(f"The sample is {sample}; it must be at least {2 * GROUPS} entities.")
         self.rivals: dict[str, EstimatorSettings] = dict(rivals)
         self.counts = counts
         self.every = every
-        self.sample = sample
         self.seed = seed
         self.steps: list[int] = []
         # By name, one entry a measure.
-        self.gramian: dict[str, list[Interval]] = {}
-        self.gradient: dict[str, list[Interval]] = {}
-        # Entities that were drawn of each side for a measure; 0 where it was exact.
-        self.drawn: dict[str, int] = {}
+        self.gramian_errors: dict[str, list[float]] = {}
+        self.gradient_errors: dict[str, list[float]] = {}
         self._shadows: dict[str, dict[str, _Shadow]] = {}
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
@@ -106,28 +94,10 @@ class Tracking(Callback):
             if measured:
                 self._measure(run, now, at.step)
 
-    @property
-    def gramian_errors(self) -> dict[str, list[float]]:
-        """The Gramian errors without their intervals."""
-        return {name: [i.value for i in intervals] for name, intervals in self.gramian.items()}
-
-    @property
-    def gradient_errors(self) -> dict[str, list[float]]:
-        """The gradient errors without their intervals."""
-        return {name: [i.value for i in intervals] for name, intervals in self.gradient.items()}
-
-    @property
-    def sampling(self) -> str:
-        """Words on the sides that were sampled, for a title; empty if none was."""
-        drawn = [f"{size:,} {side} rows" for side, size in self.drawn.items() if size]
-        return f"; 95 % intervals, against samples of {' and '.join(drawn)}" if drawn else ""
-
     @staticmethod
-    def mean(errors: Mapping[str, Sequence[Interval]]) -> dict[str, Interval]:
+    def mean(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Return the mean over the second half of the measures, by name; the start is left out."""
-        return {
-            name: Interval.mean(each[len(each) // 2 :]) for name, each in errors.items() if each
-        }
+        return {name: fmean(each[len(each) // 2 :]) for name, each in errors.items() if each}
 
     def _shadow(
         self, run: Step, now: Embeddings, settings: EstimatorSettings
@@ -178,8 +148,7 @@ class Tracking(Callback):
                 shadow.before = now.rows(side, shadow.upcoming.ids)
 
     def _measure(self, run: Step, now: Embeddings, step: int) -> None:
-        truths = {side: self._truth(run, now, side, step) for side in SIDES}
-        self.drawn = {side: truth.size for side, truth in truths.items()}
+        truths = {side: Truth.of(run.population(now, side)) for side in SIDES}
         estimators_by_name: dict[str, Mapping[str, GramianEstimator]] = {
             name: {side: shadow.estimator for side, shadow in shadows.items()}
             for name, shadows in self._shadows.items()
@@ -189,27 +158,11 @@ class Tracking(Callback):
         self.steps.append(step)
         for name, estimators in estimators_by_name.items():
             estimates = {side: e.moment().dense for side, e in estimators.items()}
-            errors = [gramian_error_interval(estimates[side], truths[side]) for side in SIDES]
-            self.gramian.setdefault(name, []).append(Interval.mean(errors))
-            self.gradient.setdefault(name, []).append(
-                gradient_error_interval(estimates, truths, run.prior)
+            errors = [gramian_error(estimates[side], truths[side]) for side in SIDES]
+            self.gramian_errors.setdefault(name, []).append(fmean(errors))
+            self.gradient_errors.setdefault(name, []).append(
+                gradient_error(estimates, truths, run.prior)
             )
-
-    def _truth(self, run: Step, now: Embeddings, side: str, step: int) -> SampledTruth:
-        """Return a side's moments: exact where that costs no more than a sample."""
-        share = run.measures[side][:, 0]
-        if self.sample is None or len(share) <= self.sample or now.whole(side) is not None:
-            return SampledTruth.exact(Truth.of(run.population(now, side)))
-        factors = run.factors[side]
-
-        def embed(ids: Tensor) -> tuple[Tensor, Tensor]:
-            rows = ids.to(factors.device)
-            return now.rows(side, rows), factors[rows]
-
-        draw = torch.Generator().manual_seed(
-            (self.seed * 1_000_003 + step) * len(SIDES) + SIDES.index(side)
-        )
-        return SampledTruth.draw(embed, share, self.sample, draw)
 
 
 class TensorBoard(Callback):

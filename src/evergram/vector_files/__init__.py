@@ -1,4 +1,4 @@
-"""Ids and vectors in files: Parquet, Arrow, `.npy` and safetensors, block by block.
+"""Ids and vectors in files: Parquet, Arrow and `.npy`, block by block.
 
 `open_embeddings`: `EmbeddingFile`, which every format satisfies, and the version that a file names;
 `writers` writes one; `pairing` reads two files of vectors of the same objects side by side.

@@ -1,4 +1,4 @@
-"""Open a file of ids and vectors of any format: Parquet, Arrow, .npy or safetensors."""
+"""Open a file of ids and vectors of any format: Parquet, Arrow or .npy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from evergram.did_you_mean import did_you_mean
@@ -23,20 +22,13 @@ from evergram.ids import first_missing, ids_of_text, is_text, missing_sentence
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
-SUFFIXES = (*PARQUET, *ARROW, ".npy", ".safetensors")
-# The first bytes of each format. A stream of Arrow begins with the mark of a message, a
-# .safetensors with a length, which is none of the marks of other files.
+SUFFIXES = (*PARQUET, *ARROW, ".npy")
+# The first bytes of each format. A stream of Arrow begins with the mark of a message.
 _OF_ARROW = (b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")
 _SIGNS_OF = {
     **dict.fromkeys(PARQUET, (b"PAR1",)),
     ".npy": (NPY_SIGN,),
-    ".safetensors": (b"safetensors",),
 }
-# 64 bits hold all of them.
-INTEGERS = (
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32),
-)
 FLOATS = {pa.float16(): np.float32, pa.float32(): np.float32, pa.float64(): np.float64}
 # Rows held at once: 50 MB of 768 floats; and bytes of a column that are read at once.
 BLOCK, READ_AHEAD = 16_384, 1 << 20
@@ -198,31 +190,33 @@ def companion(path: Path) -> Path:
     return path.with_suffix(".ids.txt")
 
 
-class PlainVectors(EmbeddingFile):
-    """A file of vectors, perhaps with integer ids; text ids are in a file of their own."""
+class NpyVectors(EmbeddingFile):
+    """A .npy file, with the ids in a text file beside it."""
 
-    _own: pa.Array | None = None
-    has_ids: bool = False
-    # True if the format itself has a place for integer ids.
-    holds_integers = False
-
-    def _set_ids(self, written: str | None = None) -> None:
-        """Take the ids inside, or those beside (`written` as "int64" or "string", if that is
-        known), or row numbers."""
-        beside = companion(self.path)
-        if self._own is not None or not beside.is_file():
-            self.has_ids = self._own is not None
-            if written and not self.has_ids:
-                raise DataError(
-                    f"{beside} is missing, and {self.path} has its ids there; restore it."
-                )
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            start = file.read(len(NPY_SIGN))
+        # np.load would take the file for a zip or a pickle.
+        if start != NPY_SIGN:
+            raise unreadable(path, ValueError("it is not a NumPy array"), NPY_SIGN)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.ndim != 2 or array.dtype.kind != "f":
+            what = f"{array.dtype} of shape {list(array.shape)}"
+            raise DataError(f"{path} holds {what}; floats [N, D] are needed.")
+        super().__init__(path, *array.shape)
+        record = read_provenance_file(path)
+        self.provenance: dict[str, str] = provenance_in(record)
+        self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
+        written, beside = record.get(ID_TYPE), companion(path)
+        self.has_ids: bool = beside.is_file()
+        if not self.has_ids:
+            if written:
+                raise DataError(f"{beside} is missing, and {path} has its ids there; restore it.")
+            self._ids = pa.array(np.arange(self.rows))
             return
-        self.has_ids = True
         texts = self._lines(beside, written)
-        # Beside a file that can hold integers itself, all lines are texts.
-        are_texts = written == "string" or self.holds_integers
-        self._own = texts if are_texts else ids_of_text(texts)
-        kind = self._own.type
+        self._ids = texts if written == "string" else ids_of_text(texts)
+        kind = self._ids.type
         if pa.types.is_floating(kind) or (written == "int64" and not pa.types.is_integer(kind)):
             raise DataError(
                 f"The ids of {beside}, such as {texts[0]}, are numbers with a decimal point, or no "
@@ -230,6 +224,8 @@ class PlainVectors(EmbeddingFile):
             )
 
     def _lines(self, beside: Path, written: str | None) -> pa.Array:
+        """Return the lines of the file of ids, which were `written` here as "int64" or "string", or
+        by another program."""
         try:
             # Programs of Windows begin a file with a mark that is no part of the first id.
             encoding = "utf-8" if written == "string" else "utf-8-sig"
@@ -252,86 +248,14 @@ class PlainVectors(EmbeddingFile):
         return texts
 
     def ids(self) -> pa.Array:
-        return self._own if self._own is not None else pa.array(np.arange(self.rows))
+        return self._ids
 
     def _read(self, size: int) -> Iterator[Block]:
         for start in range(0, self.rows, size):
-            stop = min(start + size, self.rows)
-            if self._own is None:
-                ids = pa.array(np.arange(start, stop))
-            else:
-                ids = self._own.slice(start, stop - start)
-            yield ids, self._slice(start, stop)
-
-    @abstractmethod
-    def _slice(self, start: int, stop: int) -> Tensor:
-        """Return rows [stop − start, D]; open the file anew, so that little of it stays mapped."""
-
-
-class NpyVectors(PlainVectors):
-    """A .npy file, with the ids in a text file beside it."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            start = file.read(len(NPY_SIGN))
-        # np.load would take the file for a zip or a pickle.
-        if start != NPY_SIGN:
-            raise unreadable(path, ValueError("it is not a NumPy array"), NPY_SIGN)
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if array.ndim != 2 or array.dtype.kind != "f":
-            what = f"{array.dtype} of shape {list(array.shape)}"
-            raise DataError(f"{path} holds {what}; floats [N, D] are needed.")
-        super().__init__(path, *array.shape)
-        record = read_provenance_file(path)
-        self.provenance: dict[str, str] = provenance_in(record)
-        self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
-        self._set_ids(record.get(ID_TYPE))
-
-    def _slice(self, start: int, stop: int) -> Tensor:
-        mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        return torch.from_numpy(np.array(mapped[start:stop], dtype=self._dtype, order="C"))
-
-
-class SafetensorsVectors(PlainVectors):
-    """A safetensors file, with integer ids in a tensor or text ids in a file beside it."""
-
-    holds_integers = True
-
-    def __init__(self, path: Path, id_tensor: str, vector_tensor: str) -> None:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-            flat = [name for name, shape in shapes.items() if len(shape) == 2]
-            if vector_tensor in flat:
-                self._tensor = vector_tensor
-            elif len(flat) == 1:
-                self._tensor = flat[0]
-            else:
-                has = ", ".join(f"{n} {s}" for n, s in shapes.items()) or "none"
-                raise DataError(
-                    f"{path} has no tensor {vector_tensor!r} of two dims; its tensors are: {has}; "
-                    "name the right one with --column vector=NAME."
-                )
-            kind = file.get_slice(self._tensor)[:0].dtype
-            if not kind.is_floating_point or kind.itemsize == 1:
-                raise DataError(f"{path}: tensor {self._tensor!r} holds {kind}; floats are needed.")
-            self._dtype = torch.float64 if kind == torch.float64 else torch.float32
-            super().__init__(path, *shapes[self._tensor])
-            record = file.metadata() or {}
-            self.provenance: dict[str, str] = provenance_in(record)
-            if id_tensor in shapes:
-                own = file.get_tensor(id_tensor)
-                if own.shape != (self.rows,) or own.dtype not in INTEGERS:
-                    raise DataError(
-                        f"{path}: tensor {id_tensor!r} is {own.dtype} {list(own.shape)}; "
-                        f"{self.rows} integers below 2^63 are needed."
-                    )
-                self._own = pa.array(own.to(torch.int64).numpy())
-        self._set_ids(record.get(ID_TYPE) if self._own is None else None)
-
-    def _slice(self, start: int, stop: int) -> Tensor:
-        with safe_open(self.path, framework="pt") as file:
-            rows: Tensor = file.get_slice(self._tensor)[start:stop]
-        return rows.to(self._dtype)
+            # Opened anew, so that little of it stays mapped.
+            mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            rows = np.array(mapped[start : start + size], dtype=self._dtype, order="C")
+            yield self._ids.slice(start, len(rows)), torch.from_numpy(rows)
 
 
 class ColumnVectors(EmbeddingFile):
@@ -477,12 +401,11 @@ class ArrowVectors(ColumnVectors):
 def open_embeddings(
     path: Path, *, id_column: str = "id", vector_column: str = "vector"
 ) -> EmbeddingFile:
-    """Open a file by its suffix: .parquet, .arrow (file or stream), .npy or .safetensors. Ids of
-    the last two are those inside, those of `NAME.ids.txt` beside it, or the numbers of the rows.
+    """Open a file by its suffix: .parquet, .arrow (file or stream) or .npy. Ids of the last are
+    those of `NAME.ids.txt` beside it, or the numbers of the rows.
 
     Args:
-        id_column, vector_column: names of the columns (safetensors: of the tensors); the only 2-D
-            tensor of a safetensors file may have any name.
+        id_column, vector_column: names of the columns.
     Raises: DataError: the file is missing, damaged, empty, of another format, or lacks a column.
     """
     if path.is_dir():
@@ -497,9 +420,7 @@ def open_embeddings(
             return ArrowVectors(path, id_column, vector_column)
         if suffix == ".npy":
             return NpyVectors(path)
-        if suffix == ".safetensors":
-            return SafetensorsVectors(path, id_column, vector_column)
-    except (OSError, ValueError, EOFError, pa.ArrowException, SafetensorError) as error:
+    except (OSError, ValueError, EOFError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
         raise unreadable(path, error, *_SIGNS_OF.get(suffix, _OF_ARROW)) from error

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -72,10 +70,6 @@ def vectors_from_arrow(column: pa.ChunkedArray) -> Tensor:
 
 
 NPY_HEADER = 128
-# Bytes for the length and the tensors of a safetensors header, which take some 200 of them.
-SAFETENSORS_HEADER = 1024
-# Readers refuse a longer header.
-LONGEST_SAFETENSORS_HEADER = 100_000_000
 
 
 def write_vectors(
@@ -90,8 +84,7 @@ def write_vectors(
 
     The file appears whole or not at all, and never with another's ids or provenance. Parquet and
     Arrow have columns `id` and `vector`. The ids of an .npy file are written beside it, to
-    `NAME.ids.txt`. A safetensors file holds integer ids itself, as tensor `id`; text ids are
-    written beside it.
+    `NAME.ids.txt`.
 
     Args:
         blocks: ids [b] and vectors [b, D].
@@ -108,13 +101,7 @@ def write_vectors(
     suffix, provenance = path.suffix.lower(), provenance or {}
     if suffix in (*PARQUET, *ARROW):
         return _write_columns(path, blocks, provenance, suffix)
-    if suffix == ".npy":
-        return _write_npy(path, blocks, provenance, named)
-    blocks = iter(blocks)
-    first = next(blocks, None)
-    if first is not None and not overwrite and not pa.types.is_integer(first[0].type):
-        _refuse_existing([companion(path)])
-    return _write_safetensors(path, blocks if first is None else chain([first], blocks), provenance)
+    return _write_npy(path, blocks, provenance, named)
 
 
 def check_writable(path: Path, *, overwrite: bool = True) -> None:
@@ -126,17 +113,13 @@ def check_writable(path: Path, *, overwrite: bool = True) -> None:
         raise unknown_format(path)
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is not there; make the folder first.")
-    if not overwrite:
-        beside = [companion(path), provenance_file(path)] if suffix == ".npy" else []
-        _refuse_existing([path, *beside])
-
-
-def _refuse_existing(paths: Iterable[Path]) -> None:
-    for there in (path for path in paths if path.exists()):
-        raise DataError(
-            f"{there} is there already and is not written over; give another name, or --force (in "
-            "Python overwrite=True)."
-        )
+    beside = [companion(path), provenance_file(path)] if suffix == ".npy" else []
+    for there in [path, *beside]:
+        if not overwrite and there.exists():
+            raise DataError(
+                f"{there} is there already and is not written over; give another name, or --force "
+                "(in Python overwrite=True)."
+            )
 
 
 def _write_columns(
@@ -167,109 +150,36 @@ def _writer(part: Path, schema: pa.Schema, suffix: str) -> Any:
 def _write_npy(
     path: Path, blocks: Iterable[Block], provenance: Mapping[str, str], named: bool
 ) -> int:
+    """Write space for a header and the vectors, then the header, which needs the row count."""
     names, record = companion(path), provenance_file(path)
+    rows, dim, are_integers = 0, 0, True
     with _replacing(path, names, record) as parts:
-        ids = _write_plain(path, parts[path], parts[names], blocks, NPY_HEADER, _npy_header)
-        kind = "string" if ids.integers is None else "int64"
-        marks = {ID_TYPE: kind} if named else {}
-        _write_provenance(parts[record], {**provenance, **marks})
+        with (
+            parts[path].open("wb") as file,
+            parts[names].open("w", encoding="utf-8", newline="\n") as text,
+        ):
+            file.write(bytes(NPY_HEADER))
+            for ids, vectors in blocks:
+                are_integers = are_integers and pa.types.is_integer(ids.type)
+                lines = [str(i) for i in ids.to_pylist()]
+                for bad in (line for line in lines if "\n" in line or "\r" in line):
+                    why = f"id {bad!r} has a line break, and ids would be lines of a text file"
+                    raise DataError(f"{path}: {why}; write Parquet or Arrow.")
+                text.writelines(line + "\n" for line in lines)
+                floats = np.ascontiguousarray(vectors.float().cpu().numpy(), dtype="<f4")
+                file.write(floats.data.cast("B"))
+                rows, dim = rows + len(ids), vectors.shape[1]
+            _refuse_none(path, rows)
+            # NumPy pads a header of format 1.0 to 128 bytes for any row count.
+            file.seek(0)
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
+            npy.write_array_header_1_0(file, header)
+        marks = {ID_TYPE: "int64" if are_integers else "string"} if named else {}
+        if said := {**provenance, **marks}:
+            parts[record].write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
         if not named:
             parts[names].unlink()
-    return ids.rows
-
-
-def _write_safetensors(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str]) -> int:
-    metadata = {**provenance, ID_TYPE: "string"}
-    # In whole multiples of 8 bytes, so that the vectors are aligned.
-    space = SAFETENSORS_HEADER + len(json.dumps({"__metadata__": metadata})) // 8 * 8
-    if space > LONGEST_SAFETENSORS_HEADER:
-        raise DataError(
-            f"The provenance of {path} takes {space:,} bytes, and a safetensors file has space for "
-            f"{LONGEST_SAFETENSORS_HEADER:,}; write Parquet."
-        )
-    finish = partial(_safetensors_header, metadata=metadata, space=space)
-    names = companion(path)
-    with _replacing(path, names) as parts:
-        ids = _write_plain(path, parts[path], parts[names], blocks, space, finish)
-        if ids.integers is not None:
-            del parts[names]  # They are inside, and an existing file beside may be of another.
-    return ids.rows
-
-
-def _write_plain(
-    path: Path,
-    part: Path,
-    text: Path,
-    blocks: Iterable[Block],
-    header: int,
-    finish: Callable[[IO[bytes], _Ids, int], None],
-) -> _Ids:
-    """Write space for a header and the vectors, then the header, which needs the row count."""
-    with part.open("wb") as file, text.open("w", encoding="utf-8", newline="\n") as lines:
-        ids, dim = _Ids(path, lines), 0
-        file.write(bytes(header))
-        for some, vectors in blocks:
-            ids.add(some)
-            dim = vectors.shape[1]
-            floats = np.ascontiguousarray(vectors.float().cpu().numpy(), dtype="<f4")
-            file.write(floats.data.cast("B"))
-        _refuse_none(path, ids.rows)
-        finish(file, ids, dim)
-    return ids
-
-
-def _write_provenance(part: Path, provenance: Mapping[str, str]) -> None:
-    if provenance:
-        part.write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
-
-
-class _Ids:
-    """The ids written so far, as lines of text and, if all are integers, as integers."""
-
-    def __init__(self, path: Path, text: IO[str]) -> None:
-        self.rows = 0
-        # None once one is text.
-        self.integers: list[np.ndarray] | None = []
-        self._path, self._text = path, text
-
-    def add(self, ids: pa.Array) -> None:
-        if pa.types.is_integer(ids.type):
-            if self.integers is not None:
-                self.integers.append(ids.to_numpy(zero_copy_only=False))
-        else:
-            self.integers = None
-        lines = [str(i) for i in ids.to_pylist()]
-        for bad in (line for line in lines if "\n" in line or "\r" in line):
-            why = f"id {bad!r} has a line break, and ids would be lines of a text file"
-            raise DataError(f"{self._path}: {why}; write Parquet or Arrow.")
-        self._text.writelines(line + "\n" for line in lines)
-        self.rows += len(ids)
-
-
-def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
-    """Write a header of NumPy's format 1.0, which NumPy pads to 128 bytes for any row count."""
-    file.seek(0)
-    header = {"descr": "<f4", "fortran_order": False, "shape": (ids.rows, dim)}
-    npy.write_array_header_1_0(file, header)
-
-
-def _safetensors_header(
-    file: IO[bytes], ids: _Ids, dim: int, metadata: Mapping[str, str], space: int
-) -> None:
-    end = 4 * ids.rows * dim
-    record = dict(metadata)
-    if ids.integers is not None:
-        del record[ID_TYPE]
-    tensors: dict[str, Any] = {"__metadata__": record} if record else {}
-    tensors["vector"] = {"dtype": "F32", "shape": [ids.rows, dim], "data_offsets": [0, end]}
-    if ids.integers is not None:
-        for values in ids.integers:
-            file.write(values.astype("<i8").tobytes())
-        place = [end, end + 8 * ids.rows]
-        tensors["id"] = {"dtype": "I64", "shape": [ids.rows], "data_offsets": place}
-    length = space - 8
-    file.seek(0)
-    file.write(length.to_bytes(8, "little") + json.dumps(tensors).encode().ljust(length))
+    return rows
 
 
 def _refuse_none(path: Path, rows: int) -> None:
