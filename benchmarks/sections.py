@@ -15,7 +15,6 @@ from benchmarks import (
     migrations,
     pinned,
     published_splits,
-    scale_runs,
     serving,
     steps,
     time_to_als,
@@ -48,7 +47,6 @@ class Section:
 SECTIONS = {
     "walks": Section(walks.walked, walks.walked, walks.table),
     "steps": Section(steps.step_ratios, steps.tiny, steps.table),
-    "scale-model": Section(scale_runs.measure, scale_runs.tiny, scale_runs.table),
     "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),

@@ -73,15 +73,6 @@ def _free(draw: random.Random) -> list[str]:
     ]
 
 
-def _clusters(draw: random.Random) -> list[str]:
-    return [
-        *("task.kind=softmax_clustered", "task.clusters=256", *UNIT),
-        *("training.optimizer=adam", "training.batch_size=1024", "training.epochs=60"),
-        f"task.temperature={_between(draw, 0.06, 0.4):.3g}",
-        f"training.table_rate={draw.choice([0.005, 0.01, 0.02])}",
-    ]
-
-
 def _second_order(draw: random.Random) -> list[str]:
     return [
         *("task.kind=second_order", "task.penalty=0", "task.query_measure=1"),
@@ -97,7 +88,6 @@ OBJECTIVES: dict[str, Callable[[random.Random], list[str]]] = {
     "softmax, unit rows": _unit,
     "softmax, unit rows, neighbours": _neighbours,
     "softmax, free rows": _free,
-    "softmax, 256 clusters": _clusters,
     "second-order softmax": _second_order,
 }
 

@@ -43,7 +43,6 @@ MISSING = """## What is missing
   and Amazon 2018 are not here, nor the GPU hours of their settings.
 - **Tuning of each method** where batch sizes, rates or α are compared ([G2] Tables 3, 4): λ is the
   same for all methods there. α of SOGram is never tuned but by the papers' own values.
-- **The clustered softmax and the solver** are not trained here.
 - **BCT, which [BC] discusses, and FCT** are impossible here: they train on labelled images,
   through the old classifier or with side information of each image, and interactions have none.
   λ-orthogonality, made for images too, is

@@ -74,9 +74,9 @@ _CHANGES: dict[str, Tables] = {
         "task": {"kind": "softmax_all", "temperature": "learned"},
         "training": {"batch_size": 256},
     },
-    "softmax-clustered-mapped": {
+    "softmax-mapped": {
         "model": {"hash_rows": 64},
-        "task": {"kind": "softmax_clustered", "clusters": 16},
+        "task": {"kind": "softmax", "penalty": 1.0},
         "training": {"tables": "mapped"},
         "upgrade": {"method": "fix-m0"},
     },

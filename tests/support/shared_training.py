@@ -51,7 +51,6 @@ CASES: dict[str, list[str]] = {
     "bpr": ["task.kind=bpr"],
     "softmax": ["task.kind=softmax"],
     "second_order": ["task.kind=second_order"],
-    "softmax_clustered": ["task.kind=softmax_clustered", "task.clusters=8"],
     "spherical": ["task.kind=spherical"],
     "softmax_all": ALL,
     "softmax_all, adam": [*ALL, "task.penalty=0", "training.optimizer=adam"],

@@ -332,7 +332,6 @@ SETTINGS = [
     "task.kind=softmax task.penalty=0",
     "task.kind=softmax task.penalty=1",
     f"task.kind=second_order {SECOND} task.l2=0.1",
-    "task.kind=softmax_clustered task.clusters=16 task.l2=0.1",
     f"task.kind=spherical {SECOND} task.l2=0.1",
     f"{ALL} training.optimizer=adam training.decay=0.8 training.table_rate=0.02",
     f"{ALL} task.temperature=learned model.normalize=true training.layer_rate=0.05",

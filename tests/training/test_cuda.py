@@ -46,8 +46,6 @@ KINDS = {
     "softmax over all": SOFTMAX,
     "softmax, limited": f"{SOFTMAX} task.largest_share=0.05 task.push=1.1",
     "softmax, bfloat16": f"{SOFTMAX} training.precision=bfloat16",
-    "softmax, clustered": f"{UNIT} task.kind=softmax_clustered task.temperature=0.5 "
-    "task.clusters=16",
     "softmax, neighbours": f"{SOFTMAX} task.neighbour_share=0.2 training.rescale_rows=true",
     "smooth start": f"{SOFTMAX} model.start=smooth",
     "popularity": f"{SOFTMAX} model.popularity=auto",

@@ -270,8 +270,6 @@ def test_by_default_keys_that_the_recipe_uses_are_searched() -> None:
             f"{unit}softmax_all task.neighbour_share=0.1",
             "task.temperature task.push task.neighbour_share training.table_rate",
         ),
-        # Its partition function is not weighed against the pairs.
-        (f"{unit}softmax_clustered", "task.temperature training.table_rate"),
     ):
         ranges = default_space(recipe_of(*overrides.split())).ranges
         assert [one.key for one in ranges] == keys.split()

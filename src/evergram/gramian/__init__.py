@@ -9,11 +9,9 @@ with `docs/penalty.md`. Its parts also work by themselves; read them in this ord
    may contain; `EntityBatch` go in and a `Moment` comes out.
 3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
    `AdaptiveSOGram`, averages; `SAGram`, a cache; `Storm`, recursive momentum.
-4. `ClusterMoments` (cluster_moments.py): the same for clusters of candidates, which a
-   softmax reads as `Clusters`.
-5. `QueryForm` (new_queries/query_form.py): the objective of one query with the candidates fixed,
+4. `QueryForm` (new_queries/query_form.py): the objective of one query with the candidates fixed,
    made of `Term`s, and minimised in closed form for the `Interactions` of new queries.
-6. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
+5. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
    each row's share in the penalty, by which adaptive sampling draws rows.
 
 Sources: [G1] Krichene et al., Efficient training on very large corpora via Gramian estimation,

@@ -5,9 +5,8 @@ Read in this order:
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it; `Objective`, a task plus
    λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
 2. The tasks: `pair_tasks` (pointwise, its losses by name in `kinds`; BPR; the softmax
-   within the batch; second order; spherical), `clustered_softmax` (over all candidates, by
-   moments), and `softmax_all` (over all candidates, exactly; `candidate_neighbours` has those that
-   are pulled beside a pair's own).
+   within the batch; second order; spherical) and `softmax_all` (over all candidates;
+   `candidate_neighbours` has those that are pulled beside a pair's own).
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 2018; [G2] the same, ICLR 2019. `docs/method.md` derives the second-order softmax.

@@ -29,7 +29,6 @@ from evergram.kinds import (
     Kinds,
     KindSettings,
     Needs,
-    Positive,
     Rate,
     Trait,
     Weight,
@@ -396,19 +395,6 @@ class SoftmaxAllSettings(TaskSettings):
         )
 
 
-class ClusteredSoftmaxSettings(TemperedSettings):
-    """The observed candidate against all, which so many `clusters` stand for."""
-
-    kind: Literal["softmax_clustered"] = "softmax_clustered"
-    clusters: Positive = 512
-
-    def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.clustered_softmax import ClusteredSoftmax
-
-        size = int((corpus.counts("candidate") > 0).sum())
-        return ClusteredSoftmax(size, self.temperature, self.clusters)
-
-
 TASKS: Kinds[TaskSettings] = Kinds(
     "task",
     (
@@ -418,6 +404,5 @@ TASKS: Kinds[TaskSettings] = Kinds(
         SecondOrderSettings,
         SphericalSettings,
         SoftmaxAllSettings,
-        ClusteredSoftmaxSettings,
     ),
 )

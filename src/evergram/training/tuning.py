@@ -44,7 +44,6 @@ OF_SOFTMAX = ("task.temperature=log:0.03..1.0", "task.push=0.8..1.5")
 OF_OTHERS = ("task.penalty=log:0.01..10.0", "task.l2=log:1e-5..0.1")
 # Only for a recipe that has neighbours, which take memory by the size of the catalogue.
 OF_NEIGHBOURS = "task.neighbour_share=0.02..0.5"
-SOFTMAX_KINDS = ("softmax_all", "softmax_clustered")
 # A step of Adam is as long as the rate; other optimisers divide the rate by past gradients.
 RATES = ("training.table_rate=log:0.01..1.0", "training.layer_rate=log:1e-4..0.03")
 RATES_OF_ADAM = ("training.table_rate=log:0.001..0.1", RATES[1])
@@ -154,7 +153,7 @@ def default_space(recipe: Recipe) -> SearchSpace:
 
     Raises: RecipeError: there are none.
     """
-    texts = list(OF_SOFTMAX if recipe.task.kind in SOFTMAX_KINDS else OF_OTHERS)
+    texts = list(OF_SOFTMAX if recipe.task.kind == "softmax_all" else OF_OTHERS)
     if getattr(recipe.task, "neighbour_share", 0.0):
         texts.append(OF_NEIGHBOURS)
     texts += RATES_OF_ADAM if recipe.training.optimizer == "adam" else RATES
