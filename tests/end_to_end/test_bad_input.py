@@ -729,7 +729,6 @@ DISKS = [
     full(ONNX.format("full/o.onnx")),
     small(f"--quiet {NEW} --set model.dim=64"),
     small(UPGRADE),
-    small(f"--quiet {NEW} --report r.html"),
     unwritable("--quiet train shop.toml --lineage ro/l"),
     unwritable(f"vectors encode texts.csv ro/o.parquet {LETTERS}"),
     unwritable("--quiet store fill l --store object=lance:ro/s#t"),

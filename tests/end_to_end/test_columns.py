@@ -44,7 +44,7 @@ def test_ids_of_a_csv_stay_what_they_are(evergram: Command, shop: Path) -> None:
     ids, _ = Lineage.open("l").embeddings("query")
     assert "00017" in ids.to_pylist()
     assert Lineage.open("l").embeddings("candidate")[0].type == pa.int64()
-    vocabularies = Lineage.open("l").encoder_parts(0)[2]
+    vocabularies = Lineage.open("l").reader(0).encoder()[2]
     assert vocabularies["feature.zip"].keys.to_pylist() == ["17", "00017"]
     # The next version's cannot become text, which is said before it trains.
     (shop / "clicks.csv").write_text(rows + "00003,00017\n")

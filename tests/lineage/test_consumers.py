@@ -143,9 +143,7 @@ GOOD: dict[str, Any] = {"name": "a", "pinned": "v0", "allowed": ["v0"], "since":
     ("change", "message"),
     [
         ({"format_version": 2}, "format_version 2; this Evergram reads 1"),
-        ({"consumers": [GOOD, GOOD]}, "'a' is there twice"),
-        ({"consumers": [GOOD | {"pinned": "v1"}]}, "not among the versions it may read"),
-        ({"consumers": [GOOD | {"since": "soon"}]}, "since"),
+        ({"consumers": [GOOD | {"since": 3}]}, "since"),
         ("{", "is damaged"),
         ("[]", "is damaged"),
         ({"consumers": [GOOD]}, "it has no checksum"),

@@ -69,7 +69,6 @@ def test_an_object_is_unseen_if_no_step_on_the_way_saw_it(lineage: Lineage) -> N
         assert reading.measured is not None
         assert reading.measured.objects == 200
         assert reading.unknown == {}
-        assert reading.amplification == pytest.approx(0.5 ** (3 - reading.version))
 
 
 def test_the_error_that_is_shown_is_that_which_a_limit_is_held_to(
@@ -98,8 +97,8 @@ def test_a_reading_that_is_not_known_says_why(lineage: Lineage) -> None:
     add_halving_version(lineage, {}, objects=LEAST_OBJECTS - 1)
     add_halving_version(lineage, {}, 0.01, transform=ResidualMLPTransform(3, 3))
     first, second = diagnose_lineage(lineage)
-    assert (first.certificate, first.unseen, first.amplification) == (None, None, None)
-    assert list(first.unknown) == ["error", "certificate", "amplification"]
+    assert (first.certificate, first.unseen) == (None, None)
+    assert list(first.unknown) == ["error", "certificate"]
     assert f"{LEAST_OBJECTS - 1} objects" in first.unknown["certificate"]
     assert "version 2 is not affine" in first.unknown["certificate"]
     assert "canaries in common that alignment never saw" in second.unknown["error"]

@@ -43,11 +43,9 @@ from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import (
     LOCK,
+    PARTS,
     clear_work,
     training_claim,
-)
-from evergram.lineage.paths import (
-    PARTS,
 )
 from evergram.lineage.record import (
     LineageRecord,
@@ -239,7 +237,10 @@ def test_other_numbers_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ids", "dim", "named"),
-    [([1], 3, r"object\.parquet has dim 3, its manifest 8"), ([1, None], 8, "without an id or")],
+    [
+        ([1], 3, r"object\.parquet .* shape \[1, 3\], its manifest the dim 8"),
+        ([1, None], 8, "1 missing"),
+    ],
 )
 def test_vectors_of_another_dim_or_without_ids_are_refused(
     lineage: Lineage, ids: list[Any], dim: int, named: str

@@ -57,7 +57,7 @@ def test_a_published_version_is_read_back(lineage: Lineage) -> None:
     ids, vectors = again.embeddings("candidate")
     assert ids.equals(published.block("candidate")[0])
     assert torch.equal(vectors, published.block("candidate")[1])
-    record, state, vocabularies = again.encoder_parts(1)
+    record, state, vocabularies = again.reader(1).encoder()
     assert record.kind == "factorization"
     assert torch.equal(state["query.weight"], artefact(3, 2, seed=1).block("query")[1])
     assert vocabularies["candidate.id"].keys.equals(pa.array([10, 20]))
@@ -195,29 +195,15 @@ def test_contents_that_do_not_fit_are_an_error_though_their_hash_is_right(
 
 def test_a_file_is_checked_when_it_is_read(tmp_path: Path) -> None:
     lineage_of(tmp_path / "line", versions=2)
-    lineage = Lineage.open(tmp_path / "line")
-    names = set(lineage.files(1))
-    assert "versions/1/transform.safetensors" in names
-    assert "embeddings/1/object.parquet" in names
-    assert all((lineage.path / name).is_file() for name in names)
-    # Only the newest version's own embeddings are stored.
-    assert "embeddings/0/object.parquet" not in lineage.files(0)
-    assert not any(lineage.files(1).values())
-    lineage.embeddings("object")
-    lineage.view(0)
-    checked = {name for name, done in lineage.files(1).items() if done}
-    assert checked == {"embeddings/1/object.parquet", "versions/1/transform.safetensors"}
-    lineage.check()
-    assert all(lineage.files(1).values())
-    assert all(lineage.files(0).values())
-    assert not any(Lineage.open(tmp_path / "line").files(1).values())
-    with pytest.raises(UnknownVersionError):
-        lineage.files(2)
-    (lineage.path / "versions/1/transform.safetensors").write_bytes(b"damaged")
-    again = Lineage.open(lineage.path)
+    assert Lineage.open(tmp_path / "line").check() == sum(
+        path.name != ".lock" for path in (tmp_path / "line").rglob("*") if path.is_file()
+    )
+    (tmp_path / "line/versions/1/transform.safetensors").write_bytes(b"damaged")
+    again = Lineage.open(tmp_path / "line")
     with pytest.raises(IntegrityError):
         again.view(0)
-    assert again.files(1)["versions/1/transform.safetensors"] is False
+    with pytest.raises(IntegrityError):
+        again.check()
 
 
 def pairs(*marks: int) -> TrainedPairs:
@@ -290,8 +276,8 @@ def test_every_file_is_read() -> None:
     for n, manifest in enumerate(lineage.versions):
         assert "metrics" in lineage.metrics(n)
         assert set(lineage.canaries(n)) == set(lineage.moments(n)) == set(manifest.embeddings)
-        assert lineage.query_form(n) is not None
-        lineage.encoder_parts(n)
+        assert lineage.reader(n).query_form() is not None
+        lineage.reader(n).encoder()
     assert all(lineage.step_errors[n].objects > 0 for n in (1, 2))
     assert lineage.forward(0, 2) is not None
     assert lineage.pair_history.untested is None

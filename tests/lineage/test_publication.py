@@ -38,7 +38,6 @@ from evergram.errors import (
 from evergram.ids import id_hashes
 from evergram.lineage import publication
 from evergram.lineage.artefact import Artefact, checked_block, checked_blocks
-from evergram.lineage.diagnosis import check_stored
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.publication import (
     CanarySample,
@@ -307,7 +306,7 @@ def test_moments_are_those_of_the_rows_in_float64() -> None:
     vectors = 1000 + torch.randn(5000, 4, generator=torch.Generator().manual_seed(0))
     sample = RowSample("query", 4)
     list(sample.through([(pa.array(range(5000)), vectors)]))
-    count, mean, second = sample.moments()
+    count, mean, second = sample.moments
     wide = vectors.double().numpy()
     assert count == 5000
     np.testing.assert_allclose(mean.numpy(), wide.mean(0), rtol=1e-12)
@@ -493,14 +492,6 @@ def test_without_names_they_are_past_ones_and_the_rows_of_all(
         list(sample.through((ids[i : i + size], z[i : i + size]) for i in range(0, 300, size)))
         assert set(sample.ids.to_pylist()) == set(map(str, rows.tolist()))
         assert torch.equal(sample.vectors, z[[int(i) for i in sample.ids.to_pylist()]])
-
-
-def test_a_stored_vector_that_is_another_than_the_canary_is_named() -> None:
-    kept = pa.array(["8"])
-    check_stored(kept, Z[2:3], "shop", blocks(4, False))
-    for factor in (-1.0, 1.01, float("nan")):
-        with pytest.raises(DataError, match="The canary '8' of the side shop is not the vector"):
-            check_stored(kept, Z[2:3] * factor, "shop", blocks(4, False))
 
 
 OBJECTS = 300

@@ -21,8 +21,12 @@ from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.diagnosis import LEAST_QUERIES, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.probes import with_probes
-from evergram.releasing.publish import losses, publish, refuse_degradation
-from evergram.releasing.release import Limits, upgrade_and_publish
+from evergram.releasing.publish import (
+    losses,
+    publish,
+    refuse_degradation,
+    refuse_unmeasurable,
+)
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.recipe import Recipe
 
@@ -217,9 +221,8 @@ def recipe(small: Recipe) -> Recipe:
 
 
 def test_limits_that_cannot_be_met_are_refused_before_training(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, tmp_path: Path
 ) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
-    monkeypatch.setattr("evergram.releasing.release.upgrade", None)
     with pytest.raises(DegradationError, match="no consumer has a probe"):
-        upgrade_and_publish(recipe, lineage, Limits(strict_probes=True))
+        refuse_unmeasurable(lineage, recipe, None, strict_probes=True)

@@ -1,11 +1,10 @@
-"""A stored version measured as it is read, and the page of `--report`."""
+"""A stored version measured as it is read."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -32,177 +31,10 @@ from evergram.releasing.past_versions import (
     known_relevance,
     reading_report,
 )
-from evergram.releasing.release import train_and_publish, upgrade_and_publish
 from evergram.releasing.upgrade import train, upgrade, version_report
-from evergram.releasing.version_report import training_figures, write_report
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import diagnose
 from evergram.training.fit import Trained
-from evergram.training.recipe import Recipe
-
-VOID = {"meta", "line", "path", "circle"}
-
-
-class Page(HTMLParser):
-    """The tables of a page by caption, and whether every tag is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self.rows: list[list[str]] = []
-        self.caption, self.text = "", ""
-        self.requests: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.requests += [f"{tag} {n}" for n, _ in attrs if n in ("src", "href", "srcset")]
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.rows = []
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("th", "td", "caption"):
-            self.text = ""
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in VOID
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag == "caption":
-            self.caption = self.text
-        if tag in ("th", "td"):
-            self.rows[-1].append(self.text)
-        if tag == "table":
-            self.tables[self.caption] = self.rows
-
-
-@pytest.fixture
-def recipe(small: Recipe) -> Recipe:
-    return Recipe.of(
-        small.model_dump(), ["training.epochs=2", "training.refit=false", "upgrade.alone=false"]
-    )
-
-
-def test_the_page_has_what_was_published(recipe: Recipe, tmp_path: Path) -> None:
-    lineage = Lineage.create(tmp_path / "lineage")
-    path = tmp_path / "made" / "0.html"
-    # Nearly all candidates are among the first 1000, so another metric chooses.
-    recipe = Recipe.of(recipe.model_dump(), ["training.metric='recall@1000'"])
-    metrics = train_and_publish(recipe, lineage, progress=False, report=path).metrics
-    text, metric = path.read_text(), lineage.recipe(0)["training"]["metric"]
-    assert metric != "recall@1000"
-    assert f"{metric} on the selection pairs by epoch: no point" not in text
-    first = Page(text)
-    assert not first.open
-    assert not first.requests
-    assert "url(" not in text
-    assert f"chosen: {metrics['training']['best_epoch']}" in text
-    assert first.tables["Data"][1] == ["rows of training", f"{metrics['data']['interactions']:,}"]
-    model = metrics["metrics"]["model"]
-    assert first.tables["Metrics"][1] == ["this version", *(f"{v:.4f}" for v in model.values())]
-
-
-def test_an_upgrade_says_what_past_versions_keep(recipe: Recipe, tmp_path: Path) -> None:
-    lineage, path = Lineage.create(tmp_path / "lineage"), tmp_path / "1.html"
-    train_and_publish(recipe, lineage, progress=False)
-    published = upgrade_and_publish(recipe, lineage, progress=False, report=path)
-    reading = published.metrics["compatibility"]["0"]
-    second = Page(path.read_text())
-    (row,) = second.tables["recall@20 kept"][1:]
-    past, chain = (reading["ranking"][name]["recall@20"] for name in ("past", "chain"))
-    assert row == [
-        "version 0",
-        f"{reading['drift']['held_out']['relative']:.1%}",
-        str(reading["queries"]),
-        f"{past:.4f}",
-        f"{chain:.4f}",
-        f"{chain / past:.1%}",
-    ]
-    assert "Consumers: not measured. No consumer of this lineage has a probe." in path.read_text()
-    alone = second.tables["Metrics"][2]
-    assert alone[0] == "the same model, trained without alignment"
-    assert set(alone[1:]) == {"not measured"}
-
-
-def test_a_path_that_cannot_be_written_is_refused_before_training(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evergram.releasing.release.train", None)  # calling it would fail
-    lineage = Lineage.create(tmp_path / "lineage")
-    for path in (tmp_path / "page.txt", Path("/proc/page.html")):
-        with pytest.raises(DataError, match=path.name):
-            train_and_publish(recipe, lineage, progress=False, report=path)
-
-
-def test_a_disk_that_fails_after_publishing_says_that_the_version_is_published(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "full").write_text("a file where the page's folder would be")
-    with pytest.raises(DataError, match="Version 3 is published, and its report could not"):
-        write_report(tmp_path / "full" / "x.html", "shop", "recall@20", {"version": 3}, [])
-
-
-def test_the_curve_marks_the_chosen_epoch_and_tells_of_a_refit() -> None:
-    history = [{"epoch": e, "objective": 1 / e, "recall@20": 0.1 * e} for e in (1, 2, 3)]
-    training = {
-        "history": history,
-        "best_epoch": 2,
-        "epochs": 3,
-        "ended": "patience",
-        "seconds": 1.0,
-        "refit": {"steps": 70, "interactions": 1234},
-    }
-    text = training_figures({"training": training}, "recall@20")
-    assert text.count("chosen: 2</text>") == 2
-    assert "on all 1,234 rows that are not test, for 70 steps" in text
-    assert "not measured" in training_figures({"training": {"history": []}}, "recall@20")
-
-
-def test_readings_certificates_and_probes(tmp_path: Path) -> None:
-    probe = {"consumer": "ads", "pinned": "v0", "metric": "auc", "value": 0.75, "limit": 0.7}
-    probe |= {"baseline": {"value": 0.875}, "objects": 9, "missing": 1, "sentence": None}
-    ranking = {"past": {"recall@5": 0.5}, "chain": {"recall@5": 0.4}}
-    reading = {"queries": 12, "ranking": ranking, "drift": {"held_out": {"objects": 0}}}
-    metrics = {
-        "version": 1,
-        "compatibility": {"0": reading},
-        "certificate": {"0": {"estimate": 0.1, "bound": 0.2, "relative": 0.3}},
-        "probes": [probe],
-    }
-    write_report(tmp_path / "a.html", "shop", "recall@5", metrics, [])
-    text = (tmp_path / "a.html").read_text()
-    assert "<td>0.5000</td><td>0.4000</td><td>80.0%</td>" in text
-    assert "<td>0.8750</td><td>0.7500</td><td>0.7000</td>" in text
-    write_report(tmp_path / "a.html", "shop", "recall@5", {"version": 1}, [])
-    assert "Past versions: not measured." in (tmp_path / "a.html").read_text()
-
-
-def test_sampled_metrics_have_errors_and_a_loss_to_popularity_is_a_warning(tmp_path: Path) -> None:
-    metrics = {
-        "version": 4,
-        "metrics": {"model": {"recall@5": 0.25}, "popularity": {"recall@5": 0.5}},
-        "sampled": {
-            "queries": 7,
-            "of": 90,
-            "errors": {"model": {"recall@5": 0.125}, "popularity": {"recall@5": 0.0625}},
-        },
-    }
-    path = tmp_path / "a.html"
-    write_report(path, "shop <4>", "recall@5", metrics, [])
-    text = path.read_text()
-    assert "0.2500 ± 0.1250" in text
-    assert "0.5000 ± 0.0625" in text
-    assert "Measured on 7 of 90 test queries" in text
-    assert "It ranks no better than popularity: recall@5 0.2500, and 0.5000" in text
-    assert "shop &lt;4&gt;" in text
-
 
 ROWS = 40
 

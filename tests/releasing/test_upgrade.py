@@ -53,7 +53,6 @@ from evergram.releasing.upgrade import (
     FittedUpgrade,
     UpgradeOptions,
     UpgradePlan,
-    _companions,
     fit_upgrade,
     measure_upgrade,
     package_upgrade,
@@ -233,7 +232,7 @@ def test_a_frozen_model_is_packaged_as_it_is_and_was_trained_on_nothing_new(
     )
     artefact = package_upgrade(plan, fitted, measure_upgrade(plan, fitted))
     assert artefact.encoder is not None
-    _, state, _ = lineage.encoder_parts(0)
+    _, state, _ = lineage.reader(0).encoder()
     for name, value in state.items():
         assert torch.equal(artefact.encoder.state[name], value)
     assert artefact.trained is not None
@@ -582,7 +581,7 @@ def test_alignment_is_between_published_vectors_of_both_versions(
 ) -> None:
     lineage, corpus = grown
     plan = plan_upgrade(recipe_of(small, 0.25), lineage, corpus, UpgradeOptions())
-    joint = _companions(plan)[0].joint
+    joint = plan.companions(plan.split).joint
     assert joint is not None
     training = plan.final.training
     counts = training.counts("candidate").double().clamp(min=1)
@@ -596,7 +595,7 @@ def test_alignment_is_between_published_vectors_of_both_versions(
     torch.testing.assert_close(norms[rows >= 0], old[rows[rows >= 0]], rtol=1e-5, atol=0)
     assert float(norms[rows < 0].max()) == 0
     plain = plan_upgrade(recipe_of(small, 0.0), lineage, corpus, UpgradeOptions())
-    joint = _companions(plain)[0].joint
+    joint = plain.companions(plain.split).joint
     assert joint is not None
     assert dict(joint.named_buffers()).get("factors") is None
 

@@ -186,7 +186,7 @@ def test_new_queries_are_computed_at_the_version_that_the_rows_are_of(tmp_path: 
     reader = Reader(lineage, {"candidate": store})
     vectors, source = reader.fold_in_with_source(met, version=0)
     assert source == 0
-    form = lineage.query_form(0)
+    form = lineage.reader(0).query_form()
     assert form is not None
 
     def stored(keys: list[int | str]) -> tuple[torch.Tensor, torch.Tensor]:

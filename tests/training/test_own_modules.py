@@ -157,7 +157,7 @@ def test_modules_that_cannot_be_trained_are_refused(corpus: Corpus, tmp_path: Pa
     kept = upgrade(frozen, lineage, corpus, encoder=modules(corpus), progress=False)
     assert torch.equal(
         kept.encoder.state["query.table.weight"],  # type: ignore[union-attr]
-        lineage.encoder_parts(0)[1]["query.table.weight"],
+        lineage.reader(0).encoder()[1]["query.table.weight"],
     )
 
 

@@ -293,7 +293,7 @@ def test_versions_follow_each_other_and_fold_in_is_exact(
     for version in (0, 1):
         lineage.publish(upgrade(recipe, lineage, data) if version else train(recipe, data))
         training = final_split(split_for(recipe, data, version), refits=recipe.refits).training
-        form = lineage.query_form(version)
+        form = lineage.reader(version).query_form()
         assert form is not None
         assert form.rule == "mean"
         ids, stored = lineage.embeddings("query")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evergram.cli.options import Description, command, described, open_lineage
-from evergram.cli.printing import Grid, number, paragraph, probes_table, show
+from evergram.cli.printing import Grid, number, probes_table, show
 from evergram.errors import DataError, LineageError
 from evergram.log_lines import write_line
 
@@ -24,10 +24,10 @@ def list_versions(lineage: str) -> None:
     from evergram.lineage.diagnosis import version_warnings
 
     opened = open_lineage(lineage)
-    warnings, metrics = version_warnings(opened), {}
+    warnings = version_warnings(opened)
     rows = []
     for m in opened.versions:
-        measured = metrics[m.version] = opened.metrics(m.version)
+        measured = opened.metrics(m.version)
         rows.append(
             {
                 "version": m.version,
@@ -45,11 +45,10 @@ def list_versions(lineage: str) -> None:
                 "warnings": warnings[m.version],
             }
         )
-    checked = [*opened.opened_files, *(f"versions/{n}/metrics.json" for n in metrics)]
     withdrawn = {str(n): w.model_dump() for n, w in opened.withdrawn.items()}
     facts = {"lineage": str(lineage), "name": opened.name, "labels": opened.labels}
     show(
-        {**facts, "versions": rows, "withdrawn": withdrawn, "checked": checked},
+        {**facts, "versions": rows, "withdrawn": withdrawn},
         _versions_table(opened, lineage, rows),
         *_sentences(warnings),
         *(
@@ -106,8 +105,7 @@ def check(lineage: str, *, max_error: float | None = None, max_bound: float | No
     )
 
     opened = open_lineage(lineage)
-    readings = diagnose_lineage(opened)
-    checked = opened.checked_files
+    checked, readings = opened.check(), diagnose_lineage(opened)
     wrong, warnings = contradictions(opened), version_warnings(opened)
     past = past_limits(readings, error=max_error, bound=max_bound)
     show(
@@ -122,10 +120,7 @@ def check(lineage: str, *, max_error: float | None = None, max_bound: float | No
         },
         *_readings(opened, readings),
         *_sentences(warnings),
-        paragraph(
-            f"{len(checked)} files were compared with their hashes, all that are published: "
-            f"{_described(opened, checked)}."
-        ),
+        f"All {checked} published files are what was published, by their hashes.",
     )
     for sentence in wrong:
         write_line("contradiction", sentence, level="warning")
@@ -155,7 +150,7 @@ def _readings(lineage: Lineage, readings: list[Reading]) -> Iterator[str | Grid]
             measured.relative if measured else None,
             certificate.relative if certificate else None,
             certificate.relative_bound if certificate else None,
-            one.amplification,
+            certificate.amplification if certificate else None,
         ]
         cosine, *rest = map(number, figures)
         counted = str(unseen.objects) if unseen else "–", cosine
@@ -167,19 +162,6 @@ def _readings(lineage: Lineage, readings: list[Reading]) -> Iterator[str | Grid]
         for what, why in one.unknown.items():
             what = "error on unseen objects" if what == "error" else what
             yield f"Version {one.version}: its {what} is not known: {why}."
-
-
-def _described(lineage: Lineage, checked: list[str]) -> str:
-    """Return a phrase on the files that were compared with their hashes."""
-    own = ["lineage.json"] if "lineage.json" in checked else []
-    parts = {
-        "versions": [m.version for m in lineage.versions],
-        "embeddings": lineage.versions_with_embeddings,
-    }
-    for folder, numbers in parts.items():
-        count = sum(name.startswith(f"{folder}/") for name in checked)
-        own.append(f"{count} in {folder}/ (of {', '.join(map(str, numbers))})")
-    return ", ".join(own)
 
 
 _VERSION = "VERSION | A number, a label or 'newest'."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -26,7 +26,6 @@ from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
-    from evergram.releasing.demo import DemoVersion
     from evergram.training.diagnose import Diagnosis
     from evergram.training.tuning import Tuned
 
@@ -43,13 +42,11 @@ def train(
     tensorboard: Path | None = None,
     checkpoint_every: str | None = None,
     resume: Literal["auto", "never"] = "auto",
-    report: Path | None = None,
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing import release
+    from evergram.releasing.publish import publish
     from evergram.releasing.upgrade import train as train_version
-    from evergram.releasing.version_report import refuse_unwritable
     from evergram.training.resuming import CheckpointSettings
 
     checkpoints = CheckpointSettings(checkpoint_every, resume=resume)
@@ -57,18 +54,20 @@ def train(
     if not is_first_process():
         train_version(chosen, device=device, progress=False)
         return
-    refuse_unwritable(report)  # before a lineage is made
-    published = release.train_and_publish(
-        chosen,
-        Lineage.create(lineage, chosen.name),
-        device=device,
-        progress=new_progress(),
-        board=tensorboard,
-        checkpoints=checkpoints,
-        report=report,
-        minutes=minutes,
-    )
-    print_version(lineage, dict(published.metrics), report)
+    new = Lineage.create(lineage, chosen.name)
+    new.refuse_unwritable()
+    with new.training() as folder:
+        artefact = train_version(
+            chosen,
+            device=device,
+            progress=new_progress(),
+            folder=folder,
+            board=tensorboard,
+            checkpoints=checkpoints,
+            minutes=minutes,
+        )
+        published = publish(new, artefact)
+    print_version(lineage, dict(published.metrics))
 
 
 @command(
@@ -94,10 +93,9 @@ def upgrade(
     no_promote: bool = False,
     checkpoint_every: str | None = None,
     resume: Literal["auto", "never"] = "auto",
-    report: Path | None = None,
 ) -> None:
     """Train the next version with its backward transform, and publish it."""
-    from evergram.releasing import release
+    from evergram.releasing.publish import publish, refuse_unmeasurable
     from evergram.releasing.upgrade import upgrade as upgrade_version
     from evergram.training.resuming import CheckpointSettings
 
@@ -107,19 +105,29 @@ def upgrade(
     if not is_first_process():
         upgrade_version(chosen, opened, device=device, progress=False, allow_small_overlap=small)
         return
-    published = release.upgrade_and_publish(
-        chosen,
-        opened,
-        release.Limits(max_degradation, strict_probes, not no_promote),
-        allow_small_overlap=small,
-        device=device,
-        progress=new_progress(),
-        board=tensorboard,
-        checkpoints=checkpoints,
-        report=report,
-        minutes=minutes,
-    )
-    print_version(lineage, dict(published.metrics), report)
+    refuse_unmeasurable(opened, chosen, max_degradation, strict_probes)
+    opened.refuse_unwritable()
+    # Also while probes run and files are written, nobody begins what could not be published.
+    with opened.training() as folder:
+        artefact = upgrade_version(
+            chosen,
+            opened,
+            allow_small_overlap=small,
+            device=device,
+            progress=new_progress(),
+            folder=folder,
+            board=tensorboard,
+            checkpoints=checkpoints,
+            minutes=minutes,
+        )
+        published = publish(
+            opened,
+            artefact,
+            max_degradation=max_degradation,
+            strict_probes=strict_probes,
+            promote=not no_promote,
+        )
+    print_version(lineage, dict(published.metrics))
 
 
 @command(
@@ -216,12 +224,11 @@ def demo(
 
     recipe = demo_recipe(data, set_ or [])
     lineage, metric = Lineage.create(out / "lineage", recipe.name), recipe.training.metric
-    versions = run_demo(recipe, lineage, device=device, progress=new_progress())
-    rows = [version.as_json() for version in versions]
+    rows = run_demo(recipe, lineage, device=device, progress=new_progress())
     report = write_demo(out / "report.html", rows, metric)
     facts = {"versions": rows, "report": str(report), "lineage": str(lineage.path)}
     explained = _DEMO_EXPLAINED.format(metric=metric)
-    show(facts, _demo_table(versions, metric), explained, f"Report: {report}")
+    show(facts, _demo_table(rows, metric), explained, f"Report: {report}")
 
 
 _DEMO_EXPLAINED = """\
@@ -233,13 +240,17 @@ AUC raw: it is given each version's vectors as they are, cut or filled to its le
 drift: distance from version 0's vectors after the chain, as a share of their length."""
 
 
-def _demo_table(versions: list[DemoVersion], metric: str) -> Grid:
+def _demo_table(versions: list[dict[str, Any]], metric: str) -> Grid:
     """Return a line for each version: how well it ranks, and what the consumer keeps."""
     lines = [
         [
-            *(str(v.version), str(v.dim)),
-            *(number(v.metrics.get(k, {}).get(metric)) for k in ("model", "alone", "popularity")),
-            *(number(value) for value in (v.consumer_chain, v.consumer_raw, v.drift)),
+            *(str(v["version"]), str(v["dim"])),
+            *(
+                number(v["metrics"].get(k, {}).get(metric))
+                for k in ("model", "alone", "popularity")
+            ),
+            *(number(v["consumer"][name]) for name in ("auc_chain", "auc_raw")),
+            number(v["drift_relative"]),
         ]
         for v in versions
     ]

@@ -56,7 +56,6 @@ SHARED: dict[str, Description] = {
     "tensorboard": (
         "DIR | Write TensorBoard's files to this folder (pip install 'evergram\\[tensorboard]')."
     ),
-    "report": "FILE.html | Write what was measured as one page of HTML.",
     "set_": "KEY.PATH=VALUE | Set a key of the recipe, such as model.dim=64; repeatable.",
     "checkpoint_every": (
         "TIME|STEPS | Checkpoint interval: 60s, 5m, or a number of steps (default: 60s, and at "

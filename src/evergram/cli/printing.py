@@ -74,10 +74,9 @@ def written_to(path: Path) -> str:
     return f"{path}, with its ids in {ids}" if ids.is_file() else f"{path}, without ids"
 
 
-def print_version(lineage: str | Path, metrics: dict[str, Any], report: Path | None = None) -> None:
-    """Print what was measured of a version, and where its report is, if one was written."""
-    facts = {"lineage": str(lineage), **metrics, **({"report": str(report)} if report else {})}
-    show(facts, *_version(lineage, metrics), *([f"Report: {report}"] if report else []))
+def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
+    """Print what was measured of a version."""
+    show({"lineage": str(lineage), **metrics}, *_version(lineage, metrics))
 
 
 def _version(lineage: str | Path, metrics: dict[str, Any]) -> Iterator[str | Grid]:

@@ -155,7 +155,7 @@ def transform(
     force: bool = False,
 ) -> None:
     """Rewrite a file of one version's vectors as another version's, in constant memory."""
-    from evergram.releasing.transform_file import transform_file
+    from evergram.releasing.past_file import transform_file
     from evergram.vector_files.open_embeddings import open_embeddings
 
     opened = open_lineage(lineage)

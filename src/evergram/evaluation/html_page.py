@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --page: #fff; --line: #d8dee4;
-  --dim: #57606a; --one: #0550ae; --two: #a03c00; --mark: #fff4d6; }
+  --dim: #57606a; --one: #0550ae; --two: #a03c00; }
 @media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --page: #0d1117; --line: #30363d;
-  --dim: #9da7b3; --one: #79c0ff; --two: #ffa657; --mark: #3a2d0b; } }
+  --dim: #9da7b3; --one: #79c0ff; --two: #ffa657; } }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
   color: var(--text); background: var(--page); overflow-wrap: anywhere; }
@@ -31,8 +31,6 @@ caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th:first-child, th.words, td.words { text-align: left; } tbody th { font-weight: 400; }
-.not-measured, .warnings { background: var(--mark); padding: .5rem .8rem; }
-.warnings li { margin-left: 1rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
   gap: 1rem; }
 figure { margin: 0; } figure svg { width: 100%; max-width: 30rem; height: auto; display: block;
@@ -72,16 +70,6 @@ def section(title: str, *parts: str) -> str:
 def paragraph(text: str, kind: str = "") -> str:
     of_kind = f' class="{kind}"' if kind else ""
     return f"<p{of_kind}>{html.escape(text)}</p>"
-
-
-def not_measured(what: str, why: str) -> str:
-    """Return the paragraph that stands in the place of a measure."""
-    return paragraph(f"{what}: {NONE}. {why}", "not-measured")
-
-
-def warning_list(sentences: Sequence[str]) -> str:
-    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="warnings">{items}</ul>'
 
 
 def table(
@@ -261,8 +249,8 @@ The alignment error is mean ‖z̃₀ − z₀‖ over mean ‖z₀‖, on objec
 
 
 def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -> Path:
-    """Write the page of `evergram demo` from one entry a version, `DemoVersion.as_json`, and the
-    metric of the intended task."""
+    """Write the page of `evergram demo` from what `run_demo` returns, and the metric of the
+    intended task."""
     names = [(v["version"], str(v["version"])) for v in versions]
     columns: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
         metric: lambda v: v["metrics"].get("model", {}).get(metric),

@@ -98,7 +98,7 @@ class PretrainedEncoder:
         Raises: UnknownVersionError. LineageError: the version came from a file and has no encoder.
         """
         number = lineage.resolve(version)
-        record, state, vocabularies = lineage.encoder_parts(number)
+        record, state, vocabularies = lineage.reader(number).encoder()
         manifest = lineage.manifest(number)
         facts = EncoderFacts(
             name=manifest.name,

@@ -3,14 +3,15 @@
 Read in this order:
 
 1. `record`: `lineage.json` with every change of it as a pure function, and a version's manifest
-   (`docs/lineage.md`). `paths`: names, links and permissions.
+   (`docs/lineage.md`).
 2. `artefact`: the contents of a version, as they are given and as files.
 3. `lineage`: `Lineage`, everything that is read and changed. `view`: embeddings read as a past
    version, and vectors of new queries.
 4. `publication`: the gate, and the writing of a version, with the objects that every version keeps.
 5. `diagnosis`: how well each version is read, and what its readers should know.
 6. `consumers`: who reads which version. `score_maps`: scores as a version gave them.
-7. `locks` and `remote`: one writer at a time; lineages at `s3://…` and the like.
+7. `locks` and `remote`: one writer at a time, links and permissions; lineages at `s3://…` and the
+   like.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """

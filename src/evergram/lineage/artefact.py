@@ -7,17 +7,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -31,12 +28,12 @@ from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule
 from evergram.ids import first_missing, missing_sentence, refuse_repeats
-from evergram.lineage.record import EncoderRecord, Manifest, TransformRecord, check_files, sha256
+from evergram.lineage.record import EncoderRecord, Manifest, StrictRecord
 from evergram.texts.record import TextEncoderRecord
-from evergram.vector_files.writers import to_block, vectors_to_arrow
+from evergram.vector_files.writers import to_block
 
 Block = tuple[pa.Array, Tensor]
-_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_TEXTS = "string", "large_string", "string_view"
 # Ids and vectors as they may be given, see `Artefact`.
 AnyBlock = tuple[Any, Any]
 # The number of vectors, their mean [D] and E[z zᵀ] [D, D], float64.
@@ -52,13 +49,11 @@ _UNREADABLE = AttributeError, LookupError, TypeError, ValueError, RuntimeError, 
 
 def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
     """Return ids as int64 or string [N], and vectors as a tensor of floats [N, D]; both as
-    `Artefact` takes them.
-
-    Raises: DataError: an id is missing or of another type, or the vectors are no floats.
-        ShapeError: they are not [N, D].
-    """
-    keys = checked_ids(ids, side)
-    rows = torch.from_numpy(_native(vectors)) if _is_floats(vectors) else vectors
+    `Artefact` takes them."""
+    keys, rows = checked_ids(ids, side), vectors
+    if isinstance(rows, np.ndarray) and rows.dtype.kind == "f" and rows.itemsize <= 8:
+        # Torch takes neither another byte order nor what is read backwards.
+        rows = torch.from_numpy(np.ascontiguousarray(rows, rows.dtype.newbyteorder("=")))
     dense = isinstance(rows, Tensor) and rows.layout == torch.strided
     if not dense or not rows.is_floating_point():
         kind = getattr(rows, "dtype", type(rows).__name__)
@@ -66,7 +61,7 @@ def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
             f"The {side} embeddings are of {kind}; they must be floats in a dense torch tensor or "
             "a NumPy array."
         )
-    if rows.ndim != 2 or rows.shape != (len(keys), dim):
+    if rows.shape != (len(keys), dim):
         raise ShapeError(
             f"The {side} embeddings are {list(rows.shape)} for {len(keys)} ids; with dim {dim} "
             f"they must be [{len(keys)}, {dim}]."
@@ -75,11 +70,7 @@ def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
 
 
 def checked_blocks(blocks: Iterable[tuple[Any, Any]], side: str, dim: int) -> Iterator[Block]:
-    """Yield each block as `checked_block` returns it. The ids of a side are held in memory.
-
-    Raises: as it; DataError: also if an id occurs twice, if blocks have ids of different types, or
-        if there is no row.
-    """
+    """Yield each block as `checked_block` returns it. The ids of a side are held in memory."""
     seen: list[pa.Array] = []
     for ids, vectors in blocks:
         keys, rows = checked_block(ids, vectors, side, dim)
@@ -96,40 +87,28 @@ def checked_blocks(blocks: Iterable[tuple[Any, Any]], side: str, dim: int) -> It
     refuse_repeats(everything, f"The {side} embeddings")
 
 
-def _is_floats(vectors: Any) -> bool:
-    return isinstance(vectors, np.ndarray) and vectors.dtype.kind == "f" and vectors.itemsize <= 8
-
-
-def _native(vectors: np.ndarray) -> np.ndarray:
-    """Return an array as torch takes it: of native byte order, and not read backwards."""
-    return np.ascontiguousarray(vectors, vectors.dtype.newbyteorder("="))
-
-
 def checked_ids(ids: Any, side: str) -> pa.Array:
     """Return ids as int64 or string [N]. Raises: DataError: one is missing, or of another type."""
-    keys = _typed_ids(ids, side)
+    keys: Any = None
+    try:
+        given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
+        given = given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given
+        given = given.dictionary_decode() if pa.types.is_dictionary(given.type) else given
+        if (kind := str(given.type)) in _TEXTS:
+            keys = given.cast(pa.string())
+        elif pa.types.is_integer(given.type):
+            keys = given.cast(pa.int64())
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        kind = " ".join(str(error).split()).rstrip(".")
+    if keys is None:
+        raise DataError(
+            f"The {side} ids cannot be published ({kind}); they must be integers below 2⁶³ or "
+            "texts, all of one type."
+        )
     if (row := first_missing(keys)) >= 0:
         where = f"Row {row} of the {side} embeddings"
         raise DataError(missing_sentence(where, "its id", keys[row].as_py()))
     return keys
-
-
-def _typed_ids(ids: Any, side: str) -> pa.Array:
-    try:
-        keys = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
-        keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
-        keys = keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
-        if pa.types.is_integer(keys.type):
-            return keys.cast(pa.int64())
-        if any(is_kind(keys.type) for is_kind in _TEXTS):
-            return keys.cast(pa.string())
-        kind = str(keys.type)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
-        kind = " ".join(str(error).split()).rstrip(".")
-    raise DataError(
-        f"The {side} ids cannot be published ({kind}); they must be integers below 2⁶³ or texts, "
-        "all of one type."
-    )
 
 
 @dataclass(frozen=True)
@@ -256,22 +235,15 @@ def write_trained_pairs(pairs: TrainedPairs, path: Path) -> None:
 
 
 def read_trained_pairs(path: Path) -> TrainedPairs:
-    """Return the hashes that `write_trained_pairs` wrote. Raises: IntegrityError: damaged."""
-    try:
-        marks = pq.read_table(path)["pair"].to_numpy()
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise IntegrityError(f"{path} cannot be read: {error}.") from error
-    if marks.dtype != np.uint32 or (len(marks) > 1 and not (marks[1:] > marks[:-1]).all()):
+    """Return the hashes that `write_trained_pairs` wrote."""
+    marks = pq.read_table(path)["pair"].to_numpy()
+    if marks.dtype != np.uint32 or not (marks[1:] > marks[:-1]).all():
         raise IntegrityError(f"{path} does not hold ascending 32-bit numbers; restore it.")
     return TrainedPairs(marks)
 
 
-class _FormRecord(BaseModel):
+class _FormRecord(StrictRecord):
     """The contents of `fold_in.json`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
-    )
 
     rule: Rule
     squares: float
@@ -288,117 +260,17 @@ def write_query_form(form: QueryForm, folder: Path) -> None:
 
 
 def read_query_form(folder: Path, dim: int) -> QueryForm:
-    """Return the form in a version's folder, of vectors of `dim` dims.
-
-    Raises: ValueError, IntegrityError: its files do not fit together.
-    """
+    """Return the form in a version's folder, of vectors of `dim` dims."""
     record = _FormRecord.model_validate_json((folder / FORM).read_bytes())
     tensors = load_tensors(folder / FORM_TENSORS)
     try:
-        matrices: dict[str, Any] = {name: tensors[name] for name in _NAMES}
-        form = QueryForm(**record.model_dump(), **matrices)
+        named: dict[str, Any] = {name: tensors[name] for name in _NAMES}
+        form = QueryForm(**record.model_dump(), **named)
     except (DataError, KeyError, ShapeError) as error:
         raise IntegrityError(f"{folder / FORM_TENSORS}: {error}") from error
     if form.dim != dim:
         raise IntegrityError(f"{folder / FORM_TENSORS} has dim {form.dim}, its version {dim}.")
     return form
-
-
-@dataclass(frozen=True)
-class PublicationFacts:
-    """The facts of a version that are computed when it is published.
-
-    Args:
-        embeddings: SHA-256 of the file of each side.
-        canary_error: of its transform, see `Manifest`.
-        new_pairs: its training pairs that no earlier version was trained on; None if not known.
-        canaries: of each side, ids as strings and vectors.
-    """
-
-    embeddings: Mapping[str, str] = field(default_factory=dict)
-    moments: Mapping[str, Moments] = field(default_factory=dict)
-    forward: Affine | None = None
-    new_pairs: TrainedPairs | None = None
-    canary_error: float | None = None
-    canaries: Mapping[str, Block] = field(default_factory=dict)
-
-
-def write_version(
-    folder: Path, lineage: str, number: int, artefact: Artefact, facts: PublicationFacts
-) -> Manifest:
-    """Write all files of a version but its embeddings into an empty folder, the manifest last."""
-    encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
-    tensors: dict[str, Mapping[str, Tensor]] = {
-        "moments": {
-            f"{side}.{name}": value
-            for side, (count, mean, second) in facts.moments.items()
-            for name, value in (
-                ("count", torch.tensor(count)),
-                ("mean", mean),
-                ("second", second),
-            )
-        }
-    }
-    if encoder is not None:
-        tensors["encoder"] = encoder.state
-        pq.write_table(_vocabulary_table(encoder), folder / "vocabularies.parquet")
-    if transform is not None:
-        tensors["transform"] = transform.state_dict()
-    if error is not None:
-        numbers = {"objects": error.objects, "power": error.power}
-        of_error = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
-        tensors["error"] = {"sigma": error.sigma, **of_error}
-    if facts.forward is not None:
-        tensors["forward"] = dict(zip(("weight", "offset"), facts.forward, strict=True))
-    for name, of_file in tensors.items():
-        save_tensors(of_file, folder / f"{name}.safetensors")
-    if facts.new_pairs is not None:
-        write_trained_pairs(facts.new_pairs, folder / PAIRS)
-    if artefact.query_form is not None:
-        write_query_form(artefact.query_form, folder)
-    pq.write_table(_canary_table(facts.canaries), folder / "canary.parquet")
-    write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))
-    manifest = Manifest(
-        version=number,
-        name=f"{lineage}@v{number}",
-        dim=artefact.dim,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        evergram=package_version("evergram"),
-        encoder=None if encoder is None else _encoder_record(encoder),
-        transform=None
-        if transform is None
-        else TransformRecord(kind=transform.kind, options=dict(transform.options)),
-        recipe=dict(artefact.recipe),
-        files={path.name: sha256(path) for path in sorted(folder.iterdir())},
-        embeddings=dict(facts.embeddings),
-        text_encoder=artefact.text_encoder,
-        canary_error=facts.canary_error,
-    )
-    write_text(folder / "manifest.json", manifest.to_json())
-    return manifest
-
-
-def _encoder_record(encoder: EncoderParts) -> EncoderRecord:
-    key_types = {name: str(v.keys.type) for name, v in encoder.vocabularies.items()}
-    fields = {name: getattr(encoder, name) for name in ("kind", "options", "inputs")}
-    return EncoderRecord.model_validate({**fields, "vocabularies": key_types})
-
-
-def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
-    names = [pa.repeat(name, len(vocabulary)) for name, vocabulary in encoder.vocabularies.items()]
-    keys = [vocabulary.keys.cast(pa.string()) for vocabulary in encoder.vocabularies.values()]
-    return pa.table(
-        {"vocabulary": pa.concat_arrays(names).dictionary_encode(), "key": pa.concat_arrays(keys)}
-    )
-
-
-def _canary_table(canaries: Mapping[str, Block]) -> pa.Table:
-    tables = [
-        pa.table({"side": pa.repeat(side, len(ids)), "id": ids, "vector": vectors_to_arrow(rows)})
-        for side, (ids, rows) in canaries.items()
-        if len(ids)
-    ]
-    return pa.concat_tables(tables) if tables else pa.table({"side": [], "id": [], "vector": []})
 
 
 class VersionReader:
@@ -409,15 +281,11 @@ class VersionReader:
         self,
         folder: Path,
         manifest: Manifest,
-        check_files: Callable[[Path, Mapping[str, str]], None] = check_files,
+        check_files: Callable[[Path, Mapping[str, str]], None],
     ) -> None:
         self.folder = folder
         self.manifest = manifest
         self._check_files = check_files
-
-    def check(self) -> None:
-        """Compare all files with their hashes. Raises: IntegrityError: one differs, or is gone."""
-        self._check_files(self.folder, self.manifest.files)
 
     def metrics(self) -> dict[str, Any]:
         """Return what was measured at publication."""
@@ -429,11 +297,7 @@ class VersionReader:
         return dict(metrics)
 
     def transform(self, old_dim: int) -> Transform:
-        """Return B_k, frozen, which leads into a space of `old_dim` dims.
-
-        Raises: LineageError: this process does not know its kind. IntegrityError: its file is
-            damaged, or leads elsewhere.
-        """
+        """Return B_k, frozen, which leads into a space of `old_dim` dims."""
         record, dim = self.manifest.transform, self.manifest.dim
         assert record is not None
         if record.kind not in TRANSFORMS:
@@ -486,14 +350,14 @@ class VersionReader:
     def moments(self) -> dict[str, Moments]:
         """Return, by side, the number of vectors, their mean [D], and E[z zᵀ], [D, D]; float64."""
         dim = self.manifest.dim
-        shapes: dict[str, tuple[int, ...]] = {}
-        for side in self.manifest.embeddings:
-            shapes |= {f"{side}.count": (), f"{side}.mean": (dim,), f"{side}.second": (dim, dim)}
+        of_side: dict[str, tuple[int, ...]] = {"count": (), "mean": (dim,), "second": (dim, dim)}
+        sides = sorted(self.manifest.embeddings)
+        shapes = {f"{side}.{name}": shape for side in sides for name, shape in of_side.items()}
         tensors = self._tensors("moments.safetensors", shapes)
         moments = {}
         with _understood(self.folder / "moments.safetensors"):
-            for side in sorted(self.manifest.embeddings):
-                count, mean, second = (tensors[f"{side}.{x}"] for x in ("count", "mean", "second"))
+            for side in sides:
+                count, mean, second = (tensors[f"{side}.{name}"] for name in of_side)
                 moments[side] = int(count), mean, second
         return moments
 
@@ -522,7 +386,10 @@ class VersionReader:
     def encoder(self) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
         """Return how to build the encoder, its tensors, and its vocabularies."""
         record = self.manifest.encoder
-        assert record is not None
+        if record is None:
+            raise LineageError(
+                f"Version {self.manifest.version} came from a file of embeddings and has no model."
+            )
         state = load_tensors(self._checked("encoder.safetensors"))
         path = self._checked("vocabularies.parquet")
         with _understood(path):
@@ -535,8 +402,7 @@ class VersionReader:
         return record, state, vocabularies
 
     def _tensors(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Return the tensors of a file as float64. Raises: IntegrityError: one of these shapes is
-        missing."""
+        """Return the tensors of a file as float64."""
         path = self._checked(name)
         tensors = {key: tensor.double() for key, tensor in load_tensors(path).items()}
         for key, shape in shapes.items():

@@ -8,13 +8,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from datetime import UTC, date, datetime
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from evergram.atomic_files import (
     make_folder,
@@ -24,28 +24,23 @@ from evergram.atomic_files import (
 )
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
-from evergram.lineage.locks import writing
-from evergram.lineage.paths import (
+from evergram.lineage.locks import check_inside, check_tree, file_mode, writing
+from evergram.lineage.record import (
+    FORMAT_VERSION,
     NAME,
-    check_inside,
+    ChecksummedRecord,
+    StrictRecord,
+    check_files,
     check_name,
-    check_tree,
-    file_mode,
+    sha256,
 )
-from evergram.lineage.record import FORMAT_VERSION, ChecksummedRecord, check_files, sha256
 from evergram.lineage.remote import CONSUMERS, Remote, local_folder
 
 # Returns the number of a version, by its number in text or a label.
 Resolve = Callable[[str], int]
 
 
-class _StrictRecord(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
-    )
-
-
-class Baseline(_StrictRecord):
+class Baseline(StrictRecord):
     """The value of a probe when it was added, its version, and the number of its objects."""
 
     version: int = Field(ge=0)
@@ -53,7 +48,7 @@ class Baseline(_StrictRecord):
     objects: int = Field(ge=0)
 
 
-class Probe(_StrictRecord):
+class Probe(StrictRecord):
     """A consumer's own model and an evaluation file, both kept in the lineage's folder.
 
     Before the files are copied there, `model` and `data` are their paths outside of it, and the
@@ -91,7 +86,7 @@ class Probe(_StrictRecord):
         return self
 
 
-class Consumer(_StrictRecord):
+class Consumer(StrictRecord):
     """A reader of the lineage.
 
     Args:
@@ -107,20 +102,6 @@ class Consumer(_StrictRecord):
     token_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     probe: Probe | None = None
 
-    @field_validator("since")
-    @classmethod
-    def _is_date(cls, value: str) -> str:
-        date.fromisoformat(value)
-        return value
-
-    @model_validator(mode="after")
-    def _reads_what_it_is_pinned_to(self) -> Self:
-        if self.pinned not in self.allowed:
-            raise ValueError(
-                f"pinned to {self.pinned}, which is not among the versions it may read"
-            )
-        return self
-
 
 class ConsumersRecord(ChecksummedRecord):
     """The contents of `consumers.json`."""
@@ -129,24 +110,6 @@ class ConsumersRecord(ChecksummedRecord):
 
     format_version: int
     consumers: tuple[Consumer, ...]
-
-    @field_validator("consumers")
-    @classmethod
-    def _names_differ(cls, value: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
-        names = [c.name for c in value]
-        twice = {n for n in names if names.count(n) > 1}
-        if twice:
-            raise ValueError(f"{min(twice)!r} is there twice")
-        return value
-
-
-def pin_of(what: str, resolve: Resolve) -> str:
-    """Return a version as it is written down: "v0" for a number, or the label.
-
-    Raises: UnknownVersionError: it is neither.
-    """
-    number = resolve(what)
-    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
 
 
 FOLDER = "probes"
@@ -183,15 +146,14 @@ class ConsumerRegistry:
 
     def get(self, name: str) -> Consumer:
         """Return a consumer. Raises: LineageError: there is none of that name."""
-        for consumer in self._record.consumers:
-            if consumer.name == name:
-                return consumer
-        has = ", ".join(c.name for c in self._record.consumers) or "none"
-        raise LineageError(
-            f"There is no consumer {name!r}; the consumers are: {has}"
-            f"{did_you_mean(name, [c.name for c in self._record.consumers])}. "
-            "'evergram consumer add' adds one."
-        )
+        consumers = {consumer.name: consumer for consumer in self._record.consumers}
+        if name not in consumers:
+            raise LineageError(
+                f"There is no consumer {name!r}; the consumers are: "
+                f"{', '.join(consumers) or 'none'}{did_you_mean(name, consumers)}. "
+                "'evergram consumer add' adds one."
+            )
+        return consumers[name]
 
     def add(
         self,
@@ -223,11 +185,10 @@ class ConsumerRegistry:
                         f"There is a consumer {other!r} already; 'evergram consumer pin' moves it "
                         "to another version, 'evergram consumer remove' removes it."
                     )
-            place = pin_of(pinned, resolve)
-            reads = dict.fromkeys([place, *(pin_of(what, resolve) for what in allowed)])
+            reads = dict.fromkeys(_pin(what, resolve) for what in (pinned, *allowed))
             added = Consumer(
                 name=name,
-                pinned=place,
+                pinned=next(iter(reads)),
                 allowed=tuple(reads),
                 since=_today(),
                 contact=contact,
@@ -263,7 +224,7 @@ class ConsumerRegistry:
         """
         with self._editing(name):
             before = self.get(name)
-            place = pin_of(pinned, resolve)
+            place = _pin(pinned, resolve)
             if before.probe is not None and place != before.pinned and not (probe or drop_probe):
                 raise LineageError(
                     f"The probe of {name!r} reads {before.pinned}; give the one for {place} with "
@@ -294,11 +255,9 @@ class ConsumerRegistry:
         """Return the consumer with this token; None if none has it. It takes the same time for any
         token, so that timing does not help to guess one."""
         digest = _digest(token)
-        owner = None
-        for consumer in self._record.consumers:
-            if hmac.compare_digest(digest, consumer.token_sha256 or ""):
-                owner = consumer
-        return owner
+        consumers = self._record.consumers
+        owners = [c for c in consumers if hmac.compare_digest(digest, c.token_sha256 or "")]
+        return owners[-1] if owners else None
 
     def probe_files(self, probe: Probe) -> tuple[Path, Path]:
         """Return the paths of the model and the data, compared with their hashes.
@@ -322,25 +281,25 @@ class ConsumerRegistry:
     def _keep(self, name: str, probe: Probe) -> Probe:
         """Copy the files of a consumer's probe into the lineage; return the probe with these paths.
         On any error the folder's files are as they were."""
-        model, data = Path(probe.model), Path(probe.data)
+        files = {"model": Path(probe.model), "data": Path(probe.data)}
         # A folder of its own: the files may be those of the probe that it replaces.
         here = f"{FOLDER}/{name}/{secrets.token_hex(8)}"
         for folder in (self.folder / FOLDER, self.folder / FOLDER / name):
             make_folder(folder, self._mode)
-        names = {"model": f"model{model.suffix.lower()}", "data": "data.parquet"}
+        kept: dict[str, str] = {}
         with new_folder(self.folder / here, self._mode) as part:
-            shutil.copyfile(model, part / names["model"])
-            shutil.copyfile(data, part / names["data"])
-            hashes = {f"{what}_sha256": sha256(part / file) for what, file in names.items()}
-            for source, what in ((model, "model_sha256"), (data, "data_sha256")):
-                if getattr(probe, what) not in ("", hashes[what]):
+            for what, source in files.items():
+                name = f"model{source.suffix.lower()}" if what == "model" else "data.parquet"
+                shutil.copyfile(source, part / name)
+                digest = sha256(part / name)
+                if getattr(probe, f"{what}_sha256") not in ("", digest):
                     raise LineageError(
                         f"{source} was changed after its probe was run; run the same command again."
                     )
+                kept |= {what: f"{here}/{name}", f"{what}_sha256": digest}
         if self._remote is not None:
             self._remote.upload(here)
-        kept = {what: f"{here}/{file}" for what, file in names.items()}
-        return probe.model_copy(update={**kept, **hashes})
+        return probe.model_copy(update=kept)
 
     def _remove_former_probes(self, name: str) -> None:
         mine = Path(FOLDER) / name
@@ -369,17 +328,15 @@ class ConsumerRegistry:
     @contextmanager
     def _editing(self, name: str) -> Iterator[None]:
         """Hold the lock, with the record as it is on disk now; on any error it is as it was."""
-        before, tidy = self._record, partial(self._remove_former_probes, name)
-        where = str(self.folder)
-        elsewhere: AbstractContextManager[None] = nullcontext()
-        if self._remote is not None:
-            where, elsewhere = self._remote.address, self._remote.editing(tidy)
+        before, tidy, remote = self._record, partial(self._remove_former_probes, name), self._remote
+        where = str(self.folder) if remote is None else remote.address
+        elsewhere = nullcontext() if remote is None else remote.editing(tidy)
         try:
             with writing(self.folder, where, elsewhere, PATIENCE):
                 check_tree(self.folder, self.folder / FOLDER)
                 self._record = _read(self.folder)
                 yield
-                if self._remote is None:
+                if remote is None:
                     tidy()
         except BaseException:
             self._record = before
@@ -399,6 +356,12 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def _pin(what: str, resolve: Resolve) -> str:
+    """Return a version as it is written down: "v0" for a number, or the label."""
+    number = resolve(what)
+    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
+
+
 def _today() -> str:
     return datetime.now(UTC).date().isoformat()
 
@@ -407,9 +370,10 @@ def _read(folder: Path) -> ConsumersRecord:
     path = folder / CONSUMERS
     check_inside(folder, path)
     try:
-        return _parsed(path.read_text() if path.exists() else None, str(path))
+        text = path.read_text() if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:
         raise IntegrityError(f"{path} cannot be read: {error}.") from error
+    return _parsed(text, str(path))
 
 
 def _parsed(text: str | None, path: str) -> ConsumersRecord:

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from evergram.compatibility.certificate import (
     LEAST_OBJECTS,
@@ -26,7 +25,13 @@ from evergram.errors import DataError, EvergramError
 from evergram.ids import id_hashes
 from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publication import CanarySample, is_belied
+from evergram.lineage.publication import (
+    CanarySample,
+    Measured,
+    common_canaries,
+    is_belied,
+    measure_canaries,
+)
 from evergram.lineage.record import STABLE, read_manifest
 from evergram.vector_files.open_embeddings import open_embeddings
 
@@ -44,54 +49,6 @@ _cache: WeakKeyDictionary[Lineage, dict[int, list[str]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The true error on the canaries of both versions: of z_k read as j, to z_j as published.
-
-    Args:
-        objects: how many.
-        error: root of the mean of ‖z̃_j − z_j‖².
-        relative: that over the root of the mean of ‖z_j‖².
-        cosine: mean cosine of z̃_j and z_j.
-    """
-
-    objects: int
-    error: float
-    relative: float
-    cosine: float
-
-
-def measure_canaries(chain: Chain, canaries: Canaries, source: int, target: int) -> Measured | None:
-    """Return the error of reading version `source` as `target`, on canaries of both; None if there
-    are none."""
-    rows = common_canaries(canaries, [source, target])
-    past, now = rows[target], rows[source]
-    if not len(past):
-        return None
-    back = chain.apply(now, source, target)
-    power = float(past.square().sum(1).mean())
-    error = float((back - past).square().sum(1).mean())
-    return Measured(
-        len(past),
-        math.sqrt(error),
-        math.sqrt(error / power) if power else math.nan,
-        float(torch.nn.functional.cosine_similarity(back, past).mean()),
-    )
-
-
-def common_canaries(canaries: Canaries, versions: list[int]) -> dict[int, Tensor]:
-    """Return the vectors, float64, that each version has of the canaries of all `versions`, in one
-    order."""
-    vectors: dict[int, list[Tensor]] = {n: [] for n in versions}
-    for side in sorted(set.intersection(*(set(canaries[n]) for n in versions))):
-        ids = canaries[versions[0]][side][0]
-        rows = {n: Vocabulary(canaries[n][side][0]).rows(ids) for n in versions}
-        kept = torch.stack(list(rows.values())).min(0).values >= 0
-        for n in versions:
-            vectors[n].append(canaries[n][side][1][rows[n][kept]].double())
-    return {n: torch.cat(parts) if parts else torch.zeros(0, 1) for n, parts in vectors.items()}
-
-
-@dataclass(frozen=True)
 class Reading:
     """The quality of reading version j from the newest, k; a value that is not known is None.
 
@@ -101,9 +58,8 @@ class Reading:
             known, or else on all canaries.
         unseen: on the canaries that no alignment between saw; None if they are fewer than
             `LEAST_OBJECTS`.
-        amplification: the largest singular value of W_k^j; None if a transform is not affine.
-        unknown: by name, why there is no "error" (on unseen canaries), "certificate" or
-            "amplification", or nothing is known of a side, "side candidate".
+        unknown: by name, why there is no "error" (on unseen canaries) or "certificate", or nothing
+            is known of a side, "side candidate".
     """
 
     version: int
@@ -111,7 +67,6 @@ class Reading:
     measured: Measured | None
     history: dict[int, float]
     unseen: Measured | None
-    amplification: float | None
     unknown: dict[str, str]
 
     @property
@@ -133,11 +88,7 @@ class Reading:
         # On all canaries, if too few are unseen, the error is seldom larger.
         if witness is None and self.measured and self.measured.objects >= LEAST_OBJECTS:
             witness = self.measured
-        if (
-            known is None
-            or witness is None
-            or not is_belied(known.relative_bound, witness.relative)
-        ):
+        if not known or not witness or not is_belied(known.relative_bound, witness.relative):
             return None
         which = "objects that alignment never saw" if self.unseen else "canaries"
         return (
@@ -153,11 +104,7 @@ class Reading:
 
 
 def diagnose_lineage(lineage: Lineage) -> list[Reading]:
-    """Return a reading of each past version that is read, oldest first, and check all files.
-
-    Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
-    """
-    lineage.check()
+    """Return a reading of each past version that is read, oldest first."""
     return read_versions(lineage, lineage.readable[:-1])
 
 
@@ -172,49 +119,31 @@ def read_versions(
     for j in versions:
         unseen, problem = _measure_unseen(chain, canaries, shares, newest, j)
         unknown = {"error": problem} if problem else {}
-        affine = chain.is_affine(newest, j)
         if reasons := uncertified(chain, errors, newest, j):
             unknown["certificate"] = "; ".join(reasons)
-        if not affine:
-            unknown["amplification"] = unknown["certificate"]
         history = {}
         for k in (n for n in canaries if j <= n <= newest):
             apart = _measure_unseen(chain, canaries, shares, k, j)[0] if k > j else None
             if found := apart or measure_canaries(chain, canaries, k, j):
                 history[k] = found.relative
-        readings.append(
-            Reading(
-                version=j,
-                certificate=certify(chain, errors, newest, j),
-                measured=measure_canaries(chain, canaries, newest, j),
-                history=history,
-                unseen=unseen,
-                amplification=float(torch.linalg.matrix_norm(chain.matrix(newest, j), 2))
-                if affine
-                else None,
-                unknown=unknown | _unmeasured_sides(canaries, newest, j),
-            )
-        )
+        # Sides that both versions have canaries of, and next to none in common.
+        past, now = canaries[j], canaries[newest]
+        pairs = common_canaries(past, now)
+        for side in sorted(past.keys() & now.keys()):
+            common = len(pairs[side][0]) if side in pairs else 0
+            if common < LEAST_OBJECTS <= min(len(past[side][0]), len(now[side][0])):
+                unknown[f"side {side}"] = (
+                    f"the two versions have {common} of its canaries in common, and "
+                    f"{LEAST_OBJECTS} are needed"
+                )
+        certificate = certify(chain, errors, newest, j)
+        measured = measure_canaries(chain, canaries, newest, j)
+        readings.append(Reading(j, certificate, measured, history, unseen, unknown))
     return readings
 
 
 def _canaries(lineage: Lineage) -> Canaries:
     return {m.version: lineage.canaries(m.version) for m in lineage.versions}
-
-
-def _unmeasured_sides(canaries: Canaries, source: int, target: int) -> dict[str, str]:
-    """Return why nothing is known of a side: both versions have canaries of it, and next to none in
-    common."""
-    reasons = {}
-    for side in sorted(set(canaries[source]) & set(canaries[target])):
-        of_side = {n: {side: canaries[n][side]} for n in (target, source)}
-        common = len(common_canaries(of_side, [target, source])[target])
-        if common < LEAST_OBJECTS <= min(len(of_side[n][side][0]) for n in of_side):
-            reasons[f"side {side}"] = (
-                f"the two versions have {common} of its canaries in common, and {LEAST_OBJECTS} "
-                "are needed"
-            )
-    return reasons
 
 
 def _measure_unseen(
@@ -237,12 +166,12 @@ def _measure_unseen(
         kept[side] = ids.filter(pa.array(apart.numpy())), vectors[apart]
     measured = measure_canaries(chain, {**canaries, target: kept}, source, target)
     objects = 0 if measured is None else measured.objects
-    if objects < LEAST_OBJECTS:
-        return None, (
-            f"the two versions have {objects} canaries in common that alignment never saw, and "
-            f"{LEAST_OBJECTS} are needed"
-        )
-    return measured, None
+    if objects >= LEAST_OBJECTS:
+        return measured, None
+    return None, (
+        f"the two versions have {objects} canaries in common that alignment never saw, and "
+        f"{LEAST_OBJECTS} are needed"
+    )
 
 
 def unseen_share(lineage: Lineage, version: int) -> float | None:
@@ -268,9 +197,8 @@ def past_limits(
     """
     limits = {"error": error, "bound": bound}
     asked = {name: limit for name, limit in limits.items() if limit is not None}
-    for name, limit in asked.items():
-        if math.isnan(limit):
-            raise DataError(f"The limit of the {name} is nan; it must be a number.")
+    if any(map(math.isnan, asked.values())):
+        raise DataError("A limit is nan; it must be a number.")
     if asked and not readings:
         return [
             "No past version is read, so nothing can be held to a limit; leave the limits out "
@@ -278,24 +206,25 @@ def past_limits(
         ]
     sentences = []
     for reading in readings:
-        start, known = f"Version {reading.version}:", reading.certificate
+        known, why = reading.certificate, reading.unknown
         sentences += [reading.belied] if reading.belied else []
-        sentences += [
-            f"{start} nothing is known of its {side}, and there are limits: {reason}."
-            for side, reason in reading.unknown.items()
-            if asked and side.startswith("side ")
-        ]
+        silent = [name for name in why if asked and name.startswith("side ")]
         values = {"error": reading.error, "bound": None if known is None else known.relative_bound}
         for name, limit in asked.items():
             value = values[name]
             if value is None or math.isnan(value):
-                why = reading.unknown.get("certificate" if name == "bound" else name)
-                sentences.append(
-                    f"{start} nothing is known of its {name}, and the limit is "
-                    f"{limit:g}{f': {why}' if why else ''}."
-                )
+                silent.append(name)
             elif value > limit:
-                sentences.append(f"{start} its {name} is {value:.4g}, past the limit of {limit:g}.")
+                sentences.append(
+                    f"Version {reading.version}: its {name} is {value:.4g}, past the limit of "
+                    f"{limit:g}."
+                )
+        for name in silent:
+            reason = why.get("certificate" if name == "bound" else name)
+            sentences.append(
+                f"Version {reading.version}: nothing is known of its {name}, and there are limits"
+                f"{f': {reason}' if reason else ''}."
+            )
     return sentences
 
 
@@ -305,27 +234,21 @@ def past_limits(
 def standard_errors(sampled: Any, model: str) -> dict[str, float]:
     """Return the standard error of each metric of a model that has one, from `sampled` of a
     version's metrics; none where all queries were ranked."""
-    errors = sampled.get("errors") if isinstance(sampled, Mapping) else None
-    of_model = errors.get(model) if isinstance(errors, Mapping) else None
-    named = of_model.items() if isinstance(of_model, Mapping) else ()
-    return {
-        name: float(error)
-        for name, error in named
-        if isinstance(error, int | float) and math.isfinite(error) and error >= 0
-    }
+    try:
+        errors = {name: float(error) for name, error in sampled["errors"][model].items()}
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return {}
+    return {name: error for name, error in errors.items() if 0 <= error < math.inf}
 
 
 def sample_sentence(sampled: Any) -> str | None:
     """Return a sentence on the sample's size and on ±; None where all queries were ranked."""
     if not isinstance(sampled, Mapping):
         return None
-    sizes = [sampled.get(name) for name in ("queries", "of")]
-    if not all(isinstance(size, int) for size in sizes):
-        return "Measured on a sample of the test queries; ± is a standard error."
-    return (
-        f"Measured on {sizes[0]:,} of {sizes[1]:,} test queries, drawn at random; ± is a standard "
-        "error."
-    )
+    drawn, sizes = "a sample of the test queries", [sampled.get(key) for key in ("queries", "of")]
+    if all(isinstance(size, int) for size in sizes):
+        drawn = f"{sizes[0]:,} of {sizes[1]:,} test queries, drawn at random"
+    return f"Measured on {drawn}; ± is a standard error."
 
 
 def with_error(value: str, error: float | None) -> str:
@@ -338,13 +261,12 @@ def with_error(value: str, error: float | None) -> str:
 
 def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
     """Return, for each version, a sentence on each thing that its readers should know."""
+    known = _cache.setdefault(lineage, {})
     numbers = [m.version for m in lineage.versions]
-    known = _cache.get(lineage, {})
-    if list(known) != numbers:
+    if new := [n for n in numbers if n not in known]:
         errors = lineage.step_errors
-        known = {n: known.get(n) or [*_warnings(lineage, n, errors.get(n))] for n in numbers}
-        _cache[lineage] = known
-    return known
+        known.update({n: [*_warnings(lineage, n, errors.get(n))] for n in new})
+    return {n: known[n] for n in numbers}
 
 
 def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterable[str]:
@@ -356,11 +278,14 @@ def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterab
             "candidates of its data: its model was kept as it was (upgrade.start = 'frozen') and "
             "knows nothing of them."
         )
-    few = few_test_queries(data)
+    queries = data.get("test_queries")
     if "untested" in metrics:
         yield metrics["untested"]
-    elif few:
-        yield few
+    elif queries is not None and queries < LEAST_QUERIES:
+        yield (
+            f"It was tested on {queries} queries only; its metrics say little below "
+            f"{LEAST_QUERIES}."
+        )
     else:
         yield from below_popularity(metrics.get("metrics", {}))
     if version == 0:
@@ -384,15 +309,6 @@ def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterab
         )
 
 
-def few_test_queries(data: Mapping[str, Any]) -> str | None:
-    """Return a warning that a model was tested on too few queries, by `data` of its metrics; None
-    if they were enough, or if their number is not recorded."""
-    queries = data.get("test_queries")
-    if queries is None or queries >= LEAST_QUERIES:
-        return None
-    return f"It was tested on {queries} queries only; its metrics say little below {LEAST_QUERIES}."
-
-
 def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a warning that a model ranks test pairs worse than counts do, by every metric."""
     model, counts = metrics.get("model", {}), metrics.get("popularity", {})
@@ -412,10 +328,7 @@ def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def contradictions(lineage: Lineage) -> list[str]:
     """Return a sentence on each contradiction: of transforms and canaries, of stored vectors and
-    canaries, of `stable` and stored vectors, and of `lineage.json` and the folders.
-
-    Raises: IntegrityError: a file is damaged.
-    """
+    canaries, of `stable` and stored vectors, and of `lineage.json` and the folders."""
     found = [*_transforms(lineage), *_stored(lineage), *_folders(lineage)]
     stable = lineage.labels.get(STABLE)
     if stable is not None and stable not in lineage.versions_with_embeddings:
@@ -436,10 +349,9 @@ def _transforms(lineage: Lineage) -> Iterable[str]:
             continue
         if not abs(measured.relative - published) <= SAME * (1 + published):
             yield (
-                f"The transform of version {n} errs by {measured.relative:.4g} on the canaries "
-                f"that versions {before} and {n} kept, and by {published:.4g} when it was "
-                "published: it is another transform, or the canaries are others. Restore the "
-                "version from a copy."
+                f"The transform of version {n} errs by {measured.relative:.4g} on canaries of "
+                f"versions {before} and {n}, and by {published:.4g} when it was published: it, or "
+                "they, are others now. Restore the version from a copy."
             )
 
 
@@ -447,28 +359,22 @@ def _stored(lineage: Lineage) -> Iterable[str]:
     """The canaries are among the stored vectors."""
     for n in lineage.versions_with_embeddings:
         for side, (ids, vectors) in lineage.canaries(n).items():
+            sample = CanarySample(side, ids)
             try:
-                check_stored(ids, vectors, side, open_embeddings(lineage.stored(side, n)).blocks())
+                for _ in sample.through(open_embeddings(lineage.stored(side, n)).blocks()):
+                    pass
             except EvergramError as error:
                 yield f"Version {n}: {error}"
-
-
-def check_stored(ids: pa.Array, vectors: Tensor, side: str, blocks: Iterable[Block]) -> None:
-    """Compare canaries with the stored vectors of their side.
-
-    Raises: DataError: one is another vector, or has an id that is not stored.
-    """
-    sample = CanarySample(side, ids)
-    for _ in sample.through(blocks):
-        pass
-    stored = sample.vectors[Vocabulary(sample.ids).rows(ids)]
-    # A NaN is at no distance.
-    near = (stored - vectors).norm(dim=1) <= CANARY_ROUNDING * stored.norm(dim=1)
-    if not bool(near.all()):
-        raise DataError(
-            f"The canary {ids[int((~near).nonzero()[0])].as_py()!r} of the side {side} is not the "
-            "vector that is stored; restore the version from a copy."
-        )
+                continue
+            stored = sample.vectors[Vocabulary(sample.ids).rows(ids)]
+            # A NaN is at no distance.
+            near = (stored - vectors).norm(dim=1) <= CANARY_ROUNDING * stored.norm(dim=1)
+            if not bool(near.all()):
+                yield (
+                    f"Version {n}: The canary {ids[int((~near).nonzero()[0])].as_py()!r} of the "
+                    f"side {side} is not the vector that is stored; restore the version from a "
+                    "copy."
+                )
 
 
 def _folders(lineage: Lineage) -> Iterable[str]:

@@ -20,22 +20,22 @@ from evergram.atomic_files import remove_folder, try_writing
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform, Transform
-from evergram.data.corpus import Vocabulary
 from evergram.data.split import TrainedPairs
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
-from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import PAIRS, Affine, Artefact, Block, Moments, VersionReader
 from evergram.lineage.consumers import pinned_to
 from evergram.lineage.locks import (
+    check_inside,
+    check_parts,
     clear_left,
     clear_work,
+    refuse_occupied,
     training_claim,
     unchanged,
     write_record,
     writing,
 )
-from evergram.lineage.paths import check_inside, check_name, check_parts, refuse_occupied
 from evergram.lineage.publication import (
     check_artefact,
     check_follows,
@@ -47,28 +47,24 @@ from evergram.lineage.record import (
     FORMAT_VERSION,
     NEWEST,
     STABLE,
-    EncoderRecord,
     LineageRecord,
     Manifest,
     Withdrawal,
     check_files,
+    check_name,
     parse_record,
     read_manifest,
     read_record,
 )
 from evergram.lineage.remote import RECORD, Remote, local_folder
 from evergram.lineage.view import View
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import read_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
 
 
 def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:
-    """Return a side of those that `where` has: by default "candidate", or else the first.
-
-    Raises: LineageError: there is no such side.
-    """
+    """Return a side of those that `where` has: by default "candidate", or else the first."""
     if side is None:
         return "candidate" if "candidate" in sides else next(iter(sides))
     if side not in sides:
@@ -113,8 +109,7 @@ class Lineage:
     True
 
     It has the versions as they were when it was opened, see `open` and `create`. A version becomes
-    visible by one rename of `lineage.json`, and so does every change of labels. Files that a killed
-    process left before that are not part of the lineage, and the next publication removes them.
+    visible by one rename of `lineage.json`, and so does every change of labels.
 
     Args:
         path: the folder; of a lineage that lives elsewhere, its mirror.
@@ -127,10 +122,8 @@ class Lineage:
         self.path = path
         self.remote = remote
         self.record: LineageRecord = record
-        # Paths of the files that were compared with their hashes since it was opened.
-        self._checked: set[str] = set()
-        # The numbers of the versions, and the chain that was read of them.
-        self._read: tuple[tuple[int, ...], Chain] | None = None
+        # Of the versions that there were when it was read.
+        self._chain: Chain | None = None
         check_inside(path, *(self.folder(n) / "manifest.json" for n in record.versions))
         # By number, of all versions but the withdrawn.
         self.manifests: dict[int, Manifest] = {
@@ -190,20 +183,14 @@ class Lineage:
         return cls(folder, record)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.next_version:
-            return type(self).open, (self.place,)
-        return type(self).create, (self.place, self.name)  # nothing is published yet
+        return type(self).open, (self.place,)
 
     def __str__(self) -> str:
         return self.address
 
     def __repr__(self) -> str:
-        readable = self.readable
-        numbers = ", ".join(map(str, readable)) or "none"
-        if len(readable) > 5:
-            numbers = f"{readable[0]} to {readable[-1]} ({len(readable)} of them)"
-        live = f", production {self.production}" if readable else ""
-        return f"Lineage({self.name!r} at {self.address}, versions {numbers}{live})"
+        live = f", production {self.production}" if self.readable else ""
+        return f"Lineage({self.name!r} at {self.address}, versions {self.readable}{live})"
 
     # Which versions there are.
 
@@ -291,9 +278,8 @@ class Lineage:
 
     def version_of(self, fingerprint: str) -> int | None:
         """Return the latest version, withdrawn or not, with this fingerprint; None if none has."""
-        fingerprints = {n: m.fingerprint for n, m in self.manifests.items()}
-        fingerprints |= {n: w.fingerprint for n, w in self.record.withdrawn.items()}
-        return max((n for n, other in fingerprints.items() if other == fingerprint), default=None)
+        known = {**self.manifests, **self.record.withdrawn}
+        return max((n for n, one in known.items() if one.fingerprint == fingerprint), default=None)
 
     def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
         """Refuse vectors (`what`) of another version than they are said to be of.
@@ -354,20 +340,6 @@ class Lineage:
         """Return, by side, the number of vectors, their mean [D], and E[z zᵀ], [D, D]; float64."""
         return self.reader(version).moments()
 
-    def query_form(self, version: int) -> QueryForm | None:
-        """Return how a version folds in new queries; None if that was not published."""
-        return self.reader(version).query_form()
-
-    def encoder_parts(
-        self, version: int
-    ) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
-        """Return how to build a version's encoder, its tensors, and its vocabularies.
-
-        Raises: LineageError: the version came from a file and has none.
-        """
-        self.recipe(version)
-        return self.reader(version).encoder()
-
     def stored(self, side: str, version: int | None = None) -> Path:
         """Return the file of a version's vectors of a side, by default production's, compared with
         its hash.
@@ -390,13 +362,6 @@ class Lineage:
         self.check_files(folder, {name: manifest.embeddings[side]})
         return folder / name
 
-    def stored_blocks(self, side: str, version: int | None = None) -> EmbeddingFile:
-        """Return the file of `stored` to be read block by block. Raises: as `stored`."""
-        number = self.resolve(version)
-        file = open_embeddings(self.stored(side, number))
-        self._check_dim(file.path, file.dim, number)
-        return file
-
     def embeddings(self, side: str, version: int | None = None) -> tuple[pa.Array, Tensor]:
         """Return the ids [N] and vectors [N, D_k] of a side of a version, by default production.
 
@@ -405,15 +370,12 @@ class Lineage:
         number = self.resolve(version)
         path = self.stored(side, number)
         ids, vectors = read_embeddings(path)
-        self._check_dim(path, vectors.shape[1], number)
-        if len(ids) != len(vectors) or ids.null_count:
-            raise IntegrityError(f"{path} has a row without an id or without a vector.")
+        if vectors.shape != (len(ids), dim := self.manifest(number).dim) or ids.null_count:
+            raise IntegrityError(
+                f"{path} has {len(ids)} ids ({ids.null_count} missing) and vectors of shape "
+                f"{list(vectors.shape)}, its manifest the dim {dim}."
+            )
         return ids, vectors
-
-    def _check_dim(self, path: Path, dim: int, version: int) -> None:
-        if dim != self.manifest(version).dim:
-            expected = self.manifest(version).dim
-            raise IntegrityError(f"{path} has dim {dim}, its manifest {expected}.")
 
     @property
     def pair_history(self) -> PairHistory:
@@ -427,11 +389,10 @@ class Lineage:
             for number, manifest in self.manifests.items()
             if manifest.encoder is not None or PAIRS in manifest.files
         }
-        recorded = {number: trained for number, trained in pairs.items() if trained is not None}
-        unrecorded = [number for number in pairs if number not in recorded]
-        if not unrecorded and (record.salt is not None or not record.versions):
-            return PairHistory(record.salt, TrainedPairs().union(recorded.values()))
-        silent = unrecorded or record.versions
+        recorded = [trained for trained in pairs.values() if trained is not None]
+        if len(recorded) == len(pairs) and (record.salt is not None or not record.versions):
+            return PairHistory(record.salt, TrainedPairs().union(recorded))
+        silent = [n for n, trained in pairs.items() if trained is None] or record.versions
         untested = (
             f"No test figure: the training pairs of version{'s' * (len(silent) > 1)} "
             f"{', '.join(map(str, silent))} of {self.address} were not recorded, so no pair is "
@@ -444,9 +405,8 @@ class Lineage:
     @property
     def chain(self) -> Chain:
         """The backward transforms by version; that of a withdrawn version is the identity."""
-        numbers = self.next_version, *self.manifests
-        if self._read is None or self._read[0] != numbers:
-            dim = self.manifest(0).dim
+        if self._chain is None:
+            first = dim = self.manifest(0).dim
             transforms: list[Transform] = []
             for n in range(1, self.next_version):
                 if n in self.manifests:
@@ -454,8 +414,8 @@ class Lineage:
                     dim = self.manifest(n).dim
                 else:
                     transforms.append(LinearTransform.from_matrix(torch.eye(dim)))
-            self._read = numbers, Chain(transforms, self.manifest(0).dim)
-        return self._read[1]
+            self._chain = Chain(transforms, first)
+        return self._chain
 
     @property
     def active_chain(self) -> Chain:
@@ -470,12 +430,9 @@ class Lineage:
         errors = {}
         for n in range(1, self.next_version):
             dim = self.chain.dim(n - 1)
-            error: StepError | None = StepError(
-                torch.zeros(dim, dim, dtype=torch.float64), 0, math.nan
-            )
-            if n in self.manifests:
-                error = self.reader(n).error(dim)
-            if error is not None:
+            if n not in self.manifests:
+                errors[n] = StepError(torch.zeros(dim, dim, dtype=torch.float64), 0, math.nan)
+            elif (error := self.reader(n).error(dim)) is not None:
                 errors[n] = error
         return errors
 
@@ -492,8 +449,7 @@ class Lineage:
             raise LineageError(
                 f"Version {target} is before version {source}; the chain leads back to it."
             )
-        weight = torch.eye(dim, dtype=torch.float64)
-        offset = torch.zeros(dim, dtype=torch.float64)
+        weight, offset = torch.eye(dim).double(), torch.zeros(dim).double()
         for n in range(source + 1, target + 1):
             if n in self.manifests:
                 step = self.reader(n).forward(self.chain.dim(n - 1))
@@ -525,45 +481,26 @@ class Lineage:
     # Which files are whole.
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
-        """Compare files of a folder of the lineage with their hashes, by name, and remember that
-        they were compared; a remote lineage's are downloaded first.
+        """Compare files of a folder of the lineage with their hashes, by name; a remote lineage's
+        are downloaded first.
 
         Raises: IntegrityError: a file is missing or damaged, or a link leads out of the lineage.
         """
         check_inside(self.path, *(folder / name for name in hashes))
         (check_files if self.remote is None else self.remote.check_files)(folder, hashes)
-        self._checked.update((folder / name).relative_to(self.path).as_posix() for name in hashes)
 
-    def files(self, version: int) -> dict[str, bool]:
-        """Return, for each published file of a version by its path in the lineage, whether it was
-        compared with its hash since the lineage was opened, as every file is when it is read.
-
-        Raises: UnknownVersionError.
-        """
-        manifest = self.manifest(version)
-        names = [f"versions/{version}/{name}" for name in manifest.files]
-        if version in self.versions_with_embeddings:
-            names += [f"embeddings/{version}/{side}.parquet" for side in manifest.embeddings]
-        return {name: name in self._checked for name in sorted(names)}
-
-    def check(self) -> None:
-        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
-        for n in self.manifests:
-            self.reader(n).check()
+    def check(self) -> int:
+        """Compare every published file with its hash. Returns: how many there are. Raises:
+        IntegrityError: one differs."""
+        checked = 1 + len(self.manifests)  # with lineage.json and manifests, when it was opened
+        for n, manifest in self.manifests.items():
+            self.check_files(self.folder(n), manifest.files)
+            checked += len(manifest.files)
         for n in self.versions_with_embeddings:
             for side in self.manifest(n).embeddings:
                 self.stored(side, n)
-
-    @property
-    def opened_files(self) -> list[str]:
-        """The JSON files whose checksums were compared when the lineage was opened, by their paths
-        in it."""
-        return ["lineage.json", *(f"versions/{n}/manifest.json" for n in self.manifests)]
-
-    @property
-    def checked_files(self) -> list[str]:
-        """The paths in the lineage of all files that `lineage check` compares with hashes."""
-        return [*self.opened_files, *(f for n in self.manifests for f in self.files(n))]
+                checked += 1
+        return checked
 
     # Changes of labels and versions.
 
@@ -582,12 +519,10 @@ class Lineage:
 
         def without(record: LineageRecord) -> LineageRecord:
             after = record.without_label(name)
-            left = sorted(self._pins(record).keys() - self._pins(after).keys())
-            if left:
+            if left := sorted(self._pins(record).keys() - self._pins(after).keys()):
                 raise LineageError(
-                    f"The label {name!r} of {self.name} cannot be removed: pinned to it "
-                    f"{'is' if len(left) == 1 else 'are'} {', '.join(left)}; they must go to "
-                    "another version first."
+                    f"The label {name!r} of {self.name} cannot be removed: {', '.join(left)} must "
+                    "be pinned to another version first."
                 )
             return after
 
@@ -597,8 +532,7 @@ class Lineage:
         """Put a version into production: the label `stable` moves to it. An earlier version can be
         put back the same way.
 
-        Returns: its number.
-        Raises: as `label`.
+        Returns: its number. Raises: as `label`.
         """
         number = self.resolve(version)
         self.label(STABLE, number)
@@ -635,6 +569,7 @@ class Lineage:
             lambda record: record.without_newest(withdrawal, self._pins(record), stored), remove
         )
         del self.manifests[number]
+        self._chain = None
 
     def retire(self, version: int | str) -> None:
         """End the reading of a version; the chain still leads through it.
@@ -657,7 +592,6 @@ class Lineage:
         self.record = after
 
     def _writing(self) -> AbstractContextManager[None]:
-        """Return what holds the lock of the lineage, and of the storage where it lives."""
         elsewhere = nullcontext() if self.remote is None else self.remote.transaction()
         return writing(self.path, self.address, elsewhere)
 
@@ -711,7 +645,7 @@ class Lineage:
             record = record.with_version(promote=promote, salt=salt)
             write_record(self.path, record, self.remote)
             self.record = record
-            self.manifests[number] = manifest
+            self.manifests[number], self._chain = manifest, None
             # Under the lock, as another may publish the next version as soon as it is free.
             kept = {number, *record.labels.values()}
             for stale in (self.path / "embeddings").iterdir():
@@ -727,8 +661,8 @@ class Lineage:
         """Return the stored files of the newest version, by side; none if one is damaged, as the
         next version can still be published then, without a forward map."""
         try:
-            sides = self.versions[-1].embeddings if self.manifests else ()
-            return {side: self.stored(side, self.newest) for side in sides}
+            newest = self.versions[-1:]
+            return {side: self.stored(side, m.version) for m in newest for side in m.embeddings}
         except (DataError, IntegrityError):
             return {}
 

@@ -1,9 +1,11 @@
-"""One writer and one training at a time, and the replacement of `lineage.json` in one step."""
+"""A lineage's folder: one writer at a time, links that lead out of it, and permissions."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -11,15 +13,32 @@ from pathlib import Path
 from filelock import Timeout
 from safetensors import SafetensorError
 
-from evergram.atomic_files import FileLock, file_lock, make_folder, remove_tree, write_text
-from evergram.errors import LineageError, reason_and_remedy
-from evergram.lineage.paths import check_parts, file_mode
+from evergram.atomic_files import (
+    OWNER_ALONE,
+    file_lock,
+    make_folder,
+    remove_tree,
+    write_text,
+)
+from evergram.errors import IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.record import LineageRecord, read_record
 from evergram.lineage.remote import RECORD, Remote
 
 LOCK = "training.lock"
 # The parts of a lineage that has nothing to read.
 EMPTY = {".lock", "versions", "embeddings"}
+# The files and folders that this package reads and writes in a lineage's folder.
+PARTS = (
+    "lineage.json",
+    "consumers.json",
+    "versions",
+    "embeddings",
+    "probes",
+    "stores",
+    "backfills",
+    ".work",
+    ".lock",
+)
 
 
 @contextmanager
@@ -36,8 +55,6 @@ def writing(
         path: its folder, or its mirror; `where` is what to call it in an error.
         elsewhere: what holds the lock of the storage that `path` is a mirror of.
         patience: seconds to wait for another process.
-    Raises: LineageError: another process holds it, or something cannot be written. IntegrityError:
-        a symbolic link leads out of the folder.
     """
     new = not path.exists()
     try:
@@ -69,10 +86,7 @@ def write_record(path: Path, record: LineageRecord, remote: Remote | None = None
 
 def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) -> LineageRecord:
     """Return the record as it is on disk, if it is still as `opened`; with `labels`, also the
-    labels and the retired versions.
-
-    Raises: LineageError: another process has changed it meanwhile.
-    """
+    labels and the retired versions."""
     file = path / RECORD
     current = read_record(file) if file.exists() else opened.model_copy(update={"versions": []})
     same = current.versions == opened.versions and current.withdrawn == opened.withdrawn
@@ -99,11 +113,10 @@ def clear_left(path: Path, record: LineageRecord) -> None:
 @contextmanager
 def training_claim(work: Path, lineage: str) -> Iterator[None]:
     """Claim the training of a lineage's next version in `.work`; claims within one process may be
-    nested.
-
-    Raises: LineageError: another process is training.
-    """
-    lock, made = _lock(work), not work.parent.exists()
+    nested."""
+    # One object for each path in a process, so that a nested claim does not wait for itself.
+    lock = file_lock(work / LOCK, is_singleton=True, thread_local=False)
+    made = not work.parent.exists()
     try:
         make_folder(work.parent)
         make_folder(work, file_mode(work.parent))
@@ -141,6 +154,54 @@ def clear_work(work: Path) -> None:
                     remove_tree(path)
 
 
-def _lock(work: Path) -> FileLock:
-    # One object for each path in a process, so that a nested claim does not wait for itself.
-    return file_lock(work / LOCK, is_singleton=True, thread_local=False)
+def check_inside(root: Path, *paths: Path) -> None:
+    """Refuse paths that symbolic links lead out of `root`, whether or not a file is there."""
+    home = os.path.realpath(root)
+    for path in paths:
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(home):
+            raise IntegrityError(
+                f"{path} leads to {real}, outside of the lineage's folder, by a symbolic link; "
+                "nothing is read or written there. Put the files themselves in its place."
+            )
+
+
+def check_parts(root: Path) -> None:
+    """Refuse a lineage with a link out of it at its top. Raises: IntegrityError."""
+    check_inside(root, *(path for name in PARTS if (path := root / name).is_symlink()))
+
+
+def refuse_occupied(folder: Path, name: str) -> None:
+    """Refuse a folder for a new lineage (by name) that holds other files, some of which it would
+    remove; hidden files and what a killed first publication left next to its lock are allowed."""
+    if not folder.is_dir():
+        return
+    others = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    others -= {"lost+found"}  # of a disk of its own
+    if (folder / ".lock").exists():  # version 0, perhaps half of it
+        left = [folder / name for name in others & {"versions", "embeddings"}]
+        others -= {
+            p.name for p in left if all(f.name == "0" or f.name[0] == "." for f in p.iterdir())
+        }
+    if others:
+        raise LineageError(
+            f"{folder} holds other files ({min(others)}) and no lineage; give an empty folder, or "
+            f"a new one such as {folder / name}."
+        )
+
+
+def check_tree(root: Path, folder: Path) -> None:
+    """Refuse a folder of a lineage with a link, at any depth, that leads out."""
+    check_inside(root, folder)
+    check_inside(root, *(path for path in folder.rglob("*") if path.is_symlink()))
+
+
+def file_mode(root: Path) -> int:
+    """Return the permissions that new files of a lineage get: those of its `lineage.json`.
+
+    Only its owner reads a new lineage; `chmod -R g+rX DIR`, once, shares it with a group.
+    """
+    try:
+        return stat.S_IMODE((root / "lineage.json").stat().st_mode) & 0o666
+    except FileNotFoundError:
+        return OWNER_ALONE

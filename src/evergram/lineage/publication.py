@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -24,8 +27,9 @@ from pydantic import (
 )
 from torch import Tensor
 
-from evergram.atomic_files import new_folder
+from evergram.atomic_files import new_folder, write_text
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
+from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_forms import fit_closed_form, pairs_needed
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.second_moments import (
@@ -35,31 +39,44 @@ from evergram.compatibility.second_moments import (
     vectors_problem,
 )
 from evergram.compatibility.transforms import Transform
+from evergram.data.corpus import Vocabulary
 from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.ids import INTEGER, id_hashes, refuse_other_form
 from evergram.lineage.artefact import (
+    PAIRS,
     Affine,
     Artefact,
     Block,
     EncoderParts,
     Moments,
-    PublicationFacts,
     are_metrics,
     checked_ids,
-    write_version,
+    plain_numbers,
+    save_tensors,
+    write_query_form,
+    write_trained_pairs,
 )
 from evergram.lineage.consumers import Consumer, ConsumerRegistry, Resolve
-from evergram.lineage.paths import check_name, file_mode
-from evergram.lineage.record import Manifest, sha256
+from evergram.lineage.locks import file_mode
+from evergram.lineage.record import (
+    EncoderRecord,
+    Manifest,
+    TransformRecord,
+    check_name,
+    sha256,
+)
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
 from evergram.vector_files.open_embeddings import BLOCK
-from evergram.vector_files.writers import vectors_from_arrow, write_embeddings
+from evergram.vector_files.writers import (
+    vectors_from_arrow,
+    vectors_to_arrow,
+    write_embeddings,
+)
 
 log: logging.Logger = logging.getLogger(__name__)
-LOCK = ".lock"
 # The relative error of vectors of zeros.
 ZEROS = 1.0
 # An error contradicts a bound if it is more than this multiple of it plus rounding.
@@ -94,10 +111,10 @@ def _is_metrics(value: Any) -> Any:
 class _Types(BaseModel):
     """The types of an artefact's parts."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, from_attributes=True)
 
     dim: int = Field(gt=0)
-    embeddings: Mapping[str, Any]
+    embeddings: Annotated[Mapping[str, Any], Field(min_length=1)]
     recipe: Mapping[str, Any]
     metrics: Annotated[Mapping[str, Any], AfterValidator(_is_metrics)]
     canaries: Mapping[str, Any] | None
@@ -110,20 +127,13 @@ class _Types(BaseModel):
 
 
 def check_artefact(artefact: Artefact) -> None:
-    """Refuse an artefact that can be no version; ids and vectors are checked as they are written.
-
-    Raises: LineageError: a side has no proper name. DataError, ShapeError: a part is of another
-        type, or does not fit the others.
-    """
-    parts = {part.name: getattr(artefact, part.name) for part in fields(artefact)}
+    """Refuse an artefact that can be no version; its blocks are checked as they are written."""
     try:
-        _Types.model_validate({name: parts[name] for name in _Types.model_fields})
+        _Types.model_validate(artefact)
     except ValidationError as error:
         raise DataError(
             f"The artefact cannot be published: {sentence_of(error, _Types)}"
         ) from error
-    if not artefact.embeddings:
-        raise DataError("The artefact has no embeddings; a version has at least one side.")
     for side, source in artefact.embeddings.items():
         check_name(side, "a side")
         if not callable(source) and not (isinstance(source, tuple | list) and len(source) == 2):
@@ -131,31 +141,36 @@ def check_artefact(artefact: Artefact) -> None:
                 f"The {side} embeddings are of type {type(source).__name__}; give ids and vectors, "
                 "or a function that returns blocks of them."
             )
-    for name, part in (
-        ("query form", artefact.query_form),
-        ("text encoder", artefact.text_encoder),
-    ):
+    for part in (artefact.query_form, artefact.text_encoder):
         if part is not None and part.dim != artefact.dim:
             raise ShapeError(
-                f"The {name} of the artefact has dim {part.dim}, and its vectors {artefact.dim}."
+                f"The {type(part).__name__} of the artefact has dim {part.dim}, and its vectors "
+                f"{artefact.dim}."
             )
-    if artefact.transform is not None:
-        _check_transform(artefact.transform)
     if other := sorted(set(artefact.canaries or ()) - set(artefact.embeddings)):
         raise DataError(
             f"The artefact has canaries of the side {other[0]}, and embeddings of "
             f"{', '.join(artefact.embeddings)}; canaries are some of these."
         )
+    transform = artefact.transform
+    if transform is None:
+        return
+    settings = TRANSFORMS.get(transform.kind)
+    if settings is None or type(transform) is not settings.transform_class():
+        raise ShapeError(
+            f"A {type(transform).__name__} of kind {transform.kind!r} could not be read back as "
+            f"it is; the kinds are {', '.join(TRANSFORMS)}. Give your class a kind of its own, and "
+            "register its settings in TRANSFORMS."
+        )
+    for name, values in transform.state_dict().items():
+        if not bool(values.isfinite().all()):
+            raise DataError(f"The transform's {name} has a NaN or an infinity.")
 
 
 def check_follows(
     artefact: Artefact, address: str, newest: Manifest, version_of: Callable[[str], int | None]
 ) -> None:
-    """Refuse an artefact that does not follow the newest version of the lineage at an address.
-
-    Raises: LineageError: it was made after another version. ShapeError, DataError: its transform or
-        error do not lead to it, or it lacks a side.
-    """
+    """Refuse an artefact that does not follow the newest version of the lineage at an address."""
     if artefact.follows is None:
         raise LineageError(
             "This artefact does not say which version its transform leads to; nothing was "
@@ -172,15 +187,24 @@ def check_follows(
         )
     transform, error = artefact.transform, artefact.error
     shape = None if transform is None else (transform.old_dim, transform.new_dim)
-    if transform is None or shape != (newest.dim, artefact.dim):
+    if shape != (newest.dim, artefact.dim):
         raise ShapeError(
             f"A version after version {newest.version} needs a transform of shape "
             f"{(newest.dim, artefact.dim)}; {shape} was given."
         )
-    if error is not None:
-        _check_error(error, newest.dim)
-    gone = sorted(set(newest.embeddings) - set(artefact.embeddings))
-    if gone:
+    if error is not None and error.sigma.shape != (newest.dim, newest.dim):
+        raise ShapeError(
+            f"The sigma of the artefact's error is {list(error.sigma.shape)}; it must be "
+            f"[{newest.dim}, {newest.dim}]."
+        )
+    if error is not None and (
+        not bool(error.sigma.isfinite().all()) or error.power < 0 or math.isinf(error.power)
+    ):
+        raise DataError(
+            "The artefact's error has a NaN, an infinity or a negative power; measure it by "
+            "`StepError.of`."
+        )
+    if gone := sorted(set(newest.embeddings) - set(artefact.embeddings)):
         raise DataError(
             f"Version {newest.version} has embeddings of the side {gone[0]} and the artefact has "
             f"none, so that nobody could read this side any more; give all sides, which are "
@@ -188,37 +212,58 @@ def check_follows(
         )
 
 
-def _check_transform(transform: Transform) -> None:
-    """Refuse a transform that would not be read back as it is."""
-    if transform.kind not in TRANSFORMS:
-        raise ShapeError(
-            f"The transform {transform.kind!r} is none of {', '.join(TRANSFORMS)}; register its "
-            "settings in TRANSFORMS, so that it can be read back."
-        )
-    owner = TRANSFORMS[transform.kind].transform_class()
-    if type(transform) is not owner:
-        raise ShapeError(
-            f"{type(transform).__name__} has the kind {transform.kind!r}, which is read back as "
-            f"{owner.__name__}; give your class a kind of its own."
-        )
-    for name, values in transform.state_dict().items():
-        if not bool(values.isfinite().all()):
-            raise DataError(f"The transform's {name} has a NaN or an infinity.")
+@dataclass(frozen=True)
+class Measured:
+    """The true error on the canaries of both versions: of z_k read as j, to z_j as published.
+
+    Args:
+        objects: how many.
+        error: root of the mean of ‖z̃_j − z_j‖².
+        relative: that over the root of the mean of ‖z_j‖².
+        cosine: mean cosine of z̃_j and z_j.
+    """
+
+    objects: int
+    error: float
+    relative: float
+    cosine: float
 
 
-def _check_error(error: StepError, dim: int) -> None:
-    """Raises: DataError, ShapeError: the error is not one that `StepError.of` could measure."""
-    sigma = error.sigma
-    if not isinstance(sigma, Tensor) or sigma.shape != (dim, dim):
-        shape = list(sigma.shape) if isinstance(sigma, Tensor) else type(sigma).__name__
-        raise ShapeError(
-            f"The sigma of the artefact's error is {shape}; it must be [{dim}, {dim}]."
-        )
-    if not bool(sigma.isfinite().all()) or error.power < 0 or math.isinf(error.power):
-        raise DataError(
-            "The artefact's error has a NaN, an infinity or a negative power; measure it by "
-            "`StepError.of`."
-        )
+def measure_canaries(
+    chain: Chain,
+    canaries: Mapping[int, Mapping[str, Block]],
+    source: int,
+    target: int,
+) -> Measured | None:
+    """Return the error of reading version `source` as `target`, on canaries of both; None if there
+    are none. `canaries` are by version and side."""
+    pairs = common_canaries(canaries[target], canaries[source])
+    if not pairs:
+        return None
+    past, now = (torch.cat(rows) for rows in zip(*pairs.values(), strict=True))
+    back = chain.apply(now, source, target)
+    power = float(past.square().sum(1).mean())
+    error = float((back - past).square().sum(1).mean())
+    return Measured(
+        len(past),
+        math.sqrt(error),
+        math.sqrt(error / power) if power else math.nan,
+        float(torch.nn.functional.cosine_similarity(back, past).mean()),
+    )
+
+
+def common_canaries(
+    past: Mapping[str, Block], now: Mapping[str, Block]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the vectors, float64, of the canaries that two versions have in common, by side and in
+    one order; without sides that have none."""
+    pairs = {}
+    for side in sorted(past.keys() & now.keys()):
+        rows = Vocabulary(now[side][0]).rows(past[side][0])
+        if bool((rows >= 0).any()):
+            then = past[side][1][rows >= 0].double()
+            pairs[side] = then, now[side][1][rows[rows >= 0]].double()
+    return pairs
 
 
 def is_belied(bound: float, error: float) -> bool:
@@ -238,66 +283,39 @@ def check_transform_on_canaries(
     Args:
         own, past: the canaries of the artefact, and those that the version before kept.
     Returns: the relative error on canaries that both have; None if there are none.
-    Raises: DataError: that error is far above the one that the transform comes with; or, if it
-        comes with none, above that of vectors of zeros.
     """
-    pairs = [_common(own[side], past[side]) for side in sorted(own.keys() & past.keys())]
-    if artefact.transform is None or not sum(len(now) for now, _ in pairs):
+    transform, error = artefact.transform, artefact.error
+    if transform is None:
         return None
-    now, then = (torch.cat(rows) for rows in zip(*pairs, strict=True))
-    with torch.no_grad():
-        affine = artefact.transform.affine()
-        if affine is None:
-            back = artefact.transform(now).double()
-        else:
-            weight, offset = affine
-            back = now.double() @ weight.double().T + (0 if offset is None else offset.double())
-    objects, stated = len(then), _relative(artefact.error)
-    power = float(then.square().sum(1).mean())
-    error = float((back - then).square().sum(1).mean())
-    relative = math.sqrt(error / power) if power else math.nan
-    known = relative if math.isfinite(relative) else None
+    chain = Chain([transform], transform.old_dim)
+    measured = measure_canaries(chain, {0: past, 1: own}, 1, 0)
+    if measured is None:
+        return None
+    stated = None
+    if error is not None and error.is_known:
+        # Without a power it is the identity, which has no error.
+        stated = error.rms / math.sqrt(error.power) if error.power > 0 else error.rms
+    relative = measured.relative
     wrong = relative > ZEROS if stated is None else is_belied(stated, relative)
-    if objects < LEAST_OBJECTS or not wrong:
-        return known
-    comes = "with no error" if stated is None else f"with an error of {stated:.4g}"
-    sentence = (
-        f"The transform comes {comes}, and on {objects} objects that the version before "
-        f"kept, its canaries, it is {relative:.4g} of their length: it does not lead from "
-        "these vectors to that version's."
-    )
-    if artefact.encoder is not None:
+    if measured.objects >= LEAST_OBJECTS and wrong:
+        comes = "with no error" if stated is None else f"with an error of {stated:.4g}"
+        sentence = (
+            f"The transform comes {comes}, and on {measured.objects} objects that the version "
+            f"before kept, its canaries, it is {relative:.4g} of their length: it does not lead "
+            "from these vectors to that version's."
+        )
+        if artefact.encoder is None:
+            raise DataError(
+                f"{sentence} Nothing was published; give the transform that was fitted to these "
+                "vectors, with its own error."
+            )
         log.warning(f"{sentence} Run 'evergram lineage check' before anyone reads it.")
-        return known
-    raise DataError(
-        f"{sentence} Nothing was published; give the transform that was fitted to these vectors, "
-        "with its own error."
-    )
-
-
-def _common(own: Block, past: Block) -> tuple[Tensor, Tensor]:
-    """Return the vectors of the canaries that both have, float32 [n, D_k] and float64 [n, D_{k-1}],
-    in one order."""
-    places = pc.index_in(own[0], value_set=past[0])
-    rows = torch.from_numpy(np.array(places.drop_null())).long()
-    return own[1][torch.from_numpy(np.array(places.is_valid()))], past[1][rows].double()
-
-
-def _relative(error: StepError | None) -> float | None:
-    """Return √E‖δ‖² over √E‖z‖²; None if the error was not measured on enough objects."""
-    if error is None or not error.is_known:
-        return None
-    if not error.power > 0:  # NaN: the identity, which has none
-        return error.rms
-    return error.rms / math.sqrt(error.power)
+    return relative if math.isfinite(relative) else None
 
 
 def with_id_type(ids: pa.Array, expected: pa.DataType, side: str, where: str) -> pa.Array:
     """Return the ids as integers or as text, whichever those of the version before (`expected`)
-    are.
-
-    Raises: DataError: integers are expected, and an id is another text than an integer's.
-    """
+    are."""
     if pa.types.is_integer(expected) == pa.types.is_integer(ids.type):
         return ids
     texts = ids.cast(pa.string())
@@ -319,10 +337,7 @@ def with_id_type(ids: pa.Array, expected: pa.DataType, side: str, where: str) ->
 
 def check_ids(ids: Mapping[str, pa.Array], before: Mapping[str, Path], where: str) -> None:
     """Refuse ids, by side, that are text where those of the version before (its files) are
-    integers, or are theirs in another normal form.
-
-    Raises: DataError.
-    """
+    integers, or are theirs in another normal form."""
     for side in before.keys() & ids.keys():
         with_id_type(ids[side], _id_type(before[side]), side, where)
         theirs = pq.read_table(before[side], columns=["id"])["id"].combine_chunks()
@@ -337,10 +352,7 @@ def refuse_unprobed(
     address: str, metrics: Mapping[str, Any], number: int, resolve: Resolve
 ) -> None:
     """Refuse a version with metrics that a consumer's probe was not run on, or for which the
-    consumer has had another probe, or has read another version, since the probe was run.
-
-    Raises: LineageError.
-    """
+    consumer has had another probe, or has read another version, since the probe was run."""
     readings = {reading["consumer"]: reading for reading in metrics.get("probes", ())}
     consumers = ConsumerRegistry.open(address).list()
     missing = [c.name for c in consumers if not _is_of(readings.get(c.name), c, number, resolve)]
@@ -375,28 +387,26 @@ def _is_of(
 class RowSample:
     """Every n-th row of a side, taken as its blocks pass; n doubles when there are too many.
 
-    `ids` [S] and `vectors`, float32 [S, D], are those of the rows that were taken.
+    Attributes:
+        ids, vectors: of the rows that were taken, [S] and float32 [S, D].
+        moments: of these; once all blocks have passed.
     """
+
+    moments: Moments
 
     def __init__(self, side: str, *dims: int) -> None:
         self.side = side
         self.limit: int = min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * sum(dims)))
-        self._step, self._rows = 1, 0
         self._parts: list[Block] = []
-        self._lengths = LengthCount()
-        self._moments: Moments | None = None
 
     def through(self, blocks: Iterable[Block], unknown: int = 0) -> Iterator[Block]:
         """Yield the same blocks, and sample rows of them; `unknown` of these are zeros that may be
-        published.
-
-        Raises: DataError: a vector is not finite or too long; or, at the end, the vectors cannot be
-            published, see `vectors_problem`.
-        """
+        published."""
+        lengths, passed, step = LengthCount(), 0, 1
         for ids, vectors in blocks:
             # Vectors are written as float32.
             narrow = vectors.float()
-            if (row := self._lengths.add(narrow)) is not None:
+            if (row := lengths.add(narrow)) is not None:
                 length = float(narrow[row].double().norm())
                 what = f"has the length {length:.3g}, past {LONGEST:g}"
                 raise DataError(
@@ -405,11 +415,17 @@ class RowSample:
                     "version is not published."
                 )
             for start in range(0, len(ids), BLOCK):
-                self._add(ids.slice(start, BLOCK), vectors[start : start + BLOCK])
+                part = ids.slice(start, BLOCK), vectors[start : start + BLOCK]
+                self._parts.append(_taken(part, torch.arange(len(part[0]))[-passed % step :: step]))
+                passed += len(part[0])
+                while sum(len(ids) for ids, _ in self._parts) > self.limit:
+                    whole = self.ids, self.vectors
+                    self._parts = [_taken(whole, torch.arange(0, len(whole[0]), 2))]
+                    step *= 2
             yield ids, vectors
-        _, mean, second = self.moments()
+        self.moments = _, mean, second = _moments(self.vectors)
         spread = second - torch.outer(mean, mean)
-        rows, zeros = self._lengths.rows - unknown, self._lengths.zeros - unknown
+        rows, zeros = lengths.rows - unknown, lengths.zeros - unknown
         problem = vectors_problem(rows, zeros, second, spread)
         if problem is not None:
             raise DataError(
@@ -425,26 +441,13 @@ class RowSample:
     def vectors(self) -> Tensor:
         return torch.cat([vectors for _, vectors in self._parts])
 
-    def moments(self) -> Moments:
-        """Return the number, mean and second moments of the sampled rows."""
-        if self._moments is not None:
-            return self._moments
-        total, outer, count = torch.zeros(()).double(), torch.zeros(()).double(), 0
-        for part in torch.split(self.vectors, CHUNK):
-            wide = part.double()
-            total, outer, count = total + wide.sum(0), outer + wide.T @ wide, count + len(wide)
-        self._moments = count, total / count, outer / count
-        return self._moments
 
-    def _add(self, ids: pa.Array, vectors: Tensor) -> None:
-        rows = torch.arange(len(ids))[-self._rows % self._step :: self._step]
-        self._rows += len(ids)
-        self._moments = None
-        self._parts.append(_taken((ids, vectors), rows))
-        while sum(len(ids) for ids, _ in self._parts) > self.limit:
-            whole = self.ids, self.vectors
-            self._parts = [_taken(whole, torch.arange(0, len(whole[0]), 2))]
-            self._step *= 2
+def _moments(vectors: Tensor) -> Moments:
+    total, outer = torch.zeros(()).double(), torch.zeros(()).double()
+    for part in torch.split(vectors, CHUNK):
+        wide = part.double()
+        total, outer = total + wide.sum(0), outer + wide.T @ wide
+    return len(vectors), total / len(vectors), outer / len(vectors)
 
 
 def _taken(block: Block, rows: Tensor) -> Block:
@@ -482,13 +485,24 @@ class CanarySample:
         self.side, self.wanted, self.past = side, wanted, past
         self.ids: Any = pa.array([], pa.string())
         self.vectors: Tensor = torch.zeros(0, 0)
-        self._hashes = torch.zeros(0, dtype=torch.int64)
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
         """Yield the same blocks. Raises: DataError: at the end, if a wanted id was in none."""
-        for ids, vectors in blocks:
-            self._add(ids.cast(pa.string()), vectors.detach().float().cpu())
-            yield ids, vectors
+        hashes = torch.zeros(0, dtype=torch.int64)
+        for block in blocks:
+            ids, vectors = block[0].cast(pa.string()), block[1].detach().float().cpu()
+            if self.wanted is not None:
+                mask = pc.is_in(ids, value_set=self.wanted)
+                ids, vectors = ids.filter(mask), vectors[torch.from_numpy(np.array(mask))]
+            hashes = torch.cat([hashes, torch.from_numpy(id_hashes(ids))])
+            vectors = torch.cat([self.vectors, vectors]) if len(self.ids) else vectors
+            ids = pa.concat_arrays([self.ids, ids])
+            rows = torch.arange(len(ids))
+            if self.wanted is None:
+                rows = canary_rows(ids, hashes, self.past)
+            self.ids, self.vectors = ids.take(pa.array(rows.numpy())), vectors[rows]
+            hashes = hashes[rows]
+            yield block
         missing = set(() if self.wanted is None else self.wanted.to_pylist())
         missing -= set(self.ids.to_pylist())
         if missing:
@@ -496,19 +510,6 @@ class CanarySample:
                 f"The canary {min(missing)!r} of the side {self.side} is not among the ids of the "
                 "version; keep objects that it has."
             )
-
-    def _add(self, ids: pa.Array, vectors: Tensor) -> None:
-        if self.wanted is not None:
-            mask = pc.is_in(ids, value_set=self.wanted)
-            ids, vectors = ids.filter(mask), vectors[torch.from_numpy(np.array(mask))]
-        hashes = torch.cat([self._hashes, torch.from_numpy(id_hashes(ids))])
-        ids = pa.concat_arrays([self.ids, ids])
-        vectors = torch.cat([self.vectors, vectors]) if len(self.ids) else vectors
-        rows = torch.arange(len(ids))
-        if self.wanted is None:
-            rows = canary_rows(ids, hashes, self.past)
-        self.ids, self._hashes = ids.take(pa.array(rows.numpy())), hashes[rows]
-        self.vectors = vectors[rows]
 
 
 def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Affine | None:
@@ -583,31 +584,55 @@ def write_folders(
     Args:
         place: the lineage's folder and name, and the number of the version.
         past, before: the canaries and the stored files of the version before, by side.
-        new_pairs: see `PublicationFacts`.
-    Raises: as `Artefact.blocks`, `RowSample.through` and `check_transform_on_canaries`.
+        new_pairs: the training pairs that no earlier version was trained on; None if not known.
     """
     (path, name, number), mode = place, file_mode(place[0])
-    dims = [artefact.dim, *([artefact.transform.old_dim] if artefact.transform else [])]
+    encoder, transform = artefact.encoder, artefact.transform
+    dims = [artefact.dim, *([] if transform is None else [transform.old_dim])]
     samples: dict[str, RowSample] = {}
-    kept: dict[str, CanarySample] = {}
+    canaries: dict[str, Block] = {}
     hashes: dict[str, str] = {}
     with new_folder(path / "embeddings" / str(number), mode) as folder:
         for side in artefact.embeddings:
             samples[side] = RowSample(side, *dims)
-            blocks = samples[side].through(
-                _typed(artefact.blocks(side), before.get(side), side, name),
-                artefact.unknown.get(side, 0),
-            )
-            kept[side] = CanarySample(side, _wanted(artefact, side), past.get(side, (None,))[0])
-            write_embeddings(folder / f"{side}.parquet", kept[side].through(blocks))
+            blocks = _typed(artefact.blocks(side), before.get(side), side, name)
+            blocks = samples[side].through(blocks, artefact.unknown.get(side, 0))
+            kept = CanarySample(side, _wanted(artefact, side), past.get(side, (None,))[0])
+            write_embeddings(folder / f"{side}.parquet", kept.through(blocks))
             hashes[side] = sha256(folder / f"{side}.parquet")
-        canaries = {s: (k.ids, k.vectors) for s, k in kept.items() if len(k.ids)}
+            if len(kept.ids):
+                canaries[side] = kept.ids, kept.vectors
         error = check_transform_on_canaries(artefact, canaries, past)
-    moments = {side: sample.moments() for side, sample in samples.items()}
-    forward = forward_map(samples, before)
-    known = PublicationFacts(hashes, moments, forward, new_pairs, error, canaries)
+    tensors = _tensors(artefact, samples, forward_map(samples, before))
     with new_folder(path / "versions" / str(number), mode) as folder:
-        return write_version(folder, name, number, artefact, known)
+        for file, of_file in tensors.items():
+            save_tensors(of_file, folder / f"{file}.safetensors")
+        if encoder is not None:
+            pq.write_table(_vocabulary_table(encoder), folder / "vocabularies.parquet")
+        if new_pairs is not None:
+            write_trained_pairs(new_pairs, folder / PAIRS)
+        if artefact.query_form is not None:
+            write_query_form(artefact.query_form, folder)
+        pq.write_table(_canary_table(canaries), folder / "canary.parquet")
+        write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))
+        manifest = Manifest(
+            version=number,
+            name=f"{name}@v{number}",
+            dim=artefact.dim,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            evergram=package_version("evergram"),
+            encoder=None if encoder is None else _encoder_record(encoder),
+            transform=None
+            if transform is None
+            else TransformRecord(kind=transform.kind, options=dict(transform.options)),
+            recipe=dict(artefact.recipe),
+            files={file.name: sha256(file) for file in sorted(folder.iterdir())},
+            embeddings=hashes,
+            text_encoder=artefact.text_encoder,
+            canary_error=error,
+        )
+        write_text(folder / "manifest.json", manifest.to_json())
+    return manifest
 
 
 def _wanted(artefact: Artefact, side: str) -> pa.Array | None:
@@ -625,3 +650,49 @@ def _typed(blocks: Iterable[Block], before: Path | None, side: str, where: str) 
     expected = None if before is None else _id_type(before)
     for ids, vectors in blocks:
         yield (ids if expected is None else with_id_type(ids, expected, side, where)), vectors
+
+
+def _tensors(
+    artefact: Artefact, samples: Mapping[str, RowSample], forward: Affine | None
+) -> dict[str, Mapping[str, Tensor]]:
+    """Return the tensors of a version by file and name."""
+    moments: dict[str, Tensor] = {}
+    for side, sample in samples.items():
+        count, mean, second = sample.moments
+        moments |= {f"{side}.count": torch.tensor(count), f"{side}.mean": mean}
+        moments[f"{side}.second"] = second
+    tensors: dict[str, Mapping[str, Tensor]] = {"moments": moments}
+    if artefact.encoder is not None:
+        tensors["encoder"] = artefact.encoder.state
+    if artefact.transform is not None:
+        tensors["transform"] = artefact.transform.state_dict()
+    if (error := artefact.error) is not None:
+        numbers = {"objects": error.objects, "power": error.power}
+        of_error = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+        tensors["error"] = {"sigma": error.sigma, **of_error}
+    if forward is not None:
+        tensors["forward"] = dict(zip(("weight", "offset"), forward, strict=True))
+    return tensors
+
+
+def _encoder_record(encoder: EncoderParts) -> EncoderRecord:
+    key_types = {name: str(v.keys.type) for name, v in encoder.vocabularies.items()}
+    fields = {name: getattr(encoder, name) for name in ("kind", "options", "inputs")}
+    return EncoderRecord.model_validate({**fields, "vocabularies": key_types})
+
+
+def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
+    names = [pa.repeat(name, len(vocabulary)) for name, vocabulary in encoder.vocabularies.items()]
+    keys = [vocabulary.keys.cast(pa.string()) for vocabulary in encoder.vocabularies.values()]
+    return pa.table(
+        {"vocabulary": pa.concat_arrays(names).dictionary_encode(), "key": pa.concat_arrays(keys)}
+    )
+
+
+def _canary_table(canaries: Mapping[str, Block]) -> pa.Table:
+    tables = [
+        pa.table({"side": pa.repeat(side, len(ids)), "id": ids, "vector": vectors_to_arrow(rows)})
+        for side, (ids, rows) in canaries.items()
+        if len(ids)
+    ]
+    return pa.concat_tables(tables) if tables else pa.table({"side": [], "id": [], "vector": []})

@@ -22,7 +22,6 @@ from pydantic_core import to_json
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import FormatError, IntegrityError, LineageError, UnknownVersionError
-from evergram.lineage.paths import RULE, is_name
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
 
@@ -31,12 +30,30 @@ FORMAT_VERSION = 1
 STABLE = "stable"
 NEWEST = "newest"
 NUMBER = re.compile(r"v?([0-9]+)")
+# A name becomes part of addresses (`films@stable`), paths and printed lines, so no character may
+# mean anything to one of these.
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+RULE = (
+    "a name is made of letters (a-z, A-Z), digits, '.', '_' and '-', begins with a letter or a "
+    "digit, and is no longer than 128 characters"
+)
 
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_name(text: str) -> bool:
+    """Say whether a text can be a name."""
+    return re.fullmatch(NAME, text) is not None
+
+
+def check_name(text: str, of: str) -> None:
+    """Refuse a text that cannot be the name of this kind of thing. Raises: LineageError."""
+    if not is_name(text):
+        raise LineageError(f"{text!r} cannot be the name of {of}: {RULE}; choose another.")
 
 
 def _checked_name(value: str) -> str:
@@ -59,6 +76,12 @@ class _Format(BaseModel):
     format_version: int | None = None
 
 
+class StrictRecord(FrozenRecord):
+    """One whose fields have exactly their types, and no NaN or infinity."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
+
+
 class ChecksummedRecord(FrozenRecord):
     """A JSON record with a checksum over its other fields, so that a flipped bit cannot move a
     label.
@@ -71,11 +94,7 @@ class ChecksummedRecord(FrozenRecord):
 
     @classmethod
     def of_json(cls, text: str | bytes, path: str | Path) -> Self:
-        """Return the record in the text of a file, after comparing its checksum.
-
-        Raises: FormatError: it is of another format. IntegrityError: it is damaged, or its checksum
-            is missing or another.
-        """
+        """Return the record in the text of a file, after comparing its checksum."""
         try:
             # The rest of a later format's fields may mean anything.
             version = _Format.model_validate_json(text).format_version
@@ -176,18 +195,20 @@ class LineageRecord(ChecksummedRecord):
             return self.production
         if what == NEWEST:
             return self.newest
-        digits = NUMBER.fullmatch(what) if isinstance(what, str) else None
-        if isinstance(what, str) and digits is None:
-            if what not in self.labels:
+        if isinstance(what, str):
+            digits = NUMBER.fullmatch(what)
+            if digits is None and what not in self.labels:
                 raise UnknownVersionError(
                     f"The lineage {self.name!r} has no label {what!r}; {self._known()}"
                     f"{did_you_mean(what, [*self.labels, NEWEST])}."
                 )
-            return self.labels[what]
-        if digits is None and (isinstance(what, bool) or not isinstance(what, Integral)):
+            if digits is None:
+                return self.labels[what]
+            # More digits than any version has are no version's, and int() refuses too many.
+            what = int(digits[1].lstrip("0")[:20] or "0")
+        if isinstance(what, bool) or not isinstance(what, Integral):
             raise UnknownVersionError(f"{str(what)[:40]} is no version; {self._known()}.")
-        # More digits than any number of versions has are no version's, and int() refuses too many.
-        number = int(what if digits is None else digits[1].lstrip("0")[:20] or "0")
+        number = int(what)
         if number not in self.versions:
             raise self.unknown(number)
         if number in self.retired:
@@ -198,14 +219,11 @@ class LineageRecord(ChecksummedRecord):
 
     def unknown(self, number: int) -> UnknownVersionError:
         """Return the error for a number that no version has, or no longer has."""
+        what = f"The lineage {self.name!r} has no version {number}"
         if number in self.withdrawn:
             reason = self.withdrawn[number].reason
-            return UnknownVersionError(
-                f"Version {number} of {self.name} was withdrawn ({reason}); {self._known()}."
-            )
-        return UnknownVersionError(
-            f"The lineage {self.name!r} has no version {number}; {self._known()}."
-        )
+            what = f"Version {number} of {self.name} was withdrawn ({reason})"
+        return UnknownVersionError(f"{what}; {self._known()}.")
 
     def _known(self) -> str:
         versions = ", ".join(map(str, self.readable)) or "none"
@@ -228,22 +246,7 @@ class LineageRecord(ChecksummedRecord):
 
         Args:
             with_embeddings: versions whose own embeddings are stored, which alone can be `stable`.
-        Raises: UnknownVersionError. LineageError: the name cannot be a label, or the version
-            `stable`.
         """
-        self._refuse_label(name)
-        number = self.resolve(what)
-        if name == STABLE and number not in with_embeddings:
-            stored = ", ".join(map(str, with_embeddings))
-            raise LineageError(
-                f"Version {number} of {self.name} cannot be {STABLE}: its own embeddings are no "
-                f"longer stored (those of {stored} are); label a version before the next is "
-                "published to keep them."
-            )
-        return self._changed(labels={**self.labels, name: number})
-
-    def _refuse_label(self, name: str) -> None:
-        """Refuse a name that cannot be a label. Raises: LineageError."""
         lower = name.lower()
         if not is_name(name) or NUMBER.fullmatch(lower) or lower == NEWEST:
             raise LineageError(
@@ -255,6 +258,15 @@ class LineageRecord(ChecksummedRecord):
                     f"{name!r} cannot be a label: it differs from the label {other!r} in capital "
                     "letters alone; choose another."
                 )
+        number = self.resolve(what)
+        if name == STABLE and number not in with_embeddings:
+            stored = ", ".join(map(str, with_embeddings))
+            raise LineageError(
+                f"Version {number} of {self.name} cannot be {STABLE}: its own embeddings are no "
+                f"longer stored (those of {stored} are); label a version before the next is "
+                "published to keep them."
+            )
+        return self._changed(labels={**self.labels, name: number})
 
     def without_label(self, name: str) -> Self:
         """Return the record without a label. Raises: UnknownVersionError: there is none."""
@@ -276,26 +288,23 @@ class LineageRecord(ChecksummedRecord):
         Args:
             pins: consumer to the version that it reads.
             with_embeddings: as for `with_label`; the version before must be among them.
-        Raises: LineageError: a label or a consumer is on the version; or the version before cannot
-            be the newest.
         """
         number = self.newest
         self._refuse_used(number, pins, "withdrawn")
+        start = f"Version {number} of {self.name} cannot be withdrawn: "
         if len(self.versions) == 1:
-            raise LineageError(
-                f"Version {number} is the only one of {self.name}; remove the folder instead."
-            )
+            raise LineageError(f"{start}it is the only one; remove the folder instead.")
         before = self.versions[-2]
         if before in self.retired:
             raise LineageError(
-                f"Version {number} of {self.name} cannot be withdrawn: version {before}, "
-                "which would be the newest, is retired; publish a better version instead."
+                f"{start}version {before}, which would be the newest, is retired; publish a better "
+                "version instead."
             )
         if before not in with_embeddings:
             raise LineageError(
-                f"Version {number} of {self.name} cannot be withdrawn: the embeddings of version "
-                f"{before} are no longer stored. Label a version before the next is published, or "
-                "do not promote it at once, and they are kept; now publish a better one instead."
+                f"{start}the embeddings of version {before} are no longer stored. Label a version "
+                "before the next is published, or do not promote it at once, and they are kept; "
+                "now publish a better one instead."
             )
         withdrawn = {**self.withdrawn, number: withdrawal}
         return self._changed(versions=self.versions[:-1], withdrawn=withdrawn)
@@ -305,7 +314,6 @@ class LineageRecord(ChecksummedRecord):
 
         Args:
             pins: consumer to the version that it reads.
-        Raises: UnknownVersionError. LineageError: it is the newest, retired already, or in use.
         """
         number = self.resolve(what)
         if number == self.newest:
@@ -317,18 +325,16 @@ class LineageRecord(ChecksummedRecord):
         return self._changed(retired=sorted([*self.retired, number]))
 
     def _refuse_used(self, number: int, pins: Mapping[str, int], what: str) -> None:
-        labels = sorted(name for name, n in self.labels.items() if n == number)
-        if labels:
+        start = f"Version {number} of {self.name} cannot be {what}: "
+        if labels := sorted(name for name, n in self.labels.items() if n == number):
             raise LineageError(
-                f"Version {number} of {self.name} cannot be {what}: it is labelled "
-                f"{', '.join(labels)}; move the label to another version first."
+                f"{start}it is labelled {', '.join(labels)}; move the label to another version "
+                "first."
             )
-        consumers = sorted(name for name, n in pins.items() if n == number)
-        if consumers:
+        if consumers := sorted(name for name, n in pins.items() if n == number):
             raise LineageError(
-                f"Version {number} of {self.name} cannot be {what}: pinned to it "
-                f"{'is' if len(consumers) == 1 else 'are'} {', '.join(consumers)}; they must go to "
-                "another version first."
+                f"{start}pinned to it {'is' if len(consumers) == 1 else 'are'} "
+                f"{', '.join(consumers)}; they must go to another version first."
             )
 
     def _changed(self, **fields: object) -> Self:
@@ -446,10 +452,7 @@ def read_record(path: Path) -> LineageRecord:
 
 def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
     """Return the record of a lineage from the text of its `lineage.json`, None if there is no such
-    file.
-
-    Raises: LineageError: there is no file. Others as `ChecksummedRecord.of_json`.
-    """
+    file."""
     if text is None:
         raise LineageError(
             f"{where} is not a lineage (it has no lineage.json); "
@@ -471,10 +474,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Compare files, by name in the folder, with their SHA-256.
-
-    Raises: IntegrityError: a file is missing, or is not the file that was published.
-    """
+    """Compare files, by name in the folder, with their SHA-256."""
     for name, published in hashes.items():
         path = folder / name
         if not path.is_file():

@@ -40,10 +40,7 @@ LARGE = ("encoder.safetensors", "vocabularies.parquet", "trained_pairs.parquet")
 
 def local_folder(place: str | Path) -> Path | None:
     """Return the folder that a path, `file:///…` or an fsspec address such as `s3://bucket/shop`
-    names; None for one of another machine.
-
-    Raises: LineageError: a `file:` address names a host, or the address cannot be read.
-    """
+    names; None for one of another machine."""
     text = str(place)
     if isinstance(place, Path) or not _ADDRESS.match(text):
         return Path(place)
@@ -62,10 +59,7 @@ def local_folder(place: str | Path) -> Path | None:
 
 
 def filesystem(address: str) -> tuple[Any, str]:
-    """Return fsspec's filesystem of an address, and the path in that filesystem.
-
-    Raises: LineageError: the address has a wildcard; or the driver is not installed.
-    """
+    """Return fsspec's filesystem of an address, and the path in that filesystem."""
     # After the host, which may be an IPv6 address in brackets; an address of http may have a query.
     path = address.partition("://")[2].partition("/")[2]
     if wild := sorted(set(path) & set("*[]" if address.startswith("http") else "*?[]")):
@@ -96,22 +90,11 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("evergram", appauthor=False)
 
 
-def this_process() -> dict[str, str | int]:
-    """Return this process as JSON: its user, machine and number, and the time."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "unknown"
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"owner": user, "host": socket.gethostname(), "process": os.getpid(), "since": since}
-
-
 def describe_process(content: bytes | None) -> str:
-    """Return in words the process that `this_process` described."""
+    """Return in words which process wrote the content of a lock."""
     try:
-        read = json.loads(content or b"")
-        return (
-            f"{read['owner']} on {read['host']} (process {read['process']}) since {read['since']}"
+        return "{owner} on {host} (process {process}) since {since}".format(
+            **json.loads(content or b"")
         )
     except (ValueError, KeyError, TypeError):
         return "by whom cannot be read"
@@ -133,7 +116,6 @@ class Remote:
     Attributes:
         folder: the mirror.
         consumers: the text of `consumers.json` when `pull` was last called; None if there was none.
-    Raises: LineageError: the driver of such an address is not installed.
     """
 
     def __init__(self, address: str) -> None:
@@ -149,10 +131,7 @@ class Remote:
     # The mirror.
 
     def pull(self) -> str | None:
-        """Download all small files. Returns: the text of `lineage.json`; None if there is none.
-
-        Raises: LineageError: it cannot be reached.
-        """
+        """Download all small files. Returns: the text of `lineage.json`; None if there is none."""
         with self._driver_errors("read"):
             top = self._contents([RECORD, CONSUMERS])
             self._seen = top.get(RECORD)
@@ -171,17 +150,12 @@ class Remote:
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
         """Download the files (by name, with their SHA-256) of a folder of the mirror that are
-        missing here, or have another hash.
-
-        Raises: IntegrityError: a file there is missing or has another hash, too. LineageError: the
-            storage cannot be reached, or the lineage has been changed meanwhile.
-        """
+        missing here, or have another hash."""
         for name, published in hashes.items():
             path = folder / name
             if path.is_file() and sha256(path) == published:
                 continue
             where = path.relative_to(self.folder).as_posix()
-            problem = None
             if name != Path(name).name or ".." in Path(where).parts:
                 raise IntegrityError(
                     f"{self.address} names the file {where!r}, which is outside of its folder; "
@@ -192,18 +166,17 @@ class Remote:
                 with replacing_path(path, owner=f".{os.getpid()}") as part:
                     try:
                         self._files.get_file(self._place(where), str(part))
+                        whole = sha256(part) == published
                     except FileNotFoundError:
                         if self._content(RECORD) != self._seen:
                             raise LineageError(
                                 f"{self.address} has changed since it was opened; open it again."
                             ) from None
-                        problem = "is missing"
-                    else:
-                        if sha256(part) != published:
-                            problem = "is not the file that was published (its SHA-256 differs)"
-                    if problem is not None:
+                        whole = False
+                    if not whole:
                         raise IntegrityError(
-                            f"{self.address}/{where} {problem}; restore it from a copy of the "
+                            f"{self.address}/{where} is missing, or is not the file that was "
+                            "published (its SHA-256 differs); restore it from a copy of the "
                             "lineage."
                         )
 
@@ -241,11 +214,7 @@ class Remote:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the lock, with the storage's `lineage.json` in the mirror, until `commit`.
-
-        Raises: LineageError: another process is publishing, or the storage cannot be reached. The
-            lineage is then as it was, and so is `lineage.json` in the mirror.
-        """
+        """Hold the lock, with the storage's `lineage.json` in the mirror, until `commit`."""
         with self.locked():
             with self._driver_errors("read"):
                 self._seen = self._content(RECORD)
@@ -266,10 +235,7 @@ class Remote:
     @contextmanager
     def editing(self, tidy: Callable[[], None]) -> Iterator[None]:
         """Hold the lock, with the storage's `consumers.json` in the mirror; upload it at the end,
-        and then `tidy` what the record no longer names.
-
-        Raises: LineageError: as `transaction`.
-        """
+        and then `tidy` what the record no longer names."""
         with self.locked():
             with self._driver_errors("read"):
                 before = self._content(CONSUMERS)
@@ -295,8 +261,6 @@ class Remote:
         file).
 
         An upload may report an error after all of it has arrived, so the file is read back.
-        Raises: LineageError: it was not written, or whether it was is not known; or another process
-            has written it.
         """
         changed = LineageError(
             f"Another process has written {self.address}/{name} meanwhile; nothing was changed. "
@@ -384,12 +348,15 @@ class Remote:
 
         The mirror has the lock's content as long as the lock may be there, so that this machine
         takes back a lock that a killed process or a lost connection left.
-
-        Raises: LineageError: another process holds it; the error says who, and what to do if that
-            process is dead.
         """
         kept = self.folder / LOCK
-        mine = json.dumps({**this_process(), "mark": secrets.token_hex(8)}).encode()
+        try:
+            user = getpass.getuser()
+        except (OSError, KeyError):
+            user = "unknown"
+        this = {"owner": user, "host": socket.gethostname(), "process": os.getpid()}
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        mine = json.dumps({**this, "since": since, "mark": secrets.token_hex(8)}).encode()
         tried = False
         try:
             with self._driver_errors("written"):

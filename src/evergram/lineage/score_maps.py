@@ -53,8 +53,6 @@ class ScoreMaps:
         """Return the map to the target's scores from those of rows of version `source`.
 
         Where queries and rows are of one side, it is made of pairs of two objects.
-        Raises: LineageError: the versions keep too few canaries in common; or rows of `source`
-            cannot be read as the target.
         """
         if (source, search) not in self._made:
             self._made[source, search] = self._fit(source, search)
@@ -64,7 +62,6 @@ class ScoreMaps:
         """Return hits with the scores that the target would have given, best first.
 
         Those of the target's own rows stay where the queries are its own, too.
-        Raises: as `of`.
         """
         scores = hits.scores.astype(np.float64)
         for source in np.unique(hits.versions).tolist():
@@ -74,21 +71,20 @@ class ScoreMaps:
         return hits.ranked(scores)
 
     def pair_scores(self, source: int, search: ScoredSearch) -> tuple[Doubles, Doubles]:
-        """Return the scores of all pairs of canaries, now and as the target gave them, both [P].
-
-        Raises: as `of`.
-        """
+        """Return the scores of all pairs of canaries, now and as the target gave them, both [P]."""
         target, sides, metric, of_queries = search
-        same = sides[0] == sides[1]
-        if same:
-            queries, rows, own = self._canaries((of_queries, source, target), target, sides[0])
-            own_rows = own
-        else:
+        if sides[0] != sides[1]:
             queries, own = self._canaries((of_queries, target), target, sides[0])
             rows, own_rows = self._canaries((source, target), target, sides[1])
-        # A score of a query read from one version with a row of another is not that of both the
-        # other way round.
-        pairs = _pairs(len(queries), both_ways=of_queries != source) if same else None
+            pairs = None
+        else:
+            queries, rows, own = self._canaries((of_queries, source, target), target, sides[0])
+            own_rows = own
+            pairs = torch.triu_indices(len(own), len(own), 1)
+            # A score of a query read from one version with a row of another is not that of both
+            # the other way round. Too few objects are too few both ways, too, and are refused.
+            if of_queries != source and pairs.shape[1] >= LEAST_PAIRS:
+                pairs = (~torch.eye(len(own), dtype=torch.bool)).nonzero().T
         then = _scores(own, own_rows, metric, pairs)
         return _scores(queries, rows, metric, pairs), then
 
@@ -99,29 +95,30 @@ class ScoreMaps:
         except DataError as error:
             raise LineageError(
                 f"Scores of version {source} cannot be calibrated to those of version "
-                f"{search.target} by "
-                f"the objects that both keep as canaries: {error} Ask for raw scores."
+                f"{search.target} by the objects that both keep as canaries: {error} Ask for raw "
+                "scores."
             ) from error
 
     def _canaries(self, versions: Sequence[int], target: int, side: str) -> list[Tensor]:
         """Return the vectors of each version's canaries, of those that all of them keep, read as
         `target`; float64 [n, D]."""
         kept = [self._lineage.canaries(version).get(side) for version in versions]
-        ids = None if kept[0] is None else kept[0][0]
-        for canaries in kept:
-            if ids is None or canaries is None:
-                numbers = " and ".join(map(str, sorted(set(versions))))
-                raise LineageError(
-                    f"Versions {numbers} do not all keep canaries of side {side!r}, by which "
-                    "scores could be calibrated; ask for raw scores."
-                )
-            ids = ids.filter(pc.is_in(ids, value_set=canaries[0]))
+        if None in kept:
+            numbers = " and ".join(map(str, sorted(set(versions))))
+            raise LineageError(
+                f"Versions {numbers} do not all keep canaries of side {side!r}, by which scores "
+                "could be calibrated; ask for raw scores."
+            )
+        blocks = [block for block in kept if block is not None]
+        ids = blocks[0][0]
+        for others, _ in blocks:
+            ids = ids.filter(pc.is_in(ids, value_set=others))
         vectors = []
-        for version, canaries in zip(versions, kept, strict=True):
-            assert canaries is not None
-            places = pc.index_in(ids, value_set=canaries[0]).to_numpy().astype(np.int64)
-            rows = canaries[1][torch.from_numpy(places)]
-            vectors.append(self._read(rows, version, target).double())
+        for version, (others, rows) in zip(versions, blocks, strict=True):
+            places = torch.from_numpy(
+                pc.index_in(ids, value_set=others).to_numpy().astype(np.int64)
+            )
+            vectors.append(self._read(rows[places], version, target).double())
         return vectors
 
     def _read(self, vectors: Tensor, source: int, target: int) -> Tensor:
@@ -139,10 +136,7 @@ class ScoreMaps:
 
 
 def query_version_of(query_vectors: QueryVectors | int | None, target: int, production: int) -> int:
-    """Return the version whose model made the queries of a search at version `target`.
-
-    Raises: DataError: it is not said, or is neither of the two words and no version.
-    """
+    """Return the version whose model made the queries of a search at version `target`."""
     if query_vectors in get_args(QueryVectors):
         return target if query_vectors == "own" else max(target, production)
     if isinstance(query_vectors, int) and not isinstance(query_vectors, bool):
@@ -154,15 +148,6 @@ def query_version_of(query_vectors: QueryVectors | int | None, target: int, prod
         "'read_back' are vectors of production, read as that version; and a number is the version "
         "whose model made them."
     )
-
-
-def _pairs(count: int, *, both_ways: bool) -> Tensor:
-    """Return all pairs of `count` objects, int64 [2, n], in one order or in both."""
-    one_way = torch.triu_indices(count, count, 1)
-    # Too few objects are too few both ways, too, and are refused.
-    if not both_ways or one_way.shape[1] < LEAST_PAIRS:
-        return one_way
-    return (~torch.eye(count, dtype=torch.bool)).nonzero().T
 
 
 def _scores(queries: Tensor, rows: Tensor, metric: Metric, pairs: Tensor | None) -> Doubles:

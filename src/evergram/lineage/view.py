@@ -21,7 +21,11 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Interactions, QueryForm
 from evergram.ids import Lists, as_lists
 from evergram.texts.record import checked_dims, cut
-from evergram.vector_files.open_embeddings import first_not_finite, provenance_of
+from evergram.vector_files.open_embeddings import (
+    first_not_finite,
+    open_embeddings,
+    provenance_of,
+)
 from evergram.vector_files.writers import check_writable, write_vectors
 
 if TYPE_CHECKING:
@@ -92,20 +96,22 @@ class View:
         Raises: ShapeError: they are neither, hold no floats, or are of another dim. DataError: a
             number is not finite, or would not be in version j.
         """
-        if isinstance(embeddings, np.ndarray):
-            if embeddings.dtype.kind != "f":
-                raise _no_vectors(f"an array of {embeddings.dtype}")
+        if isinstance(embeddings, np.ndarray) and embeddings.dtype.kind == "f":
             # Torch reads neither a reversed view, nor another byte order, nor what is wider.
             width = np.float64 if embeddings.dtype.itemsize >= 8 else np.float32
             array = np.array(embeddings, dtype=width, order="C")
             transformed: Floats = self.transform(torch.from_numpy(array)).numpy()
             return transformed
-        if not isinstance(embeddings, Tensor):
-            raise _no_vectors(f"a {type(embeddings).__name__}")
-        if not embeddings.is_floating_point():
-            raise _no_vectors(f"a tensor of {embeddings.dtype}")
-        if not embeddings.dim():
-            raise _no_vectors("a single number")
+        if (
+            not isinstance(embeddings, Tensor)
+            or not embeddings.is_floating_point()
+            or not embeddings.dim()
+        ):
+            kind = getattr(embeddings, "dtype", "")
+            raise ShapeError(
+                "Vectors are floats in a tensor or a NumPy array, [N, D] or [D], and a "
+                f"{type(embeddings).__name__} {kind} was given."
+            )
         if not bool(embeddings.isfinite().all()):
             raise DataError(
                 "A vector has a number that is not finite (NaN or infinity), and would be one in "
@@ -157,14 +163,13 @@ class View:
         """
         owner = f"Version {self.source} of {self.address}"
         lookup = stored_lookup(lambda: self._lineage.embeddings("candidate", self.source))
-        form, lists = self._lineage.query_form(self.source), (candidates, weights, values)
+        form, lists = self._lineage.reader(self.source).query_form(), (candidates, weights, values)
         return self.transform(fold_in(form, lookup, *lists, missing=missing, owner=owner))
 
     def export(
         self,
         path: str | Path,
         side: str,
-        batch: int = 65_536,
         *,
         overwrite: bool = False,
         dimensions: int | None = None,
@@ -175,7 +180,6 @@ class View:
             path: its suffix chooses the format: .parquet, .arrow, .npy or .safetensors; see
                 `vector_files.writers.write_vectors`.
             side: as for `embeddings`.
-            batch: rows that are transformed at once.
             overwrite: whether to write over a file that is there.
             dimensions: keep this many of the first coordinates, with length 1; one of the numbers
                 that the record of version j's encoder declares. The file is then marked with no
@@ -189,8 +193,8 @@ class View:
         cuts = self._lineage.manifest(self.version).cuts
         dims = checked_dims(dimensions, self.dim, cuts, self.version)
         fingerprints = provenance_of(self.fingerprint, self.computed_from) if dims is None else {}
-        stored = self._lineage.stored_blocks(side, self.source)
-        blocks = stored.read_as(self._apply, self.version, stored.blocks(batch), 0)
+        stored = open_embeddings(self._lineage.stored(side, self.source))
+        blocks = stored.read_as(self._apply, self.version, stored.blocks(), 0)
         if dims is not None:
             blocks = ((ids, torch.from_numpy(cut(rows.numpy(), dims))) for ids, rows in blocks)
         return write_vectors(path, blocks, fingerprints, overwrite=overwrite)
@@ -212,12 +216,6 @@ def _reopened(lineage: Lineage, version: int, source: int, fingerprint: str) -> 
     if view.fingerprint != fingerprint:
         raise LineageError(f"{lineage} is another lineage than the view was made of; make it anew.")
     return view
-
-
-def _no_vectors(what: str) -> ShapeError:
-    return ShapeError(
-        f"Vectors are floats in a tensor or a NumPy array, [N, D] or [D], and {what} was given."
-    )
 
 
 # Vectors of new queries, from the stored candidates that each of them met.
@@ -242,8 +240,6 @@ def fold_in(
         values: the value of each pair, of a version that was trained on values.
         missing: "skip" leaves out ids that are not stored.
         owner: the version, to call it in an error, such as "Version 1 of films".
-    Raises: LineageError: there is no form. DataError: an id is not stored, a list is empty, or
-        weights or values are wrong. ShapeError: weights or values are not as long as the ids.
     Source: docs/method.md, "A new query".
     """
     if form is None:
@@ -255,10 +251,10 @@ def fold_in(
     ids = [key for row in lists for key in row]
     query = torch.repeat_interleave(torch.tensor([len(row) for row in lists]))
     weight = _numbers(weights, lists, "weights")
-    if not bool((weight > 0).all()):
-        row = int((~(weight > 0)).nonzero()[0])
+    if len(low := (~(weight > 0)).nonzero()):
         raise DataError(
-            f"The weight of {ids[row]!r} is {float(weight[row]):g}; weights must be above 0."
+            f"The weight of {ids[int(low[0])]!r} is {float(weight[int(low[0])]):g}; weights must "
+            "be above 0."
         )
     if form.values != (values is not None):
         raise DataError(
@@ -270,8 +266,8 @@ def fold_in(
     known, vectors = lookup(ids)
     if missing not in ("error", "skip"):
         raise DataError(f"missing is {missing!r}; it must be 'error' or 'skip'.")
-    if missing == "error" and not bool(known.all()):
-        unknown = [key for key, is_known in zip(ids, known.tolist(), strict=True) if not is_known]
+    unknown = [key for key, is_known in zip(ids, known.tolist(), strict=True) if not is_known]
+    if missing == "error" and unknown:
         raise unknown_candidates(unknown, len(ids))
     empty = torch.bincount(query[known], minlength=len(lists)) == 0
     if bool(empty.any()):
@@ -323,11 +319,8 @@ def stored_lookup(block: Callable[[], tuple[pa.Array, Tensor]]) -> Lookup:
 
 def _numbers(numbers: Lists | None, lists: list[list[Any]], what: str) -> Tensor:
     """Return one number for each id, float64 [n]; ones where none are given."""
-    sizes = [len(row) for row in lists]
-    if numbers is None:
-        return torch.ones(sum(sizes), dtype=torch.float64)
-    rows = as_lists(numbers, what)
-    if [len(row) for row in rows] != sizes:
+    rows = [[1.0] * len(row) for row in lists] if numbers is None else as_lists(numbers, what)
+    if list(map(len, rows)) != list(map(len, lists)):
         raise ShapeError(f"{what} are not as long as the candidates; give one for each of them.")
     flat = [x for row in rows for x in row]
     for x in flat:

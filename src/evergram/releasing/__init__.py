@@ -6,9 +6,9 @@ Read in this order:
    papers, which know nothing of each other, meet here. `backward_transform` fits the transform;
    `past_versions`: what past versions know, and the new one read as each.
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
-   model on the embeddings that it would read). `release`: train and publish in one call.
-   `version_report`: its page. `evaluate`: metrics of a lineage's stored embeddings.
-3. `align`, `past_file`, `transform_file`: files of vectors of models that are not ours.
+   model on the embeddings that it would read).
+   `evaluate`: metrics of a lineage's stored embeddings.
+3. `align`, `past_file`: files of vectors of models that are not ours.
 4. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from evergram.releasing.align import align as align
     from evergram.releasing.evaluate import evaluate as evaluate
     from evergram.releasing.past_file import import_embeddings as import_embeddings
+    from evergram.releasing.past_file import transform_file as transform_file
     from evergram.releasing.probes import run_probes as run_probes
     from evergram.releasing.publish import Published as Published
     from evergram.releasing.publish import publish as publish
-    from evergram.releasing.transform_file import transform_file as transform_file
     from evergram.releasing.upgrade import train as train
     from evergram.releasing.upgrade import upgrade as upgrade
 

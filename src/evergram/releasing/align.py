@@ -61,18 +61,6 @@ class AlignSettings(MapSettings):
             raise DataError("held_out (--held-out) is 0; the error is measured on this share.")
 
 
-def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple[int, int]) -> None:
-    """Refuse files whose pairs cannot be aligned, see `vectors_problem`, by their moments and by
-    how many old and new vectors are zeros. Raises: DataError."""
-    degenerate = degenerate_side(moments, zeros)
-    if degenerate is not None:
-        side, problem = degenerate
-        raise DataError(
-            f"{old if side == 'old' else new} has no vectors that could be aligned: of the "
-            f"{moments.count} objects in common, {problem}; look at how it was made."
-        )
-
-
 def refuse_error(
     error: float,
     chance: Chance,
@@ -80,10 +68,7 @@ def refuse_error(
     limit: float | None,
     names: tuple[Path, Path],
 ) -> None:
-    """Raises: DegradationError: the relative error on `held` objects is past the limit, no better
-        than chance, or was measured on too few; an infinite limit lifts all that. DataError: the
-        limit is no number.
-
+    """
     Args:
         names: of the old and of the new file.
     """
@@ -131,7 +116,6 @@ def refuse_few(
         dims: old and new.
         vectors: a hash of each new vector, int64 [N]: objects that share one then count once. None
             before the files are read.
-    Raises: DataError: with what could be done.
     """
     keys = torch.arange(len(groups.held)) if vectors is None else vectors
     held, fitted = (len(np.unique(keys[rows].numpy())) for rows in (groups.held, ~groups.held))
@@ -165,25 +149,12 @@ def sampled_rows(hashes: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class VectorSample:
-    """Old and new vectors that are kept in memory, with their rows of the pairing."""
-
-    rows: Tensor
-    old: Tensor
-    new: Tensor
-
-    def take(self, rows: Tensor) -> VectorPairs:
-        """Return the old and new vectors of some of the rows."""
-        place = torch.searchsorted(self.rows, rows)
-        return VectorPairs(self.old[place], self.new[place])
-
-
-@dataclass(frozen=True)
 class PairReading:
     """The result of one pass over two files.
 
     Args:
         seen, chosen, held: moments by group, see `Groups`.
+        rows, old, new: rows of the pairing, and their vectors, which are kept in memory.
         zeros: how many vectors of the old and of the new file have no length.
         hashes: of each row's new vector, int64 [N].
     """
@@ -191,23 +162,16 @@ class PairReading:
     seen: SecondMoments
     chosen: SecondMoments
     held: SecondMoments
-    sample: VectorSample
+    rows: Tensor
+    old: Tensor
+    new: Tensor
     zeros: tuple[int, int]
     hashes: Tensor
 
-    @property
-    def whole(self) -> SecondMoments:
-        """Moments of all pairs."""
-        moments = SecondMoments(self.held.old_dim, self.held.new_dim)
-        for part in (self.seen, self.chosen, self.held):
-            moments.merge(part)
-        return moments
-
-    def apart(self, groups: Groups) -> Groups | None:
-        """Return the groups to read the files with again, see `Groups.apart`; None if no vector is
-        both fitted to and held out."""
-        apart = groups.apart(self.hashes)
-        return None if torch.equal(apart.held, groups.held) else apart
+    def take(self, rows: Tensor) -> VectorPairs:
+        """Return the old and new vectors of some of the rows that were kept."""
+        place = torch.searchsorted(self.rows, rows)
+        return VectorPairs(self.old[place], self.new[place])
 
 
 def read_pairs(
@@ -218,8 +182,7 @@ def read_pairs(
     progress: Progress,
 ) -> PairReading:
     """Read both files once, and keep the vectors of some rows of the pairing."""
-    seen, chosen, held = (SecondMoments(*dims) for _ in range(3))
-    parts = ((seen, groups.seen), (chosen, groups.chosen), (held, groups.held))
+    moments = SecondMoments(*dims), SecondMoments(*dims), SecondMoments(*dims)
     wanted = torch.zeros(len(pairing), dtype=torch.bool)
     wanted[rows] = True
     kept: list[tuple[Tensor, Tensor]] = []
@@ -230,19 +193,17 @@ def read_pairs(
         for pair in ahead(pairing.blocks()):
             old, new = pair
             part = slice(start, start + len(old))
-            for moments, mask in parts:
-                moments.add(old[mask[part]], new[mask[part]])
+            for sums, mask in zip(moments, (groups.seen, groups.chosen, groups.held), strict=True):
+                sums.add(old[mask[part]], new[mask[part]])
             kept.append((old[wanted[part]].float(), new[wanted[part]].float()))
             hashes.append(vector_hashes(new.double()))
             for count, vectors in zip(lengths, pair, strict=True):
                 count.add(vectors)
             start += len(old)
             bar.advance(len(old), len(old))
-    both = (torch.cat(side) for side in zip(*kept, strict=True))
-    sample = VectorSample(wanted.nonzero().squeeze(1), *both)
-    return PairReading(
-        seen, chosen, held, sample, (lengths[0].zeros, lengths[1].zeros), torch.cat(hashes)
-    )
+    old, new = (torch.cat(side) for side in zip(*kept, strict=True))
+    zeros = lengths[0].zeros, lengths[1].zeros
+    return PairReading(*moments, wanted.nonzero().squeeze(1), old, new, zeros, torch.cat(hashes))
 
 
 DEFAULT = AlignSettings()
@@ -256,9 +217,9 @@ class FileAlignment:
         small: whether they are few, and that was allowed.
         read: moments and a sample of the pairs.
         fitted: the map, fitted to all pairs but the held-out ones.
-        chance: its error compared with the same map on mixed-up objects.
+        objects, error: the different new vectors that are held out, and its error on these.
+        chance: that error compared with the same map on mixed-up objects.
         readings: its errors and shared neighbours on held-out objects, see `mapping_readings`.
-    Raises: DataError: they cannot be aligned.
     """
 
     def __init__(
@@ -279,23 +240,33 @@ class FileAlignment:
         self._refuse_few()
         self.read: PairReading
         queries, catalogue = self._read(hashes, progress)
-        refuse_degenerate(old.path, new.path, self.read.whole, self.read.zeros)
-        if (apart := self.read.apart(self.groups)) is not None:
+        read = self.read
+        whole = read.seen.plus(read.chosen, read.held)
+        if (degenerate := degenerate_side(whole, read.zeros)) is not None:
+            side, problem = degenerate
+            raise DataError(
+                f"{old.path if side == 'old' else new.path} has no vectors that could be aligned: "
+                f"of the {whole.count} objects in common, {problem}; look at how it was made."
+            )
+        # No vector is both fitted to and held out.
+        apart = self.groups.apart(read.hashes)
+        if not torch.equal(apart.held, self.groups.held):
             self.groups = apart
             queries, catalogue = self._read(hashes, progress)
-        self._refuse_few(self.read.hashes)
+            read = self.read
+            whole = read.seen.plus(read.chosen, read.held)
+        self._refuse_few(read.hashes)
         metric = _metric(lineage) if lineage.versions else None
-        read = self.read
         self.fitted: ClosedForm = self._fit(read.seen, read.chosen, metric)
         self.fitted.transform.requires_grad_(False).eval()
-        ideal = _published(self._fit(read.whole, None, metric))
-        affine, sampled = _published(self.fitted), read.sample.take(queries)
+        ideal = _published(self._fit(whole, None, metric))
+        affine, sampled = _published(self.fitted), read.take(queries)
+        # Copies of one text are one object.
+        self.objects: int = len(torch.unique(read.hashes[self.groups.held]))
+        self.error = StepError(read.held.sigma(*affine), self.objects, read.held.power)
         self.chance: Chance = beside_chance(read.held, *affine, objects=self.objects)
         self.readings: dict[str, dict[str, float]] = mapping_readings(
-            {"transformed": affine, "in_sample": ideal},
-            read.held,
-            sampled,
-            read.sample.take(catalogue),
+            {"transformed": affine, "in_sample": ideal}, read.held, sampled, read.take(catalogue)
         )
         self.readings["chance"] = chance_reading(affine, self.chance, sampled, len(catalogue))
         self.neighbours: dict[str, int] = {"queries": len(queries), "catalogue": len(catalogue)}
@@ -319,23 +290,11 @@ class FileAlignment:
         kind, scaled = self.settings.transform, self.settings.scaled
         return fit_closed_form(kind, some, choosing, metric, rank=self.rank, scaled=scaled)
 
-    @property
-    def objects(self) -> int:
-        """The different new vectors that are held out: copies of one text are one object."""
-        return len(torch.unique(self.read.hashes[self.groups.held]))
-
-    @property
-    def error(self) -> StepError:
-        """The transform's error on the held-out objects."""
-        held = self.read.held
-        return StepError(held.sigma(*_published(self.fitted)), self.objects, held.power)
-
     def blocks(self, file: EmbeddingFile) -> Iterator[Block]:
-        """Yield the blocks of one of the files as it was aligned. Raises: DataError: it has other
-        vectors now of some of the objects whose vectors were kept, or has them no more."""
-        sample = self.read.sample
-        known = sample.new if file is self.new else sample.old
-        ids = self.pairing.ids.take(pa.array(sample.rows.numpy())).cast(pa.string())
+        """Yield the blocks of one of the files as it was aligned."""
+        read = self.read
+        known = read.new if file is self.new else read.old
+        ids = self.pairing.ids.take(pa.array(read.rows.numpy())).cast(pa.string())
         changed = DataError(f"{file.path} was changed while it was aligned; align it again.")
         left = len(ids)
         for keys, vectors in file.blocks():
@@ -365,12 +324,10 @@ class FileAlignment:
         overlap, chance = self.overlap(), self.chance
         return {
             "pairs": {
-                "common": overlap["common"],
+                **{name: overlap[name] for name in ("common", "fitted", "held_out")},
                 "only_old": self.pairing.only_old,
                 "only_new": self.pairing.only_new,
                 "common_share": overlap["common"] / min(self.old.rows, self.new.rows),
-                "fitted": overlap["fitted"],
-                "held_out": overlap["held_out"],
                 "needed": pairs_needed(self.settings.transform, *self.dims, self.rank),
                 "by_row_number": not (self.old.has_ids or self.new.has_ids),
             },

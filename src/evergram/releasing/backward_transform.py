@@ -118,16 +118,9 @@ class BackwardTransformFit:
         self.corpus = corpus
         self.settings: UpgradeSettings = recipe.upgrade
         self.seed: int = recipe.seed + version
-        self.chain = chain
-        self.past: dict[str, Tensor]
-        self.known: dict[str, Tensor]
         self.past, self.known = known_vectors(before, corpus)
-        self.held_out: float
-        self.aside: dict[str, Tensor]
         self.held_out, self.aside = _set_aside(corpus, self.known, self.settings.held_out)
-        self.used: dict[str, Tensor] = {
-            side: self.known[side] & ~self.aside[side] for side in SIDES
-        }
+        self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
         self.loss = AlignmentLoss(chain, self.settings.steps, "paper")
         generator, settings = torch.Generator().manual_seed(self.seed), self.settings
         chosen = settings.transform
@@ -144,10 +137,9 @@ class BackwardTransformFit:
     def joint(self, factors: Tensor | None = None) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
         otherwise."""
-        settings = self.settings
-        if not isinstance(settings, JointUpgrade):
+        if not isinstance(self.settings, JointUpgrade):
             return None
-        strength = alignment_weight(settings.weight, "paper", self.transform.old_dim)
+        strength = alignment_weight(self.settings.weight, "paper", self.transform.old_dim)
         return self._alignment(strength, factors)
 
     def _alignment(self, strength: float, factors: Tensor | None = None) -> JointAlignment:
@@ -181,7 +173,7 @@ class BackwardTransformFit:
     @property
     def overlap(self) -> Overlap:
         """The counts of objects to fit to and to measure on."""
-        common, measured = (_count(rows) for rows in (self.known, self._measured))
+        common, measured = _count(self.known), _count(self._measured)
         if self.settings.fit == "none":
             return Overlap(common, 0, measured, 1.0)
         return Overlap(common, _count(self.used), measured, self.held_out)
@@ -190,10 +182,8 @@ class BackwardTransformFit:
     def error(self, new: Mapping[str, Tensor]) -> StepError:
         """Measure B_k z_k − z_{k−1} on the objects that alignment never saw; on all known ones if
         nothing is fitted."""
-        return StepError.of(
-            self.transform(self._objects(new, self._measured)),
-            self._objects(self.past, self._measured),
-        )
+        rows = self._measured
+        return StepError.of(self.transform(_objects(new, rows)), _objects(self.past, rows))
 
     @property
     def _measured(self) -> dict[str, Tensor]:
@@ -220,10 +210,11 @@ class BackwardTransformFit:
         return solved.transform
 
     def _fitted_to(self, new: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self._objects(new, self.used), self._objects(self.past, self.used)
+        return _objects(new, self.used), _objects(self.past, self.used)
 
-    def _objects(self, vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([vectors[side][rows[side]] for side in SIDES])
+
+def _objects(vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([vectors[side][rows[side]] for side in SIDES])
 
 
 def _count(rows: Mapping[str, Tensor]) -> int:
@@ -239,9 +230,8 @@ def _set_aside(
     enough = _count({side: known[side] & aside[side] for side in SIDES}) >= LEAST_OBJECTS
     if enough or _count(known) < LEAST_COMMON:
         return share, aside
-    sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
-    every = ((id_hashes(one.vocabulary.keys), known[side]) for side, one in sides)
-    hashes = torch.cat([torch.from_numpy(of_side)[rows] for of_side, rows in every])
+    keys = {"query": corpus.queries.vocabulary.keys, "candidate": corpus.candidates.vocabulary.keys}
+    hashes = _objects({side: torch.from_numpy(id_hashes(keys[side])) for side in SIDES}, known)
     # Hashes are compared with a share in float32, whose steps here are 256 at most.
     share = (int(hashes.sort().values[LEAST_OBJECTS - 1]) + 512) / 2**32
     return share, held_out_rows(corpus, share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +13,12 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError
 from evergram.evaluation.probes import roc_auc
 from evergram.evaluation.version_distance import as_dim
-from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import TimeSplit
-
-
-@dataclass(frozen=True)
-class DemoVersion:
-    """One version of the demo: its metrics, and those of a consumer that stayed on version 0.
-
-    Args:
-        consumer_chain, consumer_raw: the consumer's AUC on this version's embeddings, through the
-            chain, and given to it as they are.
-        drift: mean ‖z̃_0 − z_0‖₂ over mean ‖z_0‖₂, on objects that alignment never saw.
-    """
-
-    version: int
-    dim: int
-    metrics: dict[str, dict[str, float]]
-    consumer_chain: float
-    consumer_raw: float
-    drift: float
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "dim": self.dim,
-            "metrics": self.metrics,
-            "consumer": {"auc_chain": self.consumer_chain, "auc_raw": self.consumer_raw},
-            "drift_relative": self.drift,
-        }
 
 
 def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
@@ -70,17 +41,19 @@ def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
 
 def run_demo(
     recipe: Recipe, lineage: Lineage, *, device: str = "auto", progress: Progress
-) -> list[DemoVersion]:
+) -> list[dict[str, Any]]:
     """Train, publish and upgrade through all of `split.versions`.
 
     The consumer classifies candidates: is the mean rating above the median? It learns on version
     0's embeddings of half of them and is tested on the other half, ever after.
 
-    Raises: DataError: the corpus has no ratings, or too few candidates with five of them.
+    Returns: for each version its metrics, the consumer's AUC on its embeddings through the chain
+        and as they are, and the drift: mean ‖z̃_0 − z_0‖₂ over mean ‖z_0‖₂, on objects that
+        alignment never saw.
     """
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
-    versions: list[DemoVersion] = []
+    versions: list[dict[str, Any]] = []
     classifier: Tensor | None = None
     half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
@@ -96,22 +69,26 @@ def run_demo(
             progress.say(f"Training version {version}, with its map back to version {version - 1}.")
             artefact = upgrade(recipe, lineage, corpus, device=device, progress=progress)
         lineage.publish(artefact)
-        vectors = _of(artefact, ids)
+        known, every = artefact.block("candidate")
+        vectors = every[Vocabulary(known).rows(ids)]
         if classifier is None:
             classifier = _discriminant(vectors[learn], label[learn])
         view = lineage.view(0)
-        chain = _auc(classifier, view.transform(vectors)[test], label[test])
-        raw = _auc(classifier, as_dim(vectors, view.dim)[test], label[test])
+        chain, raw = (
+            roc_auc((read[test].double() @ classifier).numpy(), label[test].numpy())
+            for read in (view.transform(vectors), as_dim(vectors, view.dim))
+        )
         report = artefact.metrics
         drift = report["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
-        versions.append(DemoVersion(version, artefact.dim, report["metrics"], chain, raw, drift))
+        consumer = {"auc_chain": chain, "auc_raw": raw}
+        metrics = {"metrics": report["metrics"], "consumer": consumer, "drift_relative": drift}
+        versions.append({"version": version, "dim": artefact.dim, **metrics})
     return versions
 
 
 def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tensor]:
     """Return the candidates with at least `minimum` ratings: ids [N], and whether the mean of each
-    is above the median of the means, bool [N]. [BC] §5, task 3. Raises: DataError: fewer than 20.
-    """
+    is above the median of the means, bool [N]. [BC] §5, task 3."""
     count = corpus.counts("candidate")
     total = torch.zeros(len(count)).index_add_(
         0, corpus.column("candidate"), corpus.column("value")
@@ -125,11 +102,6 @@ def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tens
     return corpus.candidates.vocabulary.keys.take(pa.array(rows.numpy())), mean > mean.median()
 
 
-def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
-    known, vectors = artefact.block("candidate")
-    return vectors[Vocabulary(known).rows(ids)]
-
-
 def _discriminant(vectors: Tensor, label: Tensor) -> Tensor:
     """Return Fisher's linear discriminant [D] of two classes, (Σ + εI)⁻¹ (μ₁ − μ₀)."""
     first, second = vectors[label].double(), vectors[~label].double()
@@ -138,7 +110,3 @@ def _discriminant(vectors: Tensor, label: Tensor) -> Tensor:
     within += within.diagonal().mean() * torch.eye(len(within), dtype=within.dtype)
     direction: Tensor = torch.linalg.solve(within, first.mean(0) - second.mean(0))
     return direction
-
-
-def _auc(classifier: Tensor, vectors: Tensor, label: Tensor) -> float:
-    return roc_auc((vectors.double() @ classifier).numpy(), label.numpy())

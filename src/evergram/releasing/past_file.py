@@ -1,16 +1,17 @@
-"""Find the file that a new one is aligned to, and check it before its vectors are read."""
+"""Files of vectors: one that a new one is aligned to, a first version, rewriting as another."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+from torch import Tensor
 
-from evergram.errors import DataError, LineageError
+from evergram.errors import DataError, LineageError, ShapeError
 from evergram.ids import refuse_repeats
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
@@ -23,8 +24,10 @@ from evergram.vector_files.open_embeddings import (
     companion,
     open_embeddings,
     provenance_file,
+    provenance_of,
 )
 from evergram.vector_files.pairing import Pairing, ahead
+from evergram.vector_files.writers import check_writable, write_vectors
 
 # The one side of a lineage that is made of files.
 SIDE = "object"
@@ -40,48 +43,7 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
-    Raises: LineageError: the old vectors are others than the newest version's, or the new ones are
-        of a version there is already. DataError: only one of the files has ids, or the new ones are
-        text where the old ones are integers.
     """
-    _refuse_known(new, lineage)
-    past = past_file(old, lineage)
-    _refuse_without_encoder(past, new, lineage)
-    if lineage.versions and not isinstance(old, int):
-        _refuse_another(past, lineage)
-    advice = _by_companion(past)
-    if isinstance(old, int):
-        advice = "begin a lineage whose ids are given, in a file FILE.ids.txt beside its vectors"
-    _refuse_row_numbers(past, new, advice)
-    _refuse_row_numbers(new, past, _by_companion(new))
-    if lineage.versions:
-        lineage.check_ids({SIDE: new.ids()})
-    else:
-        with_id_type(new.ids(), past.ids().type, SIDE, str(past.path))
-    return past
-
-
-def past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
-    """Return the file of old vectors; where a version was given, that of its stored ones.
-
-    Raises: LineageError: the vectors of that version are not stored, or it was trained.
-    """
-    if not isinstance(old, int):
-        return old
-    if not lineage.versions or old != lineage.newest:
-        if not lineage.versions:
-            raise LineageError(
-                f"{lineage} has no version {old}: it has none yet; give the file of its vectors."
-            )
-        raise LineageError(
-            f"Version {old} is not the newest of {lineage}, to which new vectors are aligned; give "
-            f"{lineage.newest}, or the file of its vectors."
-        )
-    return _stored(lineage)
-
-
-def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
-    """Raises: LineageError: the new file has the fingerprint of a version of the lineage."""
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
         beside = provenance_file(new.path)
@@ -90,19 +52,39 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
             f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
             f"{where}says, and cannot be a new version; give the new model's vectors."
         )
-
-
-def _refuse_without_encoder(past: EmbeddingFile, new: EmbeddingFile, lineage: Lineage) -> None:
-    """Raises: LineageError: the old vectors are of an encoder of text that is known, and the new
-    ones of none, so that the service could no longer encode strings."""
-    known = TEXT_ENCODER in past.provenance
-    if lineage.versions:
-        known = lineage.manifest(lineage.newest).text_encoder is not None
-    if known and TEXT_ENCODER not in new.provenance:
+    past = past_file(old, lineage)
+    newest = lineage.manifest(lineage.newest) if lineage.versions else None
+    encoder = past.provenance.get(TEXT_ENCODER) if newest is None else newest.text_encoder
+    if encoder is not None and TEXT_ENCODER not in new.provenance:
         raise LineageError(
             f"{new.path} does not say which encoder made it, and the old vectors do; strings could "
             "not be encoded at the new version. Make the file by 'evergram vectors encode'."
         )
+    advice = _by_companion(past)
+    if isinstance(old, int):
+        advice = "begin a lineage whose ids are given, in a file FILE.ids.txt beside its vectors"
+    elif newest is not None:
+        _refuse_another(past, lineage)
+    _refuse_row_numbers(past, new, advice)
+    _refuse_row_numbers(new, past, _by_companion(new))
+    if newest is not None:
+        lineage.check_ids({SIDE: new.ids()})
+    else:
+        with_id_type(new.ids(), past.ids().type, SIDE, str(past.path))
+    return past
+
+
+def past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
+    """Return the file of old vectors; where a version was given, that of its stored ones."""
+    if not isinstance(old, int):
+        return old
+    if not lineage.versions or old != lineage.newest:
+        newest = f"{lineage.newest} is, or give" if lineage.versions else "it has none yet; give"
+        raise LineageError(
+            f"Version {old} is not the newest of {lineage}, to which new vectors are aligned; "
+            f"{newest} the file of its vectors."
+        )
+    return _stored(lineage)
 
 
 def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
@@ -133,26 +115,19 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
 def _refuse_row_numbers(file: EmbeddingFile, other: EmbeddingFile, advice: str) -> None:
     """Raises: DataError: `file` has no ids, and those of `other` are not the numbers of its rows:
     paired by the numbers of their rows, they would be other objects."""
-    if file.has_ids or _are_row_numbers(other):
+    if file.has_ids or not other.has_ids:
+        return
+    ids = other.ids().cast(pa.string())
+    if ids.equals(pa.array(range(len(ids))).cast(pa.string())):
         return
     raise DataError(
         f"{file.path} has no ids, and {other.path} has ids of its own, such as "
-        f"{other.ids()[0].as_py()!r}: the number of a row does not say which object it is; "
-        f"{advice}."
+        f"{ids[0].as_py()!r}: the number of a row does not say which object it is; {advice}."
     )
 
 
 def _by_companion(file: EmbeddingFile) -> str:
     return f"write its ids, one a line, to {companion(file.path)}"
-
-
-def _are_row_numbers(file: EmbeddingFile) -> bool:
-    """Whether the ids are 0, 1, 2, … in order, as they are where a file has none."""
-    if not file.has_ids:
-        return True
-    ids = file.ids().cast(pa.string())
-    numbers = pa.array(range(len(ids))).cast(pa.string())
-    return bool(pc.all(pc.equal(ids, numbers)).as_py())
 
 
 def refuse_unnamed_rows(file: EmbeddingFile, lineage: Lineage, version: int) -> None:
@@ -218,26 +193,16 @@ def first_version(
 
 
 def text_encoder_of(file: EmbeddingFile) -> TextEncoderRecord | None:
-    """Return the encoder that made a file from texts; None if the file does not say.
-
-    Raises: DataError: its record is damaged.
-    """
+    """Return the encoder that made a file from texts; None if the file does not say."""
     record = file.provenance.get(TEXT_ENCODER)
     return None if record is None else parse_record(record, str(file.path))
 
 
-# Name of a new lineage, where none is chosen.
-NAME = "embeddings"
-
-
 def open_or_create(place: str | Path, name: str | None = None) -> Lineage:
     """Return the lineage at a place, created where there is none, with the name "embeddings" by
-    default.
-
-    Raises: LineageError: another name was given for a lineage that exists.
-    """
+    default."""
     if not Lineage.exists(place):
-        return Lineage.create(place, NAME if name is None else name)
+        return Lineage.create(place, "embeddings" if name is None else name)
     lineage = Lineage.open(place)
     if name not in (None, lineage.name):
         raise LineageError(
@@ -270,3 +235,69 @@ def import_embeddings(
         "dim": file.dim,
         "fingerprint": lineage.manifest(number).fingerprint,
     }
+
+
+def transform_file(
+    file: EmbeddingFile,
+    lineage: Lineage,
+    target: int | str,
+    out: Path,
+    *,
+    source: int | str | None = None,
+    progress: Progress = QUIET,
+    overwrite: bool = False,
+) -> int:
+    """Write `file`, vectors of version `source` (default: production), as version `target`.
+
+    An earlier version's vectors are read as a later one's by the forward maps, approximately.
+
+    Reading, multiplying and writing go on at once, a few blocks at a time: memory does not grow
+    with the file. Ids and their order stay.
+
+    Args:
+        out: its suffix chooses the format.
+        overwrite: whether to write over a file that is there.
+    Returns: rows written. The file records the fingerprints of `target` and of `source`.
+    Raises: ShapeError: the file's dim is not that version's. LineageError: the file has the
+        fingerprint of another version, or no forward map leads to a later one.
+        UnknownVersionError. DataError: a vector cannot be used, or is too large to be read as
+        `target`; `out` is there or cannot be written; or the file has no ids, and `out` would
+        present the numbers of its rows as the version's ids.
+    """
+    version, wanted = lineage.resolve(source), lineage.resolve(target)
+    lineage.check_fingerprint(file.fingerprint, version, str(file.path))
+    if lineage.chain.dim(version) != file.dim:
+        raise ShapeError(
+            f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
+            f"{lineage.chain.dim(version)}. Name the version that these vectors are of with --from."
+        )
+    apply = _reading_of(lineage, version, wanted)
+    named = out.suffix.lower() != ".npy" or file.has_ids
+    if named:
+        refuse_unnamed_rows(file, lineage, version)
+    check_writable(out, overwrite=overwrite)
+    with progress.task(f"as version {wanted}", file.rows) as bar:
+
+        def counted() -> Iterator[Block]:
+            for ids, vectors in ahead(file.read_as(apply, wanted, ahead(file.blocks()), 0)):
+                yield ids, vectors
+                bar.advance(len(ids), len(ids))
+
+        fingerprints = (lineage.manifest(n).fingerprint for n in (wanted, version))
+        return write_vectors(
+            out, counted(), provenance_of(*fingerprints), overwrite=overwrite, named=named
+        )
+
+
+def _reading_of(lineage: Lineage, source: int, target: int) -> Callable[[Tensor], Tensor]:
+    """Return what reads vectors [n, D_source] of one version as another's, [n, D_target]."""
+    if source >= target:
+        return partial(lineage.chain.apply, source=source, target=target)
+    parts = lineage.forward(source, target)
+    if parts is None:
+        raise LineageError(
+            f"Version {source} cannot be read as the later version {target}: no forward map was "
+            "published between them. Name an earlier version, or encode the objects anew."
+        )
+    weight, offset = parts
+    return lambda vectors: (vectors.double() @ weight.T + offset).to(vectors.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -41,16 +40,6 @@ class StoredModel:
     dim: int
     embeddings: Mapping[str, tuple[pa.Array, Tensor]]
 
-    def known_vectors(self, corpus: Corpus) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the function `known_vectors` of this model."""
-        vectors, known = {}, {}
-        for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
-            ids, stored = self.embeddings[side]
-            rows = Vocabulary(ids).rows(entities.vocabulary.keys)
-            known[side] = rows >= 0
-            vectors[side] = stored[rows.clamp(min=0)] * known[side][:, None]
-        return vectors, known
-
 
 PastModel = Encoder | StoredModel
 
@@ -59,10 +48,7 @@ def past_model(
     lineage: Lineage, version: int, module: EncoderModules | None = None
 ) -> PastModel | None:
     """Return a past version's encoder; without the user's modules that it needs, its stored
-    embeddings; None if these are not stored either.
-
-    Raises: as `load_encoder`.
-    """
+    embeddings; None if these are not stored either."""
     record = lineage.manifest(version).encoder
     if record is None or record.kind != "module" or module is not None:
         return load_encoder(lineage, version, module)
@@ -76,10 +62,16 @@ def past_model(
 def known_vectors(model: PastModel, corpus: Corpus) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return z_j [N, D_j] of a corpus's entities by side, and which of them version j knows, bool
     [N]."""
-    if isinstance(model, StoredModel):
-        return model.known_vectors(corpus)
-    scene = model.read(corpus)
-    return model.embed_all(scene), {side: model.known(side, scene) for side in SIDES}
+    if isinstance(model, Encoder):
+        scene = model.read(corpus)
+        return model.embed_all(scene), {side: model.known(side, scene) for side in SIDES}
+    vectors, known = {}, {}
+    for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
+        ids, stored = model.embeddings[side]
+        rows = Vocabulary(ids).rows(entities.vocabulary.keys)
+        known[side] = rows >= 0
+        vectors[side] = stored[rows.clamp(min=0)] * known[side][:, None]
+    return vectors, known
 
 
 @dataclass(frozen=True)
@@ -130,6 +122,18 @@ def reading_report(
         "chain_candidates": (past, back),
         "raw_candidates": (past, raw),
     }
+    vectors = {n: (q["query"], c["candidate"][catalogue]) for n, (q, c) in readings.items()}
+    ranked: dict[str, Any] = {"relevance": drawn, "names": metrics, "together": reading.together}
+    ranking: dict[str, Any]
+    if len(drawn) == len(relevance):
+        ranking = {"ranking": {n: rank_metrics(*each, **ranked) for n, each in vectors.items()}}
+    else:
+        values = {name: query_metrics(*each, **ranked) for name, each in vectors.items()}
+        sample = SampledRanking(values, len(relevance))
+        ranking = {
+            "ranking": sample.means(),
+            "sampled": sample.as_json({"past": ("chain", "past")}),
+        }
     return {
         "drift": distance,
         "overlap@10": overlap(
@@ -139,31 +143,8 @@ def reading_report(
             past["candidate"][catalogue],
         ),
         "queries": len(drawn),
-        **_rankings(
-            {name: (q["query"], c["candidate"][catalogue]) for name, (q, c) in readings.items()},
-            drawn,
-            metrics,
-            len(relevance),
-            reading.together,
-        ),
+        **ranking,
     }
-
-
-def _rankings(
-    vectors: Mapping[str, tuple[Tensor, Tensor]],
-    relevance: Relevance,
-    metrics: Sequence[str],
-    population: int,
-    together: Collectives,
-) -> dict[str, Any]:
-    """Return `ranking`, the metrics by name; and `sampled` where the queries are not all."""
-    if len(relevance) == population:
-        rank = partial(rank_metrics, relevance=relevance, names=metrics, together=together)
-        return {"ranking": {name: rank(*each) for name, each in vectors.items()}}
-    measure = partial(query_metrics, relevance=relevance, names=metrics, together=together)
-    values = {name: measure(*each) for name, each in vectors.items()}
-    sample = SampledRanking(values, population)
-    return {"ranking": sample.means(), "sampled": sample.as_json({"past": ("chain", "past")})}
 
 
 def held_out_rows(corpus: Corpus, share: float) -> dict[str, Tensor]:
@@ -199,7 +180,6 @@ def refuse_other_model(recipe: Recipe, kept: Mapping[str, Any], version: int) ->
 
     Args:
         kept: the recipe of the version whose model is kept, as its manifest has it.
-    Raises: RecipeError: a key of [model] or [task] has another value.
     """
     theirs, ours = (
         flat({table: values.get(table, {}) for table in DESCRIBED})
@@ -285,17 +265,17 @@ def corpus_of_known(
         return known["query"][block.query] & known["candidate"][block.candidate]
 
     narrow = corpus.where(PairRule(f"known({digest})", of_known))
-    rows = {
-        side: _with_absent(whole.vocabulary.rows(part.vocabulary.keys), known[side])
-        for side, whole, part in (
-            ("query", corpus.queries, narrow.queries),
-            ("candidate", corpus.candidates, narrow.candidates),
-        )
-    }
-    queries, candidates = (
-        whole.take(rows[side])
-        for side, whole in (("query", corpus.queries), ("candidate", corpus.candidates))
-    )
+    rows, places, taken = {}, {}, []
+    wholes = (corpus.queries, corpus.candidates)
+    for side, whole, part in zip(SIDES, wholes, (narrow.queries, narrow.candidates), strict=True):
+        present = whole.vocabulary.rows(part.vocabulary.keys)
+        absent = known[side].clone()
+        absent[present] = False
+        rows[side] = torch.cat([present, torch.nonzero(absent).flatten()])
+        places[side] = torch.full((len(known[side]),), -1)
+        places[side][rows[side]] = torch.arange(len(rows[side]))
+        taken.append(whole.take(rows[side]))
+    queries, candidates = taken
     if corpus.shared_ids:
         candidates = Side(queries.vocabulary, candidates.features)
     more: dict[str, Any] = {}
@@ -305,17 +285,7 @@ def corpus_of_known(
             "fingerprint": hashlib.sha256(f"{narrow.fingerprint} {digest}".encode()).hexdigest(),
             "entity_counts": {s: _padded(narrow.counts(s), len(rows[s])) for s in SIDES},
         }
-    places = {side: torch.full((len(known[side]),), -1) for side in SIDES}
-    for side in SIDES:
-        places[side][rows[side]] = torch.arange(len(rows[side]))
     return replace(narrow, queries=queries, candidates=candidates, **more), places
-
-
-def _with_absent(rows: Tensor, known: Tensor) -> Tensor:
-    """Return rows int64 [n], and after them those that are known and not among them."""
-    absent = known.clone()
-    absent[rows] = False
-    return torch.cat([rows, torch.nonzero(absent).flatten()])
 
 
 def _padded(counts: Tensor, size: int) -> Tensor:

@@ -110,35 +110,35 @@ def run_probes(
     probed = [c for c in chosen if c.probe is not None]
     if not probed:
         return []
-    source = _Source(lineage.newest, lineage.chain, lineage, artefact)
+    chain, source = lineage.chain, lineage.newest
     if artefact is not None:
         if artefact.transform is None:
             raise LineageError(
                 "Version 0 has no past version to be read as, so no probe can be run on it."
             )
-        chain = lineage.chain.extended(artefact.transform)
-        source = _Source(chain.newest, chain, lineage, artefact)
-    return [_reading(consumers, consumer, source, limits) for consumer in probed]
+        chain = chain.extended(artefact.transform)
+        source = chain.newest
+    embeddings = _Source(source, chain, lineage, artefact)
+    return [_reading(consumers, consumer, embeddings, limits) for consumer in probed]
 
 
 def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
     """Return a new probe with its value on production as baseline, which is what its consumer reads
-    now, and with the hashes of its files.
-
-    Raises: DataError: its files cannot be used, or no object of its data has an embedding.
-        UnknownVersionError.
-    """
+    now, and with the hashes of its files."""
     version = lineage.resolve(pinned)
     source = _Source(lineage.view(version).source, lineage.chain, lineage, None)
-    files = _hashed(Path(probe.model), Path(probe.data))
+    model, data = Path(probe.model), Path(probe.data)
+    for path in (model, data):
+        if not path.is_file():
+            raise DataError(f"{path} is not there, or is no file; correct the path.")
+    files = ProbeFiles(model, sha256(model), data, sha256(data))
     value, objects, _ = _measure(files, probe, version, source, ProbeLimits.of_environment())
-    return probe.model_copy(
-        update={
-            "baseline": Baseline(version=source.version, value=value, objects=objects),
-            "model_sha256": files.model_sha256,
-            "data_sha256": files.data_sha256,
-        }
-    )
+    measured = {
+        "baseline": Baseline(version=source.version, value=value, objects=objects),
+        "model_sha256": files.model_sha256,
+        "data_sha256": files.data_sha256,
+    }
+    return probe.model_copy(update=measured)
 
 
 def with_probes(artefact: Artefact, lineage: Lineage) -> tuple[Artefact, list[ProbeReading]]:
@@ -159,14 +159,6 @@ def refuse_broken(readings: Iterable[ProbeReading]) -> None:
         )
 
 
-def _hashed(model: Path, data: Path) -> ProbeFiles:
-    """Raises: DataError: one of the files is not there."""
-    for path in (model, data):
-        if not path.is_file():
-            raise DataError(f"{path} is not there, or is no file; correct the path.")
-    return ProbeFiles(model, sha256(model), data, sha256(data))
-
-
 def _reading(
     consumers: ConsumerRegistry, consumer: Consumer, source: _Source, limits: ProbeLimits
 ) -> ProbeReading:
@@ -180,16 +172,21 @@ def _reading(
         model, data = consumers.probe_files(probe)
         files = ProbeFiles(model, probe.model_sha256, data, probe.data_sha256)
         value, objects, missing = _measure(files, probe, version, source, limits)
-        _refuse_few(probe, objects)
+        at_first = None if probe.baseline is None else probe.baseline.objects
+        needed = LEAST_OBJECTS if at_first is None else min(LEAST_OBJECTS, at_first)
+        if objects < needed:
+            of = "objects" if at_first is None else f"of the {at_first} objects it was added with"
+            raise DataError(
+                f"Only {objects} {of} were measured, and at least {needed} are needed; publish a "
+                "version that has more of them, or pin the consumer again with another evaluation "
+                "file."
+            )
     except EvergramError as error:
         # One consumer's probe does not keep the others from being run.
         value, problem = None, str(error)
-    # NaN is worse than any limit.
-    past = (
-        value is not None
-        and limit is not None
-        and not (value <= limit if probe.metric == "rmse" else value >= limit)
-    )
+    broken = value is None
+    if value is not None and limit is not None:  # NaN is worse than any limit
+        broken = not (value <= limit if probe.metric == "rmse" else value >= limit)
     return ProbeReading(
         consumer=consumer.name,
         pinned=consumer.pinned,
@@ -201,23 +198,11 @@ def _reading(
         baseline=probe.baseline,
         objects=objects,
         missing=missing,
-        broken=past or value is None,
+        broken=broken,
         problem=problem,
         model_sha256=probe.model_sha256,
         data_sha256=probe.data_sha256,
     )
-
-
-def _refuse_few(probe: Probe, objects: int) -> None:
-    """Raises: DataError: the value says too little, as most of the probe's objects are gone."""
-    at_first = None if probe.baseline is None else probe.baseline.objects
-    needed = LEAST_OBJECTS if at_first is None else min(LEAST_OBJECTS, at_first)
-    if objects < needed:
-        which = "objects" if at_first is None else f"of the {at_first} objects it was added with"
-        raise DataError(
-            f"Only {objects} {which} were measured, and at least {needed} are needed; publish a "
-            "version that has more of them, or pin the consumer again with another evaluation file."
-        )
 
 
 def _measure(
@@ -253,8 +238,7 @@ def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Te
         places = _places(known, unique)
         has_vector[places[places >= 0]] = True
         vectors[places[places >= 0]] = block.detach().cpu()[places >= 0].float()
-    if wanted is None:
-        raise DataError("There are no embeddings to run the probe on.")
+    assert wanted is not None, "a side has at least one row"
     rows = _places(wanted, unique)
     return has_vector[rows].numpy(), vectors[rows[has_vector[rows]]]
 

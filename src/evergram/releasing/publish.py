@@ -21,6 +21,10 @@ REFUSED = "The new version was not published: "
 log: logging.Logger = logging.getLogger(__name__)
 # The name of the model trained without alignment among the references of a version.
 ALONE = "alone"
+NOT_ALONE = "the model was not trained alone (upgrade.alone is false)"
+NOT_MEASURED = (
+    "{} was not measured, so nothing is known of what it loses; add it to `metrics` in the recipe."
+)
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,10 @@ def publish(
         Others as `Lineage.publish`.
     """
     readings: list[ProbeReading] = []
-    metrics: dict[str, Any] = {}
+    measured: Mapping[str, Any] = {}
 
     def gate(fitting: Artefact) -> Artefact:
+        nonlocal measured
         if max_degradation is not None:
             refuse_degradation(fitting, lineage.readable, max_degradation)
         if lineage.versions:
@@ -80,7 +85,7 @@ def publish(
         if strict_probes:
             refuse_untried(lineage)
             refuse_broken(readings)
-        metrics.update(fitting.metrics)
+        measured = fitting.metrics
         return fitting
 
     number = lineage.publish(artefact, promote=promote, gate=gate)
@@ -88,25 +93,21 @@ def publish(
     warnings += [f"Version {number}: {warning}" for warning in version_warnings(lineage)[number]]
     for sentence in warnings:
         log.warning(sentence)
-    return Published(number, metrics, readings, warnings)
+    return Published(number, measured, readings, warnings)
 
 
 def refuse_unmeasurable(
     lineage: Lineage, recipe: Recipe, max_degradation: float | None, strict_probes: bool
 ) -> None:
-    """Refuse, before a long training, limits that can never be checked.
-
-    Raises: DegradationError: the metric is not measured, or no consumer has a probe with a limit.
-    """
+    """Refuse, before a long training, limits that can never be checked."""
     if strict_probes:
         refuse_untried(lineage)
     if max_degradation is None:
         return
-    _refuse_no_number(max_degradation)
     if recipe.training.metric not in recipe.metrics:
-        raise DegradationError(REFUSED + _not_measured(recipe.training.metric))
+        raise DegradationError(REFUSED + NOT_MEASURED.format(recipe.training.metric))
     if not recipe.upgrade.alone:
-        raise DegradationError(f"{REFUSED}{_NO_ALONE}.")
+        raise DegradationError(f"{REFUSED}{NOT_ALONE}.")
 
 
 def refuse_untried(lineage: Lineage) -> None:
@@ -124,11 +125,8 @@ def refuse_untried(lineage: Lineage) -> None:
 class MetricLoss:
     """What a version loses of a metric to a reference, in percent.
 
-    Args:
-        mean: NaN where the reference had nothing above 0 to lose.
-        worst: of a sampled metric the upper end of the 95 % interval; infinity if its standard
-            error is not known.
-        queries: the test queries that it was measured on.
+    The mean is NaN where the reference had nothing above 0 to lose. `worst` is of a sampled metric
+    the upper end of the 95 % interval, infinity if its standard error is not known.
     """
 
     mean: float
@@ -139,47 +137,48 @@ class MetricLoss:
 def losses(report: Mapping[str, Any], metric: str) -> dict[str, MetricLoss]:
     """Return a version's losses of `metric`, by reference: "alone" is the same model without
     alignment, and "0", "1", … are past versions, on the objects that they knew."""
-    metrics, found = report["metrics"], {}
-    if ALONE in metrics:
+    tables, found = report["metrics"], {}
+    if ALONE in tables:
         queries = report.get("data", {}).get("test_queries", 0)
-        error = _loss_error(report, ALONE, metric)
-        found[ALONE] = _loss(metrics["model"], metrics[ALONE], metric, error, queries)
+        found[ALONE] = _loss(tables["model"], tables[ALONE], metric, report, ALONE, queries)
     for version, reading in report.get("compatibility", {}).items():
-        ranking, error = reading["ranking"], _loss_error(reading, "past", metric)
-        queries = reading["queries"]
-        found[version] = _loss(ranking["chain"], ranking["past"], metric, error, queries)
+        ranking, queries = reading["ranking"], reading["queries"]
+        found[version] = _loss(ranking["chain"], ranking["past"], metric, reading, "past", queries)
     return found
 
 
 def _loss(
-    now: Mapping[str, Any], was: Mapping[str, Any], metric: str, error: float, queries: int
+    now: Mapping[str, Any],
+    was: Mapping[str, Any],
+    metric: str,
+    measured: Mapping[str, Any],
+    reference: str,
+    queries: int,
 ) -> MetricLoss:
+    """Return the loss of `now` to `was`, with the standard error that `measured` has of it."""
     new: Any = now.get(metric)
     old: Any = was.get(metric)
     mean = math.nan
     if _is_number(new) and _is_number(old) and old > 0:
         mean = 100 * (old - new) / old
+    error: Any = 0.0  # all queries were ranked
+    if "sampled" in measured:
+        try:
+            error = measured["sampled"]["loss"][reference][metric]
+        except (LookupError, TypeError):
+            error = None
+        error = error if _is_number(error) and error >= 0 else math.inf
     return MetricLoss(mean, mean + NORMAL * error, queries)
-
-
-def _loss_error(measured: Mapping[str, Any], reference: str, metric: str) -> float:
-    """Return the standard error of a loss: 0 where all queries were ranked, and infinity if
-    unknown."""
-    sampled: Any = measured.get("sampled")
-    if sampled is None:
-        return 0.0
-    for key in ("loss", reference, metric):
-        if not isinstance(sampled, Mapping):
-            return math.inf
-        sampled = sampled.get(key)
-    return float(sampled) if _is_number(sampled) and sampled >= 0 else math.inf
 
 
 def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) -> None:
     """Raises: DegradationError: the model, or one of the `past` versions that the new one is read
     as, loses more than `limit` percent of `training.metric`; or the loss could not be measured.
     """
-    _refuse_no_number(limit)
+    if not limit >= 0:
+        raise DegradationError(
+            f"The limit of degradation is {limit}; it is a percentage, such as 2."
+        )
     metric = artefact.recipe.get("training", {}).get("metric")
     if metric is None or not past:
         raise DegradationError(
@@ -191,61 +190,41 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
     if "untested" in report:
         raise DegradationError(f"{REFUSED}{report['untested']}")
     if not _is_number(report.get("metrics", {}).get("model", {}).get(metric)):
-        raise DegradationError(REFUSED + _not_measured(metric))
+        raise DegradationError(REFUSED + NOT_MEASURED.format(metric))
     known = losses(report, metric)
-    names = {ALONE: "the model trained alone", **{str(j): f"version {j}" for j in past}}
-    reasons = [_unknown(known.get(name), what, metric) for name, what in names.items()]
-    if any(reasons):
+    reasons: list[str] = []
+    lost: list[str] = []
+    for name in (ALONE, *map(str, past)):
+        what = "the model trained alone" if name == ALONE else f"version {name}"
+        loss = known.get(name)
+        if loss is None:
+            reasons.append(NOT_ALONE if name == ALONE else f"reading it as {what} was not measured")
+        elif loss.queries < LEAST_QUERIES:
+            reasons.append(
+                f"{what} knew {loss.queries} test queries, and {LEAST_QUERIES} are needed"
+            )
+        elif math.isnan(loss.mean):
+            reasons.append(f"{what} had no {metric} above 0, of which something could be lost")
+        elif loss.worst == math.inf:
+            reasons.append(f"{what}: only a sample of queries was ranked, and its error is unknown")
+        elif not loss.worst <= limit:
+            mean = f"{loss.mean:.2f} %, by its sample of queries up to "
+            exact = loss.worst == loss.mean
+            to = "to" if name == ALONE else "as"
+            lost.append(f"{'' if exact else mean}{loss.worst:.2f} % {to} {what}")
+    if reasons:
         raise DegradationError(
             f"{REFUSED}at most {limit:g} % of {metric} may be lost, and that cannot be measured: "
-            f"{'; '.join(reason for reason in reasons if reason)}. Publish it without the limit: a "
-            "command that is run again without it goes on from its checkpoints."
+            f"{'; '.join(reasons)}. Publish it without the limit: a command that is run again "
+            "without it goes on from its checkpoints."
         )
-    lost = ", ".join(
-        ("" if loss.worst == loss.mean else f"{loss.mean:.2f} %, by its sample of queries up to ")
-        + f"{loss.worst:.2f} % {'to' if name == ALONE else 'as'} {names[name]}"
-        for name, loss in known.items()
-        if not loss.worst <= limit and name in names
-    )
     if lost:
         raise DegradationError(
-            f"{REFUSED}it loses {lost} of {metric}, and at most {limit:g} % is allowed. Change the "
-            "recipe, or publish it with another limit: a command that is run again with another "
-            "--max-degradation goes on from its checkpoints."
-        )
-
-
-def _unknown(loss: MetricLoss | None, what: str, metric: str) -> str:
-    """Return why the loss to a reference is not known; "" if it is."""
-    if loss is None and what == "the model trained alone":
-        return _NO_ALONE
-    if loss is None:
-        return f"reading it as {what} was not measured"
-    if loss.queries < LEAST_QUERIES:
-        return f"{what} knew {loss.queries} test queries, and {LEAST_QUERIES} are needed"
-    if math.isnan(loss.mean):
-        return f"{what} had no {metric} above 0, of which something could be lost"
-    if loss.worst == math.inf:
-        return f"{what}: only a sample of queries was ranked, and its error is unknown"
-    return ""
-
-
-def _refuse_no_number(limit: float) -> None:
-    if not limit >= 0:
-        raise DegradationError(
-            f"The limit of degradation is {limit}; it is a percentage, such as 2."
+            f"{REFUSED}it loses {', '.join(lost)} of {metric}, and at most {limit:g} % is allowed. "
+            "Change the recipe, or publish it with another limit: a command that is run again with "
+            "another --max-degradation goes on from its checkpoints."
         )
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-_NO_ALONE = "the model was not trained alone (upgrade.alone is false)"
-
-
-def _not_measured(metric: str) -> str:
-    return (
-        f"{metric} was not measured, so nothing is known of what it loses; add it to `metrics` in "
-        "the recipe."
-    )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives, is_first_process
 from evergram.compatibility.certificate import StepError, certify
@@ -114,11 +113,6 @@ class UpgradePlan:
         return self.lineage.newest
 
     @property
-    def salt(self) -> str:
-        """The salt of the split."""
-        return salt_of(self.recipe.name, self.lineage.pair_history)
-
-    @property
     def recorded(self) -> Recipe:
         """The recipe as the version keeps it, with the "auto" that was written."""
         if not self.keeps_popularity:
@@ -126,22 +120,24 @@ class UpgradePlan:
         model = self.recipe.model.model_copy(update={"popularity": "auto"})
         return self.recipe.model_copy(update={"model": model})
 
-    def factors(self, corpus: Corpus) -> Tensor | None:
-        """Return the factor of each candidate of a corpus, [N], as a joint alignment knows it; None
-        without."""
-        exponent = self.recipe.model.exponent
-        return (
-            None if exponent is None else popularity_factors(corpus.counts("candidate"), exponent)
-        )
-
-    def own(self, corpus: Corpus) -> ModuleEncoder | None:
-        """Return the encoder of the user's modules for a corpus; None if there are none."""
-        return own_encoder(self.options.encoder, corpus, self.recipe)
-
-    def backward_for(self, corpus: Corpus) -> BackwardTransformFit:
-        """Return the transform's start for another corpus of the same version."""
-        chain, dim = self.lineage.active_chain, self.backward.transform.new_dim
-        return BackwardTransformFit(self.recipe, self.version, chain, self.before, corpus, dim)
+    def companions(self, split: Split) -> Companions:
+        """Return what the model is trained with on a split: the transform's start, if it is trained
+        together with the model, and the user's modules."""
+        corpus, start, exponent = split.training, None, self.recipe.model.exponent
+        if self.recipe.upgrade.start == "previous":
+            assert isinstance(self.before, Encoder)
+            start = self.before
+        backward = self.backward
+        if split is not self.published:
+            chain, dim = self.lineage.active_chain, self.backward.transform.new_dim
+            backward = BackwardTransformFit(
+                self.recipe, self.version, chain, self.before, corpus, dim
+            )
+        factors = None
+        if exponent is not None:
+            factors = popularity_factors(corpus.counts("candidate"), exponent)
+        own = own_encoder(self.options.encoder, corpus, self.recipe)
+        return Companions(backward.joint(factors), backward.past, start, own)
 
 
 def own_encoder(
@@ -153,11 +149,17 @@ def own_encoder(
     return ModuleEncoder.of(modules, corpus, normalize=recipe.model.normalize)
 
 
-def with_modules(recipe: Recipe, modules: EncoderModules | Encoder | None) -> Recipe:
-    """Return the recipe whose model is the user's modules, if there are any; else the same one.
-
-    Raises: RecipeError: its model is a user's modules, and none were given.
-    """
+def with_modules(
+    recipe: Recipe,
+    encoder: EncoderModules | None,
+    trained: EncoderModules | Encoder | None = None,
+) -> Recipe:
+    """Return the recipe whose model is the user's modules, if there are any; else the same one."""
+    if encoder is not None and trained is not None:
+        raise RecipeError(
+            "encoder= is trained, and trained= has been trained already; give one of them."
+        )
+    modules = encoder or trained
     if isinstance(modules, EncoderModules):
         model = recipe.model
         own = ModuleSettings(normalize=model.normalize, popularity=model.popularity)
@@ -170,22 +172,10 @@ def with_modules(recipe: Recipe, modules: EncoderModules | Encoder | None) -> Re
     return recipe
 
 
-def refuse_both(encoder: object, trained: object) -> None:
-    """Raises: RecipeError: a model to train and a trained one were both given."""
-    if encoder is not None and trained is not None:
-        raise RecipeError(
-            "encoder= is trained, and trained= has been trained already; give one of them."
-        )
-
-
 def trained_encoder(
     trained: Encoder | EncoderModules | None, corpus: Corpus, model: EncoderSettings
 ) -> Encoder | None:
-    """Return a model that is not trained again, in evaluation mode; copies of a user's modules.
-
-    Raises: RecipeError: the power of counts that its candidates are published with is not known, or
-        is another one.
-    """
+    """Return a model that is not trained again, in evaluation mode; copies of a user's modules."""
     if isinstance(trained, EncoderModules):
         if model.popularity == "auto":
             raise RecipeError(
@@ -227,31 +217,11 @@ def _with_past_popularity(recipe: Recipe, lineage: Lineage) -> tuple[Recipe, boo
     return recipe.model_copy(update={"model": model}), True
 
 
-def _known_parts(
-    recipe: Recipe, split: Split, before: PastModel, options: UpgradeOptions
-) -> tuple[Split, Split, Split, dict[str, int]]:
-    """Return `split`, `final`, `published` and `unknown` of the plan."""
-    final = final_split(split, refits=recipe.refits)
-    if recipe.upgrade.start != "frozen":
-        return split, final, final, {}
-    assert isinstance(before, Encoder)
-    known = known_to(before, final.training)
-    unknown = unknown_counts(known)
-    if options.keep_unknown:
-        return split, final, final, unknown
-    tested = with_known_queries(final, known)  # by the model that is trained alone, too
-    return tested if final is split else split, tested, split_of_known(final, known), unknown
-
-
 def plan_upgrade(
     recipe: Recipe, lineage: Lineage, corpus: Corpus, options: UpgradeOptions
 ) -> UpgradePlan:
-    """Split the data, load the version before, and start the transform.
-
-    Raises: UnknownVersionError, DataError, RecipeError: as `upgrade`.
-    """
-    refuse_both(options.encoder, options.trained)
-    recipe = with_modules(recipe, options.encoder or options.trained)
+    """Split the data, load the version before, and start the transform."""
+    recipe = with_modules(recipe, options.encoder, options.trained)
     past_version, settings = lineage.newest, recipe.upgrade
     for past in options.past_encoders:
         lineage.manifest(past)  # refuses a version that there is not
@@ -272,7 +242,17 @@ def plan_upgrade(
     if settings.start == "previous":
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
-    split, final, published, unknown = _known_parts(recipe, split, before, options)
+    published = final = final_split(split, refits=recipe.refits)
+    unknown: dict[str, int] = {}
+    if settings.start == "frozen":
+        assert isinstance(before, Encoder)
+        known = known_to(before, final.training)
+        unknown = unknown_counts(known)
+        if not options.keep_unknown:
+            published = split_of_known(final, known)
+            # The model that is trained alone is tested on these, too.
+            tested = with_known_queries(final, known)
+            split, final = tested if final is split else split, tested
     trained = trained_encoder(options.trained, final.training, recipe.model)
     if settings.start == "frozen":
         new_dim = before.dim
@@ -281,8 +261,9 @@ def plan_upgrade(
     else:
         own = own_encoder(options.encoder, final.training, recipe)
         new_dim = recipe.model.dim_of(version) if own is None else own.dim
-    corpus, chain = published.training, lineage.active_chain
-    backward = BackwardTransformFit(recipe, version, chain, before, corpus, new_dim)
+    backward = BackwardTransformFit(
+        recipe, version, lineage.active_chain, before, published.training, new_dim
+    )
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
     return UpgradePlan(
         recipe=recipe,
@@ -316,8 +297,7 @@ def _before(recipe: Recipe, lineage: Lineage, version: int, options: UpgradeOpti
     model = past_model(lineage, version, modules)
     assert model is not None, "the newest version's embeddings are stored"
     if start == "frozen":
-        kept = recipe if modules is None else with_modules(recipe, modules)
-        refuse_other_model(kept, lineage.recipe(version), version)
+        refuse_other_model(with_modules(recipe, modules), lineage.recipe(version), version)
     return model
 
 
@@ -325,7 +305,9 @@ def version_report(version: int, split: Split, trained: Trained) -> dict[str, An
     """Return a version's metrics as JSON: its own, its training's, and its data's size, of the
     split that it was last trained on and tested by."""
     training = split.training
-    features = summaries(training.queries, training.candidates) if reads_features(trained) else []
+    schema = getattr(trained.encoder, "schema", None)  # modules of a user's own have none
+    reads = schema is not None and any(len(inputs) > 1 for inputs in schema.inputs.values())
+    features = summaries(training.queries, training.candidates) if reads else []
     return {
         "version": version,
         "dim": trained.query.shape[1],
@@ -353,12 +335,6 @@ def version_report(version: int, split: Split, trained: Trained) -> dict[str, An
     }
 
 
-def reads_features(trained: Trained) -> bool:
-    """Return whether an encoder has features of any side among its inputs."""
-    schema = getattr(trained.encoder, "schema", None)  # modules of a user's own have none
-    return schema is not None and any(len(inputs) > 1 for inputs in schema.inputs.values())
-
-
 def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:
     """Say what each feature of a corpus is, of a model that reads them, and warn of those that say
     nothing of a new object."""
@@ -373,16 +349,18 @@ def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:
 def training_report(trained: Trained) -> dict[str, Any]:
     """Return how a model was trained, as JSON: seconds, epochs, strengths, warnings."""
     as_they_are = ("best_epoch", "ended", "refit", "l2", "l2_measure", "optimizer", "batch_size")
-    return {
+    report: dict[str, Any] = {
         "seconds": round(trained.seconds, 3),
         "epochs": int(trained.history[-1]["epoch"]) if trained.history else 0,
         "penalty": list(trained.penalty),
         **{name: getattr(trained, name) for name in (*as_they_are, "table_rate")},
-        **({} if trained.temperature is None else {"temperature": trained.temperature}),
-        **({} if trained.popularity is None else {"popularity": trained.popularity.as_json()}),
-        **({"pilots": trained.pilots} if trained.pilots else {}),
         "warnings": trained.warnings,
     }
+    if trained.temperature is not None:
+        report["temperature"] = trained.temperature
+    if trained.popularity is not None:
+        report["popularity"] = trained.popularity.as_json()
+    return report | ({"pilots": trained.pilots} if trained.pilots else {})
 
 
 def board_callbacks(folder: str | Path | None, version: int, split: Split) -> list[Callback]:
@@ -407,20 +385,12 @@ class FittedUpgrade:
     error: StepError
     unaligned: Trained | None
 
-    @property
-    def embeddings(self) -> dict[str, Tensor]:
-        """The embeddings of the training corpus's entities, [N, D] of each side."""
-        return {"query": self.trained.query, "candidate": self.trained.candidate}
-
 
 def fit_upgrade(
     plan: UpgradePlan, context: RunContext, board: str | Path | None = None
 ) -> FittedUpgrade:
     """Train the model and fit its transform; then train the same model without alignment, if the
-    recipe asks what alignment cost. A `board` is a folder for TensorBoard's files.
-
-    Raises: TrainingError: the loss is not finite.
-    """
+    recipe asks what alignment cost. A `board` is a folder for TensorBoard's files."""
     settings = plan.recipe.upgrade
     for sentence in plan.said:
         context.progress.say(sentence)
@@ -428,7 +398,10 @@ def fit_upgrade(
     pilots = Pilots(plan.recipe)
     if trains and settings.start == "fresh":
         pilots = run_pilots(plan.recipe, plan.split, plan.version, context)
-    companions, refit = _companions(plan)
+    companions, refit = plan.companions(plan.final), None
+    if plan.final is not plan.split:
+        refit = Refit(plan.final, companions)
+        companions = plan.companions(plan.split)
     if trains:
         watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
         again = settings.alone and (companions.joint is not None or settings.start != "fresh")
@@ -470,26 +443,6 @@ def fit_upgrade(
     return FittedUpgrade(trained, error, unaligned)
 
 
-def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
-    """Return the companions of the search for the best epoch, and the refit, if there is one, in
-    which the published transform is trained; the search has one of its own."""
-    start = None
-    if plan.recipe.upgrade.start == "previous":
-        assert isinstance(plan.before, Encoder)
-        start = plan.before
-    backward, corpus = plan.backward, plan.final.training
-    if plan.published is not plan.final:  # of which the transform is
-        backward = plan.backward_for(corpus)
-    joint = backward.joint(plan.factors(corpus))
-    last = Companions(joint, backward.past, start, plan.own(corpus))
-    if plan.final is plan.split:
-        return last, None
-    backward, corpus = plan.backward_for(plan.split.training), plan.split.training
-    joint = backward.joint(plan.factors(corpus))
-    search = Companions(joint, backward.past, start, plan.own(corpus))
-    return search, Refit(plan.final, last)
-
-
 def measure_upgrade(
     plan: UpgradePlan, fitted: FittedUpgrade, together: Collectives = ALONE
 ) -> dict[str, Any]:
@@ -498,20 +451,28 @@ def measure_upgrade(
 
     Source: [BC] §4; the certificate, docs/method.md.
     """
-    lineage, new = plan.lineage, fitted.embeddings
+    lineage = plan.lineage
+    new = {"query": fitted.trained.query, "candidate": fitted.trained.candidate}
     report = version_report(plan.version, plan.published, fitted.trained)
     if fitted.unaligned is not None:
         report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
-        report |= _sampled_beside(fitted.trained, fitted.unaligned)
-        if fitted.unaligned is not fitted.trained:
-            report["training"]["alone"] = training_report(fitted.unaligned)
+        ours, theirs = fitted.trained, fitted.unaligned
+        if ours.sample and theirs.sample and ours.test_queries == theirs.test_queries:
+            values = {**ours.sample.values, "alone": theirs.sample.values["model"]}
+            sample = SampledRanking(values, ours.sample.population)
+            report["sampled"] = sample.as_json({"alone": ("model", "alone")})
+        if theirs is not ours:
+            report["training"]["alone"] = training_report(theirs)
     if any(plan.unknown.values()) and not plan.options.keep_unknown:
         report["data"]["unknown_to_model"] = dict(plan.unknown)
     report["overlap"] = plan.backward.overlap.as_json()
     longer = lineage.chain.extended(plan.backward.transform)
     errors = {**lineage.step_errors, plan.version: fitted.error}
     readings: dict[str, Any] = {}
-    unread, draw = [], _reading_draw(plan, fitted)
+    unread, draw = [], QueryDraw()
+    if fitted.trained.sample is not None:  # all readings together rank as many as the metrics
+        rankings = RANKINGS * max(1, len(lineage.readable))
+        draw = QueryDraw(max(LEAST, fitted.trained.test_queries // rankings), plan.recipe.seed)
     for j in lineage.readable if plan.options.readings else ():
         model = past_model(lineage, j, plan.options.past_encoders.get(j))
         if model is None:
@@ -539,41 +500,22 @@ def measure_upgrade(
     return measured
 
 
-def _sampled_beside(trained: Trained, unaligned: Trained) -> dict[str, Any]:
-    """Return `sampled` of a report, with what alignment lost and its error; empty where all queries
-    were ranked, or not the same of both models."""
-    ours, theirs = trained.sample, unaligned.sample
-    if ours is None or theirs is None or trained.test_queries != unaligned.test_queries:
-        return {}
-    values = {**ours.values, "alone": theirs.values["model"]}
-    sample = SampledRanking(values, ours.population)
-    return {"sampled": sample.as_json({"alone": ("model", "alone")})}
-
-
-def _reading_draw(plan: UpgradePlan, fitted: FittedUpgrade) -> QueryDraw:
-    """Return the queries by which readings as past versions are measured: all, where the metrics
-    are of all; else all readings' rankings together are of as many as the metrics."""
-    if fitted.trained.sample is None:
-        return QueryDraw()
-    rankings = RANKINGS * max(1, len(plan.lineage.readable))
-    return QueryDraw(max(LEAST, fitted.trained.test_queries // rankings), plan.recipe.seed)
-
-
 def package_upgrade(
     plan: UpgradePlan, fitted: FittedUpgrade, report: Mapping[str, Any]
 ) -> Artefact:
     """Return the artefact of a fitted and measured upgrade."""
     trained = fitted.trained
+    salt = salt_of(plan.recipe.name, plan.lineage.pair_history)
     if plan.recipe.upgrade.start == "frozen":
         record = plan.lineage.manifest(plan.past_version).encoder
         assert record is not None
         options: Mapping[str, Any] = record.options
         # A frozen model was trained on nothing that its own version does not remember.
-        trained_on = plan.salt, TrainedPairs()
-        form = plan.lineage.query_form(plan.past_version)
+        trained_on = salt, TrainedPairs()
+        form = plan.lineage.reader(plan.past_version).query_form()
     else:
         options = options_of(trained.encoder, plan.recipe.model, plan.version)
-        trained_on = trained_pairs(plan.final.training, plan.salt)
+        trained_on = trained_pairs(plan.final.training, salt)
         form = query_form(plan.recipe, plan.final.training, trained)
     return replace(
         make_artefact(trained, plan.published, options),
@@ -629,28 +571,35 @@ def train(
             limit.
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
     """
-    refuse_both(encoder, trained)
+    recipe = with_modules(recipe, encoder, trained)
     corpus = corpus_for(recipe, corpus)
-    recipe = recorded_recipe(with_modules(recipe, encoder or trained), corpus)
-    say_features(recipe, corpus, Progress.of_choice(progress))
+    recipe = recorded_recipe(recipe, corpus)
+    chosen, shown = pick_device(device, recipe.training.tables), Progress.of_choice(progress)
+    say_features(recipe, corpus, shown)
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
     context = RunContext(
-        pick_device(device, recipe.training.tables),
-        Progress.of_choice(progress),
-        _path(folder),
+        chosen,
+        shown,
+        None if folder is None else Path(folder),
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
-        collectives=join_processes(pick_device(device, recipe.training.tables)),
+        collectives=join_processes(chosen),
         checkpoints=checkpoints,
         ends=ends_after(minutes),
     )
     recipe, said = with_selecting_metric(recipe, split, context.progress)
     model = trained_encoder(trained, final.training, recipe.model)
-    if model is None:
-        fitted = _fit_first(recipe, encoder, split, final, context)
-    else:
+    if model is not None:
         fitted = judge(model, final, recipe, together=context.collectives)
+    else:
+        first, last = (own_encoder(encoder, s.training, recipe) for s in (split, final))
+        refit = None if final is split else Refit(final, Companions(own=last))
+        if recipe.model.kind == "factorization" and not wants_pilots(recipe, split):
+            context.progress.say(f"This takes {in_words(expected_seconds(recipe, split))}.")
+        pilots = run_pilots(recipe, split, 0, context)
+        fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=first), refit)
+        fitted.pilots = pilots.tried
     fitted.warnings = [*said, *fitted.warnings]
     return replace(
         make_artefact(fitted, final, options_of(fitted.encoder, recipe.model, 0)),
@@ -659,28 +608,6 @@ def train(
         trained=trained_pairs(final.training, salt_of(recipe.name)),
         query_form=query_form(recipe, final.training, fitted),
     )
-
-
-def _path(folder: str | Path | None) -> Path | None:
-    return None if folder is None else Path(folder)
-
-
-def _fit_first(
-    recipe: Recipe,
-    modules: EncoderModules | None,
-    split: Split,
-    final: Split,
-    context: RunContext,
-) -> Trained:
-    """Return the trained model of version 0: the recipe's encoder, or a user's modules."""
-    own = [own_encoder(modules, s.training, recipe) for s in (split, final)]
-    refit = None if final is split else Refit(final, Companions(own=own[1]))
-    if recipe.model.kind == "factorization" and not wants_pilots(recipe, split):
-        context.progress.say(f"This takes {in_words(expected_seconds(recipe, split))}.")
-    pilots = run_pilots(recipe, split, 0, context)
-    fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=own[0]), refit)
-    fitted.pilots = pilots.tried
-    return fitted
 
 
 def upgrade(
@@ -743,8 +670,9 @@ def upgrade(
     past, small = past_encoders or {}, allow_small_overlap
     options = UpgradeOptions(encoder, past, trained, readings, small, keep_unknown)
     chosen, shown = pick_device(device, recipe.training.tables), Progress.of_choice(progress)
+    place = None if folder is None else Path(folder)
     context = RunContext(
-        chosen, shown, _path(folder), callbacks, checkpoints=checkpoints, ends=ends_after(minutes)
+        chosen, shown, place, callbacks, checkpoints=checkpoints, ends=ends_after(minutes)
     )
     # No process of another training may do so meanwhile; those of this one work together.
     with lineage.training() if is_first_process() else nullcontext():

@@ -29,7 +29,7 @@ from evergram.atomic_files import file_lock, make_folder, remove_folder, replaci
 from evergram.compatibility.certificate import certify
 from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.paths import check_tree, file_mode
+from evergram.lineage.locks import check_tree, file_mode
 from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps

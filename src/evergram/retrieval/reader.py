@@ -460,7 +460,7 @@ class Reader(Reopened):
 
     def _form(self, version: int) -> QueryForm | None:
         if version not in self._forms:
-            self._forms[version] = self.lineage.query_form(version)
+            self._forms[version] = self.lineage.reader(version).query_form()
         return self._forms[version]
 
     def transform(

@@ -17,7 +17,7 @@ from evergram.atomic_files import make_folder, remove_folder, sync, write_text
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, IntegrityError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage, side_of
-from evergram.lineage.paths import check_tree, file_mode
+from evergram.lineage.locks import check_tree, file_mode
 from evergram.reopening import reopened
 from evergram.retrieval.fill import SideProgress, fill, id_type, refuse_shared, remove_withdrawn
 from evergram.retrieval.store_check import check_store

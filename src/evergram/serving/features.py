@@ -103,7 +103,7 @@ def _restored(lineage: Lineage, version: int) -> RowEncoder:
             f"Version {version} has no encoder that embeds objects by their features; ask for the "
             "embeddings of ids, or send strings where it records an encoder of text."
         )
-    record, state, vocabularies = lineage.encoder_parts(version)
+    record, state, vocabularies = lineage.reader(version).encoder()
     parts = (record.kind, record.options, record.inputs, state, vocabularies)
     restored = restore_encoder(*parts, f"version {version}")
     assert isinstance(restored, RowEncoder)

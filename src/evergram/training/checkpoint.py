@@ -54,7 +54,7 @@ def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None =
     Raises: UnknownVersionError. LineageError: the version came from a file, or modules are missing
         or not needed. ShapeError, DataError: they are other modules. IntegrityError.
     """
-    record, state, vocabularies = lineage.encoder_parts(version)
+    record, state, vocabularies = lineage.reader(version).encoder()
     encoder = restore_any(record, state, vocabularies, f"version {version}", module)
     if isinstance(encoder, ModuleEncoder):
         for side, (ids, vectors) in lineage.canaries(version).items():

@@ -33,7 +33,7 @@ from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.lineage.paths import is_name
+from evergram.lineage.record import is_name
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.pilots import expected_seconds, in_words
 from evergram.training.recipe import Recipe

@@ -234,6 +234,7 @@ def published_facts(lineage: Lineage) -> PublishedFacts:
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
+    lineage.check()
     past = {r.version: _past(r) for r in diagnose_lineage(lineage)}
     numbers = [m.version for m in lineage.versions]
     steps = {n: StepFacts(kind="identity") for n in lineage.withdrawn}
@@ -321,7 +322,7 @@ def _step(lineage: Lineage, version: int, before: int) -> StepFacts:
         kind=lineage.chain.transforms[version - 1].kind,
         error=reading.error,
         estimate=getattr(reading.certificate, "relative", None),
-        amplification=reading.amplification,
+        amplification=getattr(reading.certificate, "amplification", None),
     )
 
 

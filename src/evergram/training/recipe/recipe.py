@@ -15,7 +15,7 @@ from evergram.encoders.kinds import ENCODERS, EncoderSettings, FactorizationSett
 from evergram.errors import RecipeError
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings, SOGramSettings
 from evergram.kinds import OF_A_RUN, Kinds, Settings, Trait, keys_of, unmet
-from evergram.lineage.paths import RULE, is_name
+from evergram.lineage.record import RULE, is_name
 from evergram.tasks.kinds import TASKS, PointwiseSettings, TaskSettings
 from evergram.training.recipe.tables import (
     PRIORS,
