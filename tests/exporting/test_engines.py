@@ -1,4 +1,4 @@
-"""A view's vectors in other engines: Arrow functions, the page's examples, and MLflow."""
+"""A view's vectors in other engines: Arrow functions, and the page's examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.optional import need
 from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
+from evergram.errors import DataError, LineageError, ShapeError
 from evergram.exporting.arrow_function import arrow_function
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -202,47 +202,3 @@ def test_the_first_example_makes_a_function_of_vectors(folder: Path) -> None:
     exec(sections()[""], made)
     read = made["as_v0"](pa.table({"vector": lists(NEWEST)}))
     np.testing.assert_allclose(matrix(read["vector"]), AS_0, rtol=1e-5, atol=1e-5)
-
-
-# Warnings of theirs are not ours to fail on.
-theirs = pytest.mark.filterwarnings("default")
-
-
-@theirs
-@pytest.mark.long
-def test_a_saved_model_of_mlflow_gives_the_vectors_of_ids_without_the_lineage(
-    lineage: Lineage, tmp_path: Path
-) -> None:
-    need("mlflow")
-    import mlflow.pyfunc
-    import pandas as pd
-
-    from evergram.exporting.mlflow_model import save_model
-
-    view = lineage.view(0)
-    _, vectors = view.embeddings("object")
-    save_model(view, tmp_path / "model", "object")
-    with pytest.raises(DataError, match="is there already"):
-        save_model(view, tmp_path / "model", "object")
-    shutil.rmtree(tmp_path / "line")
-    folder = Path(shutil.move(tmp_path / "model", tmp_path / "elsewhere"))
-    loaded = mlflow.pyfunc.load_model(str(folder))
-    answer = loaded.predict(pd.DataFrame({"id": [12, 7, 12]}))
-    assert answer["id"].tolist() == [12, 7, 12]
-    np.testing.assert_array_equal(np.stack(answer["vector"]), vectors[[12, 7, 12]].numpy())
-    assert loaded.metadata.metadata["evergram"]["fingerprint"] == view.fingerprint
-    absent = loaded.predict([3, 10_000])["vector"]
-    assert absent.tolist() == [vectors[3].tolist(), None]
-    assert not list(folder.rglob("*.pkl"))
-    given: list[tuple[Any, str]] = [
-        (["5"], "int64"),
-        (pd.DataFrame({"key": [5]}), "no column 'id'"),
-    ]
-    for objects, named in given:
-        with pytest.raises(DataError, match=named):
-            loaded.predict(objects)
-    [record] = folder.rglob("version.json")
-    with record.with_name("vectors.parquet").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(IntegrityError, match=r"vectors\.parquet"):
-        mlflow.pyfunc.load_model(str(folder))

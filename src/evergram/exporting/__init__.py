@@ -3,7 +3,7 @@
 `pretrained_encoder`: the encoder of a version, also in a folder of its own. `formats`: the backward
 transform for ONNX, pgvector and DuckDB, and with the newest encoder for sentence-transformers
 (`sentence_transformer_folder`). `arrow_function`: a view that engines such as DuckDB apply to whole
-tables. `mlflow_model`: a version's vectors as a model of MLflow.
+tables.
 """
 
 from __future__ import annotations
