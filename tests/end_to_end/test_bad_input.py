@@ -623,7 +623,6 @@ LINEAGES = [
     Case("lineage label l v7 0", "'v7'"),
     Case("lineage label l canary", "--remove"),
     Case("vectors align 2 new.parquet --lineage t", "t"),
-    Case("diagnose t --out o.txt", "o.txt"),
     Case("evaluate t --set data.path=gone.csv", "data.path"),
     Case("vectors export-transform l o --format tensorflow", "tensorflow"),
     Case("vectors export-transform l o.sql --format duckdb --as 0 --name 'a;b'", "a;b"),

@@ -9,33 +9,17 @@ from typing import Any
 import torch
 
 from evergram.evaluation import EmbeddingMap
-from evergram.evaluation.gramian_error import Histograms
 from evergram.evaluation.html_page import (
-    Axes,
-    Line,
     chart,
-    histogram_figure,
-    page,
     write_demo,
 )
 
 
-def test_a_page_escapes_its_title() -> None:
-    text = page("<script>", [])
-    assert "<script>" not in text
-    assert "prefers-color-scheme: dark" in text
-
-
 def test_what_cannot_be_drawn_is_left_out_and_nothing_left_says_so() -> None:
-    axes = Axes("t", "a", "x", logarithmic=True)
-    assert "not measured" in chart(axes, [Line("l", [(1, 0.0), (2, float("nan"))])])
-    assert chart(axes, [Line("l", [(1, 0.0), (2, 1.0), (3, 0.5)])]).count("<circle") == 2
-
-
-def test_scores_say_their_numbers_in_words() -> None:
-    edges = torch.tensor([0.0, 1.0, 2.0])
-    histograms = Histograms(edges, torch.ones(2) / 2, torch.ones(2) / 2, (0.5, 0.25), 0.75)
-    assert "the higher one 75.0% of the time" in histogram_figure(histograms)
+    nan = float("nan")
+    assert "not measured" in chart("t", [1, 2], {"l": [None, nan]})
+    assert chart("t", [1, 2, 3], {"l": [nan, 1.0, 0.5]}).count("<circle") == 2
+    assert "&lt;t&gt;" in chart("<t>", [1], {"l": [1.0]})
 
 
 def test_each_dot_says_its_name_and_group_and_nothing_is_markup() -> None:

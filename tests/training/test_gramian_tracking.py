@@ -19,7 +19,6 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError, TrainingError
-from evergram.evaluation.html_page import write_diagnosis
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment, exact_moment
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.gramian.sagram import SAGram
@@ -177,8 +176,6 @@ def test_without_a_gramian_what_is_published_is_measured_and_the_rest_says_why_n
     assert (report["this_run"], report["steps"]) == (None, [])
     assert report["gramian_errors"] == report["mean_gradient_error"] == {}
     assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
-    picture = write_diagnosis(tmp_path / "d.html", diagnosis.histograms, [], {}, {})
-    assert "observed pairs" in picture.read_text()
     fewer = changed(recipe, "data.candidates=150")
     with pytest.raises(DataError, match=r"lacks \d+ of the \d+ objects"):
         diagnose(fewer, lineage, steps=2)

@@ -132,15 +132,13 @@ def upgrade(
 
 @command(
     "diagnose",
-    "lineages/shop --out diagnosis.html",
-    out="FILE.html | Draw the result in this file.",
+    "lineages/shop",
     steps=described("Steps of training to repeat, of which 20 are measured.", min=2),
     batch=described("Entities an estimator sees in a step (default: 128, 1024).", min=1),
 )
 def diagnose(
     lineage: str,
     *,
-    out: Path | None = None,
     steps: int = 200,
     batch: list[int] | None = None,
     device: str = "auto",
@@ -151,12 +149,9 @@ def diagnose(
     The first steps of its training are repeated, and every estimator is measured against the exact
     Gramian along them. Nothing is published.
     """
-    from evergram.evaluation.html_page import write_diagnosis
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
 
-    if out is not None and out.suffix != ".html":
-        raise DataError(f"--out {out} must end in .html.")
     opened = open_lineage(lineage)
     refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade"))
     diagnosis = diagnose_version(
@@ -167,12 +162,8 @@ def diagnose(
         device=device,
         progress=new_progress(),
     )
-    facts = diagnosis.as_json()
-    if out is not None:
-        errors = facts["steps"], facts["gramian_errors"], facts["gradient_errors"]
-        write_diagnosis(out, diagnosis.histograms, *errors)
-    plots = [] if out is None else [f"Plots: {out}"]
-    show({"lineage": str(lineage), **facts}, *diagnosis_parts(diagnosis, steps), *plots)
+    facts = {"lineage": str(lineage), **diagnosis.as_json()}
+    show(facts, *diagnosis_parts(diagnosis, steps))
 
 
 def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
