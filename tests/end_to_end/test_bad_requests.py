@@ -76,8 +76,7 @@ REQUESTS: dict[str, list[tuple[Any, ...]]] = {
         ({"candidates": [[1]]}, 400, "lineage"),
     ],
     "/v1/../../etc/passwd": [(None, 404, "http")],
-    "/v1/models/other@v0": [(None, 404, "unknown_version", "other")],
-    "/v1/consumers": [(None, 403, "forbidden")],
+    "/v1/dashboard": [(None, 403, "forbidden")],
     "/metrics": [(None, 403, "forbidden")],
 }
 

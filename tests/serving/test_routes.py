@@ -29,7 +29,6 @@ from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
 from tests.support.running_service import CountedStore, Running, refused, running, until
 
 from evergram.errors import EvergramError, IntegrityError, StoreError, UnknownVersionError
-from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.errors import RefusedError, clean, error_response
@@ -197,10 +196,8 @@ def test_null_stands_for_the_default_of_every_optional_field(served: Running) ->
         assert nulls.json() == served.post(f"/v1/{route}", given).json()
 
 
-def test_versions_models_and_consumers_are_listed(fresh: Running) -> None:
-    lineage, registry = Lineage.open(fresh.folder), ConsumerRegistry.open(fresh.folder)
-    lineage.label("canary", 1)
-    registry.add("ads", "canary", lineage.resolve, allowed=["v0"])
+def test_versions_and_models_are_listed(fresh: Running) -> None:
+    Lineage.open(fresh.folder).label("canary", 1)
     fresh.service.refresh()
     body = fresh.get("/v1/versions").json()
     assert [v["dim"] for v in body["data"]] == [6, 8, 10]
@@ -210,13 +207,6 @@ def test_versions_models_and_consumers_are_listed(fresh: Running) -> None:
     created = {m["id"]: m["created"] for m in fresh.get("/v1/models").json()["data"]}
     assert [*created] == ["line@v0", "line@v1", "line@v2", "line@canary", "line"]
     assert created["line@canary"] == created["line@v1"]
-    assert fresh.get("/v1/models/line@v1").json()["id"] == "line@v1"
-    error = fresh.get("/v1/models/line@v9").json()["error"]
-    assert (error["code"], error["param"]) == ("unknown_version", "model")
-    (ads,) = fresh.get("/v1/consumers").json()["data"]
-    assert ads.pop("since")
-    allowed = ["canary", "v0"]
-    assert ads == {"name": "ads", "pinned": "canary", "version": 1, "allowed": allowed}
 
 
 @pytest.mark.parametrize(("path", "asked"), [("embeddings", {"input": 1}), ("search", {"id": 1})])
@@ -264,7 +254,7 @@ def requests_of(served: Running, *methods: str) -> Iterator[tuple[str, Any]]:
     for route in [*app.routes, *included]:
         # The place of an included router has no methods.
         for method in {*route.methods, *methods} if hasattr(route, "methods") else ():
-            path = route.path.format(model="line@v0", name="dashboard.js")
+            path = route.path.format(name="dashboard.js")
             body: Any = {} if method == "POST" else None
             yield route.path, served.http.request(method, path, json=body)
 
@@ -333,7 +323,7 @@ def run_module(name: str, *arguments: object) -> subprocess.CompletedProcess[str
 def test_it_says_routes_and_how_they_refuse(served: Running) -> None:
     described = served.get("/openapi.json").json()
     posts = {"embeddings", "search", "transform", "fold-in"}
-    lists = {"versions", "consumers", "dashboard", "models", "models/{model}"}
+    lists = {"versions", "dashboard", "models"}
     machines = {"/healthz", "/readyz", "/metrics"}
     assert set(described["paths"]) == {f"/v1/{name}" for name in posts | lists} | machines
     schemas = described["components"]["schemas"]

@@ -260,8 +260,7 @@ def serving(
 ) -> Iterator[tuple[TestClient, ServedTexts]]:
     """Serve a lineage whose encoder is replaced by a function once it has been opened."""
     texts = ServedTexts(ADDRESSES, documents=documents)
-    with pytest.MonkeyPatch.context() as patch, running(lineage.path, texts, settings) as http:
-        patch.setattr(module, "LOOK", 0.01)
+    with running(lineage.path, texts, settings) as http:
         function_of(texts)._function = function
         yield http, texts
 

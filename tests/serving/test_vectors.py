@@ -241,14 +241,14 @@ def test_an_integer_in_another_form_is_another_candidate(tmp_path: Path) -> None
 
 
 def test_hits_are_the_best_candidates_that_were_not_met(films: Running) -> None:
-    for version, include in ((0, False), (1, True)):
-        asked = {"candidates": LISTS, "k": 4, "version": version, "include_met": include}
+    for version in (0, 1):
+        asked = {"candidates": LISTS, "k": 4, "version": version}
         body = films.post("/v1/fold-in", asked).json()
         queries = Lineage.open(films.folder).view(version).fold_in(LISTS)
         read = candidates_of(1) if version else candidates_of(1) @ weight().T
         for row, met, query in zip(body["data"], LISTS, queries, strict=True):
             ranked = [f"c{i}" for i in (-(read @ query)).argsort().tolist()]
-            expected = [c for c in ranked if include or c not in met][:4]
+            expected = [c for c in ranked if c not in met][:4]
             assert [hit["id"] for hit in row["hits"]] == expected
         assert body["evergram"]["side"] == "candidate"
 
@@ -405,7 +405,7 @@ def test_what_cannot_be_reranked_is_refused(half_moved: Lineage, tmp_path: Path)
         for fields, status, words in (
             ({"rerank": 5}, 400, "at least k (10) and at most 50"),
             ({"rerank": 51}, 400, "at most 50"),
-            ({"rerank": 50}, 413, "more than the 80 hits"),
+            ({"rerank": 50}, 413, "more than the 80 results"),
             ({"rerank": 40}, 413, "one search may have 20 encoded"),
             ({"rerank": True}, 400, "rerank"),
             ({"rerank": 20, "fingerprint": "x"}, 409, "another space"),

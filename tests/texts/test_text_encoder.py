@@ -400,7 +400,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name, content, words in [
         ("t.xlsx", "", "of no known format"),
         ("absent.csv", None, "There is no file"),
-        ("t.csv", "id,text\n1,a\n1,b\n", "the id 1 twice"),
+        ("t.csv", "id,text\n1,a\n1,b\n", "more than once, such as 1"),
         ("t.csv", "id,text\n1,a\n2,\n", "row 2: text has no text"),
         ("t.csv", "id,text\n,a\n", "id is empty"),
         ("t.csv", "id,body\n1,a\n", "no column 'text'; it has id, body"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +17,7 @@ from evergram.errors import LineageError, UnknownVersionError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.serving.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings, is_address, is_loopback
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::([0-9]{1,5}))?", re.I)
@@ -126,21 +128,15 @@ class HostCheck:
     Starlette's `TrustedHostMiddleware` has one fixed list of hosts; here it depends on whether
     tokens are asked for.
 
-    Args:
-        tokens: returns whether a consumer has a token. A page has none, so where tokens are asked
-            for it can read nothing, under whatever name.
-        refused: called with every refusal.
+    A page has no token, so where the service asks for tokens it can read nothing, under whatever
+    name. Refusals are counted in `errors`, by their code.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        settings: ServiceSettings,
-        tokens: Callable[[], bool],
-        refused: Callable[[ErrorResponse], None],
+        self, app: ASGIApp, service: Service, settings: ServiceSettings, errors: Counter
     ) -> None:
-        self._app, self._settings = app, settings
-        self._tokens, self._refused = tokens, refused
+        self._app, self._service, self._settings = app, service, settings
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: ASGIApp = self._app
@@ -149,13 +145,15 @@ class HostCheck:
                 self._check(Headers(raw=scope["headers"]), scope["method"], scope["http_version"])
             except RefusedError as error:
                 refusal = error_response(error)
-                self._refused(refusal)
+                self._errors.labels(refusal.code).inc()
                 answer = refusal_response(refusal)
         await answer(scope, receive, send)
 
     def _check(self, headers: Headers, method: str, http: str) -> None:
         """Refuse a foreign host, and a foreign page."""
-        host, port = _parted(headers.get("host", ""))
+        match = _HOST.fullmatch(headers.get("host", "").strip())
+        # In lower case and without brackets; "" where it cannot be read.
+        host = "" if match is None else match[1].strip("[]").rstrip(".").lower()
         # HTTP/1.0 names no host, and no browser speaks it.
         if not self._is_ours(host) and (http != "1.0" or "host" in headers):
             raise RefusedError(
@@ -167,32 +165,30 @@ class HostCheck:
             )
         page = headers.get("origin")
         if page is not None:
-            if self._is_own_page(page, host, port):
-                return
+            foreign = not self._is_own_page(page, host, match[2] if match else None)
+        else:
+            site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
+            linked = method == "GET" and mode == "navigate"
+            foreign = site in ("cross-site", "same-site") and not linked
+        if foreign:
             raise RefusedError(
                 403,
                 "origin",
-                f"A web page of {page[:80]!r} made this request; only the service's own pages may. "
-                "Send it from a program, or from a page under a host that is named with "
-                "'--allowed-host'.",
+                f"A web page of {(page or 'another origin')[:80]!r} made this request; only the "
+                "service's own pages may. Send it from a program, or from a page under a host that "
+                "is named with '--allowed-host'.",
             )
-        site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
-        if site in ("cross-site", "same-site") and not (method == "GET" and mode == "navigate"):
-            other = (
-                "A web page of another origin made this request; only the service's own pages may."
-            )
-            raise RefusedError(403, "origin", other)
 
     def _is_ours(self, host: str) -> bool:
         settings = self._settings
-        if not settings.allowed_hosts and not settings.is_open(self._tokens()):
+        if not settings.allowed_hosts and not settings.is_open(self._service.tokens):
             return True
         if not host:
             return False
         if is_loopback(host) or host == settings.host.lower() or self._is_listed(host, "*"):
             return True
         # Only a name can be made to lead elsewhere; an address cannot.
-        return not settings.loopback and is_address(host)
+        return not is_loopback(settings.host) and is_address(host)
 
     def _is_listed(self, host: str, *anything: str) -> bool:
         return any(
@@ -219,9 +215,3 @@ def refusal_response(refusal: ErrorResponse, **headers: str) -> Response:
     """Return a refusal as Starlette sends it, with more headers."""
     more = {**refusal.headers, **headers}
     return Response(refusal.body, refusal.status, more, "application/json")
-
-
-def _parted(text: str) -> tuple[str, str | None]:
-    """Return a header's host, in lower case and without brackets, and its port; "" for none."""
-    match = _HOST.fullmatch(text.strip())
-    return ("", None) if match is None else (match[1].strip("[]").rstrip(".").lower(), match[2])

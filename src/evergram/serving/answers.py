@@ -1,5 +1,5 @@
 """What a route is asked and answers: one call and its answer; schemas of all answers; and the lists
-of versions, models and consumers."""
+of versions and models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict
 from evergram.errors import LineageError
 from evergram.lineage.diagnosis import version_warnings
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.record import Manifest
 from evergram.serving.access import Access
 from evergram.serving.errors import RefusedError
 from evergram.serving.service import ServedState
@@ -156,21 +155,6 @@ class VersionsAnswer(_AnswerModel):
     data: list[VersionAnswer]
 
 
-class ConsumerAnswer(_AnswerModel):
-    """One consumer; `version` is None where the label that it is pinned to is gone."""
-
-    name: str
-    pinned: str
-    version: int | None
-    allowed: list[str]
-    since: str
-
-
-class ConsumersAnswer(_AnswerModel):
-    object: Literal["list"]
-    data: list[ConsumerAnswer]
-
-
 class ModelAnswer(_AnswerModel):
     id: str
     object: Literal["model"]
@@ -208,8 +192,7 @@ class ErrorAnswer(_AnswerModel):
 
 def versions(state: ServedState, access: Access) -> VersionsAnswer:
     """Return the versions that may be read, oldest first."""
-    lineage = state.lineage
-    readable = access.readable(lineage)
+    lineage, readable = state.lineage, access.readable(state.lineage)
     stored = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
     warnings = version_warnings(lineage)
@@ -235,52 +218,21 @@ def versions(state: ServedState, access: Access) -> VersionsAnswer:
 
 def models(state: ServedState, access: Access) -> ModelsAnswer:
     """Return the versions as OpenAI lists models: by number, by label, and by the bare name."""
-    lineage = state.lineage
-    readable = access.readable(lineage)
-    models = [
-        _model(f"{lineage.name}@v{m.version}", m) for m in lineage.versions if m.version in readable
-    ]
-    models += [
-        _model(f"{lineage.name}@{label}", lineage.manifest(version))
-        for label, version in sorted(lineage.labels.items())
-        if version in readable
-    ]
+    lineage, readable = state.lineage, access.readable(state.lineage)
+    named = [(f"{lineage.name}@v{m.version}", m.version) for m in lineage.versions]
+    named += [(f"{lineage.name}@{label}", n) for label, n in sorted(lineage.labels.items())]
+    named = [(name, version) for name, version in named if version in readable]
     default = _default(lineage, access)
     if default is not None:
-        models.append(_model(lineage.name, lineage.manifest(default)))
+        named.append((lineage.name, default))
+    models = []
+    for name, version in named:
+        created = int(datetime.fromisoformat(lineage.manifest(version).created).timestamp())
+        models.append(ModelAnswer(id=name, object="model", created=created, owned_by="evergram"))
     return ModelsAnswer(object="list", data=models)
 
 
-def model(state: ServedState, access: Access, name: str) -> ModelAnswer:
-    """Return one model."""
-    for listed in models(state, access).data:
-        if listed.id == name:
-            return listed
-    raise RefusedError(
-        404, "unknown_version", f"There is no model {name[:80]!r}; /v1/models lists them.", "model"
-    )
-
-
-def consumers(state: ServedState, access: Access) -> ConsumersAnswer:
-    """Return the consumers without their tokens, to the administrator."""
-    access.require_admin("The list of consumers")
-    answers = []
-    for consumer in state.consumers.list():
-        version = None
-        with suppress(LineageError):
-            version = state.lineage.resolve(consumer.pinned)
-        facts = {name: getattr(consumer, name) for name in ("name", "pinned", "since")}
-        answers.append(ConsumerAnswer(version=version, allowed=list(consumer.allowed), **facts))
-    return ConsumersAnswer(object="list", data=answers)
-
-
 def _default(lineage: Lineage, access: Access) -> int | None:
-    try:
+    with suppress(LineageError, RefusedError):
         return access.version(lineage, None)
-    except (LineageError, RefusedError):
-        return None
-
-
-def _model(name: str, manifest: Manifest) -> ModelAnswer:
-    created = int(datetime.fromisoformat(manifest.created).timestamp())
-    return ModelAnswer(id=name, object="model", created=created, owned_by="evergram")
+    return None

@@ -8,38 +8,19 @@ from importlib.metadata import version as release
 from importlib.resources import files
 from typing import Any
 
+import starlette.exceptions
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from evergram.errors import EvergramError
-from evergram.serving import answers
+from evergram.serving import answers, requests
 from evergram.serving.access import HostCheck, refusal_response
-from evergram.serving.answers import (
-    ConsumersAnswer,
-    EmbeddingsAnswer,
-    ErrorAnswer,
-    Liveness,
-    ModelAnswer,
-    ModelsAnswer,
-    Ready,
-    SearchAnswer,
-    TransformAnswer,
-    VersionsAnswer,
-)
 from evergram.serving.dashboard import DashboardData
 from evergram.serving.errors import ARROW, JSON, RefusedError, error_response
 from evergram.serving.request_handler import Listing, Operation, RequestHandler
-from evergram.serving.requests import (
-    REQUESTS,
-    EmbeddingsRequest,
-    FoldInRequest,
-    SearchRequest,
-    TransformRequest,
-)
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.vector_routes import embeddings, fold_in, search, transform
@@ -47,15 +28,10 @@ from evergram.tracing import tracer_provider
 
 # What machines ask for every few seconds, which has no span.
 _SILENT = ("/healthz", "/readyz", "/metrics")
-_TEXT: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
-}
 _NOT_FOUND = {
     404: "There is no such page, or not with a slash at its end; /openapi.json describes all.",
     405: "This page does not take that method; /openapi.json says which it takes.",
 }
-
-
 # The page loads nothing from elsewhere, runs nothing inline, and no other page may frame it.
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -70,13 +46,27 @@ _PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 
 class _Application(FastAPI):
     """Drops queries: no page has one, and spans would export what a client wrongly puts there.
-    Answers HEAD as GET, whose body the server leaves out."""
+    Answers HEAD as GET, whose body the server leaves out. Describes the bodies of requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = {**scope, "query_string": b""}
         if scope.get("method") == "HEAD":
             scope["method"] = "GET"
         await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            schema = get_openapi(
+                title=self.title, version=self.version, routes=self.routes, summary=self.summary
+            )
+            kinds = [(kind, "validation") for kind in requests.REQUESTS]
+            components = schema["components"]
+            components["schemas"] |= models_json_schema(kinds, ref_template=_REF)[1]["$defs"]
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            # A token, or none where the service is open.
+            schema["security"] = [{"token": []}, {}]
+            self.openapi_schema = schema
+        return self.openapi_schema
 
 
 def create_app(service: Service, settings: ServiceSettings | None = None) -> FastAPI:
@@ -85,20 +75,16 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
     Raises: ServiceError: as `ServiceSettings.check`.
     """
     settings = ServiceSettings() if settings is None else settings
-    with service.entered() as state:
-        settings.check(state.tokens)
+    settings.check(service.tokens)
     handler = RequestHandler(service, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watching = [asyncio.create_task(handler.refresher.watch())]
-        if service.texts is not None:
-            watching.append(asyncio.create_task(service.texts.watch()))
+        watching = asyncio.create_task(handler.watch())
         yield
-        for task in watching:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
         await asyncio.to_thread(handler.close)
 
     app = _Application(
@@ -122,36 +108,74 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
     app.state.handler = handler
     _vector_routes(app, handler)
     _listing_routes(app, handler)
-    _health_routes(app, handler)
-    _refusals(app)
-    watch: dict[str, Any] = {"tokens": lambda: service.tokens, "refused": handler.count_refusal}
-    app.add_middleware(HostCheck, settings=settings, **watch)
-    _describe(app)
+    app.include_router(dashboard_pages())
+
+    async def refused(_: Request, error: Any) -> Response:
+        """Give a refusal of Starlette's own the form of the service's."""
+        sentence = _NOT_FOUND.get(error.status_code, str(error.detail))
+        refusal = error_response(RefusedError(error.status_code, "http", sentence))
+        return refusal_response(refusal, **(error.headers or {}))
+
+    async def failed(_: Request, error: Exception) -> Response:
+        return refusal_response(error_response(error))
+
+    app.add_exception_handler(starlette.exceptions.HTTPException, refused)
+    for kind in (EvergramError, Exception):
+        app.add_exception_handler(kind, failed)
+    app.add_middleware(HostCheck, service=service, settings=settings, errors=handler.metrics.errors)
     return app
 
 
 def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
-    def add(name: str, operation: Operation, summary: str, description: dict[str, Any]) -> None:
+    def add(
+        operation: Operation, summary: str, request: Any, answer: Any, column: str = ""
+    ) -> None:
+        """Add a route; `column` is the one of a request that is an Arrow stream."""
+        name = operation.__name__.replace("_", "-")
         path = f"/v1/{name}"
+        body = {JSON: {"schema": {"$ref": _REF.format(model=request.__name__)}}}
+        described = "JSON."
+        if column:
+            body[ARROW] = _STREAM
+            described = (
+                f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else "
+                "as JSON under `evergram.request` in its schema's metadata."
+            )
+        success = {
+            "model": answer,
+            "description": "The rows, and what they were computed from.",
+            "content": {ARROW: _STREAM},
+            "headers": {
+                header: {"description": text, "schema": {"type": "string"}}
+                for header, text in _HEADERS.items()
+            },
+        }
 
         async def endpoint(request: Request) -> Response:
             return await handler.answer(request, path, operation)
 
-        app.post(path, name=name, summary=summary, **description)(endpoint)
+        app.post(
+            path,
+            name=name,
+            summary=summary,
+            responses={200: success, **_errors(*_REFUSED)},
+            openapi_extra={
+                "requestBody": {"required": True, "content": body, "description": described}
+            },
+        )(endpoint)
 
-    # Each route's requests and answers, and the one column of a request that is an Arrow stream.
-    embedded = _vectors(EmbeddingsRequest, EmbeddingsAnswer, "id")
-    found = _vectors(SearchRequest, SearchAnswer, "vector")
-    read = _vectors(TransformRequest, TransformAnswer, "vector")
-    folded = _vectors(FoldInRequest, TransformAnswer | SearchAnswer, None)
-    add("embeddings", embeddings, "Embeddings of ids, of texts, or of features", embedded)
-    add("search", search, "The nearest stored objects", found)
-    add("transform", transform, "Vectors of one version as another reads them", read)
-    add("fold-in", fold_in, "Vectors of new queries, from the candidates that they met", folded)
+    found, read = answers.SearchAnswer, answers.TransformAnswer
+    of_ids = "Embeddings of ids, of texts, or of features"
+    add(embeddings, of_ids, requests.EmbeddingsRequest, answers.EmbeddingsAnswer, "id")
+    add(search, "The nearest stored objects", requests.SearchRequest, found, "vector")
+    other = "Vectors of one version as another reads them"
+    add(transform, other, requests.TransformRequest, read, "vector")
+    met = "Vectors of new queries, from the candidates that they met"
+    add(fold_in, met, requests.FoldInRequest, read | found)
 
 
 def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
-    refused = _errors(400, 401, 500, 503, 504)
+    service, refused = handler.service, _errors(400, 401, 500, 503, 504)
 
     def add(name: str, listing: Listing, summary: str, answer: Any) -> None:
         path = f"/v1/{name}"
@@ -162,30 +186,31 @@ def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
         responses = {200: {"model": answer}, **refused}
         app.get(path, name=name, summary=summary, responses=responses)(endpoint)
 
-    add("versions", answers.versions, "Versions that may be read", VersionsAnswer)
-    add("consumers", answers.consumers, "Who is pinned to which version", ConsumersAnswer)
-    add("models", answers.models, "Versions and labels, as OpenAI lists models", ModelsAnswer)
+    add("versions", answers.versions, "Versions that may be read", answers.VersionsAnswer)
+    listed = "Versions and labels, as OpenAI lists models"
+    add("models", answers.models, listed, answers.ModelsAnswer)
+    add("dashboard", handler.dashboard, "What the dashboard shows", DashboardData)
+
+    @app.get("/healthz", summary="Whether the process lives")
+    async def healthz() -> answers.Liveness:
+        return answers.Liveness(status="ok")
 
     @app.get(
-        "/v1/models/{model}",
-        summary="One of them",
-        responses={200: {"model": ModelAnswer}, **_errors(404), **refused},
+        "/readyz",
+        summary="Whether requests are answered",
+        responses={200: {"model": answers.Ready}, 503: {"model": answers.Ready}},
     )
-    async def model(request: Request, model: str) -> Response:
-        one: Listing = lambda state, access: answers.model(state, access, model)  # noqa: E731
-        return await handler.list(request, "/v1/models/{model}", one)
+    async def readyz() -> Response:
+        ready, problem = service.store_problem is None, next(iter(service.problems), None)
+        answer = answers.Ready(ready=ready, version=service.production, problem=problem)
+        return JSONResponse(answer.model_dump(), 200 if ready else 503)
 
-    @app.get(
-        "/v1/dashboard",
-        summary="What the dashboard shows",
-        responses={200: {"model": DashboardData}, **refused},
-    )
-    async def data(request: Request) -> Response:
-        answer = await handler.list(request, "/v1/dashboard", handler.dashboard)
-        answer.headers["Cache-Control"] = "no-store"
-        return answer
+    text: Any = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    responses = {**text, **refused}
 
-    app.include_router(dashboard_pages())
+    @app.get("/metrics", summary="For Prometheus", response_class=Response, responses=responses)
+    async def metrics(request: Request) -> Response:
+        return await handler.list(request, "/metrics", handler.metrics_page, metrics=True)
 
 
 def dashboard_pages() -> APIRouter:
@@ -215,50 +240,6 @@ def dashboard_pages() -> APIRouter:
     return routes
 
 
-def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
-    service = handler.service
-
-    @app.get("/healthz", summary="Whether the process lives")
-    async def healthz() -> Liveness:
-        return Liveness(status="ok")
-
-    @app.get(
-        "/readyz",
-        summary="Whether requests are answered",
-        responses={200: {"model": Ready}, 503: {"model": Ready}},
-    )
-    async def readyz() -> Response:
-        ready, problem = service.store_problem is None, next(iter(service.problems), None)
-        answer = Ready(ready=ready, version=service.production, problem=problem)
-        return JSONResponse(answer.model_dump(), 200 if ready else 503)
-
-    @app.get(
-        "/metrics",
-        summary="For Prometheus",
-        response_class=Response,
-        responses={**_TEXT, **_errors(400, 401, 500, 503, 504)},
-    )
-    async def metrics(request: Request) -> Response:
-        return await handler.list(request, "/metrics", handler.metrics_page, metrics=True)
-
-
-def _refusals(app: FastAPI) -> None:
-    """Give the refusals of Starlette itself the form of the service's own."""
-
-    async def refused(_: Request, error: Any) -> Response:
-        sentence = _NOT_FOUND.get(error.status_code, str(error.detail))
-        refusal = error_response(RefusedError(error.status_code, "http", sentence))
-        return refusal_response(refusal, **(error.headers or {}))
-
-    async def failed(_: Request, error: Exception) -> Response:
-        return refusal_response(error_response(error))
-
-    for handled in (HTTPException, 404, 405):
-        app.add_exception_handler(handled, refused)
-    for failing in (EvergramError, Exception):
-        app.add_exception_handler(failing, failed)
-
-
 _REF = "#/components/schemas/{model}"
 _STATUS = {
     400: "What was asked cannot be done; the sentence says why.",
@@ -285,57 +266,4 @@ _HEADERS = {
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return FastAPI's `responses` of a route for the statuses that it refuses with."""
-    return {s: {"model": ErrorAnswer, "description": _STATUS[s]} for s in statuses}
-
-
-def _vectors(request: type[BaseModel], answer: Any, column: str | None) -> dict[str, Any]:
-    """Return the arguments of `FastAPI.post` that describe a route of vectors."""
-    body = {JSON: {"schema": {"$ref": _REF.format(model=request.__name__)}}}
-    description = "JSON."
-    if column is not None:
-        body[ARROW] = _STREAM
-        description = (
-            f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else as "
-            "JSON under `evergram.request` in its schema's metadata."
-        )
-    success = {
-        "model": answer,
-        "description": "The rows, and what they were computed from.",
-        "content": {ARROW: _STREAM},
-        "headers": {
-            name: {"description": text, "schema": {"type": "string"}}
-            for name, text in _HEADERS.items()
-        },
-    }
-    return {
-        "responses": {200: success, **_errors(*_REFUSED)},
-        "openapi_extra": {
-            "requestBody": {"required": True, "content": body, "description": description}
-        },
-    }
-
-
-def _describe(app: FastAPI) -> None:
-    """Add the bodies of requests for vectors to the app's OpenAPI."""
-
-    def description() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = get_openapi(
-                title=app.title, version=app.version, routes=app.routes, summary=app.summary
-            )
-            schemas = models_json_schema(
-                [(kind, "validation") for kind in REQUESTS], ref_template=_REF
-            )[1]["$defs"]
-            components = schema.setdefault("components", {})
-            components.setdefault("schemas", {}).update(schemas)
-            # FastAPI lists it for paths with a name, none of which is invalid.
-            del schema["paths"]["/v1/models/{model}"]["get"]["responses"]["422"]
-            for unused in ("HTTPValidationError", "ValidationError"):
-                del components["schemas"][unused]
-            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            # A token, or none where the service is open.
-            schema["security"] = [{"token": []}, {}]
-            app.openapi_schema = schema
-        return app.openapi_schema
-
-    app.openapi = description  # type: ignore[method-assign]
+    return {s: {"model": answers.ErrorAnswer, "description": _STATUS[s]} for s in statuses}

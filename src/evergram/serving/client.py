@@ -8,13 +8,14 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evergram.errors import DataError, ServiceError, ShapeError
+from evergram.errors import DataError, EvergramError, ServiceError, ShapeError
 from evergram.ids import Lists, as_lists
 from evergram.reopening import Reopened
 from evergram.serving.errors import ARROW, JSON, RAISED
@@ -40,14 +41,12 @@ class Client(Reopened):
     (2, 4)
 
     Args:
-        url: such as "http://127.0.0.1:8000".
         token: the consumer's token, where the service asks for one.
         timeout: seconds of one try.
         retries: tries after the first.
         transport: httpx's transport, in place of the network.
     Raises: in any call, the errors of `Reader`, with the service's sentence. ServiceError: the
-        service cannot be reached, it does not know the token, or the token may not read the
-        version.
+        service cannot be reached, or the token is not known or may not read the version.
     """
 
     def __init__(
@@ -80,12 +79,11 @@ class Client(Reopened):
                 f"{url!r} is not an address such as http://127.0.0.1:8000: {error}."
             ) from error
         self._retries = retries
-        options = {"timeout": timeout, "retries": retries, "transport": transport}
-        self._opened_by: tuple[Any, dict[str, Any]] = (url, token), options
+        options: Any = {"timeout": timeout, "retries": retries, "transport": transport}
+        self._opened_by = partial(type(self), **options), (url, token)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments, options = self._opened_by
-        return partial(type(self), **options), arguments
+        return self._opened_by
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -132,8 +130,7 @@ class Client(Reopened):
             dimensions: as of `Reader.embed`.
         """
         asked = {"input": _listed(texts, "texts"), "version": version, "input_type": role}
-        body = _json({**asked, "dimensions": dimensions})
-        return _vectors(self._table("/v1/embeddings", body, JSON))
+        return _vectors(self._json("/v1/embeddings", {**asked, "dimensions": dimensions}))
 
     def search(
         self,
@@ -163,11 +160,12 @@ class Client(Reopened):
                 whose the vectors are, see `Reader.calibrated`.
         """
         chosen = ids.to_pylist() if isinstance(ids, pa.Array) else ids
-        asked: dict[str, Any]
-        asked = {"k": k, "version": version, "side": side, "metric": metric, "rerank": rerank}
-        asked |= {"scores": scores, "query_vectors": query_vectors}
-        asked["ids"] = None if chosen is None else _listed(chosen, "ids")
-        asked["filter"] = None if filter is None else dict(filter)
+        asked = {
+            **{"k": k, "version": version, "side": side, "metric": metric, "rerank": rerank},
+            **{"scores": scores, "query_vectors": query_vectors},
+            "ids": None if chosen is None else _listed(chosen, "ids"),
+            "filter": None if filter is None else dict(filter),
+        }
         columns = {"vector": _vector_column(queries)}
         return _hits(self._stream("/v1/search", columns, asked))
 
@@ -187,7 +185,7 @@ class Client(Reopened):
             options: of `search`: side, metric, ids, filter, rerank and scores.
         """
         own = {"input": _listed(texts, "texts"), "input_type": role, "k": k, "version": version}
-        return _hits(self._table("/v1/search", _json({**own, **options}), JSON))
+        return _hits(self._json("/v1/search", {**own, **options}))
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
@@ -220,7 +218,7 @@ class Client(Reopened):
             "values": None if values is None else as_lists(values, "values"),
             **{"version": version, "missing": missing},
         }
-        return _vectors(self._table("/v1/fold-in", _json(asked), JSON))
+        return _vectors(self._json("/v1/fold-in", asked))
 
     def versions(self) -> list[dict[str, Any]]:
         """Return the versions that the token may read, oldest first."""
@@ -245,6 +243,9 @@ class Client(Reopened):
             writer.write_table(table)
         return self._table(path, sink.getvalue().to_pybytes(), ARROW)
 
+    def _json(self, path: str, asked: Mapping[str, Any]) -> pa.Table:
+        return self._table(path, _json(asked), JSON)
+
     def _table(self, path: str, body: bytes, media: str) -> pa.Table:
         answer = self._send("POST", path, body, media)
         try:
@@ -261,9 +262,8 @@ class Client(Reopened):
         import httpx
 
         headers = {} if body is None else {"Content-Type": media, "Accept": ARROW}
-        for attempt in range(self._retries + 1):
-            last = attempt == self._retries
-            pause = 0.0
+        for attempt in count():
+            pause, last = FIRST_PAUSE * 2**attempt, attempt == self._retries
             try:
                 answer = self._http.request(method, path, content=body, headers=headers)
             except httpx.TransportError as error:
@@ -272,37 +272,35 @@ class Client(Reopened):
                     raise ServiceError(f"{self.url} cannot be reached: {why}.") from error
             else:
                 if answer.status_code not in _RETRIED or last:
-                    return _checked(answer)
-                retry_after = answer.headers.get("Retry-After", "")
-                pause = float(retry_after) if retry_after.isdecimal() else 0.0
-            pause = max(pause, FIRST_PAUSE * 2**attempt)
+                    break
+                after = answer.headers.get("Retry-After", "")
+                pause = max(pause, float(after) if after.isdecimal() else 0.0)
             time.sleep(min(pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0))
-        raise AssertionError("the last try returns or raises")
+        if answer.status_code == 200:
+            return answer
+        raise _error(answer)
 
 
-def _checked(answer: httpx.Response) -> httpx.Response:
-    """Return a successful answer."""
-    if answer.status_code == 200:
-        return answer
+def _error(answer: httpx.Response) -> EvergramError:
+    """Return an answer that is no success as the error that it names."""
     try:
         error = answer.json()["error"]
         message, code = str(error["message"]), str(error["code"])
     except (ValueError, KeyError, TypeError):
-        raise ServiceError(f"{answer.url} answered {answer.status_code}.") from None
-    raise RAISED.get(code, ServiceError)(message)
+        return ServiceError(f"{answer.url} answered {answer.status_code}.")
+    return RAISED.get(code, ServiceError)(message)
 
 
 def _json(asked: Mapping[str, Any]) -> bytes:
     """Return the fields of a request that are set."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise DataError(f"{value!r} is no id, version or number; give a whole number or a text.")
+
     named = {name: value for name, value in asked.items() if value is not None}
-    return json.dumps(named, default=_plain).encode()
-
-
-def _plain(value: object) -> object:
-    """Return a NumPy number as one of Python."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise DataError(f"{value!r} is no id, version or number; give a whole number or a text.")
+    return json.dumps(named, default=plain).encode()
 
 
 def _vector_column(vectors: npt.ArrayLike) -> pa.Array:
@@ -317,16 +315,12 @@ def _vector_column(vectors: npt.ArrayLike) -> pa.Array:
 
 
 def _hits(table: pa.Table) -> list[Hits]:
-    """The hits of each query of an answer."""
-    query_of_row = table["query"].to_numpy()
+    """Return the hits of each query of an answer."""
     ids, scores = table["id"].combine_chunks(), table["score"].to_numpy()
     versions = table["computed_from"].to_numpy()
-    count = int(table.schema.metadata[b"evergram.queries"])
-    ends = np.searchsorted(query_of_row, np.arange(count + 1))
-    return [
-        Hits(ids[a:b], scores[a:b], versions[a:b])
-        for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-    ]
+    queries = np.arange(int(table.schema.metadata[b"evergram.queries"]) + 1)
+    ends = np.searchsorted(table["query"].to_numpy(), queries).tolist()
+    return [Hits(ids[a:b], scores[a:b], versions[a:b]) for a, b in pairwise(ends)]
 
 
 def _vectors(table: pa.Table) -> Floats:
@@ -336,7 +330,6 @@ def _vectors(table: pa.Table) -> Floats:
 
 
 def _listed(values: Iterable[Any], name: str) -> list[Any]:
-    """Return values as a list."""
     if isinstance(values, str | bytes):
         raise DataError(
             f"{name} is the text {values[:40]!r}; give a list, such as [{values[:40]!r}]."

@@ -22,14 +22,13 @@ from pydantic import (
 from evergram.encoders.encoder import RowEncoder
 from evergram.encoders.encoder_inputs import ID, inputs_of_columns, names_of, refuse_unknown
 from evergram.encoders.factory import restore_encoder
-from evergram.encoders.features import EntityInputs
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import DataError, LineageError
 from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
 from evergram.stores.rows import Floats
+from evergram.tracing import span
 
-Key = int | str
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 LONGEST_VALUE = 1024
 Text = Annotated[StrictStr, Field(max_length=LONGEST_VALUE)]
@@ -83,61 +82,46 @@ class FeatureEncoders:
 
     def encode(self, version: int, side: str, objects: Sequence[Features]) -> Floats:
         """Return the embeddings [n, D] of objects, as a version encodes them."""
-        encoder = self._encoder(version)
-        inputs = _inputs(encoder, version, side, objects)
-        blocks = [block.numpy() for block in encoder.blocks(side, inputs)]
-        return np.concatenate(blocks).astype(np.float32)
+        with span("encoder", version=version, side=side, rows=len(objects)):
+            encoder = self._encoder(version)
+            names = [name for name in names_of(side, encoder.schema) if name != ID]
+            unknown = {name for described in objects for name in described.features} - set(names)
+            if unknown:
+                has = ", ".join(names) or "none, but ids"
+                raise DataError(
+                    f"Version {version} has no feature {min(unknown)!r} of side {side!r}; it has "
+                    f"{has}."
+                )
+            # As text: vocabularies of numbers know their text, and a request may mix both.
+            ids = [None if described.id is None else str(described.id) for described in objects]
+            columns = {ID: pa.array(ids, pa.string())}
+            for name in names:
+                keys = [_texts(described.features.get(name)) for described in objects]
+                columns[name] = pa.array(keys, pa.list_(pa.string()))
+            inputs = inputs_of_columns(columns, len(objects), side, encoder.schema)
+            refuse_unknown(inputs.is_known, columns)
+            blocks = [block.numpy() for block in encoder.blocks(side, inputs)]
+            return np.concatenate(blocks).astype(np.float32)
 
     def _encoder(self, version: int) -> RowEncoder:
         with self._lock:
             if version not in self._loaded:
-                self._loaded[version] = _restored(self._lineage, version)
+                encoder = self._lineage.manifest(version).encoder
+                graph = kinds_where(ENCODERS, "needs_graph")
+                if encoder is None or encoder.kind in ("module", *graph):
+                    raise LineageError(
+                        f"Version {version} has no encoder that embeds objects by their features; "
+                        "ask for the embeddings of ids, or send strings where it records an "
+                        "encoder of text."
+                    )
+                record, state, vocabularies = self._lineage.reader(version).encoder()
+                parts = (record.kind, record.options, record.inputs, state, vocabularies)
+                restored = restore_encoder(*parts, f"version {version}")
+                assert isinstance(restored, RowEncoder)
+                self._loaded[version] = restored
             return self._loaded[version]
 
 
-def _restored(lineage: Lineage, version: int) -> RowEncoder:
-    """Return a version's encoder."""
-    encoder = lineage.manifest(version).encoder
-    if encoder is None or encoder.kind in ("module", *kinds_where(ENCODERS, "needs_graph")):
-        raise LineageError(
-            f"Version {version} has no encoder that embeds objects by their features; ask for the "
-            "embeddings of ids, or send strings where it records an encoder of text."
-        )
-    record, state, vocabularies = lineage.reader(version).encoder()
-    parts = (record.kind, record.options, record.inputs, state, vocabularies)
-    restored = restore_encoder(*parts, f"version {version}")
-    assert isinstance(restored, RowEncoder)
-    return restored
-
-
-def _inputs(
-    encoder: RowEncoder, version: int, side: str, objects: Sequence[Features]
-) -> EntityInputs:
-    names = [name for name in names_of(side, encoder.schema) if name != ID]
-    for described in objects:
-        unknown = sorted(set(described.features) - set(names))
-        if unknown:
-            has = ", ".join(names) or "none, but ids"
-            raise DataError(
-                f"Version {version} has no feature {unknown[0]!r} of side {side!r}; it has {has}."
-            )
-    columns = _columns(objects, names)
-    inputs = inputs_of_columns(columns, len(objects), side, encoder.schema)
-    refuse_unknown(inputs.is_known, columns)
-    return inputs
-
-
-def _columns(objects: Sequence[Features], names: Sequence[str]) -> dict[str, pa.Array]:
-    """Return ids and features as text: vocabularies of numbers know their text, and a request may
-    mix both."""
-    ids = [None if described.id is None else str(described.id) for described in objects]
-    columns = {ID: pa.array(ids, pa.string())}
-    for name in names:
-        keys = [_texts(described.features.get(name, [])) for described in objects]
-        columns[name] = pa.array(keys, pa.list_(pa.string()))
-    return columns
-
-
-def _texts(keys: Key | float | list[Key] | None) -> list[str]:
+def _texts(keys: int | str | float | list[int | str] | None) -> list[str]:
     given = keys if isinstance(keys, list) else [] if keys is None else [keys]
     return [str(key) for key in given]

@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -34,23 +33,21 @@ class Metrics:
             return Gauge(f"evergram_{name}", described, labels, registry=self.registry)
 
         of_request = ("route", "consumer", "version", "status")
-        requests = counter("requests", "Requests answered.", of_request)
-        seconds = Histogram(
+        self._requests = counter("requests", "Requests answered.", of_request)
+        self._seconds = Histogram(
             "evergram_request_seconds",
             "From a request's first byte to its answer.",
             ["route"],
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        read_as = (
-            "Rows served, by the version they were read as and the one they were computed from."
-        )
-        rows = counter("rows", read_as, ("version", "computed_from"))
+        read_as = "Rows served, by the version that they were read as and computed from."
+        self._rows = counter("rows", read_as, ("version", "computed_from"))
         self.errors: Counter = counter("errors", "Refusals and failures.", ["code"])
         loaded = "Changes of the lineage and its consumers that were loaded."
         self.reloads: Counter = counter("reloads", loaded)
         closed = "Connections that the service closed, by reason."
-        self._ended = counter("connections_ended", closed, ["why"])
+        self.ended: Counter = counter("connections_ended", closed, ["why"])
         read = "Version that is read where a request names none."
         self.version: Gauge = gauge("production_version", read)
         self.stale: Gauge = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
@@ -64,27 +61,19 @@ class Metrics:
         self.connections: Gauge = gauge("connections", "Open connections.")
         taken = "Bytes taken of the budget for bodies of requests."
         self.buffered: Gauge = gauge("buffered_bytes", taken)
-        # Looking up the counter of some labels takes longer than incrementing it.
-        self._requests = lru_cache(4096)(requests.labels)
-        self._seconds = lru_cache(64)(seconds.labels)
-        self._rows = lru_cache(4096)(rows.labels)
 
     def answered(
         self, route: str, consumer: str, version: int | None, status: int, seconds: float
     ) -> None:
         """Count one request."""
         number = "" if version is None else str(version)
-        self._requests(route, consumer, number, str(status)).inc()
-        self._seconds(route).observe(seconds)
-
-    def connection_ended(self, why: str) -> None:
-        """Count a connection that the service closed while its client kept it open."""
-        self._ended.labels(why).inc()
+        self._requests.labels(route, consumer, number, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
 
     def served(self, version: int, sources: Mapping[int, int]) -> None:
         """Count rows read as a version; `sources`: version computed from to rows."""
         for source, rows in sources.items():
-            self._rows(str(version), str(source)).inc(rows)
+            self._rows.labels(str(version), str(source)).inc(rows)
 
     def page(self) -> bytes:
         """Return the page that Prometheus reads."""
@@ -107,11 +96,9 @@ class _OfProcess:
 
 def wants_traces(environment: Mapping[str, str]) -> bool:
     """Return whether variables name a collector, and none of them turns spans off."""
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    if environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
-        return False
-    return any(environment.get(name, "").strip() for name in _ENDPOINTS)
+    disabled = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    other = environment.get("OTEL_TRACES_EXPORTER", "otlp").lower() != "otlp"
+    return not (disabled or other) and any(environment.get(name) for name in _ENDPOINTS)
 
 
 def export_traces(environment: Mapping[str, str] = os.environ) -> bool:

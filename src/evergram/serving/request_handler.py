@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel
-from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -21,11 +21,11 @@ from evergram.serving.access import Access, authenticate, refusal_response
 from evergram.serving.answers import Answer, Call
 from evergram.serving.connections import Connections
 from evergram.serving.dashboard import DashboardData, TrafficLog, dashboard_data
-from evergram.serving.errors import ARROW, JSON, ErrorResponse, RefusedError, error_response, log
+from evergram.serving.errors import ARROW, JSON, RefusedError, error_response, log
 from evergram.serving.metrics import MEDIA, Metrics
 from evergram.serving.service import ServedState, Service, SharedReader
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.texts import EncoderWaitError
+from evergram.serving.texts import LOOK, EncoderWaitError
 from evergram.tracing import annotate
 
 # Bytes of each body that the budget does not count, so that a full budget keeps out large requests
@@ -36,7 +36,7 @@ PART = 64
 
 
 class BodyBudget:
-    """Bytes of bodies that all requests together may hold. Several threads may use one."""
+    """Bytes of bodies that all requests together may hold, counted by several threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -131,14 +131,8 @@ class Workers:
         self._lock = threading.Lock()
 
     async def run(self, work: Callable[[], T], done: Callable[[], None]) -> T:
-        """Run `work` in a worker's thread, and return its result.
-
-        Work cancelled before it starts never runs; once started it runs to completion.
-
-        Args:
-            done: called exactly once: after the work has ended, was cancelled, or was refused.
-        Raises: RefusedError: too many requests wait, or the workers are closed.
-        """
+        """Run `work` in a worker's thread, and return its result; `done` is called exactly once,
+        after the work has ended, was cancelled before it started, or was refused."""
         with self._lock:
             full = self.busy >= self._most
             self.busy += not full
@@ -163,58 +157,24 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Cancel the work that waits, and wait for what has started."""
         self._pool.shutdown(cancel_futures=True)
 
 
-class Refresher:
-    """Refreshes a service: again and again, and when a request names an unknown version."""
+async def _repeat(
+    work: Callable[[], object], pause: float, what: str, thread: ThreadPoolExecutor | None = None
+) -> None:
+    """Run `work` in a thread every `pause` seconds, until cancelled; log its failures."""
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            await asyncio.get_running_loop().run_in_executor(thread, work)
+        except Exception:
+            log.exception("%s failed; it is tried again.", what)
 
-    def __init__(self, service: Service, settings: ServiceSettings, metrics: Metrics) -> None:
-        self.service, self.settings, self.metrics = service, settings, metrics
-        # Loading a new version may take long; its own thread keeps it apart from requests.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
-        self._refresh: Future[bool] | None = None
 
-    async def reloaded(self, before: SharedReader) -> bool:
-        """Refresh the service, wait a moment, and return whether its reader is another."""
-        if self.service.least_poll:
-            return False
-        # All requests that wait share one refresh that has not started yet: no queue of them
-        # grows behind a long one, which fills stores.
-        refresh = self._refresh
-        if refresh is None or refresh.running() or refresh.done():
-            refresh = self._refresh = self._thread.submit(self.service.refresh)
-        end = time.monotonic() + PATIENCE
-        while self.service.shared is before and time.monotonic() < end:
-            if refresh.done() and self.service.problem is None:
-                break
-            await asyncio.sleep(0.01)
-        return self.service.shared is not before
-
-    async def watch(self) -> None:
-        """Refresh the service again and again, until cancelled."""
-        loop = asyncio.get_running_loop()
-        pause = max(self.settings.poll, self.service.least_poll)
-        while True:
-            await asyncio.sleep(pause)
-            looking = loop.run_in_executor(self._thread, self._look)
-            # It may be filling stores; revoked tokens must not wait for that.
-            while not (await asyncio.wait({looking}, timeout=pause))[0]:
-                await asyncio.to_thread(self.service.refresh_consumers)
-            try:
-                looking.result()
-            except Exception:
-                log.exception("Refreshing the service failed; it is tried again.")
-
-    def _look(self) -> None:
-        if self.service.refresh():
-            self.metrics.reloads.inc()
-        self.service.check_stores()
-
-    def close(self) -> None:
-        """Wait for the refresh under way; none that waits is begun."""
-        self._thread.shutdown(cancel_futures=True)
+def _leave(*held: HeldBody | ServedState) -> None:
+    for each in held:
+        each.leave()
 
 
 Operation = Callable[[Call], Answer]
@@ -237,13 +197,9 @@ class _Asked:
     consumer: str = ""
     started: float = field(default_factory=time.perf_counter)
 
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
-
 
 class RequestHandler:
-    """Answers requests from a service, which its `refresher` reloads when its lineage changes."""
+    """Answers requests from a service, and reloads it when its lineage changes."""
 
     def __init__(self, service: Service, settings: ServiceSettings) -> None:
         self.service, self.settings = service, settings
@@ -258,10 +214,47 @@ class RequestHandler:
             settings.max_connections,
             settings.silence,
             settings.keep_alive,
-            self.metrics.connection_ended,
+            lambda why: self.metrics.ended.labels(why).inc(),
         )
-        self.refresher = Refresher(service, settings, self.metrics)
         self._pages = Workers(1, PAGES)
+        # Loading a new version may take long; its own thread keeps it apart from requests.
+        self._refreshing = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
+        self._refresh: Future[bool] | None = None
+
+    async def watch(self) -> None:
+        """Look for changes of the lineage, its consumers and encoders of text, until cancelled."""
+        service = self.service
+        pause = max(self.settings.poll, service.least_poll)
+
+        def look() -> None:
+            if service.refresh():
+                self.metrics.reloads.inc()
+            service.check_stores()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_repeat(look, pause, "Refreshing the service", self._refreshing))
+            # The refresh may be filling stores; revoked tokens must not wait for that.
+            consumers = _repeat(service.refresh_consumers, pause, "Refreshing consumers")
+            tasks.create_task(consumers)
+            if service.texts is not None:
+                what = "Checking the encoders of text"
+                tasks.create_task(_repeat(service.texts.check_if_due, LOOK, what))
+
+    async def _reloaded(self, before: SharedReader) -> bool:
+        """Refresh the service, wait a moment, and return whether its reader is another."""
+        if self.service.least_poll:
+            return False
+        # All requests that wait share one refresh that has not started yet: no queue of them
+        # grows behind a long one, which fills stores.
+        refresh = self._refresh
+        if refresh is None or refresh.running() or refresh.done():
+            refresh = self._refresh = self._refreshing.submit(self.service.refresh)
+        end = time.monotonic() + PATIENCE
+        while self.service.shared is before and time.monotonic() < end:
+            if refresh.done() and self.service.problem is None:
+                break
+            await asyncio.sleep(0.01)
+        return self.service.shared is not before
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
         """Return the answer of an operation on vectors, or the refusal of the request."""
@@ -277,9 +270,9 @@ class RequestHandler:
             "x-evergram-computed-from": ",".join(str(v) for v in sorted(answer.sources)),
             "x-evergram-fingerprint": answer.fingerprint,
         }
-        # Counted after it is sent, so that the client does not wait for it.
-        counting = BackgroundTask(self._count_answer, asked, answer, asked.seconds)
-        return Response(answer.body, 200, headers, answer.media, counting)
+        self._count(asked, answer.version, 200)
+        self.metrics.served(answer.version, answer.sources)
+        return Response(answer.body, 200, headers, answer.media)
 
     async def list(
         self, request: Request, route: str, listing: Listing, *, metrics: bool = False
@@ -300,59 +293,49 @@ class RequestHandler:
                     answer = await listed()
                 except LineageError:
                     # A publication since then has removed files of the version before.
-                    if not await self.refresher.reloaded(before):
+                    if not await self._reloaded(before):
                         raise
                     answer = await listed()
         except Exception as error:
             return self._refuse(asked, error)
         if isinstance(answer, bytes):
             return Response(answer, media_type=MEDIA)
-        self._count(asked, None, 200, asked.seconds)
-        return Response(answer.model_dump_json(), media_type=JSON)
+        self._count(asked, None, 200)
+        headers = {"Cache-Control": "no-store"}
+        return Response(answer.model_dump_json(), 200, headers, JSON)
 
     async def _operate(self, asked: _Asked, operation: Operation) -> Answer:
         # The token is checked before anything else of the request is read.
         self._enter(asked)[0].leave()
-        body = HeldBody(self.bodies)
+        headers, body = asked.request.headers, HeldBody(self.bodies)
         try:
             arrow_in = is_arrow(asked.request)
             await body.read(asked.request, self.settings.max_body, self.settings.silence)
             may_wait = reloaded = False
             while True:
                 before = self.service.shared
+                state, access = self._enter(asked)
+                call = Call(
+                    *(state, access, self.settings, body.content, arrow_in),
+                    arrow_out=ARROW in headers.get("accept", ""),
+                    fingerprint=headers.get("x-evergram-fingerprint"),
+                    may_wait=may_wait,
+                )
+                # A worker reads the body to the end, even after the request was given up.
+                body.hold()
+                done = partial(_leave, body, state)
+                workers = self.text_workers if may_wait else self.workers
                 try:
-                    return await self._run(asked, operation, body, arrow_in, may_wait=may_wait)
+                    return await workers.run(partial(operation, call), done)
                 except EncoderWaitError:
                     may_wait = True
                 except (UnknownVersionError, RefusedError) as error:
                     lasting = isinstance(error, RefusedError) and error.code not in _MAY_END
-                    if lasting or reloaded or not await self.refresher.reloaded(before):
+                    if lasting or reloaded or not await self._reloaded(before):
                         raise
                     reloaded = True
         finally:
             body.leave()
-
-    async def _run(
-        self, asked: _Asked, operation: Operation, body: HeldBody, arrow_in: bool, *, may_wait: bool
-    ) -> Answer:
-        """Run an operation in a worker, on the service as it is now."""
-        state, access = self._enter(asked)
-        headers = asked.request.headers
-        call = Call(
-            *(state, access, self.settings, body.content, arrow_in),
-            arrow_out=ARROW in headers.get("accept", ""),
-            fingerprint=headers.get("x-evergram-fingerprint"),
-            may_wait=may_wait,
-        )
-        # A worker reads the body to the end, even after the request was given up.
-        body.hold()
-
-        def done() -> None:
-            body.leave()
-            state.leave()
-
-        workers = self.text_workers if may_wait else self.workers
-        return await workers.run(lambda: operation(call), done)
 
     def _enter(self, asked: _Asked) -> tuple[ServedState, Access]:
         """Authenticate a request."""
@@ -377,13 +360,13 @@ class RequestHandler:
         """Return the page for Prometheus, to the administrator: it names consumers."""
         access.require_admin("The page of metrics")
         metrics, service, texts = self.metrics, self.service, self.service.texts
+        documents = None if texts is None else texts.documents
         metrics.version.set(service.production)
         metrics.stale.set(service.problem is not None)
         metrics.sidecar_problems.set(service.sidecar_problem_count)
         metrics.text_problem.set(texts is not None and texts.problem is not None)
-        if texts is not None and texts.documents is not None:
-            for version, count in texts.documents.counts().items():
-                metrics.kept.labels(str(version)).set(count)
+        for version, count in {} if documents is None else documents.counts().items():
+            metrics.kept.labels(str(version)).set(count)
         metrics.working.set(self.workers.busy + self.text_workers.busy)
         metrics.connections.set(len(self.connections.open))
         metrics.buffered.set(self.bodies.held)
@@ -391,8 +374,10 @@ class RequestHandler:
 
     def close(self) -> None:
         """Wait for the requests under way, and close the service."""
-        for part in (self.workers, self.text_workers, self._pages, self.refresher, self.service):
-            part.close()
+        for workers in (self.workers, self.text_workers, self._pages):
+            workers.close()
+        self._refreshing.shutdown(cancel_futures=True)
+        self.service.close()
 
     def _refuse(self, asked: _Asked, error: Exception) -> Response:
         if isinstance(error, TimeoutError):
@@ -404,18 +389,12 @@ class RequestHandler:
         elif isinstance(error, ClientDisconnect):
             error = RefusedError(400, "disconnected", "The request ended before its body did.")
         refusal = error_response(error)
-        self._count(asked, None, refusal.status, asked.seconds)
-        self.count_refusal(refusal)
+        self._count(asked, None, refusal.status)
+        self.metrics.errors.labels(refusal.code).inc()
         return refusal_response(refusal)
 
-    def count_refusal(self, refusal: ErrorResponse) -> None:
-        self.metrics.errors.labels(refusal.code).inc()
-
-    async def _count_answer(self, asked: _Asked, answer: Answer, seconds: float) -> None:
-        self._count(asked, answer.version, 200, seconds)
-        self.metrics.served(answer.version, answer.sources)
-
-    def _count(self, asked: _Asked, version: int | None, status: int, seconds: float) -> None:
+    def _count(self, asked: _Asked, version: int | None, status: int) -> None:
+        seconds = time.perf_counter() - asked.started
         self.metrics.answered(asked.route, asked.consumer, version, status, seconds)
         if asked.route in VECTORS:
             self.traffic.answered(asked.consumer, version, status, seconds)

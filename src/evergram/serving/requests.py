@@ -8,8 +8,6 @@ trusted: what could take much memory or time is counted before it is parsed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -21,7 +19,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    StrictBool,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -238,8 +235,7 @@ class FoldInRequest(_RequestModel):
         weights: how often each was met, above 0; in lists as long as those of `candidates`.
         values: of the pairs, for a version that was trained on values.
         missing: "skip" leaves out candidates that are not stored.
-        k: answer this many hits of each query, in place of its vector.
-        include_met: let the hits have candidates that the query met.
+        k: answer this many hits of each query that it has not met, in place of its vector.
     """
 
     candidates: (
@@ -251,7 +247,6 @@ class FoldInRequest(_RequestModel):
     version: Version | None = None
     missing: OrDefault[Literal["error", "skip"]] = "error"
     k: Annotated[StrictInt, Field(ge=1)] | None = None
-    include_met: OrDefault[StrictBool] = False
 
 
 REQUESTS: tuple[type[BaseModel], ...] = (
@@ -334,6 +329,7 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
     each message is checked before Arrow reads it: Arrow takes it for granted, and a record batch
     that is read as a schema ends the process.
     """
+    rows, batches = 0, list[pa.RecordBatch]()
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
         first = messages.read_next_message()
@@ -341,9 +337,7 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
             raise DataError(f"The Arrow stream begins with a {first.type}; send its schema first.")
         schema = pa.ipc.read_schema(first)
         _check_schema(schema, column)
-        rows = 0
-        batches: list[pa.RecordBatch] = []
-        for message in _remaining(messages):
+        for message in messages:
             if message.type != "record batch":
                 raise DataError(f"The Arrow stream holds a {message.type}; send record batches.")
             if _is_compressed(message.metadata.to_pybytes()):
@@ -360,14 +354,14 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
         if isinstance(error, DataError):
             raise
         raise DataError("The body is not an Arrow stream that can be read.") from error
-    table = pa.Table.from_batches(batches, schema)
-    rows_of_column = table[column]
-    if rows_of_column.null_count:
-        raise DataError(f"The column {column!r} has a null in row {_first_null(rows_of_column)}.")
+    sent = pa.Table.from_batches(batches, schema)[column]
+    if sent.null_count:
+        row = pc.index(pc.is_null(sent), True).as_py() + 1
+        raise DataError(f"The column {column!r} has a null in row {row}.")
     metadata = schema.metadata or {}
     claimed = metadata.get(FINGERPRINT)
     fingerprint = None if claimed is None else claimed.decode(errors="replace")
-    return Stream(rows_of_column, metadata.get(REQUEST, b"{}"), fingerprint)
+    return Stream(sent, metadata.get(REQUEST, b"{}"), fingerprint)
 
 
 def column_vectors(column: pa.ChunkedArray) -> Floats:
@@ -387,12 +381,6 @@ def column_vectors(column: pa.ChunkedArray) -> Floats:
     return numbers.reshape(len(rows), lengths[0] if lengths else 0)
 
 
-def _remaining(messages: Any) -> Iterator[Any]:
-    with suppress(StopIteration):
-        while (message := messages.read_next_message()) is not None:
-            yield message
-
-
 def _check_schema(schema: pa.Schema, column: str) -> None:
     if schema.names != [column]:
         has = ", ".join(name[:40] for name in schema.names[:_NAMED]) or "none"
@@ -408,10 +396,6 @@ def _check_schema(schema: pa.Schema, column: str) -> None:
         wanted = "lists of float32"
     if not fits:
         raise DataError(f"The column {column!r} is {kind}; it must be {wanted}.")
-
-
-def _first_null(column: pa.ChunkedArray) -> int:
-    return int(pc.index(pc.is_null(column), True).as_py()) + 1
 
 
 def _is_compressed(metadata: bytes) -> bool:

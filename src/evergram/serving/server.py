@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from evergram.errors import EvergramError, ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
@@ -27,9 +27,6 @@ from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts
 from evergram.texts.addresses import check_encoder_address
 from evergram.texts.record import RECORDED
-
-if TYPE_CHECKING:
-    import uvicorn
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
@@ -50,32 +47,36 @@ class Server:
     def __init__(
         self, service: Service, settings: ServiceSettings, listening: socket.socket
     ) -> None:
+        # Imported here, so that `listen` can name a package that is missing.
+        from evergram.serving.app import create_app
+        from evergram.serving.connections import uvicorn_server
+        from evergram.serving.metrics import export_traces
+
         self.service: Service = service
         self.settings: ServiceSettings = settings
+        export_traces()
+        app = create_app(service, settings)
+        self._uvicorn = uvicorn_server(app, settings, app.state.handler.connections)
         self._listening = listening
-        self._uvicorn = _uvicorn_server(service, settings)
         listening.listen(self._uvicorn.config.backlog)
 
     @property
     def url(self) -> str:
-        return str(self.as_json()["url"])
+        host, port = self.settings.host, self._listening.getsockname()[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the server's address and version, as `evergram serve --json`."""
-        host, port = self.settings.host, self._listening.getsockname()[1]
-        return {
-            "url": f"http://{f'[{host}]' if ':' in host else host}:{port}",
-            "version": self.service.production,
-            "open": self.settings.is_open(self.service.tokens),
-        }
+        is_open = self.settings.is_open(self.service.tokens)
+        return {"url": self.url, "version": self.service.production, "open": is_open}
 
     def run(self) -> None:
         """Answer requests until the process is told to stop, or `stop` is called.
 
-        In the main thread, SIGTERM and SIGINT stop it after the requests under way. Objects that
-        exist when it starts are excluded from garbage collection until it ends: otherwise a request
-        waits now and then while all imported modules are searched.
+        In the main thread, SIGTERM and SIGINT stop it after the requests under way.
         """
+        # Garbage collection leaves out what exists now: otherwise a request waits now and then
+        # while all imported modules are searched.
         gc.collect()
         gc.freeze()
         try:
@@ -107,17 +108,17 @@ class ServerProcesses(Server):
 
     Args:
         opened: the lineage and the stores that each process opens as a service.
-        service: has filled the stores, and shows what can be opened; closed before they begin.
     """
 
     def __init__(
         self,
         count: int,
         opened: tuple[str | Path, Mapping[str, str] | None],
-        service: Service,
         settings: ServiceSettings,
         listening: socket.socket,
     ) -> None:
+        # It fills the stores and shows what can be opened; closed before the processes begin.
+        service = _service_of(*opened, replace(settings, encoders=()))
         super().__init__(service, settings, listening)
         service.close()
         self._count, self._opened = count, (*opened, settings, log_format(), listening)
@@ -181,21 +182,20 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_log_format(lines)
     log_to_stderr()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        sidecars = SidecarFiles(settings.sidecars, settings.sidecar_depth)
-        server = Server(Service(place, stores, texts_of(settings), sidecars), settings, listening)
+        server = Server(_service_of(place, stores, settings), settings, listening)
     except EvergramError as error:
         log.error("%s", error)
         sys.exit(1)
     server.run()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def listen(
@@ -221,33 +221,41 @@ def listen(
         `ServiceSettings.check`. EvergramError: the lineage, its consumers or a store cannot be
         opened.
     """
-    settings = checked_settings(place, ServiceSettings() if settings is None else settings)
+    try:
+        import evergram.serving.app
+        import evergram.serving.connections  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ServiceError(f"Serving needs {error.name}: pip install 'evergram[serve]'.") from None
+    settings = ServiceSettings() if settings is None else settings
+    settings.check(has_tokens(ConsumerRegistry.open(place)))
+    allowed = allowed_connections(settings.max_connections)
+    settings = replace(settings, max_connections=allowed)
     listening = bound_socket(settings.host, port)
     try:
-        sidecars = SidecarFiles(settings.sidecars, settings.sidecar_depth)
-        texts = texts_of(settings)
-        if processes == 1:
-            return Server(Service(place, stores, texts, sidecars), settings, listening)
-        service = Service(place, stores, None, sidecars)
-        return ServerProcesses(processes, (place, stores), service, settings, listening)
+        if processes > 1:
+            return ServerProcesses(processes, (place, stores), settings, listening)
+        return Server(_service_of(place, stores, settings), settings, listening)
     except BaseException:
         listening.close()
         raise
 
 
-def texts_of(settings: ServiceSettings) -> ServedTexts | None:
-    """Return the encoders of text that settings name; None if they name none."""
-    if not settings.encoders:
-        return None
+def _service_of(
+    place: str | Path, stores: Mapping[str, str] | None, settings: ServiceSettings
+) -> Service:
+    """Return the service of a lineage, with the sidecars and encoders that the settings name."""
+    texts = documents = None
     for address in settings.encoders:
         if address != RECORDED:
             check_encoder_address(address)
-    documents = None
-    if settings.texts is not None:
-        folder = None if settings.kept is None else Path(settings.kept)
-        documents = Documents(Path(settings.texts), folder)
-    cache, every, limit = settings.text_cache, settings.canary_every, settings.timeout
-    return ServedTexts(settings.encoders, cache, every, documents, limit)
+    if settings.encoders:
+        if settings.texts is not None:
+            folder = None if settings.kept is None else Path(settings.kept)
+            documents = Documents(Path(settings.texts), folder)
+        cache, every = settings.text_cache, settings.canary_every
+        texts = ServedTexts(settings.encoders, cache, every, documents, settings.timeout)
+    sidecars = SidecarFiles(settings.sidecars, settings.sidecar_depth)
+    return Service(place, stores, texts, sidecars)
 
 
 def serve(
@@ -266,29 +274,6 @@ def serve(
         server.run()
 
 
-def checked_settings(place: str | Path, settings: ServiceSettings) -> ServiceSettings:
-    """Return the settings with as many connections as this process may hold."""
-    try:
-        import evergram.serving.app
-        import evergram.serving.connections  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ServiceError(f"Serving needs {error.name}: pip install 'evergram[serve]'.") from None
-    settings.check(has_tokens(ConsumerRegistry.open(place)))
-    allowed = allowed_connections(settings.max_connections)
-    return replace(settings, max_connections=allowed)
-
-
-def _uvicorn_server(service: Service, settings: ServiceSettings) -> uvicorn.Server:
-    # Imported here, so that `checked_settings` names what is missing.
-    from evergram.serving.app import create_app
-    from evergram.serving.connections import uvicorn_server
-    from evergram.serving.metrics import export_traces
-
-    export_traces()
-    app = create_app(service, settings)
-    return uvicorn_server(app, settings, app.state.handler.connections)
-
-
 def allowed_connections(wanted: int) -> int:
     """Return how many connections the process may hold, at most `wanted`; each takes a file.
 
@@ -300,14 +285,14 @@ def allowed_connections(wanted: int) -> int:
     except ImportError:  # systems without such a limit
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = wanted + FILES
-    if soft != resource.RLIM_INFINITY and soft < files:
-        more = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    files, endless = wanted + FILES, resource.RLIM_INFINITY
+    if soft != endless and soft < files:
+        more = files if hard == endless else min(files, hard)
         # Some systems enforce a limit below the one that they report.
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
             soft = more
-    if soft == resource.RLIM_INFINITY or soft >= files:
+    if soft == endless or soft >= files:
         return wanted
     allowed = max(1, soft - FILES)
     log.warning(

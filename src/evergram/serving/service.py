@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from evergram.errors import EvergramError, LineageError, ServiceError
@@ -49,19 +50,15 @@ class ChangeWatch:
 
     def _stamp(self, name: str) -> FileStamp:
         """Return a file's time, length and inode; of a remote file its content."""
-        if self.folder is not None:
-            try:
+        with suppress(FileNotFoundError):
+            if self.folder is not None:
                 status = (self.folder / name).stat()
-            except FileNotFoundError:
-                return ()
-            return status.st_mtime_ns, status.st_size, status.st_ino
-        assert self._remote is not None
-        files, path = self._remote
-        files.invalidate_cache()
-        try:
+                return status.st_mtime_ns, status.st_size, status.st_ino
+            assert self._remote is not None
+            files, path = self._remote
+            files.invalidate_cache()
             return (files.cat_file(f"{path.rstrip('/')}/{name}"),)
-        except FileNotFoundError:
-            return ()
+        return ()
 
 
 class SharedReader:
@@ -71,16 +68,12 @@ class SharedReader:
         self.reader = reader
         self.encoders: FeatureEncoders = FeatureEncoders(reader.lineage)
         self._users = 1  # the service itself
-        self._lock, self._facts_lock = threading.Lock(), threading.Lock()
-        self._facts: PublishedFacts | None = None
+        self._lock = threading.Lock()
 
-    @property
+    @cached_property
     def published_facts(self) -> PublishedFacts:
         """The published facts. Only the first look reads them, from every published file."""
-        with self._facts_lock:
-            if self._facts is None:
-                self._facts = published_facts(self.reader.lineage)
-            return self._facts
+        return published_facts(self.reader.lineage)
 
     def enter(self) -> bool:
         """Count one more user; return False where the reader is closed already."""
@@ -147,16 +140,16 @@ class Service:
         open_reader: Callable[[], Reader] | None = None,
     ) -> None:
         self._watch = ChangeWatch(place)
-        remote = self._watch.folder is None
         # The whole path, so that an error names the folder wherever the process runs.
         self._place = self._watch.folder or place
-        self._stores, self.texts = stores, texts
-        self._sidecars = SidecarFiles() if sidecars is None else sidecars
-        self._open_reader = self._read if open_reader is None else open_reader
+        self.texts = texts
+        self._sidecars = files = SidecarFiles() if sidecars is None else sidecars
+        # Opens the lineage as it is on disk, and fills its stores if need be.
+        self._open_reader = open_reader or partial(Reader.open, self._place, stores, sidecars=files)
         # Whether rows of a new version can be read from the stores before they are all filled.
         self._reads_ahead = stores is None and open_reader is None
         # Seconds between two looks, at least.
-        self.least_poll: float = REMOTE_POLL if remote else 0.0
+        self.least_poll: float = REMOTE_POLL if self._watch.folder is None else 0.0
         self._refreshing = threading.Lock()
         self._reading_consumers, self._switching = threading.Lock(), threading.Lock()
         # Stamps before content: what changes in between is loaded at the next look.
@@ -170,10 +163,6 @@ class Service:
         # Why a change could not be loaded, and which store does not answer.
         self.problem: str | None = None
         self.store_problem: str | None = None
-
-    def _read(self) -> Reader:
-        """Open the lineage as it is on disk with its stores, filling them if need be."""
-        return Reader.open(self._place, self._stores, sidecars=self._sidecars)
 
     def _read_stamps(self) -> tuple[FileStamp, FileStamp]:
         of_lineage, of_consumers = self._watch.stamps()
@@ -213,25 +202,22 @@ class Service:
             self._tried_stamps, self._tried_at = stamps, time.monotonic()
             return self._load(stamps)
 
-    def refresh_consumers(self) -> bool:
+    def refresh_consumers(self) -> None:
         """Load changed consumers alone, without waiting for a `refresh` that fills stores: revoked
         tokens must not stay valid until they are full. Errors are left to `refresh` to report."""
-        try:
-            return self._load_consumers(self._read_stamps()[1])
-        except Exception:  # each remote driver has its own
-            return False
+        with suppress(Exception):  # each remote driver has its own
+            self._load_consumers(self._watch.stamps()[1])
 
-    def _load_consumers(self, stamp: FileStamp) -> bool:
+    def _load_consumers(self, stamp: FileStamp) -> None:
         with self._reading_consumers:
             if stamp == self._consumers_stamp:
-                return False
+                return
             consumers = ConsumerRegistry.open(self._place)
             with self._switching:
                 # A service that asked for tokens goes on asking when the file is gone.
                 tokens = self._state.tokens or has_tokens(consumers)
                 self._state = replace(self._state, consumers=consumers, tokens=tokens)
             self._consumers_stamp = stamp
-            return True
 
     def _load(self, stamps: tuple[FileStamp, FileStamp]) -> bool:
         try:
@@ -248,8 +234,7 @@ class Service:
                 filled = self._opened()
                 self._switch(filled, filled.reader.lineage)
         except Exception as error:  # drivers and packages of encoders have their own
-            trace = None if isinstance(error, EvergramError | OSError) else error
-            return self._failed("The lineage has changed and cannot be loaded", error, trace)
+            return self._failed("The lineage has changed and cannot be loaded", error)
         changed = stamps != self._stamps
         self._stamps, self.problem = stamps, None
         return changed
@@ -292,11 +277,14 @@ class Service:
     @property
     def problems(self) -> list[str]:
         """What could not be loaded or reached, one sentence each."""
-        problems = [self.store_problem, self.problem]
-        problems.append(None if self.texts is None else self.texts.problem)
-        if count := self.sidecar_problem_count:
-            what = "Files of sidecars that cannot be used as they are"
-            problems.append(f"{what}: {count}; the log says why.")
+        unused = "Files of sidecars that cannot be used as they are"
+        count, texts = self.sidecar_problem_count, self.texts
+        problems = [
+            self.store_problem,
+            self.problem,
+            None if texts is None else texts.problem,
+            f"{unused}: {count}; the log says why." if count else None,
+        ]
         return [problem for problem in problems if problem is not None]
 
     @property
@@ -322,11 +310,12 @@ class Service:
         if self.texts is not None:
             self.texts.close()
 
-    def _failed(self, what: str, error: Exception, trace: Exception | None = None) -> bool:
-        """Set `problem`, and log it once, with the traceback of `trace`. Returns: False."""
+    def _failed(self, what: str, error: Exception) -> bool:
+        """Set `problem`, and log it once, an unexpected one with its traceback. Returns: False."""
         problem = f"{what} ({type(error).__name__}); version {self.production} is served on."
         if self.problem != problem:
-            log.error("%s %s", problem, error, exc_info=trace)
+            expected = isinstance(error, EvergramError | OSError)
+            log.error("%s %s", problem, error, exc_info=None if expected else error)
         self.problem = problem
         return False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from ipaddress import ip_address
 
 from evergram.errors import ServiceError
@@ -23,7 +22,7 @@ class ServiceSettings:
     Args:
         host: address to listen on; without tokens, it must be one that only this machine reaches.
         no_auth: let everybody read everything, wherever the service listens.
-        admin_token: token that reads every version, the list of consumers and the metrics.
+        admin_token: token that reads every version, the dashboard's data and the metrics.
         max_batch: ids, objects or vectors in one request.
         max_k: results of one query.
         max_hits: results of all queries of one request.
@@ -79,23 +78,14 @@ class ServiceSettings:
     sidecars: tuple[str, ...] = ()
     sidecar_depth: int = 1000
 
-    @cached_property
-    def loopback(self) -> bool:
-        """True if only this machine can reach the service."""
-        return is_loopback(self.host)
-
     def is_open(self, tokens: bool) -> bool:
         """Return whether requests need no token; `tokens`: whether any consumer has one."""
-        return self.no_auth or (self.loopback and not tokens and self.admin_token is None)
+        guarded = tokens or self.admin_token is not None
+        return self.no_auth or (is_loopback(self.host) and not guarded)
 
     def check(self, tokens: bool) -> None:
         """Refuse settings that would let anybody in, that no request could match, or that need
-        others.
-
-        Args:
-            tokens: whether any consumer has a token.
-        Raises: ServiceError.
-        """
+        others; `tokens`: whether any consumer has one. Raises: ServiceError."""
         if not self.host:
             raise ServiceError(
                 "--host is empty; give an address of this machine: 127.0.0.1 for its own programs "
@@ -106,30 +96,24 @@ class ServiceSettings:
             # Also false for NaN.
             if not seconds <= LONGEST:
                 raise ServiceError(f"{name} is {seconds} seconds; it must be at most {LONGEST:,}.")
-        if self.texts is not None and not self.encoders:
-            raise ServiceError(
-                "--texts is for searches that re-rank by an encoder, and no --encoder is given; "
-                "add one, such as --encoder recorded, or leave --texts out."
-            )
-        if self.kept is not None and self.texts is None:
-            raise ServiceError(
-                "--kept is the folder of vectors of --texts, which are not given; add --texts "
-                "FILE, or leave --kept out."
-            )
+        for given, needed, name in (
+            (self.texts, self.encoders, "--texts needs --encoder"),
+            (self.kept, self.texts, "--kept needs --texts"),
+        ):
+            if given is not None and not needed:
+                raise ServiceError(f"{name}, which is not given; add it, or leave the first out.")
         for pattern in self.allowed_hosts:
             if not _HOST_PATTERN.fullmatch(pattern):
                 raise ServiceError(
-                    f"--allowed-host {pattern} is not a host name; give one such as "
-                    "shop.example.com, *.example.com for all below it, or * for any, without "
-                    "http:// and without a port."
+                    f"--allowed-host {pattern} is not a host name; give one such as shop.example, "
+                    "*.example, or * for any, without http:// and without a port."
                 )
-        if self.no_auth or self.loopback or tokens or self.admin_token is not None:
-            return
-        raise ServiceError(
-            f"Bound to {self.host}, others can reach the service, and no consumer has a token; add "
-            "one with 'evergram consumer token', "
-            f"set {ADMIN_TOKEN}, bind to 127.0.0.1, or say --no-auth."
-        )
+        if not (self.no_auth or is_loopback(self.host) or tokens or self.admin_token is not None):
+            raise ServiceError(
+                f"Bound to {self.host}, others can reach the service, and no consumer has a token; "
+                f"add one with 'evergram consumer token', set {ADMIN_TOKEN}, bind to 127.0.0.1, or "
+                "say --no-auth."
+            )
 
 
 def is_loopback(host: str) -> bool:
@@ -146,10 +130,7 @@ def is_address(host: str) -> bool:
 
 
 def admin_token() -> str | None:
-    """Return the administrator's token from the environment; None where it is not set.
-
-    Raises: ServiceError: the token has characters that no HTTP header can carry.
-    """
+    """Return the administrator's token from the environment; None where it is not set."""
     token = os.environ.get(ADMIN_TOKEN) or None
     if token is not None and not re.fullmatch(r"[!-~]+", token):
         raise ServiceError(

@@ -1,13 +1,8 @@
 """Strings in requests, encoded by the newest version's encoder, cached and checked; and the texts
-of stored objects, with the vectors that searches had computed of them.
-
-Read in this order: `VectorCache`, `CheckedEncoder` (a version's encoder, used only while it is the
-recorded one), `Documents`, `ServedTexts` (the encoders of a lineage's versions).
-"""
+of stored objects, with the vectors that searches had computed of them."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import uuid
@@ -39,6 +34,7 @@ from evergram.texts.text_encoder import (
     Vectors,
 )
 from evergram.texts.text_files import read_texts
+from evergram.tracing import span
 from evergram.vector_files.open_embeddings import (
     FINGERPRINT,
     TEXT_ENCODER,
@@ -76,14 +72,13 @@ class VectorCache:
     def get(self, key: Hashable) -> Vectors | None:
         """Return the vector [D] of a key; None if it is not held."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
+            if key not in self._entries:
                 return None
             self._entries.move_to_end(key)
-            return entry[0]
+            return self._entries[key][0]
 
     def put(self, key: Hashable, vector: Vectors, size: int) -> None:
-        """Hold a vector [D] under a key of `size` bytes."""
+        """Hold a vector [D] under a key of `size` bytes, if there is room for it at all."""
         whole = size + vector.nbytes + OVERHEAD
         if whole > self.most:
             return
@@ -126,7 +121,7 @@ class CheckedEncoder:
         self,
         version: int,
         record: TextEncoderRecord,
-        opened: Callable[[TextEncoderRecord], TextEncoder],
+        opened: Callable[[], TextEncoder],
         failed: Callable[[], None],
     ) -> None:
         self.version: int = version
@@ -145,7 +140,7 @@ class CheckedEncoder:
         try:
             with self._checking, self._failures():
                 if self._encoder is None:
-                    self._encoder = RecordedEncoder(self._opened(self.record), self.record)
+                    self._encoder = RecordedEncoder(self._opened(), self.record)
                 else:
                     self._encoder.check()
         except TextEncoderError:
@@ -164,13 +159,19 @@ class CheckedEncoder:
         """Return the vectors [n, D] of texts."""
         self.require()
         assert self._encoder is not None
-        with self._failures():
+        with self._failures(), span("encoder", version=self.version, rows=len(texts)):
             try:
                 vectors = self._encoder.encode(texts, role)
             except (DataError, TextsFailedError) as error:
                 # Whose failure it is, the encoder's or a text's, its canaries show.
                 self._encoder.check()
-                raise self._unencodable(texts, error) from error
+                text = texts[0] if len(texts) == 1 else None
+                what = "cannot encode"
+                if isinstance(error, NotFiniteError):
+                    what = "gives no finite vector for"
+                    text = error.text if error.text in texts else text
+                log.warning("Version %d: the encoder fails on a text. %s", self.version, error)
+                raise UnencodableTextError(self.version, what, text) from error
         # A check may have failed while the texts were encoded.
         self.require()
         return vectors
@@ -186,22 +187,13 @@ class CheckedEncoder:
             raise TextEncoderError(
                 f"The encoder of version {self.version} is at work on other texts; try again."
             ) from error
-        except MismatchError as error:
-            what = "is not the one that the version was published with"
-            if self._encoder is None:
-                what = "is none of those that may be opened (--encoder)"
-            raise self._fail(what, str(error)) from error
         except EvergramError as error:
             what = "cannot be opened" if self._encoder is None else "fails"
+            if isinstance(error, MismatchError):
+                what = "is not the one that the version was published with"
+                if self._encoder is None:
+                    what = "is none of those that may be opened (--encoder)"
             raise self._fail(what, str(error)) from error
-
-    def _unencodable(self, texts: list[str], error: EvergramError) -> UnencodableTextError:
-        only = texts[0] if len(texts) == 1 else None
-        if isinstance(error, NotFiniteError):
-            text = error.text if error.text in texts else only
-            return UnencodableTextError(self.version, "gives no finite vector for", text)
-        log.warning("Version %d: the encoder fails on a text alone. %s", self.version, error)
-        return UnencodableTextError(self.version, "cannot encode", only)
 
     def _fail(self, what: str, detail: str) -> TextEncoderError:
         """Set `problem`, log it once, and return it as an error."""
@@ -260,13 +252,13 @@ class Documents:
         if not self._texts.keys() >= set(asked):
             with self._lock:
                 self._read()
-        absent = next((id_ for id_ in asked if id_ not in self._texts), None)
+        texts = self._texts
+        absent = next((id_ for id_ in asked if id_ not in texts), None)
         if absent is not None:
             raise MissingTextError(
                 f"The id {absent[:40]} is stored and has no text in the file of --texts, so "
                 "that it cannot be re-ranked; add it to the file, or leave 'rerank' out."
             )
-        texts = self._texts
         return [texts[id_] for id_ in asked]
 
     def kept(
@@ -278,16 +270,23 @@ class Documents:
         encoder: Record = None,
     ) -> KeptVectors:
         """Return the kept vectors of a version, with those that were saved before; `encode` and
-        `encoder` are of the version's model."""
+        `encoder` are of the version's model. A file that cannot be used is logged."""
         with self._lock:
             kept = self._kept.get(version)
             # A lineage restored from a copy may have published another version under the number.
-            if kept is None or kept.fingerprint != fingerprint:
-                vectors = KeptVectors(lambda ids: encode(self.texts_of(ids)), dim, BATCH)
-                self._load(vectors, fingerprint)
-                kept = _Kept(fingerprint, encoder, vectors, len(vectors))
-                self._kept[version] = kept
-            return kept.vectors
+            if kept is not None and kept.fingerprint == fingerprint:
+                return kept.vectors
+            vectors = KeptVectors(lambda ids: encode(self.texts_of(ids)), dim, BATCH)
+            saved = [] if self.folder is None else self.folder.glob(f"{fingerprint[:16]}-*.parquet")
+            for path in sorted(saved):
+                try:
+                    if open_embeddings(path).provenance.get(FINGERPRINT) != fingerprint:
+                        raise DataError(f"{path} is not of the version {fingerprint}.")
+                    vectors.load(path)
+                except EvergramError as error:
+                    log.error("Kept vectors are computed again: %s", error)
+            self._kept[version] = _Kept(fingerprint, encoder, vectors, len(vectors))
+            return vectors
 
     def counts(self) -> dict[int, int]:
         """Return the number of kept vectors by version."""
@@ -303,37 +302,22 @@ class Documents:
                 return
             try:
                 if self.folder is not None:
-                    self._write(self.folder, kept, count)
+                    ids, vectors = kept.vectors.rows(kept.checked, count)
+                    mark = provenance_of(kept.fingerprint, kept.fingerprint)
+                    if kept.record is not None:
+                        mark[TEXT_ENCODER] = kept.record.model_dump_json()
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    name = f"{kept.fingerprint[:16]}-{uuid.uuid4().hex}.parquet"
+                    write_vectors(self.folder / name, [(ids, torch.from_numpy(vectors))], mark)
                 kept.checked = count
             except (EvergramError, OSError) as error:
                 log.error("The vectors of version %d cannot be saved: %s", version, error)
-
-    def _write(self, folder: Path, kept: _Kept, stop: int) -> None:
-        ids, vectors = kept.vectors.rows(kept.checked, stop)
-        mark = provenance_of(kept.fingerprint, kept.fingerprint)
-        if kept.record is not None:
-            mark[TEXT_ENCODER] = kept.record.model_dump_json()
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{kept.fingerprint[:16]}-{uuid.uuid4().hex}.parquet"
-        write_vectors(path, [(ids, torch.from_numpy(vectors))], mark)
 
     def distrust(self, version: int) -> None:
         """Drop the vectors that no check came after: the encoder is another, or unknown."""
         with self._lock:
             if version in self._kept:
                 self._kept[version].vectors.drop_after(self._kept[version].checked)
-
-    def _load(self, kept: KeptVectors, fingerprint: str) -> None:
-        """Keep what was saved of a version; a file that cannot be used is logged."""
-        if self.folder is None:
-            return
-        for path in sorted(self.folder.glob(f"{fingerprint[:16]}-*.parquet")):
-            try:
-                if open_embeddings(path).provenance.get(FINGERPRINT) != fingerprint:
-                    raise DataError(f"{path} is not of the version {fingerprint}.")
-                kept.load(path)
-            except EvergramError as error:
-                log.error("Kept vectors are computed again: %s", error)
 
     def _read(self) -> None:
         """Read the file if it is another than the one that was read."""
@@ -371,13 +355,12 @@ class ServedTexts:
         limit: float = 30.0,
     ) -> None:
         self.documents = documents
-        self.limit: float = limit
-        self._addresses, self._every = tuple(addresses), every
+        self._addresses, self._every, self._limit = tuple(addresses), every, limit
         self._cache = VectorCache(cache)
         self._encoders: dict[int, CheckedEncoder] = {}
         # By address and prompts: versions of the same encoder share it. One that no version uses
         # any more is freed after its last call.
-        self._open = WeakValueDictionary[tuple[str, str, str], TextEncoder]()
+        self._open = WeakValueDictionary[tuple[str, Prompts], TextEncoder]()
         self._loading, self._opening = threading.Lock(), threading.Lock()
         self._checked_at = monotonic()
         self._production = 0
@@ -386,8 +369,8 @@ class ServedTexts:
     def problem(self) -> str | None:
         """Why strings cannot be encoded at production or a later version; None if they can."""
         encoders = sorted(self._encoders.items())
-        problems = [e.problem for n, e in encoders if n >= self._production and e.problem]
-        return problems[0] if problems else None
+        problems = (e.problem for n, e in encoders if n >= self._production and e.problem)
+        return next(problems, None)
 
     def can_encode(self, version: int) -> bool:
         """Return whether a version's own encoder is open, and is the recorded one."""
@@ -408,13 +391,13 @@ class ServedTexts:
                     continue
                 encoders.pop(n, None)
                 if record is not None:
-                    failed = partial(self._failed, n)
-                    encoders[n] = CheckedEncoder(n, record, self._recorded, failed)
+                    opened = partial(open_recorded, record, self._addresses, self._shared)
+                    encoders[n] = CheckedEncoder(n, record, opened, partial(self._distrust, n))
                     encoders[n].check()
             before, self._encoders, self._production = self._encoders, encoders, production
-            if self.documents is not None:
-                for n in [n for n, encoder in before.items() if encoders.get(n) is not encoder]:
-                    self.documents.distrust(n)  # no check will come after its vectors
+            for n, encoder in before.items():
+                if encoders.get(n) is not encoder:
+                    self._distrust(n)  # no check will come after its vectors
 
     def encode(
         self,
@@ -448,16 +431,19 @@ class ServedTexts:
         if absent:
             if not wait:
                 raise EncoderWaitError
-            vectors = encoder.encode(absent, role)
-            for text, vector in zip(absent, vectors, strict=True):
+            for text, vector in zip(absent, encoder.encode(absent, role), strict=True):
                 self._cache.put((key, role, text), vector, 4 * len(text))
-            held |= zip(absent, vectors, strict=True)
+                held[text] = vector
         return np.stack([row for text in texts if (row := held[text]) is not None])
 
     def is_due(self) -> bool:
-        """Return whether `check` should be called now: every so often, sooner after a failure."""
+        """Return whether a check is due: every so often, sooner after a failure."""
         pause = self._every if self.problem is None else min(self._every, RETRY_AFTER)
         return monotonic() - self._checked_at >= pause
+
+    def check_if_due(self) -> None:
+        if self.is_due():
+            self.check()
 
     def check(self) -> None:
         """Compare the canaries of all encoders, and open those that could not be opened."""
@@ -468,17 +454,6 @@ class ServedTexts:
                 self.documents.save(encoder.version, counts.get(encoder.version, 0))
         self._checked_at = monotonic()
 
-    async def watch(self) -> None:
-        """Check the encoders again and again, until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK)
-            if not self.is_due():
-                continue
-            try:
-                await asyncio.to_thread(self.check)
-            except Exception:
-                log.exception("Checking the encoders of text failed; it is tried again.")
-
     def close(self) -> None:
         """Save the kept vectors, after a last check, and release all encoders."""
         if self.documents is not None and self.documents.folder is not None:
@@ -486,21 +461,15 @@ class ServedTexts:
         for encoder in list(self._open.values()):
             encoder.close()
 
-    def _failed(self, version: int) -> None:
-        """Forget the vectors of an encoder that is not the recorded one, or is out of reach."""
+    def _distrust(self, version: int) -> None:
         if self.documents is not None:
             self.documents.distrust(version)
 
-    def _recorded(self, record: TextEncoderRecord) -> TextEncoder:
-        """Return the recorded encoder."""
-        return open_recorded(record, self._addresses, self._shared)
-
     def _shared(self, address: str, prompts: Prompts) -> TextEncoder:
         """Return the encoder at an address with prompts, opened once."""
-        key = address, prompts.query, prompts.document
         with self._opening:
-            encoder = self._open.get(key)
+            encoder = self._open.get((address, prompts))
             if encoder is None:
-                encoder = self._open[key] = open_text_encoder(address, prompts)
-                encoder.limit = self.limit / 2
+                encoder = self._open[address, prompts] = open_text_encoder(address, prompts)
+                encoder.limit = self._limit / 2
         return encoder

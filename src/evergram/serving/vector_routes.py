@@ -7,9 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +43,12 @@ from evergram.serving.texts import (
     TextEncoderError,
     UnencodableTextError,
 )
-from evergram.stores.rows import Embedded, Floats, Hits
+from evergram.stores.rows import Floats, Hits
 from evergram.stores.store import ReadableStore
 from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role
-from evergram.tracing import span
 
 Sources = npt.NDArray[np.int64]
-R = TypeVar("R")
 QUERY, CANDIDATE = "query", "candidate"
 # Features of the objects, and candidates of the queries, that a full request may have on average.
 FEATURES = MET = 32
@@ -67,21 +64,31 @@ def embeddings(call: Call) -> Answer:
         inputs = _inputs(options, call.settings)
     else:
         inputs = stream.column.combine_chunks() if len(stream.column) else pa.array([], pa.null())
-    version = _model_version(call, options)
-    dims = _dims(call, version, options.dimensions)
-    side = call.state.reader.default_side if options.side is None else options.side
+    version, reader = _model_version(call, options), call.state.reader
+    manifest = call.lineage.manifest(version)
+    try:
+        dims = checked_dims(options.dimensions, manifest.dim, manifest.cuts, version)
+    except DataError as error:
+        raise RefusedError(400, "dimensions", str(error), "dimensions") from None
+    side = reader.default_side if options.side is None else options.side
     objects = isinstance(inputs, list) and isinstance(inputs[0], Features)
     role = _text_role(call, options, inputs, texts=isinstance(inputs, list) and not objects)
     ids = None
     if objects or role is not None:
-        vectors, sources = encoded(call, version, side, inputs, role)
+        vectors, sources = _encoded(call, version, side, inputs, role)
     else:
-        ids = as_ids(call.state.reader.store(side), inputs)
-        embedded = looked_up(lambda: _embedded(call, ids, version, side))
-        vectors, sources = embedded.vectors, embedded.sources
+        ids = _as_ids(reader.store(side), inputs)
+        with _looking_up():
+            found = reader.embed(ids.drop_null(), version, side)
+        vectors, sources = found.vectors, found.sources
+        if ids.null_count:  # strings that are no id that could be stored
+            valid = ids.is_valid().to_numpy(zero_copy_only=False)
+            vectors = np.zeros((len(ids), vectors.shape[1]), dtype=np.float32)
+            sources = np.full(len(ids), -1, dtype=np.int64)
+            vectors[valid], sources[valid] = found.vectors, found.sources
         if options.missing == "error" and (sources < 0).any():
             missing = [inputs[row] for row in np.flatnonzero(sources < 0).tolist()]
-            raise missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
+            raise _missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
     # After the backward transform: the coordinates that are kept are the version's own first ones.
     vectors = vectors if dims is None else cut(vectors, dims)
     encoding = options.encoding_format
@@ -109,28 +116,29 @@ def search(call: Call) -> Answer:
         queries, whose = _of_id(call, options, version, side)
     else:
         queries = _vectors(options.vectors or [options.vector or []], settings)
-    check_rerank(call, options, version, len(queries))
-    _check_hits(call, len(queries), options.k, options.k)
+    _check_rerank(call, options, version)
+    _check_hits(call, len(queries), options.k, options.rerank or options.k)
     ids = None
     if options.ids is not None:
-        check_count(len(options.ids), settings.max_batch, "ids", "id")
-        ids = as_ids(store, options.ids).drop_null()
+        _check_count(len(options.ids), settings.max_batch, "ids", "id")
+        ids = _as_ids(store, options.ids).drop_null()
     if isinstance(queries, list):  # texts are encoded after every limit was checked
         role, texts = options.input_type or "query", queries
-        encode = lambda version: encoded(call, version, side, texts, role)[0]  # noqa: E731
+        encode = lambda version: _encoded(call, version, side, texts, role)[0]  # noqa: E731
         queries = encode(version)
     calibrated = options.scores == "calibrated"
     if calibrated and isinstance(options.query_vectors, int):
         call.lineage.resolve(options.query_vectors)  # one that is unknown is a slip, and stays one
     made: Any = {"query_side": query_side, "query_vectors": whose}
-    if options.rerank is None:
-        made |= {"metric": options.metric, "filter": options.filter, "scores": options.scores}
-        hits = looked_up(lambda: reader.search(queries, options.k, version, side, ids=ids, **made))
-        return hits_answer(call, version, side, hits, calibrated=calibrated)
-    hits = looked_up(lambda: reranked(call, options, queries, version, side, ids, encode))
-    if calibrated:
-        hits = reader.calibrated(hits, version, side, options.metric, **made)
-    return hits_answer(call, version, side, hits, calibrated=calibrated)
+    with _looking_up():
+        if options.rerank is None:
+            made |= {"metric": options.metric, "filter": options.filter, "scores": options.scores}
+            hits = reader.search(queries, options.k, version, side, ids=ids, **made)
+        else:
+            hits = _reranked(call, options, queries, version, side, ids, encode)
+            if calibrated:
+                hits = reader.calibrated(hits, version, side, options.metric, **made)
+    return _hits_answer(call, version, side, hits, calibrated=calibrated)
 
 
 def transform(call: Call) -> Answer:
@@ -158,10 +166,10 @@ def fold_in(call: Call) -> Answer:
     options = parse(FoldInRequest, call.body, settings)
     version = call.access.version(call.lineage, options.version)
     lists: Sequence[Sequence[Any]] = options.candidates
-    check_count(len(lists), settings.max_batch, "candidates", "list")
+    _check_count(len(lists), settings.max_batch, "candidates", "list")
     keys = list(chain.from_iterable(lists))
-    check_count(len(keys), MET * settings.max_batch, "candidates", "candidate")
-    ids = as_ids(reader.store(CANDIDATE), keys)
+    _check_count(len(keys), MET * settings.max_batch, "candidates", "candidate")
+    ids = _as_ids(reader.store(CANDIDATE), keys)
     ends = np.cumsum([0, *map(len, lists)]).tolist()
     met = [ids[a:b] for a, b in pairwise(ends)]
     numbers = [options.weights, options.values]
@@ -171,20 +179,28 @@ def fold_in(call: Call) -> Answer:
             raise unknown_candidates([keys[row] for row in unknown], len(ids))
         numbers = [None if rows is None else _where_known(rows, met) for rows in numbers]
         met = [row.drop_null() for row in met]
-    vectors, source = looked_up(
-        lambda: reader.fold_in_with_source(met, *numbers, version=version, missing=options.missing)
-    )
-    if options.k is not None:
-        hits = _new_hits(call, vectors, met, version, options.k, include_met=options.include_met)
-        return hits_answer(call, version, CANDIDATE, hits)
+    how: Any = {"version": version, "missing": options.missing}
+    with _looking_up():
+        vectors, source = reader.fold_in_with_source(met, *numbers, **how)
+        if (k := options.k) is not None:
+            # Hits that a query has met are left out, and k remain.
+            wider = k + max(map(len, met))
+            _check_hits(call, len(met), k, wider)
+            hits = reader.search(vectors, wider, version, CANDIDATE, "ip")
+            hits = [
+                h.where(np.asarray(pc.invert(pc.is_in(h.ids, value_set=known)))).first(k)
+                for h, known in zip(hits, met, strict=True)
+            ]
+            return _hits_answer(call, version, CANDIDATE, hits)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return vectors_answer(call, version, QUERY, vectors, sources)
 
 
-def looked_up(lookup: Callable[[], R]) -> R:
-    """Look up rows in the stores; refuse rows of a version that the service has not loaded yet."""
+@contextmanager
+def _looking_up() -> Iterator[None]:
+    """Refuse rows of the stores that are of a version that the service has not loaded yet."""
     try:
-        return lookup()
+        yield
     except UnknownVersionError as error:
         busy = "The service is loading a new version; try again."
         raise RefusedError(503, "taking_up", busy) from error
@@ -224,13 +240,8 @@ def vectors_answer(
     return _answer(call, version, {"side": side}, answer, Counter(sources.tolist()))
 
 
-def hits_answer(
-    call: Call,
-    version: int,
-    side: str,
-    results: Sequence[Hits],
-    *,
-    calibrated: bool = False,
+def _hits_answer(
+    call: Call, version: int, side: str, results: Sequence[Hits], *, calibrated: bool = False
 ) -> Answer:
     """Return the answer of the hits of each query."""
     if not all(np.isfinite(hits.scores).all() for hits in results):
@@ -297,7 +308,7 @@ def _read(call: Call, column: str, kind: type[M], rows: dict[str, Any]) -> tuple
     return parse(kind, stream.request, call.settings, rows), stream
 
 
-def as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
+def _as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
     """Return ids in the store's type, null where a string cannot be an id that is stored.
 
     OpenAI's client sends strings. Where the store's ids are integers, a string stands for one if it
@@ -314,26 +325,10 @@ def as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
         if len(keys) and given_numbers:
             raise DataError("Ids are strings here; whole numbers were given.")
         return store.as_ids(keys)
-    return pa.array(keys if given_numbers else [_integer(key) for key in keys], pa.int64())
-
-
-def _integer(key: str) -> int | None:
-    """Return the id of 64 bits that a string stands for; None if it stands for none."""
-    number = int(key) if len(key) <= 20 and _INTEGER.fullmatch(key) else 2**63
-    return number if -(2**63) <= number < 2**63 else None
-
-
-def _embedded(call: Call, ids: pa.Array, version: int, side: str) -> Embedded:
-    """Return `Reader.embed` of ids from `as_ids`; zeros and source -1 also where one is null."""
-    reader = call.state.reader
-    if not ids.null_count:
-        return reader.embed(ids, version, side)
-    found = reader.embed(ids.drop_null(), version, side)
-    valid = ids.is_valid().to_numpy(zero_copy_only=False)
-    vectors = np.zeros((len(ids), found.vectors.shape[1]), dtype=np.float32)
-    sources = np.full(len(ids), -1, dtype=np.int64)
-    vectors[valid], sources[valid] = found.vectors, found.sources
-    return Embedded(version, ids, vectors, sources)
+    if given_numbers:
+        return pa.array(keys, pa.int64())
+    integers = [int(key) if len(key) <= 20 and _INTEGER.fullmatch(key) else 2**63 for key in keys]
+    return pa.array([n if -(2**63) <= n < 2**63 else None for n in integers], pa.int64())
 
 
 def _inputs(options: EmbeddingsRequest, settings: ServiceSettings) -> list[Any]:
@@ -341,7 +336,7 @@ def _inputs(options: EmbeddingsRequest, settings: ServiceSettings) -> list[Any]:
     if not isinstance(options.input, list):
         return [options.input]
     inputs: list[Any] = options.input
-    check_count(len(inputs), settings.max_batch, "input", "input")
+    _check_count(len(inputs), settings.max_batch, "input", "input")
     if isinstance(inputs[0], Features):
         most = settings.max_batch * FEATURES
         if sum(len(described.features) for described in inputs) > most:
@@ -352,7 +347,7 @@ def _inputs(options: EmbeddingsRequest, settings: ServiceSettings) -> list[Any]:
 
 def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floats:
     """Return a request's vectors, [n, D]."""
-    check_count(len(rows), settings.max_batch, "vectors", "vector")
+    _check_count(len(rows), settings.max_batch, "vectors", "vector")
     longest = max(map(len, rows))
     if longest > settings.max_dim:
         raise too_much(
@@ -365,7 +360,7 @@ def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floa
         return np.asarray(rows, dtype=np.float64).astype(np.float32)
 
 
-def missing_ids(
+def _missing_ids(
     missing: Sequence[Any], asked: int, side: str, *, integers: bool = False
 ) -> RefusedError:
     """Return the refusal of ids that are not stored, out of those asked for; `integers` where only
@@ -382,7 +377,7 @@ def missing_ids(
     )
 
 
-def check_count(count: int, limit: int, field: str, what: str) -> None:
+def _check_count(count: int, limit: int, field: str, what: str) -> None:
     """Refuse more elements than one request may have."""
     if count > limit:
         raise too_much(f"{count} {what}s are more than the {limit} of one request.", field)
@@ -476,31 +471,6 @@ def _where_known(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[li
     ]
 
 
-def _new_hits(
-    call: Call, vectors: Floats, met: Sequence[pa.Array], version: int, k: int, *, include_met: bool
-) -> list[Hits]:
-    """Return the k candidates that each query has not met with the largest inner product."""
-    wider = k if include_met else k + max(map(len, met))
-    _check_hits(call, len(met), k, wider)
-    nearest = looked_up(lambda: call.state.reader.search(vectors, wider, version, CANDIDATE, "ip"))
-    if include_met:
-        return nearest
-    results = []
-    for hits, known in zip(nearest, met, strict=True):
-        new = pc.invert(pc.is_in(hits.ids, value_set=known)).to_numpy(zero_copy_only=False)
-        results.append(hits.where(new).first(k))
-    return results
-
-
-def _dims(call: Call, version: int, asked: int | None) -> int | None:
-    """Return how many coordinates vectors are cut to; None for all."""
-    manifest = call.lineage.manifest(version)
-    try:
-        return checked_dims(asked, manifest.dim, manifest.cuts, version)
-    except DataError as error:
-        raise RefusedError(400, "dimensions", str(error), "dimensions") from None
-
-
 def _texts(call: Call, request: SearchRequest) -> list[str]:
     """Return the texts of a search in JSON."""
     if request.input_type is None and not _strings_are_texts(call.lineage):
@@ -511,7 +481,7 @@ def _texts(call: Call, request: SearchRequest) -> list[str]:
             "input",
         )
     texts = [request.input] if isinstance(request.input, str) else list(request.input or ())
-    check_count(len(texts), call.settings.max_batch, "input", "input")
+    _check_count(len(texts), call.settings.max_batch, "input", "input")
     _check_texts(texts, call.settings)
     return texts
 
@@ -521,14 +491,20 @@ def _of_id(call: Call, request: SearchRequest, version: int, side: str) -> tuple
     model made it."""
     reader = call.state.reader
     id_side = side if request.id_side is None else request.id_side
-    ids = as_ids(reader.store(id_side), [request.id])
+    ids = _as_ids(reader.store(id_side), [request.id])
     if not ids.null_count:
         if request.rerank is not None and id_side == side:
-            check_rerank(call, request, version, 1)
-            return own_vector(call, ids, version, side), version
+            _check_rerank(call, request, version)
+            own, vectors = reader.own_rows(ids, version, side)
+            # A text is not enough to be encoded: the object must be stored at some version.
+            if not len(own) and sum(len(rows) for rows in reader.store(side).fetch(ids)):
+                with _refusals():
+                    return _kept(call, version).of(ids), version
+            if len(own):
+                return vectors, version
         # Calibrated scores are of rows read by the backward transform, and so is their query.
-        sidecars = request.scores == "raw"
-        embedded = looked_up(lambda: reader.embed(ids, version, id_side, sidecars=sidecars))
+        with _looking_up():
+            embedded = reader.embed(ids, version, id_side, sidecars=request.scores == "raw")
         if embedded.sources[0] >= 0:
             return embedded.vectors, int(embedded.sources[0])
     raise RefusedError(
@@ -555,80 +531,60 @@ def _check_fingerprints(
             raise RefusedError(409, "fingerprint", what)
 
 
-def encoded(
+def _encoded(
     call: Call, version: int, side: str, objects: Sequence[Any], role: Role | None
 ) -> tuple[Floats, Sources]:
     """Return vectors [n, D] of objects with features, or of texts of a role, read as a version, and
-    the version that each was computed from.
-
-    Production's encoder is used, as if the objects were stored; a later version's own encoder.
-    """
-    source = max(version, call.lineage.production)
-    manifest, served = call.lineage.manifest(source), call.state.texts
-    encode: Callable[[], Floats]
-    with _refusals(objects):
-        if role is None:
-            encode = partial(call.state.shared.encoders.encode, source, side, objects)
-        elif served is None:
-            raise RefusedError(
-                400,
-                "text_encoder",
-                "This service was started without an encoder of text (--encoder), so strings "
-                "cannot be encoded; ids are read with 'input_type': 'id', and searched by with "
-                "'id'.",
-                "input",
-            )
-        elif call.may_wait:
-            encode = partial(served.encode, source, objects, role, manifest.text_encoder)
-        else:
-            known = served.encode(source, objects, role, manifest.text_encoder, wait=False)
-            encode = lambda: known  # noqa: E731
-        with span("encoder", version=source, side=side, rows=len(objects)):
-            vectors = encode()
+    the version that each was computed from: production, or a later version itself."""
+    source, served = max(version, call.lineage.production), call.state.texts
+    if role is None:
+        vectors = call.state.shared.encoders.encode(source, side, objects)
+    elif served is None:
+        raise RefusedError(
+            400,
+            "text_encoder",
+            "This service was started without an encoder of text (--encoder), so strings cannot be "
+            "encoded; ids are read with 'input_type': 'id', and searched by with 'id'.",
+            "input",
+        )
+    else:
+        record = call.lineage.manifest(source).text_encoder
+        with _refusals(objects):
+            vectors = served.encode(source, objects, role, record, wait=call.may_wait)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return call.state.reader.transform(vectors, source, version), sources
 
 
-def check_rerank(call: Call, options: SearchRequest, version: int, queries: int) -> None:
+def _check_rerank(call: Call, options: SearchRequest, version: int) -> None:
     """Refuse a search that cannot be re-ranked, or for whose texts this thread may not wait."""
-    rerank, settings = options.rerank, call.settings
+    rerank, most = options.rerank, call.settings.max_k
     if rerank is None:
         return
-    if not options.k <= rerank <= settings.max_k:
-        allowed = f"at least k ({options.k}) and at most {settings.max_k}"
-        reason = f"rerank is {rerank}; it must be {allowed}."
+    if not options.k <= rerank <= most:
+        reason = f"rerank is {rerank}; it must be at least k ({options.k}) and at most {most}."
         raise RefusedError(400, "limit", reason, "rerank")
-    if queries * rerank > settings.max_hits:
-        raise too_much(
-            f"{queries} queries that re-rank {rerank} hits each are more than the "
-            f"{settings.max_hits} hits of one request; send fewer at a time.",
-            "rerank",
-        )
     texts, production = call.state.texts, call.lineage.production
     problem = None
     if version < production:
         problem = (
             f"Version {version} is before production, version {production}, and its model does not "
             "run here, so hits cannot be ranked by its own vectors; name production or a later "
-            "version, or leave 'rerank' out."
+            "version"
         )
     elif texts is None or texts.documents is None:
         problem = (
             "This service was started without an encoder (--encoder) or without the texts of its "
-            "objects (--texts), so new vectors cannot be computed; leave 'rerank' out."
+            "objects (--texts), so new vectors cannot be computed; start it with both"
         )
     elif call.lineage.manifest(version).text_encoder is None:
-        problem = (
-            f"Version {version} records no encoder of text, so its own vectors cannot be computed; "
-            "leave 'rerank' out."
-        )
+        problem = f"Version {version} records no encoder of text; name a version that does"
     if problem is not None:
-        raise RefusedError(400, "rerank", problem, "rerank")
+        raise RefusedError(400, "rerank", f"{problem}, or leave 'rerank' out.", "rerank")
     if not call.may_wait:
         raise EncoderWaitError
 
 
-def reranked(
+def _reranked(
     call: Call,
     options: SearchRequest,
     queries: Floats,
@@ -637,7 +593,7 @@ def reranked(
     ids: pa.Array,
     encode: Callable[[int], Floats] | None = None,
 ) -> list[Hits]:
-    """Return the hits of a search that `check_rerank` let pass, by the version's own vectors.
+    """Return the hits of a search that `_check_rerank` let pass, by the version's own vectors.
     `encode` encodes the queries as a version's own model does; None if they are not texts."""
     assert options.rerank is not None
     texts = call.state.texts
@@ -662,19 +618,6 @@ def reranked(
             most=call.settings.max_batch,
             old_queries=old_queries,
         ).hits
-
-
-def own_vector(call: Call, ids: pa.Array, version: int, side: str) -> Floats:
-    """Return the vector [1, D] of one id by a version's own model, stored or computed."""
-    reader = call.state.reader
-    own, vectors = reader.own_rows(ids, version, side)
-    if len(own):
-        return vectors
-    # A text is not enough: the object must be stored at some version.
-    if not sum(len(rows) for rows in reader.store(side).fetch(ids)):
-        raise missing_ids(ids, 1, side)
-    with _refusals():
-        return _kept(call, version).of(ids)
 
 
 def _kept(call: Call, version: int) -> KeptVectors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -97,22 +97,17 @@ class SentenceTransformerEncoder(TextEncoder):
             [type(part).__name__, getattr(part, "get_config_dict", dict)()]
             for part in self._model.children()
         ]
-        return weights_fingerprint(self._arrays(), settings, _tokenizer_json(self._model))
-
-    def _arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        arrays = {}
         for name, tensor in self._model.state_dict().items():
             dense = tensor.detach().cpu()
             # NumPy has no bfloat16.
             bits = dense.view(torch.int16) if dense.dtype == torch.bfloat16 else dense
-            yield name, bits.numpy()
-
-
-def _tokenizer_json(model: Any) -> str:
-    """Return the rules of a model's tokenizer; "" of one that cannot write them."""
-    tokenizer = getattr(model, "tokenizer", None)
-    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    to_str = getattr(fast, "to_str", None)
-    return "" if to_str is None else str(to_str())
+            arrays[name] = bits.numpy()
+        # Some tokenizers cannot write their rules.
+        tokenizer = getattr(self._model, "tokenizer", None)
+        fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        rules = str(getattr(fast, "to_str", str)())
+        return weights_fingerprint(arrays.items(), settings, rules)
 
 
 STATIC_BATCH = 1024
@@ -188,21 +183,13 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
     kind, rest = check_encoder_address(address)
     try:
         return _CLASSES[kind](rest, prompts)
-    except EvergramError:
-        raise
-    except ModuleNotFoundError as error:
-        if kind not in PACKAGES:
-            raise
-        raise ServiceError(
-            f"{kind}: needs {error.name}, which is not installed: pip install {PACKAGES[kind]}, or "
-            "'evergram[text]' for those that it lists."
-        ) from error
     except Exception as error:  # of whatever a package does when it is imported
-        if kind not in PACKAGES:
+        if kind not in PACKAGES or isinstance(error, EvergramError):
             raise
         raise ServiceError(
-            f"{kind}: cannot be used, as the package {PACKAGES[kind]} fails: {one_line(error)}; "
-            "install it and what it needs in versions that fit each other."
+            f"{kind}: cannot be used, as the package {PACKAGES[kind]} is missing or fails: "
+            f"{one_line(error)}; install it and what it needs in versions that fit each other: "
+            f"pip install {PACKAGES[kind]}."
         ) from error
 
 

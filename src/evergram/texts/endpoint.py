@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -149,10 +150,9 @@ def _is_last(attempt: int, pause: float, end: float) -> bool:
 def _refusal(url: str, status: int, content: bytes) -> str:
     """Return a sentence on an answer that is no success, with its status and code alone, as servers
     repeat keys in theirs."""
-    try:
-        code = str(json.loads(content)["error"]["code"])[:80]
-    except (ValueError, KeyError, TypeError):
-        code = ""
-    about = f" ({code})" if code and code != "None" else ""
+    code = None
+    with suppress(ValueError, KeyError, TypeError):
+        code = json.loads(content)["error"]["code"]
+    about = f" ({str(code)[:80]})" if code else ""
     advice = f"; is the key in {KEY} right?" if status in (401, 403) else "."
     return f"{url} answered {status}{about}{advice}"

@@ -82,9 +82,8 @@ class TextEncoderRecord(BaseModel):
     def mismatch(self, encoder: TextEncoder) -> str | None:
         """Return why an encoder is not the recorded one, for a sentence; None if it is. Its weights
         are compared where both have a fingerprint, and its canaries in any case."""
-        if (why := self._other(encoder.prompts, encoder.fingerprint)) is not None:
-            return why
-        return self.canary_mismatch(encoder.encode(self.texts))
+        why = self._other(encoder.prompts, encoder.fingerprint)
+        return self.canary_mismatch(encoder.encode(self.texts)) if why is None else why
 
     def record_mismatch(self, other: TextEncoderRecord) -> str | None:
         """Return why another record is not of the same encoder, for a sentence; None if it is."""
@@ -120,8 +119,8 @@ def record_of(encoder: TextEncoder, matryoshka: Sequence[int] = ()) -> TextEncod
 
     Args:
         matryoshka: the numbers of first coordinates that its vectors may be cut to.
-    Raises: DataError: one of these is not between 1 and D; all canaries are zeros, and no weights
-        are available; or the encoder's. ServiceError.
+    Raises: DataError: one of these is not between 1 and D; or all canaries are zeros, and no
+        weights are available.
     """
     vectors = encoder.encode(CANARIES)
     if encoder.fingerprint is None and not vectors.any():

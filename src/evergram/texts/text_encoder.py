@@ -133,7 +133,10 @@ class TextEncoder(Reopened, ABC):
         if not texts:
             raise DataError("There are no texts to encode; give at least one.")
         prompt, starts = self.prompts.of(role), range(0, len(texts), self.batch)
-        return self._joined([self._checked(texts[i : i + self.batch], prompt) for i in starts])
+        blocks = [self._checked(texts[i : i + self.batch], prompt) for i in starts]
+        if any(block.shape[1] != blocks[0].shape[1] for block in blocks):
+            raise DataError(f"{self.address} returns vectors of several lengths; it must have one.")
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
     def encode_with(self, document: str, texts: Sequence[str], prompt: str) -> Vectors:
         """Return the vectors [n + 1, D] of n < `batch` texts after a prompt, and of a document, in
@@ -144,18 +147,12 @@ class TextEncoder(Reopened, ABC):
         """Release what it holds."""
         return
 
-    def _joined(self, blocks: list[Vectors]) -> Vectors:
-        if any(block.shape[1] != blocks[0].shape[1] for block in blocks):
-            raise DataError(f"{self.address} returns vectors of several lengths; it must have one.")
-        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-
     def _checked(self, texts: Sequence[str], prompt: str) -> Vectors:
+        answer = self._answer(texts, prompt)
         try:
-            vectors = np.ascontiguousarray(self._answer(texts, prompt), dtype=np.float32)
+            vectors = np.ascontiguousarray(answer, dtype=np.float32)
         except (ValueError, TypeError) as error:
-            if isinstance(error, EvergramError):
-                raise
-            why = " ".join(str(error).split()).rstrip(".")
+            why = one_line(error)
             raise DataError(f"{self.address} did not return vectors of numbers: {why}.") from error
         if vectors.ndim != 2 or len(vectors) != len(texts) or not vectors.shape[1]:
             raise DataError(
@@ -164,7 +161,7 @@ class TextEncoder(Reopened, ABC):
             )
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
-            row = int(np.flatnonzero(~finite)[0])
+            row = int(finite.argmin())
             raise NotFiniteError(
                 f"{self.address} returned a NaN or an infinity for the text "
                 f"{texts[row][:40]!r}; leave it out, or use another encoder.",

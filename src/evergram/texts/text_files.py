@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_open_quotation, refuse_other_content, unreadable
-from evergram.ids import first_missing, ids_of_text, is_text, missing_sentence
+from evergram.ids import first_missing, ids_of_text, is_text, missing_sentence, refuse_repeats
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".jsonl", ".ndjson")
 
@@ -35,17 +35,23 @@ def read_texts(
     except (OSError, OverflowError, UnicodeError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
     for name, what in ((id_column, "id"), (text_column, "text")):
-        if name not in table.column_names:
+        if table.column_names.count(name) != 1:
             has = ", ".join(table.column_names) + did_you_mean(name, table.column_names)
             raise DataError(
-                f"{path} has no column {name!r}; it has {has}. Rename the one of {what}s, or name "
-                f"it by --column {what}=NAME where the command has that."
+                f"{path} has no column {name!r}; it has {has}. Name one column of {what}s by "
+                f"--column {what}=NAME where the command has that, and give each name once."
             )
-        if table.column_names.count(name) > 1:
-            raise DataError(f"{path} has the column {name!r} twice; rename one of them.")
     text_file = suffix in (".csv", ".tsv")
     ids = _ids(path, table[id_column].combine_chunks(), id_column, text_file=text_file)
-    return ids, _texts(path, table[text_column], text_column)
+    column = table[text_column]
+    if not is_text(column.type):
+        raise DataError(f"{path}: {text_column} is of type {column.type}; it must be text.")
+    texts = column.to_pylist()
+    for row, text in enumerate(texts, 1):
+        if not text or not text.strip():
+            what = f"{text_column} has no text; give one or leave the row out."
+            raise DataError(f"{path} row {row}: {what}")
+    return ids, texts
 
 
 def _table(path: Path, suffix: str, id_column: str, text_column: str) -> pa.Table:
@@ -54,18 +60,18 @@ def _table(path: Path, suffix: str, id_column: str, text_column: str) -> pa.Tabl
     if suffix in (".arrow", ".feather"):
         return feather.read_table(path)
     if suffix in (".csv", ".tsv"):
-        kinds = {id_column: pa.string(), text_column: pa.string()}
-        refuse_open_quotation(path, "\t" if suffix == ".tsv" else ",")
+        kinds, delimiter = {id_column: pa.string(), text_column: pa.string()}, ","
+        if suffix == ".tsv":
+            delimiter = "\t"
+        refuse_open_quotation(path, delimiter)
         return arrow_csv.read_csv(
             path,
-            parse_options=arrow_csv.ParseOptions(
-                delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True
-            ),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=kinds, strings_can_be_null=False, null_values=[]
             ),
         )
-    ids, texts = [], []
+    ids, texts = list[object](), list[object]()
     with path.open("rb") as file:
         for row, line in enumerate(file, 1):
             if not line.strip():
@@ -79,19 +85,12 @@ def _table(path: Path, suffix: str, id_column: str, text_column: str) -> pa.Tabl
                     f"{path} row {row} is not a JSON object with {id_column!r} and {text_column!r} "
                     "(--column names others); correct or remove it."
                 ) from error
-    return pa.table({id_column: _column(path, ids, id_column), text_column: _strings(texts)})
-
-
-def _column(path: Path, values: list[object], name: str) -> pa.Array:
-    for kind in (int, str):
-        if all(type(value) is kind for value in values):
-            return pa.array(values, pa.int64() if kind is int else pa.string())
-    raise DataError(f"{path}: {name} must be all integers or all texts; write them alike.")
-
-
-def _strings(values: list[object]) -> pa.Array:
-    """Return texts, with a null for each value that is none."""
-    return pa.array([v if isinstance(v, str) else None for v in values], pa.string())
+    kind = int if all(type(id_) is int for id_ in ids) else str
+    if not all(type(id_) is kind for id_ in ids):
+        raise DataError(f"{path}: {id_column} must be all integers or all texts; write them alike.")
+    strings = [text if isinstance(text, str) else None for text in texts]
+    of_ids = pa.int64() if kind is int else pa.string()
+    return pa.table({id_column: pa.array(ids, of_ids), text_column: pa.array(strings, pa.string())})
 
 
 def _ids(path: Path, ids: pa.Array, name: str, *, text_file: bool) -> pa.Array:
@@ -114,18 +113,5 @@ def _ids(path: Path, ids: pa.Array, name: str, *, text_file: bool) -> pa.Array:
             "such ids as text."
         )
     ids = ids.cast(pa.int64() if pa.types.is_integer(ids.type) else pa.string())
-    if len(pc.unique(ids)) < len(ids):
-        values, counts = pc.value_counts(ids).flatten()
-        repeated = values[pc.index(pc.greater(counts, 1), True).as_py()].as_py()
-        raise DataError(f"{path} has the id {repeated!r} twice; leave one row of it.")
+    refuse_repeats(ids, str(path))
     return ids
-
-
-def _texts(path: Path, column: pa.ChunkedArray, name: str) -> list[str]:
-    if not is_text(column.type):
-        raise DataError(f"{path}: {name} is of type {column.type}; it must be text.")
-    texts: list[str | None] = column.to_pylist()
-    for row, text in enumerate(texts, 1):
-        if not text or not text.strip():
-            raise DataError(f"{path} row {row}: {name} has no text; give one or leave the row out.")
-    return [text for text in texts if text]

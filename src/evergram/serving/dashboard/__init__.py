@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from evergram.errors import EvergramError, LineageError
-from evergram.lineage.consumers import Consumer, Probe
+from evergram.lineage.consumers import Consumer
 from evergram.lineage.diagnosis import (
     Reading,
     contradictions,
@@ -194,6 +194,10 @@ class Reason(_Facts):
     sentence: str
 
 
+# A reason that was found: its kind, part and sentence.
+_Found = tuple[Literal["broken", "not known"], str, str]
+
+
 class Health(_Facts):
     """Whether all is well; the reasons that something is broken come first."""
 
@@ -238,8 +242,14 @@ def published_facts(lineage: Lineage) -> PublishedFacts:
     past = {r.version: _past(r) for r in diagnose_lineage(lineage)}
     numbers = [m.version for m in lineage.versions]
     steps = {n: StepFacts(kind="identity") for n in lineage.withdrawn}
-    for before, n in pairwise(numbers):
-        steps[n] = _step(lineage, n, before)
+    for before, n in pairwise(numbers):  # the one before that is not withdrawn
+        (reading,) = read_versions(lineage, [before], n)
+        steps[n] = StepFacts(
+            kind=lineage.chain.transforms[n - 1].kind,
+            error=reading.error,
+            estimate=getattr(reading.certificate, "relative", None),
+            amplification=getattr(reading.certificate, "amplification", None),
+        )
     metrics = {n: lineage.metrics(n) for n in numbers}
     return PublishedFacts(metrics, steps, past, contradictions(lineage), _now())
 
@@ -258,7 +268,20 @@ def dashboard_data(
     """
     facts = published_facts(lineage) if published is None else published
     versions = [_version(lineage, n, facts) for n in range(lineage.next_version)]
-    shown = sorted((_consumer(lineage, c, facts) for c in consumers), key=lambda c: c.name)
+    shown = []
+    for consumer in sorted(consumers, key=lambda consumer: consumer.name):
+        version = None
+        with suppress(LineageError):
+            version = lineage.resolve(consumer.pinned)
+        shown.append(
+            ConsumerFacts(
+                name=consumer.name,
+                pinned=consumer.pinned,
+                version=version,
+                since=consumer.since,
+                probe=_probe(lineage.newest, consumer, facts.metrics),
+            )
+        )
     return DashboardData(
         lineage=lineage.name,
         at=_now(),
@@ -277,52 +300,34 @@ def _now() -> str:
 
 
 def _version(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:
-    facts: dict[str, Any] = {
-        "version": version,
-        "name": f"{lineage.name}@v{version}",
-        "dim": lineage.chain.dim(version),
-        "labels": sorted(name for name, n in lineage.labels.items() if n == version),
-        "retired": version in lineage.retired,
-        "step": published.steps.get(version),
-        "past": published.past.get(version),
-    }
     withdrawal = lineage.withdrawn.get(version)
+    known: dict[str, Any]
     if withdrawal is not None:
-        facts |= {"created": withdrawal.when, "withdrawn": withdrawal.reason, "encoder": None}
-        return VersionFacts(fingerprint=_short(withdrawal.fingerprint), quality={}, **facts)
-    manifest, metrics = lineage.manifest(version), published.metrics[version]
-    quality = {
-        model: {k: float(v) for k, v in values.items() if _finite(v) is not None}
-        for model, values in metrics.get("metrics", {}).items()
-        if model in ("model", "popularity", "alone")
-    }
-    sampled = metrics.get("sampled")
-    # Of a sample of queries.
-    errors = {model: standard_errors(sampled, model) for model in quality}
+        known = {"created": withdrawal.when, "withdrawn": withdrawal.reason}
+        known |= {"fingerprint": withdrawal.fingerprint, "encoder": None, "quality": {}}
+    else:
+        manifest, metrics = lineage.manifest(version), published.metrics[version]
+        quality = {
+            model: {k: float(v) for k, v in values.items() if _finite(v) is not None}
+            for model, values in metrics.get("metrics", {}).items()
+            if model in ("model", "popularity", "alone")
+        }
+        sampled = metrics.get("sampled")
+        errors = {model: standard_errors(sampled, model) for model in quality}
+        known = {"created": manifest.created, "withdrawn": None, "quality": quality}
+        known["encoder"] = "file" if manifest.encoder is None else manifest.encoder.kind
+        known["errors"] = {model: each for model, each in errors.items() if each}
+        known |= {"fingerprint": manifest.fingerprint, "sample": sample_sentence(sampled)}
+    known["fingerprint"] = known["fingerprint"].removeprefix("sha256:")[:DIGITS]
     return VersionFacts(
-        created=manifest.created,
-        encoder="file" if manifest.encoder is None else manifest.encoder.kind,
-        fingerprint=_short(manifest.fingerprint),
-        withdrawn=None,
-        quality=quality,
-        errors={model: each for model, each in errors.items() if each},
-        sample=sample_sentence(sampled),
-        **facts,
-    )
-
-
-def _short(fingerprint: str) -> str:
-    return fingerprint.removeprefix("sha256:")[:DIGITS]
-
-
-def _step(lineage: Lineage, version: int, before: int) -> StepFacts:
-    """Return the facts of the transform to the version before that is not withdrawn."""
-    (reading,) = read_versions(lineage, [before], version)
-    return StepFacts(
-        kind=lineage.chain.transforms[version - 1].kind,
-        error=reading.error,
-        estimate=getattr(reading.certificate, "relative", None),
-        amplification=getattr(reading.certificate, "amplification", None),
+        version=version,
+        name=f"{lineage.name}@v{version}",
+        dim=lineage.chain.dim(version),
+        labels=sorted(name for name, n in lineage.labels.items() if n == version),
+        retired=version in lineage.retired,
+        step=published.steps.get(version),
+        past=published.past.get(version),
+        **known,
     )
 
 
@@ -342,35 +347,28 @@ def _past(reading: Reading) -> PastFacts:
     )
 
 
-def _consumer(lineage: Lineage, consumer: Consumer, published: PublishedFacts) -> ConsumerFacts:
-    version = None
-    with suppress(LineageError):
-        version = lineage.resolve(consumer.pinned)
-    probe = None if consumer.probe is None else _probe(lineage, consumer, consumer.probe, published)
-    facts: dict[str, Any] = {n: getattr(consumer, n) for n in ("name", "pinned", "since")}
-    return ConsumerFacts(version=version, probe=probe, **facts)
-
-
 def _probe(
-    lineage: Lineage, consumer: Consumer, probe: Probe, published: PublishedFacts
-) -> ProbeFacts:
+    newest: int, consumer: Consumer, published: Mapping[int, Mapping[str, Any]]
+) -> ProbeFacts | None:
     """Return the probe's values at publications since the consumer was pinned as it is now."""
+    probe = consumer.probe
+    if probe is None:
+        return None
     values: dict[int, float] = {}
     if probe.baseline is not None:
         values[probe.baseline.version] = probe.baseline.value
-    failed = False
-    for n, metrics in published.metrics.items():
+    failed, own = False, (consumer.name, consumer.pinned, probe.metric)
+    for n, metrics in published.items():
         for reading in metrics.get("probes", ()):
-            of = [reading["consumer"], reading["pinned"], reading["metric"]]
-            if of != [consumer.name, consumer.pinned, probe.metric]:
+            if (reading["consumer"], reading["pinned"], reading["metric"]) != own:
                 continue
             if _finite(reading["value"]) is not None:
                 values[n] = reading["value"]
             # The reason is left out: it may name files of the machine.
-            failed = n == lineage.newest and n not in values
+            failed = n == newest and n not in values
     less = probe.metric == "rmse"
     limit = probe.max if less else probe.min
-    last = values.get(lineage.newest)
+    last = values.get(newest)
     holds = False if failed else None
     if last is not None and limit is not None:
         holds = last <= limit if less else last >= limit
@@ -398,108 +396,89 @@ def health(
         newest: the version that past ones are read from.
         contradictions: of the lineage, a sentence each.
     """
-    reasons = [
-        *_consumers(consumers, newest),
-        *(_broken("versions", sentence) for sentence in contradictions),
-        *_certificates(versions),
-        *_rows(versions, live),
-        *_backfills(live),
-        *_requests(live),
+    found = [
+        *_of_consumers(consumers, newest),
+        *(("broken", "versions", sentence) for sentence in contradictions),
+        *_of_versions(versions),
+        *_of_stores(versions, live),
+        *(("broken", "requests", problem) for problem in live.problems),
     ]
-    reasons.sort(key=lambda reason: reason.kind != "broken")
-    if not reasons:
+    if live.failed:
+        count = "1 request" if live.failed == 1 else f"{live.failed:,} requests"
+        found.append(("broken", "requests", f"{count} failed in the last ten minutes."))
+    found.sort(key=lambda reason: reason[0] != "broken")
+    if not found:
         return Health(state="well", reasons=[])
-    broken = reasons[0].kind == "broken"
-    return Health(state="not well" if broken else "not known", reasons=reasons)
+    reasons = [Reason(kind=kind, part=part, sentence=said) for kind, part, said in found]
+    return Health(state="not well" if found[0][0] == "broken" else "not known", reasons=reasons)
 
 
-def _broken(part: str, sentence: str) -> Reason:
-    return Reason(kind="broken", part=part, sentence=sentence)
-
-
-def _unknown(part: str, sentence: str) -> Reason:
-    return Reason(kind="not known", part=part, sentence=sentence)
-
-
-def _consumers(consumers: Sequence[ConsumerFacts], newest: int) -> Iterator[Reason]:
+def _of_consumers(consumers: Sequence[ConsumerFacts], newest: int) -> Iterator[_Found]:
     for consumer in consumers:
-        name, probe = f"Consumer {consumer.name}", consumer.probe
+        name, probe, broken = consumer.name, consumer.probe, True
         if consumer.version is None:
-            sentence = f"{name} is pinned to {consumer.pinned}, which does not exist."
-            yield _broken("consumers", sentence)
+            sentence = f"Consumer {name} is pinned to {consumer.pinned}, which does not exist."
         elif probe is None:
             # Who reads the newest version reads it as it was published: nothing can be lost.
-            if consumer.version != newest:
-                yield _unknown("consumers", f"{name} has no probe: what it keeps is not measured.")
+            if consumer.version == newest:
+                continue
+            broken, sentence = (
+                False,
+                f"Consumer {name} has no probe: what it keeps is not measured.",
+            )
         elif probe.failed:
-            yield _broken("consumers", f"The probe of {consumer.name} could not be run.")
-        elif probe.holds is False:
-            yield _broken(
-                "consumers",
-                f"The probe of {consumer.name} is beyond its limit: {probe.metric} is "
-                f"{_value(probe.last)}, and {'at most' if probe.less_is_better else 'at least'} "
-                f"{_value(probe.limit)} is asked for.",
+            sentence = f"The probe of {name} could not be run."
+        elif probe.holds is False and probe.last is not None and probe.limit is not None:
+            sentence = (
+                f"The probe of {name} is beyond its limit: {probe.metric} is {probe.last:.3g}, and "
+                f"{'at most' if probe.less_is_better else 'at least'} {probe.limit:.3g} is asked "
+                "for."
             )
         elif probe.limit is None:
-            yield _unknown("consumers", f"The probe of {consumer.name} has no limit.")
+            broken, sentence = False, f"The probe of {name} has no limit."
         elif probe.holds is None:
-            sentence = f"The probe of {consumer.name} was not run on version {newest}."
-            yield _unknown("consumers", sentence)
+            broken, sentence = False, f"The probe of {name} was not run on version {newest}."
+        else:
+            continue
+        yield "broken" if broken else "not known", "consumers", sentence
 
 
-def _certificates(versions: Sequence[VersionFacts]) -> Iterator[Reason]:
+def _of_versions(versions: Sequence[VersionFacts]) -> Iterator[_Found]:
     for version, past in ((v.version, v.past) for v in versions):
         if past is None:  # the newest, or one that is no longer read
             continue
         if past.belied is not None:
-            yield _broken("certificate", past.belied)
+            yield "broken", "certificate", past.belied
         elif past.bound is None:
-            yield _unknown("certificate", f"Version {version} has no certificate.")
+            yield "not known", "certificate", f"Version {version} has no certificate."
         elif not past.canaries:
             sentence = f"Version {version} has no canaries: its certificate cannot be checked."
-            yield _unknown("certificate", sentence)
+            yield "not known", "certificate", sentence
 
 
-def _rows(versions: Sequence[VersionFacts], live: Live) -> Iterator[Reason]:
+def _of_stores(versions: Sequence[VersionFacts], live: Live) -> Iterator[_Found]:
+    withdrawn = {v.version: v.withdrawn is not None for v in versions}
     if not live.rows:
-        yield _unknown("store", "The rows of the stores could not be counted.")
-        return
-    withdrawn = {v.version for v in versions if v.withdrawn is not None}
-    known = {v.version for v in versions}
-    for side, rows in live.rows.items():
+        yield "not known", "store", "The rows of the stores could not be counted."
+    for side, rows in (live.rows or {}).items():
         if not any(rows.values()):
-            yield _broken("store", f"The store of side {side} has no rows.")
+            yield "broken", "store", f"The store of side {side} has no rows."
         for version, count in rows.items():
-            if count and (version not in known or version in withdrawn):
+            if count and withdrawn.get(version, True):
                 what = "withdrawn" if version in withdrawn else "unknown"
                 sentence = f"The store of side {side} has rows of the {what} version {version}."
-                yield _broken("store", sentence)
-
-
-def _backfills(live: Live) -> Iterator[Reason]:
+                yield "broken", "store", sentence
     for backfill in live.backfill:
         name = f"The backfill of side {backfill.side}"
         if backfill.state == UNREADABLE:
-            yield _broken("store", f"{name} {UNREADABLE}.")
+            yield "broken", "store", f"{name} {UNREADABLE}."
         elif backfill.state == "stalled":
             idle = "a while" if backfill.idle is None else f"{abs(backfill.idle):,.0f} seconds"
-            yield _broken(
-                "store",
+            sentence = (
                 f"{name} stalled or died: nothing was written for {idle}, with {backfill.done:,} "
-                f"of {backfill.total:,} rows done; 'evergram store backfill apply' resumes it.",
+                f"of {backfill.total:,} rows done; 'evergram store backfill apply' resumes it."
             )
-
-
-def _requests(live: Live) -> Iterator[Reason]:
-    for problem in live.problems:
-        yield _broken("requests", problem)
-    if live.failed:
-        count = "1 request" if live.failed == 1 else f"{live.failed:,} requests"
-        yield _broken("requests", f"{count} failed in the last ten minutes.")
-
-
-def _value(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.3g}"
+            yield "broken", "store", sentence
 
 
 class TrafficLog:
@@ -525,54 +504,34 @@ class TrafficLog:
             self._failed.append(monotonic())
 
     def live(self, reader: Reader, problems: list[str]) -> Live:
-        """Return the facts as they are now; counts the rows of each store and reads its backfills.
-
-        Args:
-            problems: what could not be loaded or reached, a sentence each.
-        """
+        """Return the facts as they are now, with `problems`: what could not be loaded or reached,
+        a sentence each."""
         now = monotonic()
         if now - self._counted >= COUNTED_FOR:
-            self._rows, self._counted = _counted_rows(reader), now
+            self._rows, self._counted = None, now
+            with suppress(EvergramError):
+                self._rows = {side: reader.store(side).count() for side in reader.sides}
         traffic = [
             Traffic(consumer=key[0], version=key[1], requests=requests, errors=self._errors[key])
-            # Requests that were refused before their version was known come first.
-            for key, requests in sorted(self._requests.copy().items(), key=_order)
+            for key, requests in self._requests.copy().items()
         ]
+        # Requests that were refused before their version was known come first.
+        traffic.sort(key=lambda row: (row.consumer, -1 if row.version is None else row.version))
         times = list(self._seconds.copy())
-        latency = {
-            name: float(np.percentile(times, share)) * 1000
-            for name, share in (("p50", 50), ("p99", 99))
-            if times
-        }
+        p50, p99 = np.percentile(times or [0.0], [50, 99]).tolist()
+        shown = BackfillFacts.model_fields.keys() - {"per_minute"}
         return Live(
             started=self._started,
             traffic=traffic,
             failed=sum(when > now - WINDOW for when in self._failed.copy()),
             problems=problems,
-            latency_ms=latency or None,
+            latency_ms={"p50": p50 * 1000, "p99": p99 * 1000} if times else None,
             rows=self._rows,
-            backfill=_backfill_facts(reader),
+            backfill=[
+                BackfillFacts(
+                    per_minute=None if backfill.rate is None else backfill.rate * 60,
+                    **{name: getattr(backfill, name) for name in shown},
+                )
+                for backfill in backfill_progress(reader.lineage.path)
+            ],
         )
-
-
-def _order(item: tuple[tuple[str, int | None], int]) -> tuple[str, int]:
-    (consumer, version), _ = item
-    return consumer, -1 if version is None else version
-
-
-def _backfill_facts(reader: Reader) -> list[BackfillFacts]:
-    shown = BackfillFacts.model_fields.keys() - {"per_minute"}
-    return [
-        BackfillFacts(
-            per_minute=None if backfill.rate is None else backfill.rate * 60,
-            **{name: getattr(backfill, name) for name in shown},
-        )
-        for backfill in backfill_progress(reader.lineage.path)
-    ]
-
-
-def _counted_rows(reader: Reader) -> dict[str, dict[int, int]] | None:
-    try:
-        return {side: reader.store(side).count() for side in reader.sides}
-    except EvergramError:
-        return None
