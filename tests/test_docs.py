@@ -21,7 +21,7 @@ from tests.support.postgres_server import postgres
 from tests.support.two_models import by_two_models, searched
 from website.notebooks import load, names, page, run
 
-from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.closed_forms import SecondMoments
 from evergram.data.loaders import LOADERS
 from evergram.evaluation.probes import load_probe_model
 from evergram.lineage.lineage import Lineage

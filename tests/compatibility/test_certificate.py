@@ -19,8 +19,8 @@ from evergram.compatibility import Aligner
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify, uncertified
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.chance import beside_chance
+from evergram.compatibility.closed_forms import SecondMoments, degenerate_side
 from evergram.compatibility.row_groups import CHOOSING, pair_groups, vector_hashes
-from evergram.compatibility.second_moments import SecondMoments, degenerate_side
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform
 from evergram.errors import DataError, ShapeError, UnknownVersionError
 from evergram.evaluation.version_distance import VectorPairs, chance_reading

@@ -19,6 +19,8 @@ from evergram.compatibility.alignment_loss import GradientFit, history_metric
 from evergram.compatibility.closed_forms import (
     FOR_RIDGE,
     KINDS,
+    PANEL,
+    SecondMoments,
     Spectrum,
     affine,
     choose_ridge,
@@ -30,7 +32,6 @@ from evergram.compatibility.closed_forms import (
     reduced_rank,
     ridge,
 )
-from evergram.compatibility.second_moments import PANEL, SecondMoments
 from evergram.compatibility.transforms import LinearTransform, TruncateTransform
 from evergram.errors import DataError, ShapeError
 

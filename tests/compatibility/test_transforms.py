@@ -27,13 +27,13 @@ from evergram.compatibility.alignment_loss import (
 )
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_forms import KINDS as CLOSED_FORMS
+from evergram.compatibility.closed_forms import SecondMoments
 from evergram.compatibility.consumers import consumer_metric
 from evergram.compatibility.kinds import (
     TRANSFORMS,
     LinearSettings,
     build_transform,
 )
-from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import (
     LambdaOrthogonalTransform,
     LinearTransform,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.closed_forms import SecondMoments
 from evergram.evaluation.version_distance import VectorPairs, mapping_readings, overlap
 
 

@@ -100,7 +100,7 @@ FAULTS = (
         "compatibility",
     ),
     Fault(
-        "compatibility/second_moments.py",
+        "compatibility/closed_forms.py",
         "part = part - excess",
         "part = part + excess",
         "compatibility",

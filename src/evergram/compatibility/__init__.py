@@ -14,7 +14,7 @@ Read in this order:
 1. `transforms`, the maps, with their table in `kinds`; `chain`, their composition.
 2. Trained transforms: `alignment_loss` (Eq. 7 and 10, all of history in one matrix) and
    `backward_alignment`.
-3. Solved transforms: `second_moments`, `closed_forms` (the solvers, and the choice of the ridge)
+3. Solved transforms: `closed_forms` (second moments, the solvers, the choice of the ridge)
    and `aligner/`.
 4. Consumers that are known: `consumers`, what they make of an error.
 5. Their error: `chance` and `certificate` (Eq. 9). `sidecar/` keeps, beside each new
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from evergram.compatibility.backward_alignment import BackwardAlignment as BackwardAlignment
     from evergram.compatibility.certificate import certify as certify
     from evergram.compatibility.chain import Chain as Chain
+    from evergram.compatibility.closed_forms import SecondMoments as SecondMoments
     from evergram.compatibility.closed_forms import fit_closed_form as fit_closed_form
     from evergram.compatibility.consumers import consumer_metric as consumer_metric
     from evergram.compatibility.consumers import input_fisher as input_fisher
-    from evergram.compatibility.second_moments import SecondMoments as SecondMoments
     from evergram.compatibility.transforms import Transform as Transform
 
 export_lazily(__name__)

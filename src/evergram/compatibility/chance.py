@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.closed_forms import SecondMoments
 
 # A spread below this share of the mean square is rounding.
 ROUNDING = 1e-12

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.chance import Chance
-from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.closed_forms import SecondMoments
 from evergram.errors import ShapeError
 from evergram.evaluation.score_blocks import best_candidates
 

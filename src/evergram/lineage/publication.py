@@ -30,14 +30,15 @@ from torch import Tensor
 from evergram.atomic_files import new_folder, write_text
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.closed_forms import fit_closed_form, pairs_needed
-from evergram.compatibility.kinds import TRANSFORMS
-from evergram.compatibility.second_moments import (
+from evergram.compatibility.closed_forms import (
     LONGEST,
     LengthCount,
     SecondMoments,
+    fit_closed_form,
+    pairs_needed,
     vectors_problem,
 )
+from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.split import TrainedPairs

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergram.compatibility.aligner.aligner import Aligner
 from evergram.compatibility.chance import LEAST_DEVIATIONS, beside_chance
-from evergram.compatibility.second_moments import MOST_ZEROS, SecondMoments
+from evergram.compatibility.closed_forms import MOST_ZEROS, SecondMoments
 from evergram.evaluation.judged import (
     JudgedQueries,
     Judgements,

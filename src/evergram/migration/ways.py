@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.aligner.aligner import Aligner
-from evergram.compatibility.second_moments import SHORTEST
+from evergram.compatibility.closed_forms import SHORTEST
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError
 from evergram.evaluation.judged import RECALL_DEPTH

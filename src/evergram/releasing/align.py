@@ -18,9 +18,15 @@ from evergram.compatibility.aligner.solution import MapSettings
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify
 from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance, beside_chance
-from evergram.compatibility.closed_forms import ClosedForm, fit_closed_form, pairs_needed
+from evergram.compatibility.closed_forms import (
+    ClosedForm,
+    LengthCount,
+    SecondMoments,
+    degenerate_side,
+    fit_closed_form,
+    pairs_needed,
+)
 from evergram.compatibility.row_groups import Groups, pair_groups, vector_hashes
-from evergram.compatibility.second_moments import LengthCount, SecondMoments, degenerate_side
 from evergram.errors import DataError, DegradationError
 from evergram.evaluation.version_distance import VectorPairs, chance_reading, mapping_readings
 from evergram.ids import id_hashes

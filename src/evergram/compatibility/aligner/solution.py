@@ -11,10 +11,16 @@ from torch import Tensor
 
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chance import beside_chance
-from evergram.compatibility.closed_forms import KINDS, ClosedForm, fit_closed_form, pairs_needed
+from evergram.compatibility.closed_forms import (
+    KINDS,
+    ClosedForm,
+    SecondMoments,
+    degenerate_side,
+    fit_closed_form,
+    pairs_needed,
+)
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.row_groups import pair_groups, vector_hashes
-from evergram.compatibility.second_moments import SecondMoments, degenerate_side
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
