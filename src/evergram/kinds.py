@@ -312,11 +312,6 @@ class Kinds(dict[str, type[S]]):
         return {"anyOf": [*tables, *([{"enum": list(self)}] if self.is_short else [])]}
 
 
-def kinds_where(table: Mapping[str, type[S]], name: str, value: object = True) -> tuple[str, ...]:
-    """Return the kinds whose class attribute `name` is `value`, in the table's order."""
-    return tuple(kind for kind, each in table.items() if getattr(each, name) == value)
-
-
 def unmet(
     tables: Mapping[str, BaseModel], has: Collection[Trait], written: Collection[str]
 ) -> dict[str, str]:

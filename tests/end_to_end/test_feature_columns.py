@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from tests.support.command import Command
-from tests.support.running_service import running
 
 from evergram.exporting.pretrained_encoder import PretrainedEncoder
 from evergram.lineage.lineage import Lineage
@@ -114,25 +112,3 @@ def test_a_new_product_is_encoded_by_its_price_as_the_others_are(
     again = PretrainedEncoder.from_pretrained(tmp_path / "encoder")
     objects = [{"preis": 700, "eingestellt": "2025-01-09"}, {"preis": None, "name": "Lampe Nr 3"}]
     assert np.array_equal(again.encode(objects), encoder.encode(objects))
-
-
-def test_the_service_encodes_a_price_and_a_time(lineage: Lineage) -> None:
-    features: list[dict[str, Any]] = [
-        {"preis": 12.34, "eingestellt": "2025-01-05T00:00:00+01:00", "name": None},
-        {"preis": "1234.56"},
-        {"preis": None, "eingestellt": "2025-01-05"},
-    ]
-    with running(lineage.path) as service:
-        asked = {"model": "lamps@v1", "input": [{"features": f} for f in features]}
-        asked["side"] = "candidate"
-        answer = service.post("/v1/embeddings", asked)
-        assert answer.status_code == 200, answer.text
-        bad = [
-            service.post("/v1/embeddings", asked | {"input": [{"features": {"preis": price}}]})
-            for price in ("cheap", "1,234")
-        ]
-    vectors = [row["embedding"] for row in answer.json()["data"]]
-    alone = [PretrainedEncoder.of_version(lineage, 1).encode([one])[0] for one in features]
-    assert np.allclose(vectors, alone, atol=1e-6)
-    assert [one.status_code for one in bad] == [400, 400]
-    assert "'cheap'" in bad[0].text

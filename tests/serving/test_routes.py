@@ -32,7 +32,6 @@ from evergram.errors import EvergramError, IntegrityError, StoreError, UnknownVe
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.errors import RefusedError, clean, error_response
-from evergram.serving.features import MOST_FEATURES
 from evergram.serving.request_handler import FREE, PAGES, PART, BodyBudget, HeldBody
 from evergram.serving.requests import (
     REQUESTS,
@@ -42,7 +41,7 @@ from evergram.serving.requests import (
     parse,
 )
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.vector_routes import FEATURES, vectors_answer
+from evergram.serving.vector_routes import vectors_answer
 
 
 def test_embeddings_are_what_each_version_reads(served: Running) -> None:
@@ -84,14 +83,12 @@ def test_what_cannot_be_answered_is_refused_by_name(served: Running) -> None:
         ("embeddings", {"model": "line@v" + "9" * 200}, 404, "unknown_version", "no version"),
         ("embeddings", {"model": "other@v0"}, 404, "unknown_version", "'line@v0'"),
         ("embeddings", {"input": [1, *range(900, 907)]}, 404, "unknown_id", "903, 904, …"),
-        ("embeddings", {"input": {"features": {"genre": "war"}}}, 400, "lineage", "no encoder"),
         ("embeddings", {"input": 2**63}, 400, "request", "less than 9223372036854775808"),
         ("embeddings", {"input": "x" * 2000}, 400, "request", "at most 1024 characters"),
         ("search", {"id": 1, "K": 1}, 400, "request", "'K'"),
         ("search", {"id": 1, "k": 0}, 400, "request", "'k'"),
         ("search", {"id": 1, "filter": {"c": ["x"] * 1001}}, 400, "request", "1,000"),
         ("search", {"id": 1, "filter": {f"c{i}": 1 for i in range(33)}}, 400, "request", "33"),
-        ("embeddings", {"input": [{"features": {}, "a": 1, "b": 1}]}, 400, "request", "'id', and"),
         ("search", {"id": 1, "filter": {"c": None}}, 400, "request", "filter"),
         ("search", {"id": 1, "x" * 500: 1}, 400, "request", "x" * 80),
         ("transform", {"vectors": [[]], "source": 2}, 400, "request", "vectors"),
@@ -487,19 +484,10 @@ def test_many_ids_and_vectors_are_read_in_pieces(served: Running) -> None:
     assert_allclose(answer.json()["vectors"], table["vector"].to_pylist(), rtol=1e-6)
 
 
-def test_a_vector_may_be_long_and_objects_have_so_many_features(served: Running) -> None:
+def test_a_vector_may_be_long(served: Running) -> None:
     vector = np.random.default_rng(0).normal(size=LIMITS.max_dim).tolist()
     refused(served.post("/v1/search", {"vector": vector}), 400, code="shape")
     refused(served.post("/v1/search", {"vector": [*vector, 1.0]}), 413, "at most 16384")
-    at_most = LIMITS.max_batch * FEATURES
-    count = at_most // MOST_FEATURES
-    for more, status, words in (
-        ({"count": count, "features": MOST_FEATURES}, 400, "no encoder"),
-        ({"count": count + 1, "features": MOST_FEATURES}, 413, f"more than {at_most} features"),
-        ({"count": 1, "features": MOST_FEATURES + 1}, 400, f"at most {MOST_FEATURES} features"),
-    ):
-        answer = served.http.post("/v1/embeddings", content=objects(**more), headers=JSON)
-        refused(answer, status, words)
 
 
 def test_what_a_body_has_outside_its_texts_is_counted() -> None:
@@ -553,11 +541,6 @@ def test_a_wrong_element_is_refused_wherever_it_stands(served: Running) -> None:
     body = large({"vectors": [ROW] * 1000 + [[*ROW[:9], 7.25]], "source": 2})
     for big in (b"1e999", b"-1e999"):
         refused(post(served, "/v1/transform", body.replace(b"7.25", big)), 400, "'vectors.1000.9'")
-
-
-def objects(*, count: int, features: int) -> bytes:
-    one = {"features": {str(n): n for n in range(features)}}
-    return json.dumps({"input": [one] * count}).encode()
 
 
 HOSTILE = [

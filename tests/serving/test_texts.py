@@ -158,7 +158,6 @@ def test_what_cannot_be_encoded_is_refused(limited: TestClient) -> None:
         ({"input": ["word1"] * 9}, 413, "9 inputs are more than the 8"),
         ({"input": ["i" * 1025], "input_type": "id"}, 400, "at most 1024"),
         ({"input": ["word1"], "input_type": "image"}, 400, "input_type"),
-        ({"input": {"features": {}}, "input_type": "query"}, 400, "holds no texts"),
         ({"input": ["word1"], "side": "object"}, 400, "input_type"),
         ({"input": "word1", "id": "text-1"}, 400, "'input', 'vector'"),
         ({"k": 3, "input": ["word1", 3]}, 400, "'id'"),

@@ -1,14 +1,12 @@
-"""Objects that no store holds, described by their features or folded in by what they met;
-and searches: re-ranked by texts, calibrated, or filtered by the columns of a table of one's own."""
+"""New queries, folded in by what they met; and searches: re-ranked, calibrated, or filtered by the
+columns of a table of one's own."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,160 +18,28 @@ import torch
 from numpy.testing import assert_allclose
 from starlette.testclient import TestClient
 from tests.support.arrow_requests import ARROW
-from tests.support.folding import CANDIDATES, candidates_of, folding_lineage, solved, weight
+from tests.support.folding import CANDIDATES, folding_lineage, solved
 from tests.support.lineages import DIMS, lineage_of, vectors_of
 from tests.support.own_tables import address_of, own_table
 from tests.support.postgres_server import postgres
-from tests.support.publishing import publish_next
 from tests.support.running_service import Running, client_of, http_of, refused, running
 from tests.support.text_encoders import (
     ADDRESSES,
     CALLS,
     encoded,
     sentences,
-    text_lineage,
     word_vectors,
 )
 
-from evergram.compatibility.transforms import LinearTransform
-from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import Schema
-from evergram.encoders.two_tower import TwoTower
 from evergram.errors import DataError, LineageError, ServiceError
-from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import QueryVectors, Reader
 from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.retrieval.version_sidecar import make_sidecar
-from evergram.serving.features import MOST_FEATURES, FeatureEncoders, Features
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts
-
-BACK = torch.arange(12.0).reshape(3, 4)
-
-
-def corpus() -> Corpus:
-    interactions = pa.table({"query": [1, 2, 3], "candidate": ["a", "b", "a"]})
-    features = pa.table({"id": ["a", "b"], "genre": [["war", "love"], ["war"]], "year": [1990, 7]})
-    return Corpus.from_tables(interactions, None, features)
-
-
-def artefact(encoder: Encoder, options: dict[str, Any], back: Any = None) -> Artefact:
-    schema, known = encoder.schema, corpus()
-    parts = EncoderParts(
-        *(encoder.kind, options, encoder.state_dict()), schema.inputs, schema.vocabularies
-    )
-    embeddings = encoder.embed_all(known)
-    sides = {"query": known.queries, "candidate": known.candidates}
-    vectors = {side: (e.vocabulary.keys, embeddings[side]) for side, e in sides.items()}
-    return Artefact(encoder.dim, vectors, back, {"metrics": {"model": {}}}, {"seed": 0}, parts)
-
-
-def two_tower(dim: int) -> TwoTower:
-    draw = torch.Generator().manual_seed(dim)
-    encoder = TwoTower(Schema.of(corpus(), features=True), dim, generator=draw, hidden=[4])
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw))
-    return encoder.eval()
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    lineage = Lineage.create(tmp_path_factory.mktemp("features") / "shop", "shop")
-    publish_next(lineage, artefact(two_tower(3), {"dim": 3, "hidden": [4]}))
-    back = LinearTransform.from_matrix(BACK)
-    publish_next(lineage, artefact(two_tower(4), {"dim": 4, "hidden": [4]}, back))
-    with running(lineage.path) as shop:
-        yield shop
-
-
-def rows_of(answer: Any) -> list[list[float]]:
-    assert answer.status_code == 200, answer.text
-    return [row["embedding"] for row in answer.json()["data"]]
-
-
-def test_features_encode_to_the_embedding_at_every_version(
-    shop: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects = [
-        {"id": "a", "features": {"genre": ["war", "love"], "year": 1990}},
-        {"id": "b", "features": {"genre": "war", "year": "7"}},
-        # The encoder knows the id "a", and not 1; numbers and their text are the same keys.
-        {"id": 1, "features": {"genre": ["war"], "year": 1990}},
-        {"features": {"genre": "war", "year": ["1990"]}},
-        {"id": "a", "features": {"genre": "war", "year": "1990"}},
-    ]
-    for version in (0, 1):
-        asked = {"model": f"shop@v{version}", "side": "candidate"}
-        stored = rows_of(shop.post("/v1/embeddings", {**asked, "input": ["a", "b"]}))
-        answer = shop.post("/v1/embeddings", {**asked, "input": objects})
-        rows = rows_of(answer)
-        assert_allclose(rows[:2], stored, rtol=1e-4, atol=1e-5)
-        assert_allclose(rows[2], rows[3], rtol=1e-5)
-        assert not np.allclose(rows[2], rows[4], rtol=1e-3)
-        assert answer.json()["evergram"]["computed_from"] == [1] * 5
-    monkeypatch.setattr(Lineage, "encoder_parts", None)  # an encoder is restored once
-    described = {"features": {"genre": ["love", "unheard"]}}
-    unseen = Corpus.from_tables(
-        pa.table({"query": [1], "candidate": ["new"]}),
-        None,
-        pa.table({"id": ["new"], "genre": [["love", "unheard"]]}),
-    )
-    expected = two_tower(4).encode("candidate", unseen.candidates).numpy()
-    now = rows_of(shop.post("/v1/embeddings", {"input": described}))
-    assert_allclose(now, expected, rtol=1e-5)
-    past = rows_of(shop.post("/v1/embeddings", {"input": [described], "version": 0}))
-    assert_allclose(past, expected @ BACK.numpy().T, rtol=1e-4)
-
-
-def test_features_that_the_encoder_does_not_know_are_refused(shop: Running) -> None:
-    features: Any
-    for side, features, words in (
-        ("candidate", {"colour": "red"}, "'colour'"),
-        ("candidate", {"genre": "unheard"}, "none"),
-        ("candidate", {}, "none"),
-        ("film", {"genre": "war"}, "'film'"),
-        ("query", {"genre": "war"}, "'genre' of side 'query'"),
-    ):
-        answer = shop.post("/v1/embeddings", {"input": {"features": features}, "side": side})
-        refused(answer, 400, words)
-
-
-def test_an_encoder_of_texts_or_of_the_whole_graph_takes_no_features(tmp_path: Path) -> None:
-    made = artefact(two_tower(4), {"dim": 4, "hidden": [4]})
-    assert made.encoder is not None
-    graph = Lineage.create(tmp_path / "graph", "graph")
-    publish_next(graph, replace(made, encoder=replace(made.encoder, kind="graphsage")))
-    for lineage in (text_lineage(tmp_path), graph):
-        with pytest.raises(LineageError, match="by their features"):
-            FeatureEncoders(lineage).encode(0, "candidate", [Features(features={})])
-
-
-def test_features_are_keys_or_numbers(shop: Running) -> None:
-    features = {"year": 1990, "price": 9.5, "genre": ["war", "7"], "listed": None}
-    described = Features.model_validate({"features": features, "id": "007"})
-    assert (described.features, described.id) == (features, "007")
-    assert isinstance(described.features["year"], int)
-    many: dict[str, Any] = {f"f{n}": n for n in range(MOST_FEATURES + 1)}
-    Features.model_validate({"features": dict(list(many.items())[1:])})
-    for wrong in (
-        {"id": 1},
-        {"features": many},
-        {"features": {"year": True}},
-        {"features": {"year": [[1]]}},
-        {"features": {"genre": "x" * 1025}},
-        {"features": {"price": float("nan")}},
-        {"features": {}, "id": 1.0},
-        {"features": {}, "genre": "war"},
-    ):
-        body, headers = json.dumps({"input": wrong}), {"Content-Type": "application/json"}
-        answer = shop.http.post("/v1/embeddings", content=body, headers=headers)
-        refused(answer, 400, code="request")
-
 
 LISTS = [["c1", "c5"], ["c7"]]
 WEIGHTS = [[2.0, 0.5], [1.0]]
@@ -240,19 +106,6 @@ def test_an_integer_in_another_form_is_another_candidate(tmp_path: Path) -> None
             refused(answer, 400, code="shape")
 
 
-def test_hits_are_the_best_candidates_that_were_not_met(films: Running) -> None:
-    for version in (0, 1):
-        asked = {"candidates": LISTS, "k": 4, "version": version}
-        body = films.post("/v1/fold-in", asked).json()
-        queries = Lineage.open(films.folder).view(version).fold_in(LISTS)
-        read = candidates_of(1) if version else candidates_of(1) @ weight().T
-        for row, met, query in zip(body["data"], LISTS, queries, strict=True):
-            ranked = [f"c{i}" for i in (-(read @ query)).argsort().tolist()]
-            expected = [c for c in ranked if c not in met][:4]
-            assert [hit["id"] for hit in row["hits"]] == expected
-        assert body["evergram"]["side"] == "candidate"
-
-
 def test_what_cannot_be_folded_in_is_refused(films: Running, served: Running) -> None:
     asked: dict[str, Any]
     for asked, status, words in (
@@ -263,8 +116,6 @@ def test_what_cannot_be_folded_in_is_refused(films: Running, served: Running) ->
         ({"candidates": [["c1"]], "weights": [[0]]}, 400, "must be above 0"),
         ({"candidates": [["c1"]], "weights": [[1, 2]]}, 400, "not as long as the candidates"),
         ({"candidates": [["c1"]], "version": 7}, 404, "0, 1"),
-        ({"candidates": [["c1"]], "k": 2000}, 400, "at most 1000"),
-        ({"candidates": [["c1"]] * 2000, "k": 100}, 413, "send fewer"),
         ({"candidates": [["c1"] * 70] * 1000}, 413, "70000 candidates are more than the 65536"),
     ):
         answer = films.post("/v1/fold-in", asked)

@@ -41,7 +41,16 @@ def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -
     if ID in columns:
         refuse_other_ids(columns[ID], side, schema)
     size = len(next(iter(columns.values())))
-    inputs = inputs_of_columns(columns, size, side, schema)
+    ids, hashed = torch.full((size,), -1, dtype=torch.int64), None
+    if ID in columns:
+        keys = _keys(columns[ID], ID)
+        ids, hashed = schema.ids(side).rows(keys), schema.hashed_rows(side, keys)
+    bags = {
+        name: _bag(columns.get(name), size, schema.vocabularies[vocabulary], name)
+        for name, vocabulary in names_of(side, schema).items()
+        if name != ID
+    }
+    inputs = EntityInputs(ids, bags, hashed=hashed)
     refuse_unknown(inputs.is_known, columns)
     return inputs
 
@@ -91,29 +100,6 @@ def names_of(side: str, schema: Schema) -> Mapping[str, str]:
     if side not in schema.inputs:
         raise DataError(f"There is no side {side!r}; there is {' and '.join(schema.inputs)}.")
     return schema.inputs[side]
-
-
-def inputs_of_columns(
-    columns: Mapping[str, pa.Array], size: int, side: str, schema: Schema
-) -> EntityInputs:
-    """Return objects in columns as an encoder of this schema reads them.
-
-    Args:
-        columns: ids as "id", and features, each of `size` rows; a column that is left out is
-            unknown of every object, and one that the schema does not name is not read.
-    Raises: DataError: there is no such side; or a column's keys are neither integers nor texts.
-    """
-    names = names_of(side, schema)
-    ids, hashed = torch.full((size,), -1, dtype=torch.int64), None
-    if ID in columns:
-        keys = _keys(columns[ID], ID)
-        ids, hashed = schema.ids(side).rows(keys), schema.hashed_rows(side, keys)
-    bags = {
-        name: _bag(columns.get(name), size, schema.vocabularies[vocabulary], name)
-        for name, vocabulary in names.items()
-        if name != ID
-    }
-    return EntityInputs(ids, bags, hashed=hashed)
 
 
 def columns_of(objects: Any) -> dict[str, pa.Array]:

@@ -165,13 +165,13 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
         )(endpoint)
 
     found, read = answers.SearchAnswer, answers.TransformAnswer
-    of_ids = "Embeddings of ids, of texts, or of features"
+    of_ids = "Embeddings of ids, or of texts"
     add(embeddings, of_ids, requests.EmbeddingsRequest, answers.EmbeddingsAnswer, "id")
     add(search, "The nearest stored objects", requests.SearchRequest, found, "vector")
     other = "Vectors of one version as another reads them"
     add(transform, other, requests.TransformRequest, read, "vector")
     met = "Vectors of new queries, from the candidates that they met"
-    add(fold_in, met, requests.FoldInRequest, read | found)
+    add(fold_in, met, requests.FoldInRequest, read)
 
 
 def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:

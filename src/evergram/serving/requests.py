@@ -29,12 +29,13 @@ from pydantic_core import PydanticUseDefault, from_json
 
 from evergram.errors import DataError
 from evergram.serving.errors import too_much, wrong
-from evergram.serving.features import Features, Id, Int64, Text
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.filters import FORM, read_conditions
 from evergram.stores.rows import Floats
 from evergram.texts.text_encoder import Role
 
+Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+Text = Annotated[StrictStr, Field(max_length=1024)]
 # A number, "v0", or a label.
 Version = Annotated[StrictInt, Field(ge=0, lt=2**31)] | Annotated[StrictStr, Field(max_length=64)]
 SideName = Annotated[StrictStr, Field(max_length=64)]
@@ -56,8 +57,8 @@ M = TypeVar("M", bound=BaseModel)
 # Fields of a request.
 MEMBERS = 64
 # Lists and objects, quotes, and commas of a JSON body, outside its texts: some in any, and more for
-# each row that it may have. Far more than honest bodies have: an object has 32 features on average,
-# a vector of JSON 1,024 coordinates, and larger requests are Arrow streams.
+# each row that it may have. Far more than honest bodies have: a vector has 1,024
+# coordinates on average, and larger requests are Arrow streams.
 FREE, OF_A_ROW = 1 << 17, {"lists and objects": 64, "texts": 512, "values": 1024}
 # Columns that an error names, at most.
 _NAMED = 5
@@ -79,11 +80,8 @@ class _RequestModel(BaseModel):
     )
 
 
-Objects = Annotated[list[Features], Field(fail_fast=True)]
-
-
 class EmbeddingsRequest(_RequestModel):
-    """A request for embeddings of ids, of texts, or of objects with features.
+    """A request for embeddings of ids, or of texts.
 
     Whole numbers are ids, not OpenAI's tokens. In a lineage whose ids are integers, "17" is 17,
     and "017" is another id.
@@ -112,10 +110,8 @@ class EmbeddingsRequest(_RequestModel):
     input: (
         Annotated[Numbers, Field(min_length=1)]
         | Annotated[InputTexts, Field(min_length=1)]
-        | Annotated[Objects, Field(min_length=1)]
         | InputText
         | Int64
-        | Features
     ) = Field(union_mode="left_to_right")
 
     @field_validator("input", mode="before")
@@ -173,7 +169,7 @@ class SearchRequest(_RequestModel):
     query_vectors: Literal["own", "read_back"] | Annotated[StrictInt, Field(ge=0)] | None = None
     vector: Vector | None = None
     vectors: Annotated[Vectors, Field(min_length=1)] | None = None
-    id: Id | None = None
+    id: Int64 | Text | None = None
     id_side: SideName | None = None
     input: Annotated[InputTexts, Field(min_length=1)] | InputText | None = Field(
         default=None, union_mode="left_to_right"
@@ -235,7 +231,6 @@ class FoldInRequest(_RequestModel):
         weights: how often each was met, above 0; in lists as long as those of `candidates`.
         values: of the pairs, for a version that was trained on values.
         missing: "skip" leaves out candidates that are not stored.
-        k: answer this many hits of each query that it has not met, in place of its vector.
     """
 
     candidates: (
@@ -246,7 +241,6 @@ class FoldInRequest(_RequestModel):
     values: Vectors | None = None
     version: Version | None = None
     missing: OrDefault[Literal["error", "skip"]] = "error"
-    k: Annotated[StrictInt, Field(ge=1)] | None = None
 
 
 REQUESTS: tuple[type[BaseModel], ...] = (
@@ -301,7 +295,7 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
         return f"{reason}.", field
     if field == "input":
         return (
-            "'input' is an id or a text, a list of these of one type, or objects with 'features': "
+            "'input' is an id or a text, or a list of these of one type: "
             f"{reason[:1].lower()}{reason[1:]}.",
             field,
         )

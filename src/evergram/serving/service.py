@@ -18,7 +18,6 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.serving.dashboard import PublishedFacts, published_facts
-from evergram.serving.features import FeatureEncoders
 from evergram.serving.texts import ServedTexts
 
 log: logging.Logger = logging.getLogger("evergram.serving")
@@ -66,7 +65,6 @@ class SharedReader:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.encoders: FeatureEncoders = FeatureEncoders(reader.lineage)
         self._users = 1  # the service itself
         self._lock = threading.Lock()
 

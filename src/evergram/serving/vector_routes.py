@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evergram.errors import DataError, ShapeError, UnknownVersionError
 from evergram.ids import INTEGER
@@ -23,7 +22,6 @@ from evergram.lineage.view import unknown_candidates
 from evergram.migration.cascade import EncodingLimitError, KeptVectors, reranked_search
 from evergram.serving.answers import Answer, Call
 from evergram.serving.errors import ARROW, JSON, RefusedError, too_much, wrong
-from evergram.serving.features import Features
 from evergram.serving.requests import (
     LONGEST_ID,
     EmbeddingsRequest,
@@ -50,8 +48,8 @@ from evergram.texts.text_encoder import Role
 
 Sources = npt.NDArray[np.int64]
 QUERY, CANDIDATE = "query", "candidate"
-# Features of the objects, and candidates of the queries, that a full request may have on average.
-FEATURES = MET = 32
+# Candidates of the queries that a full request may have on average.
+MET = 32
 # Ids that an error names, at most.
 _NAMED = 5
 _INTEGER = re.compile(INTEGER, re.ASCII)
@@ -71,11 +69,10 @@ def embeddings(call: Call) -> Answer:
     except DataError as error:
         raise RefusedError(400, "dimensions", str(error), "dimensions") from None
     side = reader.default_side if options.side is None else options.side
-    objects = isinstance(inputs, list) and isinstance(inputs[0], Features)
-    role = _text_role(call, options, inputs, texts=isinstance(inputs, list) and not objects)
-    ids = None
-    if objects or role is not None:
-        vectors, sources = _encoded(call, version, side, inputs, role)
+    role, ids = _text_role(call, options, inputs), None
+    if role is not None:
+        vectors = _encoded(call, version, inputs, role)
+        sources = np.full(len(vectors), max(version, call.lineage.production), dtype=np.int64)
     else:
         ids = _as_ids(reader.store(side), inputs)
         with _looking_up():
@@ -90,7 +87,7 @@ def embeddings(call: Call) -> Answer:
             missing = [inputs[row] for row in np.flatnonzero(sources < 0).tolist()]
             raise _missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
     # After the backward transform: the coordinates that are kept are the version's own first ones.
-    vectors = vectors if dims is None else cut(vectors, dims)
+    vectors = cut(vectors, dims)
     encoding = options.encoding_format
     return vectors_answer(call, version, side, vectors, sources, ids=ids, encoding=encoding)
 
@@ -124,7 +121,7 @@ def search(call: Call) -> Answer:
         ids = _as_ids(store, options.ids).drop_null()
     if isinstance(queries, list):  # texts are encoded after every limit was checked
         role, texts = options.input_type or "query", queries
-        encode = lambda version: _encoded(call, version, side, texts, role)[0]  # noqa: E731
+        encode = lambda version: _encoded(call, version, texts, role)  # noqa: E731
         queries = encode(version)
     calibrated = options.scores == "calibrated"
     if calibrated and isinstance(options.query_vectors, int):
@@ -182,16 +179,6 @@ def fold_in(call: Call) -> Answer:
     how: Any = {"version": version, "missing": options.missing}
     with _looking_up():
         vectors, source = reader.fold_in_with_source(met, *numbers, **how)
-        if (k := options.k) is not None:
-            # Hits that a query has met are left out, and k remain.
-            wider = k + max(map(len, met))
-            _check_hits(call, len(met), k, wider)
-            hits = reader.search(vectors, wider, version, CANDIDATE, "ip")
-            hits = [
-                h.where(np.asarray(pc.invert(pc.is_in(h.ids, value_set=known)))).first(k)
-                for h, known in zip(hits, met, strict=True)
-            ]
-            return _hits_answer(call, version, CANDIDATE, hits)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return vectors_answer(call, version, QUERY, vectors, sources)
 
@@ -332,16 +319,9 @@ def _as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
 
 
 def _inputs(options: EmbeddingsRequest, settings: ServiceSettings) -> list[Any]:
-    """Return the ids or texts, all of one type, or the objects with features of a request."""
-    if not isinstance(options.input, list):
-        return [options.input]
-    inputs: list[Any] = options.input
+    """Return the ids or texts of a request, all of one type."""
+    inputs: list[Any] = options.input if isinstance(options.input, list) else [options.input]
     _check_count(len(inputs), settings.max_batch, "input", "input")
-    if isinstance(inputs[0], Features):
-        most = settings.max_batch * FEATURES
-        if sum(len(described.features) for described in inputs) > most:
-            what = f"The objects have more than {most} features together; send fewer at a time."
-            raise too_much(what, "input")
     return inputs
 
 
@@ -403,11 +383,10 @@ def _strings_are_texts(lineage: Lineage) -> bool:
     return lineage.versions[0].text_encoder is not None
 
 
-def _text_role(call: Call, options: EmbeddingsRequest, inputs: Any, *, texts: bool) -> Role | None:
-    """Return whether the inputs of a request are queries or documents; None if they are ids, or
-    objects with features."""
+def _text_role(call: Call, options: EmbeddingsRequest, inputs: Any) -> Role | None:
+    """Return whether the inputs of a request are queries or documents; None if they are ids."""
     role = options.input_type
-    if not texts:
+    if call.arrow_in:
         if role in ("query", "document"):
             what = "texts are sent as strings in JSON; leave 'input_type' out."
             raise wrong(f"'input' holds no texts: {what}", "input_type")
@@ -428,8 +407,8 @@ def _text_role(call: Call, options: EmbeddingsRequest, inputs: Any, *, texts: bo
         )
     if options.side is not None:
         raise wrong(
-            "'side' is of ids and of objects with features; for texts, say with 'input_type' "
-            "whether they are a 'query' or a 'document'.",
+            "'side' is of ids; for texts, say with 'input_type' whether they are a 'query' or a "
+            "'document'.",
             "side",
         )
     _check_texts(inputs, call.settings)
@@ -531,15 +510,11 @@ def _check_fingerprints(
             raise RefusedError(409, "fingerprint", what)
 
 
-def _encoded(
-    call: Call, version: int, side: str, objects: Sequence[Any], role: Role | None
-) -> tuple[Floats, Sources]:
-    """Return vectors [n, D] of objects with features, or of texts of a role, read as a version, and
-    the version that each was computed from: production, or a later version itself."""
+def _encoded(call: Call, version: int, texts: Sequence[str], role: Role) -> Floats:
+    """Return vectors [n, D] of texts of a role, read as a version: production encodes them, or a
+    later version itself."""
     source, served = max(version, call.lineage.production), call.state.texts
-    if role is None:
-        vectors = call.state.shared.encoders.encode(source, side, objects)
-    elif served is None:
+    if served is None:
         raise RefusedError(
             400,
             "text_encoder",
@@ -547,12 +522,10 @@ def _encoded(
             "encoded; ids are read with 'input_type': 'id', and searched by with 'id'.",
             "input",
         )
-    else:
-        record = call.lineage.manifest(source).text_encoder
-        with _refusals(objects):
-            vectors = served.encode(source, objects, role, record, wait=call.may_wait)
-    sources = np.full(len(vectors), source, dtype=np.int64)
-    return call.state.reader.transform(vectors, source, version), sources
+    record = call.lineage.manifest(source).text_encoder
+    with _refusals(texts):
+        vectors = served.encode(source, texts, role, record, wait=call.may_wait)
+    return call.state.reader.transform(vectors, source, version)
 
 
 def _check_rerank(call: Call, options: SearchRequest, version: int) -> None:
