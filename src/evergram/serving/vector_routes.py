@@ -58,8 +58,10 @@ _INTEGER = re.compile(INTEGER, re.ASCII)
 def embeddings(call: Call) -> Answer:
     """Answer `POST /v1/embeddings`."""
     options, stream = _read(call, "id", EmbeddingsRequest, {"input": 0})
+    inputs: Any
     if stream is None:
-        inputs = _inputs(options, call.settings)
+        inputs = options.input if isinstance(options.input, list) else [options.input]
+        _check_count(len(inputs), call.settings.max_batch, "input", "input")
     else:
         inputs = stream.column.combine_chunks() if len(stream.column) else pa.array([], pa.null())
     version, reader = _model_version(call, options), call.state.reader
@@ -84,8 +86,16 @@ def embeddings(call: Call) -> Answer:
             sources = np.full(len(ids), -1, dtype=np.int64)
             vectors[valid], sources[valid] = found.vectors, found.sources
         if options.missing == "error" and (sources < 0).any():
-            missing = [inputs[row] for row in np.flatnonzero(sources < 0).tolist()]
-            raise _missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
+            missing = [str(inputs[row])[:40] for row in np.flatnonzero(sources < 0).tolist()]
+            first = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+            raise RefusedError(
+                404,
+                "unknown_id",
+                f"{len(missing)} of {len(ids)} ids are not stored on side {side!r}"
+                f"{', where ids are integers' if ids.null_count else ''}: {first}. Leave them out, "
+                "or ask with 'missing': 'zeros'.",
+                "input",
+            )
     # After the backward transform: the coordinates that are kept are the version's own first ones.
     vectors = cut(vectors, dims)
     encoding = options.encoding_format
@@ -318,13 +328,6 @@ def _as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
     return pa.array([n if -(2**63) <= n < 2**63 else None for n in integers], pa.int64())
 
 
-def _inputs(options: EmbeddingsRequest, settings: ServiceSettings) -> list[Any]:
-    """Return the ids or texts of a request, all of one type."""
-    inputs: list[Any] = options.input if isinstance(options.input, list) else [options.input]
-    _check_count(len(inputs), settings.max_batch, "input", "input")
-    return inputs
-
-
 def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floats:
     """Return a request's vectors, [n, D]."""
     _check_count(len(rows), settings.max_batch, "vectors", "vector")
@@ -338,23 +341,6 @@ def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floa
     # A float64 beyond float32's range becomes infinite; the reader refuses it.
     with np.errstate(over="ignore"):
         return np.asarray(rows, dtype=np.float64).astype(np.float32)
-
-
-def _missing_ids(
-    missing: Sequence[Any], asked: int, side: str, *, integers: bool = False
-) -> RefusedError:
-    """Return the refusal of ids that are not stored, out of those asked for; `integers` where only
-    integers are stored."""
-    first = ", ".join(str(key)[:40] for key in missing[:_NAMED])
-    more = ", …" if len(missing) > _NAMED else ""
-    return RefusedError(
-        404,
-        "unknown_id",
-        f"{len(missing)} of {asked} ids are not stored on side {side!r}"
-        f"{', where ids are integers' if integers else ''}: {first}{more}. Leave them out, or ask "
-        "with 'missing': 'zeros'.",
-        "input",
-    )
 
 
 def _check_count(count: int, limit: int, field: str, what: str) -> None:
