@@ -21,9 +21,9 @@ from evergram.ids import id_hashes
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import Metric, QueryVectors, ScoredSearch, ScoreMaps
 from evergram.releasing.align import AlignSettings, align
-from evergram.retrieval.fill import fill, space_of, stored_rows
+from evergram.retrieval.fill import fill, space_of
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.vector_files.open_embeddings import EmbeddingFile
 
 SIDES = "object", "object"
@@ -170,7 +170,7 @@ def test_the_best_of_rows_of_two_versions_are_those_by_calibrated_score(
     store.add_space(space)
     texts = sentences()
     ids = pa.array([f"text-{i}" for i in range(0, len(texts), 2)])
-    store.upsert(stored_rows(lineage, maps, space, ids, word_vectors(texts[::2], 0, 10)))
+    store.upsert(stored_rows(maps, space, ids, word_vectors(texts[::2], 0, 10)))
     queries = word_vectors([f"word{i} word{i + 1} word{i + 2}" for i in range(20)], 0, 10)
     with closing(Reader.open(lineage.path, {"object": store})) as reader:
         whole = reader.search(queries, len(texts), 0, None, metric, **calibrated("own"))
@@ -201,7 +201,7 @@ def test_rows_of_the_version_itself_are_calibrated_for_queries_that_are_read_bac
     store.add_space(space)
     texts = sentences()
     ids = pa.array([f"text-{i}" for i in range(len(texts))])
-    store.upsert(stored_rows(lineage, maps, space, ids, word_vectors(texts, 0, 10)))
+    store.upsert(stored_rows(maps, space, ids, word_vectors(texts, 0, 10)))
     query = maps.rows(word_vectors(texts[:60], 2, 11), 2, 0)
     with closing(Reader.open(lineage.path, {"object": store})) as reader:
         hits = reader.search(query, len(texts), 0, None, "cosine", **calibrated("read_back"))

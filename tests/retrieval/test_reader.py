@@ -35,9 +35,9 @@ from evergram.errors import DataError, EvergramError, LineageError, ShapeError, 
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import fold_in
-from evergram.retrieval.fill import fill, space_of, stored_rows
+from evergram.retrieval.fill import fill, space_of
 from evergram.retrieval.reader import Metric, Reader
-from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.serving.client import Client
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ReadableStore, Store
@@ -55,7 +55,7 @@ def put(lineage: Lineage, store: ReadableStore, version: int, ids: range) -> Non
     assert isinstance(store, Store)
     store.add_space(space := space_of(lineage, version))
     vectors = vectors_of(version).numpy()[list(ids)]
-    store.upsert(stored_rows(lineage, VersionMaps(lineage), space, pa.array(ids), vectors))
+    store.upsert(stored_rows(VersionMaps(lineage), space, pa.array(ids), vectors))
 
 
 def check(reader: Reader, ids: range, version: int, sources: list[int]) -> None:
@@ -179,7 +179,7 @@ def test_new_queries_are_computed_at_the_version_that_the_rows_are_of(tmp_path: 
     def write(version: int, rows: list[int]) -> None:
         store.add_space(space := space_of(lineage, version))
         chosen, vectors = pa.array([ids[i] for i in rows]), candidates_of(version)[rows].numpy()
-        store.upsert(stored_rows(lineage, maps, space, chosen, vectors))
+        store.upsert(stored_rows(maps, space, chosen, vectors))
 
     write(0, list(range(CANDIDATES)))
     store.take_side("candidate")

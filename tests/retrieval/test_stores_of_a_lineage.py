@@ -39,11 +39,11 @@ from evergram.retrieval.backfill import (
     backfill_progress,
     predicted_errors,
 )
-from evergram.retrieval.fill import fill, fill_stores, space_of, stored_rows
+from evergram.retrieval.fill import fill, fill_stores, space_of
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.side_stores import canary_stores, local_stores, open_stores
 from evergram.retrieval.store_check import check_store
-from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores import qdrant_store
 from evergram.stores.open_store import open_store
 from evergram.stores.rows import Rows, Space
@@ -59,7 +59,7 @@ def older_store(lineage: Lineage, rows: int = 300) -> DictionaryStore:
     store.add_space(space)
     ids = pa.array([*range(rows), *range(1000, 1020)])
     vectors = np.concatenate([vectors_of(1).numpy()[:rows], np.ones((20, 8), np.float32)])
-    store.upsert(stored_rows(lineage, VersionMaps(lineage), space, ids, vectors))
+    store.upsert(stored_rows(VersionMaps(lineage), space, ids, vectors))
     return store
 
 
@@ -119,7 +119,7 @@ def test_the_lineages_own_snapshots_outlive_a_withdrawal(lineage: Lineage) -> No
 def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> None:
     vectors = np.array([[1.0] * 8, [1e30] * 8], np.float32)
     with pytest.raises(DataError, match=r"id 8 of version 1"):
-        stored_rows(lineage, VersionMaps(lineage), space_of(lineage, 1), pa.array([7, 8]), vectors)
+        stored_rows(VersionMaps(lineage), space_of(lineage, 1), pa.array([7, 8]), vectors)
 
 
 def test_local_stores_are_filled_when_production_moves_and_only_then(lineage: Lineage) -> None:
@@ -201,7 +201,7 @@ def test_a_snapshot_of_the_newest_version_has_ids_as_a_table_of_ones_own_has_the
     store = DictionaryStore("string")
     store.add_space(space := space_of(lineage, 0))
     own, ids = vectors_of(0).numpy(), pa.array(map(str, range(300)))
-    store.upsert(stored_rows(lineage, VersionMaps(lineage), space, ids, own))
+    store.upsert(stored_rows(VersionMaps(lineage), space, ids, own))
     newest = vectors_of(1).numpy()
     with closing(Reader.open(lineage.path, {"object": store})) as reader:
         np.testing.assert_allclose(reader.embed(["7"], 1).vectors[0], newest[7], rtol=1e-6)
@@ -348,7 +348,7 @@ def written_by_hand(lineage: Lineage, version: int, key: int, value: float) -> R
     space = space_of(lineage, version)
     dim = lineage.manifest(version).dim
     vectors = np.full((1, dim), value, np.float32)
-    return stored_rows(lineage, VersionMaps(lineage), space, pa.array([key]), vectors)
+    return stored_rows(VersionMaps(lineage), space, pa.array([key]), vectors)
 
 
 def test_plan_apply_and_status(lineage: Lineage, older: DictionaryStore) -> None:
@@ -653,7 +653,7 @@ def test_the_predicted_error_is_lost_forward_and_back_with_the_certificates(
     for version, store in enumerate((old, new)):
         store.add_space(space := space_of(lineage, version))
         own, maps = vectors_of(version).numpy(), VersionMaps(lineage)
-        store.upsert(stored_rows(lineage, maps, space, pa.array(range(300)), own))
+        store.upsert(stored_rows(maps, space, pa.array(range(300)), own))
     # The largest comes first.
     order = backfill_order(lineage, old, new, 1)
     assert order.ids.to_pylist() == np.argsort(-truth.numpy()).tolist()

@@ -19,8 +19,8 @@ from tests.support.lineages import lineage_of, vectors_of
 
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import ORDER, Backfill, read_table
-from evergram.retrieval.fill import space_of, stored_rows
-from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.fill import space_of
+from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores.open_store import open_store
 
 ROWS, BATCH = 300, 10
@@ -56,7 +56,7 @@ def main(folder: Path, kills: int) -> None:
     with open_store(address, create="int64") as store:
         space = space_of(lineage, 1)
         rows = stored_rows(
-            lineage, VersionMaps(lineage), space, pa.array(range(ROWS)), vectors_of(1, ROWS).numpy()
+            VersionMaps(lineage), space, pa.array(range(ROWS)), vectors_of(1, ROWS).numpy()
         )
         store.load(space, [rows])
         Backfill(lineage, store, "object").plan(BATCH)

@@ -7,14 +7,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
 from evergram.atomic_files import remove_tree
 from evergram.errors import DataError, EvergramError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.store_check import check_store, take_side
-from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores.open_store import open_store, snapshot_folder
 from evergram.stores.rows import Rows, Space
 from evergram.stores.store import Store
@@ -30,27 +29,6 @@ def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:
     manifest = lineage.manifest(version)
     width = manifest.dim + (version + 1 if norms else 0)
     return Space(version, width, manifest.fingerprint)
-
-
-def stored_rows(
-    lineage: Lineage, maps: VersionMaps, space: Space, ids: pa.Array, vectors: np.ndarray
-) -> Rows:
-    """Return vectors [n, D] of a version as rows of its space.
-
-    Raises: DataError: the squared length of a vector is past float32.
-    """
-    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-    if space.dim > lineage.manifest(space.version).dim:
-        norms = maps.norms(vectors, space.version)
-        long = np.flatnonzero(~np.isfinite(norms).all(axis=1) & np.isfinite(vectors).all(axis=1))
-        if len(long):
-            raise DataError(
-                f"The vector of id {ids[long[0]].as_py()!r} of version {space.version} is too "
-                "long: its squared length, there or read as a version before, is past float32; "
-                "publish vectors that are scaled down."
-            )
-        vectors = np.concatenate([vectors, norms], axis=1)
-    return Rows(space.version, ids, vectors)
 
 
 def fill(
@@ -86,7 +64,7 @@ def fill(
         for ids, vectors in file.blocks():
             # The store may have integers as texts.
             keys = ids.cast(pa.string()) if store.id_type == pa.string() else ids
-            yield stored_rows(lineage, maps, space, keys, vectors.numpy())
+            yield stored_rows(maps, space, keys, vectors.numpy())
             done += len(ids)
             if progress is not None:
                 progress(done, file.rows)

@@ -1,4 +1,4 @@
-"""Maps from the version of a stored row to the version that is asked for, back or forward."""
+"""Stored rows, and the maps from their version to the one that is asked for, back or forward."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.stores.rows import Floats
+from evergram.stores.rows import Floats, Rows, Space
 from evergram.tracing import span
 
 # A stored squared norm is scaled by this: for vectors of length up to some hundreds it is then a
@@ -154,3 +155,22 @@ def checked_vectors(vectors: npt.ArrayLike, dim: int, version: int) -> Floats:
     if not quick and not np.isfinite(checked).all():
         raise DataError("A vector is not finite: it has a NaN or an infinity.")
     return checked
+
+
+def stored_rows(maps: VersionMaps, space: Space, ids: pa.Array, vectors: np.ndarray) -> Rows:
+    """Return vectors [n, D] of a version as rows of its space: with its norms, where it has them.
+
+    Raises: DataError: the squared length of a vector is past float32.
+    """
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    if space.dim > maps.dim(space.version):
+        norms = maps.norms(vectors, space.version)
+        long = np.flatnonzero(~np.isfinite(norms).all(axis=1) & np.isfinite(vectors).all(axis=1))
+        if len(long):
+            raise DataError(
+                f"The vector of id {ids[long[0]].as_py()!r} of version {space.version} is too "
+                "long: its squared length, there or read as a version before, is past float32; "
+                "publish vectors that are scaled down."
+            )
+        vectors = np.concatenate([vectors, norms], axis=1)
+    return Rows(space.version, ids, vectors)

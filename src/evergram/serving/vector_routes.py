@@ -97,7 +97,7 @@ def embeddings(call: Call) -> Answer:
                 "input",
             )
     # After the backward transform: the coordinates that are kept are the version's own first ones.
-    vectors = cut(vectors, dims)
+    vectors = vectors if dims is None else cut(vectors, dims)
     encoding = options.encoding_format
     return vectors_answer(call, version, side, vectors, sources, ids=ids, encoding=encoding)
 
