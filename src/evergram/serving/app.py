@@ -59,7 +59,7 @@ class _Application(FastAPI):
             schema = get_openapi(
                 title=self.title, version=self.version, routes=self.routes, summary=self.summary
             )
-            kinds = [(kind, "validation") for kind in requests.REQUESTS]
+            kinds: Any = [(kind, "validation") for kind in requests.REQUESTS]
             components = schema["components"]
             components["schemas"] |= models_json_schema(kinds, ref_template=_REF)[1]["$defs"]
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}

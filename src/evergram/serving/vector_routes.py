@@ -462,7 +462,7 @@ def _of_id(call: Call, request: SearchRequest, version: int, side: str) -> tuple
             _check_rerank(call, request, version)
             own, vectors = reader.own_rows(ids, version, side)
             # A text is not enough to be encoded: the object must be stored at some version.
-            if not len(own) and sum(len(rows) for rows in reader.store(side).fetch(ids)):
+            if not len(own) and any(len(rows) > 0 for rows in reader.store(side).fetch(ids)):
                 with _refusals():
                     return _kept(call, version).of(ids), version
             if len(own):
