@@ -21,12 +21,8 @@ from evergram.compatibility.aligner.solution import RANK
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance
-from evergram.compatibility.closed_forms import SecondMoments, fit_closed_form
+from evergram.compatibility.closed_forms import SecondMoments, degenerate_side, fit_closed_form
 from evergram.compatibility.row_groups import Groups, pair_groups
-<<<<<<< HEAD
-from evergram.compatibility.closed_forms import SecondMoments, degenerate_side
-=======
->>>>>>> f77602c7 (Second moments and the closed forms that solve them are one file, as they are read together)
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Side, Vocabulary
 from evergram.errors import DataError, DegradationError, LineageError
