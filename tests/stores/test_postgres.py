@@ -147,7 +147,7 @@ def test_a_server_that_goes_away_and_comes_back(
 
 def test_work_is_done_again_once_where_postgresql_says_so(server: PostgresServer) -> None:
     params = {key: str(value) for key, value in conninfo_to_dict(server.uri).items()}
-    with closing(ConnectionPool(params, "postgresql://db#emb", lambda connection: None)) as pool:
+    with closing(ConnectionPool(params, "postgresql://db#emb")) as pool:
         deadlock = DeadlockDetected("deadlock detected")
         assert pool.run(Mock(side_effect=[deadlock, 2])) == 2
         always = Mock(side_effect=deadlock)

@@ -21,19 +21,11 @@ class DictionaryStore(Store):
     kind: ClassVar[str] = "dictionary"
 
     def __init__(self, id_type: str = "int64", name: str = "one") -> None:
-        self._name = name
-        self._id_type = ID_TYPES[id_type]
+        self.address = f"dictionary:{name}"  # another for every store: a store holds one side
+        self.id_type = ID_TYPES[id_type]
         self._side: str | None = None
         self._spaces: dict[int, Space] = {}
         self._rows: dict[int | str, tuple[int, Floats, int]] = {}
-
-    @property
-    def address(self) -> str:
-        return f"dictionary:{self._name}"  # another for every store: a store holds one side
-
-    @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
 
     @property
     def side(self) -> str | None:
@@ -97,10 +89,10 @@ class DictionaryStore(Store):
             ]
             best = sorted(scored, key=lambda pair: -pair[0])[:k]
             scores = np.array([score for score, _ in best], dtype=np.float32)
-            nearest.append((pa.array([key for _, key in best], self._id_type), scores))
+            nearest.append((pa.array([key for _, key in best], self.id_type), scores))
         return nearest
 
     def _block(self, version: int, keys: list[int | str]) -> tuple[Rows, Checks]:
         vectors = np.stack([self._rows[key][1] for key in keys])
         checks = np.array([self._rows[key][2] for key in keys], dtype=np.uint32)
-        return Rows(version, pa.array(keys, self._id_type), vectors), checks
+        return Rows(version, pa.array(keys, self.id_type), vectors), checks

@@ -7,8 +7,8 @@ Read in this order:
 3. The stores: `snapshot_store` (immutable files, mapped into memory), `pgvector_store`, and
    `lance_store`, `qdrant_store` and `sqlite_store`, which keep one table a version
    (`table_per_version`).
-4. `adopted_store`: a reader of the user's own tables, from which `adopted_pgvector`,
-   `adopted_lance` and `adopted_qdrant` derive.
+4. `adopted_store`: a reader of the user's own tables, from which classes in `pgvector_store`,
+   `lance_store` and `qdrant_store` derive.
 
 A store knows nothing of transforms. `evergram.retrieval.Reader` reads it at any version.
 """

@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -31,14 +32,25 @@ _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
-@dataclass(frozen=True)
-class TableFacts:
+class TableFacts(NamedTuple):
     """What a database says of a table now: the dim of each version and the types of its columns, in
     Qdrant the distances of its vectors."""
 
     id_type: pa.DataType
     dims: dict[int, int]
     types: dict[str, Any]
+
+
+class AdoptedNames(NamedTuple):
+    """The names after the # of an address: of the table, of the columns of ids (None if it does not
+    say) and of each version's vectors, of those that filters may name, and all of it again."""
+
+    table: str
+    schema: str | None
+    id: str | None
+    vectors: dict[int, str]
+    filters: tuple[str, ...]
+    fragment: str
 
 
 class AdoptedStore(ReadableStore):
@@ -50,7 +62,7 @@ class AdoptedStore(ReadableStore):
     version's. Every search compares all rows.
 
     Args:
-        where: the database, as `_place_of` returned it.
+        place: what stands before the # of the address.
         names: of the columns.
     """
 
@@ -66,15 +78,17 @@ class AdoptedStore(ReadableStore):
     _check: Callable[[int], None] | None = None
     _closed: bool = False
 
-    def __init__(self, where: Any, names: AdoptedNames) -> None:
-        self._where, self._names = where, names
+    def __init__(self, place: str, names: AdoptedNames) -> None:
+        self._place, self._names, self._id = place, names, names.id or "id"
+        self._anywhere = place if "://" in place else str(Path(place).resolve())
+        self.address = f"{self.kind}:{place}#{names.fragment}"
         # Shared by all views: the versions that were checked, and the state they were checked in.
         self._checked: set[int] = set()
         self._compared: list[object] = []
         self._connect()
         try:
             self._known = self._look()
-            self._id_type: pa.DataType = self._known.id_type
+            self.id_type = self._known.id_type
             self._compared.append(self._state())
         except BaseException:
             self.close()
@@ -82,18 +96,10 @@ class AdoptedStore(ReadableStore):
 
     # A class for a database implements these, and `read_consistently`.
 
-    @classmethod
     @abstractmethod
-    def _place_of(cls, place: str, names: AdoptedNames) -> Any:
-        """Return `where`, given what stands before the #. Raises: DataError: it is wrong."""
-
-    @property
-    @abstractmethod
-    def _anywhere(self) -> Any:
-        """`where`, independent of the current folder."""
-
-    @abstractmethod
-    def _connect(self) -> None: ...
+    def _connect(self) -> None:
+        """Open the database. Raises: DataError: the place is wrong. It must not be in `address` if
+        a password may be."""
 
     @abstractmethod
     def _disconnect(self) -> None: ...
@@ -123,11 +129,6 @@ class AdoptedStore(ReadableStore):
 
     # It may override these.
 
-    @staticmethod
-    def _shown(where: Any) -> str:
-        """Return `where` as an address has it, without a password."""
-        return str(where)
-
     def computes(self, metric: str, version: int) -> bool:
         """Return whether `nearest_by` knows a metric without reading more than the database can."""
         return True
@@ -148,32 +149,20 @@ class AdoptedStore(ReadableStore):
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
         """See `open_store`. Raises: StoreError: it shall be created, and so written."""
-        place, hash_sign, rest = address.removeprefix(f"{cls.kind}:").rpartition("#")
-        if not hash_sign:
-            raise wrong_address("there is no # in it, after which the names stand", cls.form)
+        place, _, rest = address.removeprefix(f"{cls.kind}:").rpartition("#")
         if not place:
-            why = "nothing stands before the #, where the place of the data is"
-            raise wrong_address(why, cls.form)
+            raise wrong_address("it needs the place of the data, a # and names", cls.form)
         names = read_names(rest, cls.keys, cls.form)
-        where = cls._place_of(place, names)
         if create is not None:
             raise read_only(f"A {cls.kind}")
-        return cls(where, names)
+        return cls(place, names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._anywhere, self._names)
 
     @property
-    def address(self) -> str:
-        return f"{self.kind}:{self._shown(self._where)}#{self._names.fragment}"
-
-    @property
     def place(self) -> str:
-        return f"{self.kind}:{self._shown(self._anywhere)}#{self._names.fragment}"
-
-    @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
+        return f"{self.kind}:{self._anywhere}#{self._names.fragment}"
 
     @property
     def side(self) -> str | None:
@@ -187,8 +176,7 @@ class AdoptedStore(ReadableStore):
         return view
 
     def spaces(self) -> dict[int, Space]:
-        dims = self._facts().dims
-        return {version: Space(version, dim, "") for version, dim in dims.items()}
+        return {version: Space(version, dim, "") for version, dim in self._facts().dims.items()}
 
     def filled(self) -> dict[int, Space]:
         return {v: space for v, space in self.spaces().items() if self._has_rows(v)}
@@ -225,7 +213,7 @@ class AdoptedStore(ReadableStore):
     def column_rows(self, version: int, ids: pa.Array | None, size: int) -> Rows:
         """Return at most `size` vectors of a version, also of rows that have a newer version's."""
         dim, held = self._facts().dims[version], 0
-        blocks = [Rows(version, pa.array([], self._id_type), np.zeros((0, dim), np.float32))]
+        blocks = [Rows(version, pa.array([], self.id_type), np.zeros((0, dim), np.float32))]
         for rows in self._rows(version, ids, size, own=False):
             blocks.append(rows)
             held += len(rows)
@@ -254,22 +242,20 @@ class AdoptedStore(ReadableStore):
         hits = None
         if read is None and self.computes(metric, version):
             hits = self._by_database(metric, version, queries, k, ids)
+
+        def blocks() -> Iterator[Rows]:
+            for start in range(0, 1 if ids is None else len(ids), BLOCK):
+                part = None if ids is None else ids[start : start + BLOCK]
+                for rows in self._rows(version, part, BLOCK):
+                    self._verify(rows, NO_CHECKS)
+                    self._refuse_twice_in(rows.ids)
+                    yield rows if read is None else replace(rows, vectors=read(rows.vectors))
+
         if hits is None:
-            blocks = self._as_read(version, ids, read)
-            hits = best_by(metric, queries, k, blocks, version, self._id_type)
+            hits = best_by(metric, queries, k, blocks(), version, self.id_type)
         for one in hits:
             self._refuse_twice_in(one.ids)
         return hits
-
-    def _as_read(
-        self, version: int, ids: pa.Array | None, read: Callable[[Floats], Floats] | None
-    ) -> Iterator[Rows]:
-        parts = [ids] if ids is None else [ids[i : i + BLOCK] for i in range(0, len(ids), BLOCK)]
-        for part in parts:
-            for rows in self._rows(version, part, BLOCK):
-                self._verify(rows, NO_CHECKS)
-                self._refuse_twice_in(rows.ids)
-                yield rows if read is None else replace(rows, vectors=read(rows.vectors))
 
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
@@ -297,24 +283,44 @@ class AdoptedStore(ReadableStore):
         if len(pc.unique(keys)) < len(keys):
             raise IntegrityError(f"{self.address} has an id twice; each row needs its own.")
 
+    def _check_columns(
+        self,
+        types: dict[str, Any],
+        uses: Iterable[tuple[Iterable[str], Callable[[Any], bool], str]],
+    ) -> None:
+        """Raises: StoreError: the table does not have a column, or it is of another type than those
+        allowed for its use."""
+        for names, fits, allowed in uses:
+            for name in names:
+                if name not in types:
+                    raise StoreError(
+                        f"{self.address} names the column {name!r}, which the table does not have; "
+                        f"it has {', '.join(sorted(types))}."
+                    )
+                if not fits(types[name]):
+                    raise StoreError(
+                        f"The column {name!r} of {self.address} is of type {types[name]}; it must "
+                        f"be {allowed}."
+                    )
+
     def _facts(self) -> TableFacts:
         """Raises: StoreError: the ids have another type than when the table was opened."""
         if self._closed:
             raise was_closed(self.address)
         if not self._is_moment:
             self._known = self._look()
-        if self._known.id_type != self._id_type:
+        if self._known.id_type != self.id_type:
             words = {pa.int64(): "whole numbers", pa.string(): "texts"}
             raise StoreError(
                 f"The ids of {self.address} are {words[self._known.id_type]} now, and were "
-                f"{words[self._id_type]} when it was opened; open it again."
+                f"{words[self.id_type]} when it was opened; open it again."
             )
         return self._known
 
-    def _at_this_moment(self) -> Self:
-        """Return a view, to which a class for a database gives what it reads from."""
+    def _at_this_moment(self, **read_from: Any) -> Self:
+        """Return a view that reads from other attributes."""
         view = copy(self)
-        view._is_moment = True
+        vars(view).update(read_from, _is_moment=True)
         return view
 
     def _verify(self, rows: Rows, checks: Checks) -> None:
@@ -323,21 +329,6 @@ class AdoptedStore(ReadableStore):
             raise IntegrityError(
                 f"The vector of id {rows.ids[bad[0]]} in {self.address} is not finite; correct it."
             )
-
-
-def check_column(
-    shown: str, name: str, types: dict[str, Any], fits: Callable[[Any], bool], allowed: str
-) -> None:
-    """Raises: StoreError: a table does not have a column, or it is of a type that does not fit."""
-    if name not in types:
-        raise StoreError(
-            f"{shown} names the column {name!r}, which the table does not have; it has "
-            f"{', '.join(sorted(types))}."
-        )
-    if not fits(types[name]):
-        raise StoreError(
-            f"The column {name!r} of {shown} is of type {types[name]}; it must be {allowed}."
-        )
 
 
 def read_only(shown: str) -> StoreError:
@@ -350,22 +341,13 @@ def read_only(shown: str) -> StoreError:
     )
 
 
-@dataclass(frozen=True)
-class AdoptedNames:
-    """The names after the # of an address: of the table, of the columns of ids (None if it does not
-    say) and of each version's vectors, of those that filters may name, and all of it again."""
-
-    table: str
-    schema: str | None
-    id: str | None
-    vectors: dict[int, str]
-    filters: tuple[str, ...]
-    fragment: str
-
-
 def wrong_address(why: str, form: str) -> DataError:
     """Return the error for an address; `why` repeats no part of it: a password may be in it."""
-    return DataError(f"The address of a store is wrong: {why}. A table of your own is {form}.")
+    return DataError(
+        f"The address of a store is wrong: {why}. A table of your own is {form}, with v1=… for "
+        "later versions and filter=NAME,NAME for the columns that filters may name; write & in a "
+        "name as %26, # as %23, a comma as %2C and % as %25."
+    )
 
 
 def read_names(rest: str, known: Sequence[str], form: str) -> AdoptedNames:
@@ -400,14 +382,10 @@ def read_names(rest: str, known: Sequence[str], form: str) -> AdoptedNames:
     fragment = "&".join(
         f"{key}={quote(name, safe=',%' if key == 'filter' else '')}" for key, name in names.items()
     )
-    return AdoptedNames(
-        table=names[known[0]],
-        schema=names.get("schema"),
-        id=names.get("id"),
-        vectors=dict(sorted(vectors.items())),
-        filters=tuple(unquote(one) for one in names.get("filter", "").split(",") if one),
-        fragment=fragment,
-    )
+    filters = tuple(unquote(one) for one in names.get("filter", "").split(",") if one)
+    newest_last = dict(sorted(vectors.items()))
+    schema, key = names.get("schema"), names.get("id")
+    return AdoptedNames(names[known[0]], schema, key, newest_last, filters, fragment)
 
 
 def canonical_uuids(texts: Sequence[str]) -> list[str]:

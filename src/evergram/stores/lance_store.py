@@ -1,13 +1,15 @@
-"""A store in a folder of LanceDB: a table for each space, and a file that names them."""
+"""Stores in a folder of LanceDB: a table for each space, and a file that names them; and a table of
+the user's own with a column of vectors for each version, whose searches read all rows that they may
+return: LanceDB's own round their distances, and its indexes miss rows."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from math import ceil, isqrt
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -18,7 +20,9 @@ from filelock import Timeout
 
 from evergram.atomic_files import file_lock, write_bytes
 from evergram.errors import DataError, IntegrityError, StoreError, reason_and_remedy
-from evergram.stores.rows import Checks, Floats, Rows, Space, best_first, products
+from evergram.stores.adopted_store import AdoptedStore, TableFacts
+from evergram.stores.filters import SIGNS, Condition, of_other_type, type_of
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, best_first, products
 from evergram.stores.store import (
     ReadableStore,
     errors_as_store_errors,
@@ -26,7 +30,7 @@ from evergram.stores.store import (
     not_ours,
     was_closed,
 )
-from evergram.stores.table_per_version import StoreRecord, TablePerVersionStore, parse_record
+from evergram.stores.table_per_version import TablePerVersionStore
 
 try:
     import lancedb
@@ -52,20 +56,16 @@ LOOKS = 50
 PROBED = 0.2
 ROWS_A_RESULT = 20
 COLUMN = "vector"
+COLUMNS = ["id", COLUMN, "check"]
+IDS = ("integer", "text")
 
 
 class LanceStore(TablePerVersionStore):
     kind: ClassVar[str] = "lance"
     form: ClassVar[str] = "lance:DIR#NAME"
 
-    # The record that a view of one moment has; None where each call reads the file.
-    _moment: StoreRecord | None = None
-
-    @classmethod
-    def _check_place(cls, place: str) -> None:
-        check_local(place, "lance")
-
-    def _connect(self, create: str | None) -> None:
+    def _connect(self, create: bool) -> None:
+        check_local(self._place, "lance")
         self._folder = Path(self._place)
         self._file = self._folder / f"{self._name}.json"
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class LanceStore(TablePerVersionStore):
         # By space, the latest version of its table that was read, and the table at that version.
         self._pinned: dict[int, tuple[int, Any]] = {}
         self._closed = False
-        if create is None and not self._file.exists():
+        if not create and not self._file.exists():
             raise no_store(self.address)
         self._database = connected(self._folder, self.address)
 
@@ -95,18 +95,28 @@ class LanceStore(TablePerVersionStore):
         self._pinned.clear()
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
+        def state() -> tuple[Mapping[str, Any] | None, dict[int, int]]:
+            # To the version of a table, every write adds one.
+            return self._load(), {space: int(self._table(space).version) for space in self.spaces()}
+
+        view = copy(self)
         with errors_as_store_errors(self.address):
             for _ in range(LOOKS):
-                record, versions = self._record(), self._table_versions()
+                view._moment, versions = state()
                 # Each only grows, so what is twice the same was so in between, all at once.
-                if (record, versions) == (self._record(), self._table_versions()):
+                if (view._moment, versions) == state():
                     break
             else:
                 with self._writing():
-                    record, versions = self._record(), self._table_versions()
-            view = copy(self)
-            view._moment = record
-            view._tables = {space: self._at(space, n) for space, n in versions.items()}
+                    view._moment, versions = state()
+            view._tables = {}
+            for space, version in versions.items():
+                known, table = self._pinned.get(space, (None, None))
+                if known != version:
+                    table = self._database.open_table(f"{self._name}-v{space}")
+                    table.checkout(version)
+                    self._pinned[space] = version, table
+                view._tables[space] = table
         return work(view)
 
     @contextmanager
@@ -126,19 +136,17 @@ class LanceStore(TablePerVersionStore):
                 f"{self.address} cannot be written: {reason_and_remedy(error)}."
             ) from error
 
-    def _found(self) -> StoreRecord | None:
-        if self._moment is not None:
-            return self._moment
+    def _load(self) -> Mapping[str, Any] | None:
         if self._closed:
             raise was_closed(self.address)
         with errors_as_store_errors(self.address):
             if not self._file.exists():
                 return None
-            shown = f"{self.address} ({self._file})"
-            return parse_record(lambda: dict(json.loads(self._file.read_text())), shown)
+            text = self._file.read_text()
+        return dict(json.loads(text))
 
-    def _save(self, record: StoreRecord) -> None:
-        write_bytes(self._file, json.dumps(record.as_json(), indent=2).encode())
+    def _save(self, record: dict[str, Any]) -> None:
+        write_bytes(self._file, json.dumps(record, indent=2).encode())
 
     def _refuse_others(self) -> None:
         for path in sorted(self._folder.glob(f"{self._name}-v*.lance")):
@@ -146,8 +154,8 @@ class LanceStore(TablePerVersionStore):
 
     def _make_table(self, space: Space) -> None:
         name = f"{self._name}-v{space.version}"
-        fields = {"id": self._id_type, COLUMN: pa.list_(pa.float32(), space.dim)}
-        schema = pa.schema({**fields, "check": pa.uint32()})
+        vector = pa.list_(pa.float32(), space.dim)
+        schema = pa.schema({"id": self.id_type, COLUMN: vector, "check": pa.uint32()})
         if (self._folder / f"{name}.lance").exists():
             left = self._database.open_table(name)
             if left.schema.names != schema.names or left.count_rows():
@@ -160,7 +168,7 @@ class LanceStore(TablePerVersionStore):
     def _put(self, rows: Rows, checks: Checks) -> None:
         flat = pa.array(rows.vectors.reshape(-1))
         vectors = pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1])
-        written = pa.table({"id": rows.ids, COLUMN: vectors, "check": pa.array(checks)})
+        written = pa.table([rows.ids, vectors, pa.array(checks)], COLUMNS)
         table = self._table(rows.version)
         merge = table.merge_insert("id").when_matched_update_all()
         merge.when_not_matched_insert_all().execute(written)
@@ -168,9 +176,7 @@ class LanceStore(TablePerVersionStore):
 
     def _remove(self, version: int, ids: pa.Array) -> None:
         table = self._table(version)
-        if not table.count_rows():
-            return
-        for condition in conditions(ids):
+        for condition in conditions(ids) if table.count_rows() else ():
             # A deletion of nothing would still be a version of the table.
             if table.count_rows(condition):
                 table.delete(condition)
@@ -179,23 +185,21 @@ class LanceStore(TablePerVersionStore):
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
         with errors_as_store_errors(self.address):
             table = self._table(version)
-            for condition in conditions(ids if table.count_rows() else ids.slice(0, 0)):
+            for condition in conditions(ids) if table.count_rows() else ():
                 query = table.search().where(condition).limit(len(ids))
-                found = query.select(["id", COLUMN, "check"]).to_arrow()
+                found = query.select(COLUMNS).to_arrow()
                 if len(found) > len(found["id"].unique()):
                     raise IntegrityError(
                         f"{self.address} has an id twice in version {version}: the list of removed "
                         "rows is damaged; restore the store."
                     )
                 if len(found):
-                    yield _block_of(version, found)
+                    yield rows_of(version, found), found["check"].to_numpy()
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         with errors_as_store_errors(self.address):
-            query = self._table(version).search().select(["id", COLUMN, "check"])
-            for batch in query.to_batches(size):
-                for start in range(0, batch.num_rows, size):
-                    yield _block_of(version, pa.table(batch.slice(start, size)))
+            for part in parts_of(self._table(version).search().select(COLUMNS), size):
+                yield rows_of(version, part), part["check"].to_numpy()
 
     def _count(self, version: int) -> int:
         with errors_as_store_errors(self.address):
@@ -206,10 +210,19 @@ class LanceStore(TablePerVersionStore):
     ) -> list[tuple[pa.Array, Floats]]:
         if ids is not None:
             return self._best_among(version, queries, k, ids)
+        best = []
         with errors_as_store_errors(self.address):
             table = self._table(version)
             count = max(table.count_rows(), 1)
-            return [_nearest(table, query, k, count) for query in queries]
+            lists = isqrt(count) + 1
+            probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
+            for query in queries:
+                search = table.search(query).distance_type("dot").limit(min(k, count))
+                search = search.minimum_nprobes(probes).maximum_nprobes(0)
+                hits = rows_of(version, search.select(["id", COLUMN, "_distance"]).to_arrow())
+                # Its distance is 1 - score, which loses digits of a small score.
+                best.append(best_first(hits.ids, products(query[None], hits.vectors)[0], k))
+        return best
 
     def _table(self, version: int) -> Any:
         if self._closed:
@@ -220,20 +233,6 @@ class LanceStore(TablePerVersionStore):
             self._tables[version] = table
         return table
 
-    def _table_versions(self) -> dict[int, int]:
-        """Return the version of each space's table, to which every write adds one."""
-        return {version: int(self._table(version).version) for version in self.spaces()}
-
-    def _at(self, space: int, version: int) -> Any:
-        """Return the table of a space at a version of the table, opened once."""
-        known = self._pinned.get(space)
-        if known is not None and known[0] == version:
-            return known[1]
-        table = self._database.open_table(f"{self._name}-v{space}")
-        table.checkout(version)
-        self._pinned[space] = version, table
-        return table
-
     def _compact(self, table: Any) -> None:
         if table.version % COMPACTED_AFTER == 0:
             # The rows are written; where this fails, say for want of room, it is done next time.
@@ -241,18 +240,139 @@ class LanceStore(TablePerVersionStore):
                 table.optimize(cleanup_older_than=KEPT)
 
 
-def _nearest(table: Any, query: Floats, k: int, count: int) -> tuple[pa.Array, Floats]:
-    """Return the ids [≤k] of the rows with the largest inner products with a query, and these."""
-    lists = isqrt(count) + 1
-    probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
-    search = table.search(query).distance_type("dot").limit(min(k, count))
-    search = search.minimum_nprobes(probes).maximum_nprobes(0)
-    hits = search.select(["id", COLUMN, "_distance"]).to_arrow()
-    # Its distance is 1 - score, which loses digits of a small score.
-    return best_first(hits["id"].combine_chunks(), products(query[None], vectors_of(hits))[0], k)
+# A version of the table, and inode, time of writing in ns and bytes of its manifest, which LanceDB
+# writes once: a table that is dropped and made anew has the numbers of the one before, and other
+# manifests.
+State = tuple[int, tuple[int, int, int] | None]
 
 
-# `adopted_lance` uses these too.
+class AdoptedLanceTable(AdoptedStore):
+    kind: ClassVar[str] = "lance-table"
+    form: ClassVar[str] = "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN"
+
+    def _connect(self) -> None:
+        check_local(self._place, self.kind)
+        self._folder = Path(self._place)
+        # LanceDB would make it.
+        if not self._folder.is_dir():
+            raise DataError(
+                f"There is no folder {self._place}; give the folder of your LanceDB tables."
+            )
+        self._database = connected(self._folder, self.address)
+        self._table = self._open()
+        # The table at its latest state that was read, shared by all views.
+        self._pinned: dict[State, Any] = {}
+
+    def _disconnect(self) -> None:
+        self._pinned = {}
+
+    def _look(self) -> TableFacts:
+        with errors_as_store_errors(self.address):
+            schema = self._table.schema
+        types = dict(zip(schema.names, schema.types, strict=True))
+        columns = self._names.vectors
+        for column in (self._id, *columns.values(), *self._names.filters):
+            quoted(column)
+        self._check_columns(
+            types,
+            [
+                (
+                    [self._id],
+                    lambda kind: not pa.types.is_dictionary(kind) and _sort(kind) in IDS,
+                    "whole numbers of at most 64 bits with a sign, or string, for ids",
+                ),
+                (
+                    columns.values(),
+                    lambda kind: (
+                        pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
+                    ),
+                    "a fixed_size_list of float, double or halffloat, for vectors",
+                ),
+                (
+                    self._names.filters,
+                    lambda kind: _sort(kind) is not None,
+                    "whole numbers, float, double, bool, string, date32 or timestamp, to be named "
+                    "by filter=",
+                ),
+            ],
+        )
+        id_type = ID_TYPES["int64" if pa.types.is_integer(types[self._id]) else "string"]
+        return TableFacts(id_type, {v: int(types[c].list_size) for v, c in columns.items()}, types)
+
+    def _filter_of(self, conditions: list[Condition]) -> str:
+        return " and ".join(_condition(one, self._known.types[one.field]) for one in conditions)
+
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
+        self._facts()
+        with errors_as_store_errors(self.address):
+            state = self._state()
+            pinned = self._pinned.get(state)
+            if pinned is None:
+                pinned = self._open()
+                pinned.checkout(state[0])
+                self._pinned.clear()
+                self._pinned[state] = pinned
+        view = self._at_this_moment(_table=pinned)
+        view._known = view._look()
+        return work(view)
+
+    def _state(self) -> State:
+        with errors_as_store_errors(self.address):
+            version = int(self._table.version)
+        # Newer tables count down, so that the latest is the first in a listing.
+        for name in (f"{2**64 - 1 - version:020}", str(version)):
+            path = self._folder / f"{self._names.table}.lance" / "_versions" / f"{name}.manifest"
+            with suppress(OSError):
+                status = path.stat()
+                return version, (status.st_ino, status.st_mtime_ns, status.st_size)
+        return version, None
+
+    def _rows(
+        self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
+    ) -> Iterator[Rows]:
+        column = quoted(self._id)
+        if self._known.types[self._id] != pa.int64() and pa.types.is_integer(self.id_type):
+            # LanceDB refuses a number that the column cannot hold.
+            column = f"cast({column} as bigint)"
+        asked = [None] if ids is None else conditions(ids, column)
+        with errors_as_store_errors(self.address):
+            for among in asked:
+                for part in parts_of(self._query(version, own, among), size):
+                    yield rows_of(version, part, self._id, self._names.vectors[version])
+
+    def _count(self, version: int) -> int:
+        with errors_as_store_errors(self.address):
+            return int(self._table.count_rows(self._condition(version)))
+
+    def _has_rows(self, version: int) -> bool:
+        with errors_as_store_errors(self.address):
+            return len(self._query(version).limit(1).to_arrow()) > 0
+
+    def _query(self, version: int, own: bool = True, among: str | None = None) -> Any:
+        """Return the query for ids and vectors of a version."""
+        condition = self._condition(version, own, among)
+        return (
+            self._table.search().where(condition).select([self._id, self._names.vectors[version]])
+        )
+
+    def _condition(self, version: int, own: bool = True, among: str | None = None) -> str:
+        """Return the condition of the rows of a version, or of all with its vector."""
+        parts = [f"{quoted(self._id)} is not null"]
+        for one, column in self._names.vectors.items():
+            if one == version or (own and one > version):
+                parts.append(f"{quoted(column)} is {'not null' if one == version else 'null'}")
+        return " and ".join([*parts, *(one for one in (self._chosen, among) if one is not None)])
+
+    def _open(self) -> Any:
+        name = self._names.table
+        with errors_as_store_errors(self.address):
+            if not (self._folder / f"{name}.lance").is_dir():
+                tables = sorted(path.stem for path in self._folder.glob("*.lance"))
+                raise DataError(
+                    f"There is no table {name!r} in the folder {self._place}; it has "
+                    f"{', '.join(tables) or 'none'}."
+                )
+            return self._database.open_table(name)
 
 
 def check_local(place: str, kind: str) -> None:
@@ -274,28 +394,105 @@ def connected(folder: Path, shown: str) -> Any:
         return lancedb.connect(folder, read_consistency_interval=timedelta(0))
 
 
+def parts_of(query: Any, size: int) -> Iterator[pa.Table]:
+    """Yield the results of a query, at most `size` rows at once."""
+    for batch in query.to_batches(size):
+        for start in range(0, batch.num_rows, size):
+            yield pa.table(batch.slice(start, size))
+
+
+def rows_of(version: int, table: pa.Table, key: str = "id", name: str = COLUMN) -> Rows:
+    """Return rows with a column of vectors that has no NULL; a NULL in a vector is NaN."""
+    column, ids = table[name].combine_chunks(), table[key].combine_chunks()
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        vectors: Floats = flat.astype(np.float32, copy=False)
+    whole = pa.types.is_integer(ids.type)
+    ids = ids.cast(ID_TYPES["int64" if whole else "string"])
+    return Rows(version, ids, vectors.reshape(len(column), column.type.list_size))
+
+
+# SQL as LanceDB reads it.
+
+
 def conditions(ids: pa.Array, column: str = "id") -> Iterator[str]:
-    """Yield conditions `id in (…)` in SQL, each for as many ids as one should have."""
+    """Yield conditions `id in (…)`, each for as many ids as one should have."""
     for start in range(0, len(ids), LOOKED_UP):
         yield f"{column} in ({', '.join(map(literal, ids.slice(start, LOOKED_UP).to_pylist()))})"
 
 
 def literal(key: int | str) -> str:
-    """Return an id as SQL writes it."""
     if isinstance(key, str):
         return "'" + key.replace("'", "''") + "'"
     # The smallest int64 is read as minus a number that is too large.
     return f"cast('{key}' as bigint)" if key == -(2**63) else str(key)
 
 
-def vectors_of(table: pa.Table, name: str = COLUMN) -> Floats:
-    """Return the vectors of a column without a NULL, [n, D]; a NULL in a vector is NaN."""
-    column = table[name].combine_chunks()
-    flat = column.flatten().to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):
-        vectors: Floats = flat.astype(np.float32, copy=False)
-    return vectors.reshape(len(column), column.type.list_size)
+def quoted(name: str) -> str:
+    """Return a column's name. Raises: DataError: it cannot be written."""
+    if "`" in name:
+        raise DataError(
+            f"The column {name!r} has a ` in its name, which LanceDB's SQL cannot write; name "
+            "another column, or rename this one."
+        )
+    return f"`{name}`"
 
 
-def _block_of(version: int, table: pa.Table) -> tuple[Rows, Checks]:
-    return Rows(version, table["id"].combine_chunks(), vectors_of(table)), table["check"].to_numpy()
+def _sort(column: pa.DataType) -> str | None:
+    """Return of which sort a column is that conditions can be on; None for others."""
+    column = column.value_type if pa.types.is_dictionary(column) else column
+    if pa.types.is_integer(column) and column != pa.uint64():
+        return "integer"
+    if column in (pa.float32(), pa.float64()):
+        return "number"
+    if pa.types.is_boolean(column):
+        return "boolean"
+    if column in (pa.string(), pa.large_string()):
+        return "text"
+    return "time" if pa.types.is_date32(column) or pa.types.is_timestamp(column) else None
+
+
+def _condition(condition: Condition, column: pa.DataType) -> str:
+    """Return a boolean expression. Raises: DataError: a value cannot be compared with the
+    column."""
+    name = quoted(condition.field)
+    column = column.value_type if pa.types.is_dictionary(column) else column
+    match _sort(column), type_of(condition):
+        case ("integer" | "number") as sort, "number":
+            # LanceDB refuses a number that the column cannot hold, such as 2.5.
+            whole = sort == "integer" and all(isinstance(v, int) for v in condition.values)
+            kind = "bigint" if whole else "float" if pa.types.is_float32(column) else "double"
+            if sort == "integer" and not (whole and column == pa.int64()):
+                name = f"cast({name} as {kind})"
+            values = [
+                literal(int(v)) if whole else f"cast('{float(v)!r}' as {kind})"
+                for v in condition.values
+            ]
+        case "boolean", "boolean" if condition.operator == "in":
+            values = [str(value).lower() for value in condition.values]
+        case "text", "text":
+            values = [literal(str(value)) for value in condition.values]
+        case "time", "text":
+            values = [_time(condition, str(value), column) for value in condition.values]
+        case _:
+            raise of_other_type(condition, str(column))
+    if condition.operator == "in":
+        return f"{name} in ({', '.join(values)})"
+    return f"{name} {SIGNS[condition.operator]} {values[0]}"
+
+
+def _time(condition: Condition, text: str, column: pa.DataType) -> str:
+    """Return a date or a time, which without a zone is of UTC. Raises: DataError: it is none."""
+    try:
+        if pa.types.is_date32(column):
+            return f"date '{date.fromisoformat(text).isoformat()}'"
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(UTC).replace(tzinfo=None)
+        return f"timestamp '{moment.isoformat(sep=' ')}'"
+    except (ValueError, OverflowError):
+        raise DataError(
+            f"A filter compares the field {condition.field[:80]!r}, of type {column}, with "
+            f"{text[:40]!r}; give a date such as '2026-01-31', and in a column of times perhaps "
+            "'2026-01-31T12:00:00'."
+        ) from None

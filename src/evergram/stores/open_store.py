@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import overload
+from typing import NamedTuple, overload
 
 from evergram.errors import DataError
 from evergram.stores.rows import ID_TYPES
 from evergram.stores.store import ReadableStore, Store
 
 
-@dataclass(frozen=True)
-class StoreKind:
+class StoreKind(NamedTuple):
     """How the addresses of a kind are written, and its class, whose module is imported when a store
     is opened: its client need not be installed."""
 
@@ -25,34 +23,30 @@ class StoreKind:
 
 # By the scheme of its addresses. A new kind of store is one line here: docs/extend/store.md.
 KINDS = {
-    "snapshot": StoreKind("snapshot:DIR", "evergram.stores.snapshot_store", "SnapshotStore"),
+    "snapshot": StoreKind("snapshot:DIR", "snapshot_store", "SnapshotStore"),
     "postgresql": StoreKind(
-        "postgresql://USER@HOST/DATABASE#TABLE",
-        "evergram.stores.pgvector_store",
-        "PgvectorStore",
+        "postgresql://USER@HOST/DATABASE#TABLE", "pgvector_store", "PgvectorStore"
     ),
     "pgvector-table": StoreKind(
         "pgvector-table:postgresql://USER@HOST/DATABASE#table=TABLE&id=COLUMN&v0=COLUMN",
-        "evergram.stores.adopted_pgvector",
+        "pgvector_store",
         "AdoptedTable",
     ),
-    "lance": StoreKind("lance:DIR#TABLE", "evergram.stores.lance_store", "LanceStore"),
+    "lance": StoreKind("lance:DIR#TABLE", "lance_store", "LanceStore"),
     "lance-table": StoreKind(
-        "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN",
-        "evergram.stores.adopted_lance",
-        "AdoptedLanceTable",
+        "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN", "lance_store", "AdoptedLanceTable"
     ),
     "qdrant": StoreKind(
         "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",
-        "evergram.stores.qdrant_store",
+        "qdrant_store",
         "QdrantStore",
     ),
     "qdrant-collection": StoreKind(
         "qdrant-collection:URL-OR-DIR#collection=NAME&v0=VECTOR",
-        "evergram.stores.adopted_qdrant",
+        "qdrant_store",
         "AdoptedCollection",
     ),
-    "sqlite": StoreKind("sqlite:FILE#NAME", "evergram.stores.sqlite_store", "SqliteStore"),
+    "sqlite": StoreKind("sqlite:FILE#NAME", "sqlite_store", "SqliteStore"),
 }
 
 
@@ -62,11 +56,6 @@ def snapshot_folder(address: str) -> Path | None:
     if scheme == "snapshot":
         return Path(rest)
     return None if scheme in KINDS else Path(address)
-
-
-def is_url(place: str) -> bool:
-    """Return whether a place is the URL of a Qdrant server; otherwise it is a folder."""
-    return place.startswith(("http://", "https://"))
 
 
 @overload
@@ -101,5 +90,11 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
             )
         scheme = "snapshot"
     kind = KINDS[scheme]
-    store: ReadableStore = getattr(import_module(kind.module), kind.name).open(address, create)
+    module = import_module(f"evergram.stores.{kind.module}")
+    store: ReadableStore = getattr(module, kind.name).open(address, create)
+    if create is not None and store.id_type != ID_TYPES[create]:
+        store.close()
+        raise DataError(
+            f"{store.address} has ids of type {store.id_type}, not {create}; use another store."
+        )
     return store

@@ -1,14 +1,19 @@
-"""A store in PostgreSQL with the extension pgvector.
+"""Stores in PostgreSQL with the extension pgvector, and tables of the user's own there.
 
-Three tables a store: `NAME_spaces`, `NAME_side`, and `NAME_vectors` with the rows of all versions.
-The primary key of the last is the id, so PostgreSQL itself sees to it that an id is in one space,
-whoever writes at once; each space has its own index, over the rows of its version alone.
+A store has three tables: `NAME_spaces`, `NAME_side`, and `NAME_vectors` with the rows of all
+versions. The primary key of the last is the id, so PostgreSQL itself sees to it that an id is in
+one space, whoever writes at once; each space has its own index, over the rows of its version alone.
+
+A table of the user's own has a column of vectors for each version. Every search compares all rows
+that it may return: indexes of the table are for one metric and one column, and none are for rows
+that have a NULL in another column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from decimal import Decimal
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -16,22 +21,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.errors import DataError, StoreError
+from evergram.stores.adopted_store import AdoptedStore, TableFacts, canonical_uuids, wrong_address
+from evergram.stores.filters import SIGNS, Condition, of_other_type, type_of
 from evergram.stores.postgres_connection import (
+    SETTINGS,
     Connection,
     ConnectionPool,
-    OneConnection,
     Raw,
     integers,
-    layout,
-    prepare,
     read_address,
+    read_url,
+    rows_of,
     show_address,
     vector,
     vectors,
 )
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, best_first
-from evergram.stores.store import ReadableStore, Store, no_store, other_id_type
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Hits, Rows, Space, best_first
+from evergram.stores.store import ReadableStore, Store, no_store
 
 # After the import above, which says so where psycopg is missing.
 import psycopg  # isort: skip
@@ -47,12 +54,11 @@ LOOKED_UP = 10_000
 WRITTEN_AT_ONCE = 10_000
 
 COLUMNS = {"int64": SQL("bigint"), "string": SQL('text collate "C"')}
-
 CREATE = (
     "create table {table} (id {id} primary key, version bigint not null,"
     " vector vector not null, check_ bigint not null)",
     # For a space that is small compared with the others.
-    "create index {index} on {table} (version)",
+    "create index {of_version} on {table} (version)",
     "create table {meta} (version bigint primary key, dim integer not null,"
     " fingerprint text not null)",
     # One row at most: which side the store holds.
@@ -61,8 +67,6 @@ CREATE = (
 
 # pgvector's iterative scans, without which a filter or a large k loses rows.
 OLDEST = (0, 8)
-
-
 # The most dims that pgvector indexes of whole vectors, and of vectors in half precision, whose
 # index chooses OVERSAMPLE rows for each result.
 LONGEST, LONGEST_HALVES = 2_000, 4_000
@@ -74,6 +78,8 @@ NEAREST_ROWS = (
     " (select id, vector from {table} where version = {version}{among} order by {order}"
     " limit {limit}) as chosen order by distance limit {k}"
 )
+
+ROWS = "select id, version, vector_send(vector), check_ from {table} where "
 
 # Of each space, whether it has rows, and an index.
 FACTS = (
@@ -87,74 +93,87 @@ FACTS = (
 class PgvectorStore(Store):
     kind: ClassVar[str] = "pgvector"
 
-    def __init__(
-        self, connections: ConnectionPool, address: str, name: str, id_type: pa.DataType, oid: int
-    ) -> None:
-        self._connections: ConnectionPool | OneConnection = connections
-        self._address = address
-        self._name = name
-        self._id_type = id_type
-        self._oid = oid
-        # Rows of FACTS, for a view of one moment; None where each call asks.
-        self._moment: list[Any] | None = None
-        self._table = Identifier(f"{name}_vectors")
-        self._meta = Identifier(f"{name}_spaces")
-        number = pa.types.is_integer(id_type)
-        self._ids_type = SQL("bigint[]") if number else SQL("text[]")
+    # Rows of FACTS, for a view of one moment; None where each call asks.
+    _moment: list[Any] | None = None
+
+    def __init__(self, params: dict[str, str], name: str, create: str | None = None) -> None:
+        self._params, self._name = params, name
+        self.address = show_address(params, name)
+        # Until the table says it.
+        self.id_type = ID_TYPES[create or "int64"]
+        self._connections = ConnectionPool(params, self.address)
+        try:
+            if create is not None:
+                self._connections.run(partial(self._create, id_type=create))
+            self._read_types()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
         """See `open_store`."""
-        return cls._of(*read_address(address), create)
+        return cls(*read_address(address), create)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        assert isinstance(self._connections, ConnectionPool)
-        return type(self)._of, (self._connections.params, self._name)
+        return type(self), (self._params, self._name)
 
-    @classmethod
-    def _of(cls, params: dict[str, str], name: str, create: str | None = None) -> Self:
-        shown = show_address(params, name)
-        connections = ConnectionPool(params, shown, prepare)
-        try:
-            if create is not None:
-                connections.run(lambda c: create_tables(c, name, create))
-            kind, oid = connections.run(lambda c: read_types(c, name, shown))
-            if create is not None and kind != create:
-                raise other_id_type(shown, kind, create)
-        except BaseException:
-            connections.close()
-            raise
-        return cls(connections, shown, name, ID_TYPES[kind], oid)
+    def _create(self, connection: Connection, id_type: str) -> None:
+        """Make the tables, unless the store is there. Raises: StoreError: no extension, or a table
+        of the same name."""
+        with connection.transaction():
+            # One at a time.
+            connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
+            there = self._sql("select to_regclass(quote_ident({name} || '_side')) is not null")
+            if connection.execute(there).fetchone() == (True,):
+                return
+            try:
+                connection.execute(SQL("create extension if not exists vector"))
+            except psycopg.Error as error:
+                if isinstance(error, psycopg.OperationalError):
+                    raise
+                raise StoreError(
+                    "The database has no extension vector, and it could not be made "
+                    f"({error.diag.message_primary}); install pgvector on the server and let an "
+                    "administrator run: create extension vector."
+                ) from None
+            index = Identifier(f"{self._name}_version")
+            for query in CREATE:
+                connection.execute(self._sql(query, id=COLUMNS[id_type], of_version=index))
 
-    @property
-    def address(self) -> str:
-        return self._address
-
-    @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
+    def _read_types(self) -> None:
+        """Read the type of ids, and the oid of the type vector. Raises: DataError: there is no such
+        store. StoreError: pgvector is too old."""
+        ((extension, self._oid, column),) = self._ask(
+            "select (select extversion from pg_extension where extname = 'vector'),"
+            " to_regtype('vector')::oid, (select format_type(atttypid, null) from pg_attribute"
+            " where attrelid = to_regclass(quote_ident({name} || '_vectors')) and attname = 'id')"
+        )
+        if extension is None or column is None:
+            raise no_store(self.address)
+        if tuple(int(part) for part in extension.split(".")[:2]) < OLDEST:
+            raise StoreError(
+                f"{self.address} has pgvector {extension}; {'.'.join(map(str, OLDEST))} or later "
+                "is needed: update it and run: alter extension vector update."
+            )
+        if column not in ("bigint", "text"):
+            raise StoreError(
+                f"{self.address} is not a store: its table {self._name}_vectors has ids of type "
+                f"{column}; give another name after #."
+            )
+        self.id_type = ID_TYPES["int64" if column == "bigint" else "string"]
 
     @property
     def side(self) -> str | None:
         return next((side for (side,) in self._ask("select side from {side}")), None)
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
-        # With its first question in one message: all later ones see what was committed then.
-        begin = self._sql("begin isolation level repeatable read, read only; " + FACTS)
-
-        def at_one_moment(connection: Connection) -> T:
+        def look(connections: ConnectionPool, facts: list[Any]) -> T:
             view = copy(self)
-            view._connections = OneConnection(connection)
-            try:
-                answer = connection.execute(begin)
-                answer.nextset()
-                view._moment = answer.fetchall()
-                return work(view)
-            finally:
-                if not connection.closed:
-                    connection.rollback()
+            view._connections, view._moment = connections, facts
+            return work(view)
 
-        return self._connections.run(at_one_moment)
+        return self._connections.at_one_moment(self._sql(FACTS), look)
 
     def spaces(self) -> dict[int, Space]:
         return {version: Space(version, dim, mark) for version, dim, mark, *_ in self._facts()}
@@ -182,8 +201,45 @@ class PgvectorStore(Store):
             if counts.get(version, 0) >= INDEXED_FROM and space.dim <= LONGEST_HALVES
         ]
         for space in large:
-            self._connections.run(partial(build_hnsw, name=self._name, space=space))
+            self._connections.run(partial(self._build_hnsw, space=space))
         return [space.version for space in large]
+
+    def _build_hnsw(self, connection: Connection, space: Space) -> None:
+        """Build the index of a space, unless it is there or another process builds it."""
+        halves, stem = space.dim > LONGEST, f"{self._name}_v{space.version}"
+
+        def run(text: str) -> Any:
+            query = self._sql(
+                text,
+                stem=stem,
+                index=Identifier(f"{stem}_hnsw"),
+                key=index_key(space.dim, halves)[0],
+                operators=SQL("halfvec_ip_ops" if halves else "vector_ip_ops"),
+                version=space.version,
+            )
+            return connection.execute(query)
+
+        if run("select pg_try_advisory_lock(hashtext({stem}))").fetchone() == (False,):
+            return  # another process builds it
+        try:
+            run("set statement_timeout = 0")
+            # An index whose building was broken off is never used, and stands in the way of a new
+            # one.
+            broken = run(
+                "select 1 from pg_index where not indisvalid"
+                " and indexrelid = to_regclass(quote_ident({stem} || '_hnsw'))"
+            )
+            if broken.fetchone():
+                run("drop index {index}")
+            run(
+                "create index concurrently if not exists {index} on {table} using hnsw"
+                " ({key} {operators}) where version = {version}"
+            )
+        finally:
+            if not connection.closed:
+                run("select pg_advisory_unlock(hashtext({stem}))")
+                run("reset statement_timeout")
+                connection.execute(SETTINGS)
 
     def close(self) -> None:
         self._connections.close()
@@ -207,7 +263,7 @@ class PgvectorStore(Store):
             " as given(i, v, c)"
             " on conflict (id) do update set version = excluded.version,"
             " vector = excluded.vector, check_ = excluded.check_",
-            version=Literal(rows.version),
+            version=rows.version,
         )
         parts = [order[i : i + WRITTEN_AT_ONCE] for i in range(0, len(order), WRITTEN_AT_ONCE)]
 
@@ -231,13 +287,8 @@ class PgvectorStore(Store):
         )
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        cells = self._ask(
-            "select id, version, vector_send(vector), check_ from {table}"
-            " where id = any(%s::{ids})",
-            [self._ids(ids)],
-        )
         groups: dict[int, list[tuple[Any, ...]]] = {}
-        for row in cells:
+        for row in self._ask(ROWS + "id = any(%s::{ids})", [self._ids(ids)]):
             groups.setdefault(row[1], []).append(row)
         return [self._block(version, rows) for version, rows in groups.items()]
 
@@ -246,10 +297,9 @@ class PgvectorStore(Store):
         # restarted meanwhile only repeats a page.
         last: int | str | None = None
         while True:
-            query = "select id, version, vector_send(vector), check_ from {table} where "
             after = "version = %s and id > %s" if last is not None else "version = %s"
             values = [version] if last is None else [version, last]
-            cells = self._ask(query + after + " order by id limit {size}", values, size=size)
+            cells = self._ask(ROWS + after + " order by id limit {size}", values, size=size)
             if cells:
                 yield self._block(version, cells)
             if len(cells) < size:
@@ -285,31 +335,28 @@ class PgvectorStore(Store):
                 best = self._run(by_all, [query, *filtered, query])
             scores = np.array([-distance for _, distance in best], dtype=np.float32)
             # The index's own order is only nearly right.
-            results.append(best_first(pa.array([key for key, _ in best], self._id_type), scores))
+            results.append(best_first(pa.array([key for key, _ in best], self.id_type), scores))
         return results
 
     def _block(self, version: int, cells: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
         keys, _, raw, checks = zip(*cells, strict=True)
-        if len({len(one) for one in raw}) > 1:
-            raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
-        values = np.frombuffer(b"".join(raw), dtype=layout(len(raw[0]) // 4 - 1))["values"]
-        rows = Rows(version, pa.array(keys, self._id_type), values.astype(np.float32))
+        rows = rows_of(self.address, version, keys, raw, self.id_type)
         return rows, np.array(checks, dtype=np.int64).astype(np.uint32)
 
     def _ids(self, ids: pa.Array) -> Raw | list[str]:
-        if pa.types.is_integer(self._id_type):
-            return integers(ids.to_numpy())
-        texts: list[str] = ids.to_pylist()
-        if any("\0" in text for text in texts):
-            raise DataError("An id has a character NUL; PostgreSQL holds no such text.")
-        return texts
+        return integers(ids.to_numpy()) if pa.types.is_integer(ids.type) else ids.to_pylist()
 
     def _sql(self, text: str, **inline: Any) -> Composed:
-        known: dict[str, Composable] = {
-            **{"table": self._table, "meta": self._meta, "ids": self._ids_type},
-            **{"name": Literal(self._name), "side": Identifier(f"{self._name}_side")},
+        known: dict[str, Any] = {
+            "table": Identifier(f"{self._name}_vectors"),
+            "meta": Identifier(f"{self._name}_spaces"),
+            "side": Identifier(f"{self._name}_side"),
+            "ids": SQL("bigint[]" if pa.types.is_integer(self.id_type) else "text[]"),
+            "name": self._name,
+            **inline,
         }
-        return SQL(text).format(**known, **{k: _part(v) for k, v in inline.items()})
+        parts = {k: v if isinstance(v, Composable) else Literal(v) for k, v in known.items()}
+        return SQL(text).format(**parts)
 
     def _ask(self, text: str, values: list[Any] | None = None, **inline: Any) -> list[Any]:
         return self._run(self._sql(text, **inline), values)
@@ -320,70 +367,6 @@ class PgvectorStore(Store):
         )
 
 
-def _part(value: Any) -> Composable:
-    return value if isinstance(value, Composable) else Literal(value)
-
-
-def create_tables(connection: Connection, name: str, id_type: str) -> None:
-    """Make the tables, for ids int64 or string, unless the store is there. Raises: StoreError: no
-    extension, or a table of the same name."""
-    table, meta = Identifier(f"{name}_vectors"), Identifier(f"{name}_spaces")
-    with connection.transaction():
-        # One at a time.
-        connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
-        index, side = Identifier(f"{name}_version"), Identifier(f"{name}_side")
-        there = SQL("select to_regclass(%s) is not null")
-        if connection.execute(there, [side.as_string(connection)]).fetchone() == (True,):
-            return
-        try:
-            connection.execute(SQL("create extension if not exists vector"))
-        except psycopg.Error as error:
-            if isinstance(error, psycopg.OperationalError):
-                raise
-            raise StoreError(
-                "The database has no extension vector, and it could not be made "
-                f"({error.diag.message_primary}); install pgvector on the server and let an "
-                "administrator run: create extension vector."
-            ) from None
-        for query in CREATE:
-            connection.execute(
-                SQL(query).format(
-                    table=table, meta=meta, side=side, index=index, id=COLUMNS[id_type]
-                )
-            )
-
-
-def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]:
-    """Return the type of ids of a store, and the oid of the type vector. Raises: DataError: there
-    is no such store. StoreError: pgvector is too old."""
-    extension = connection.execute(
-        SQL("select extversion from pg_extension where extname = 'vector'")
-    ).fetchone()
-    column = connection.execute(
-        SQL(
-            "select format_type(atttypid, null) from pg_attribute"
-            " where attrelid = to_regclass(%s) and attname = 'id'"
-        ),
-        [Identifier(f"{name}_vectors").as_string(connection)],
-    ).fetchone()
-    if extension is None or column is None:
-        raise no_store(shown)
-    if tuple(int(part) for part in extension[0].split(".")[:2]) < OLDEST:
-        raise StoreError(
-            f"{shown} has pgvector {extension[0]}; {'.'.join(map(str, OLDEST))} or later is "
-            "needed: update it and run: alter extension vector update."
-        )
-    oid = connection.execute(SQL("select 'vector'::regtype::oid")).fetchone()
-    assert oid is not None
-    kinds = {"bigint": "int64", "text": "string"}
-    if column[0] not in kinds:
-        raise StoreError(
-            f"{shown} is not a store: its table {name}_vectors has ids of type {column[0]}; give "
-            "another name after #."
-        )
-    return kinds[column[0]], oid[0]
-
-
 def index_key(dim: int, halves: bool) -> tuple[Composed, Composed]:
     """Return the expression that is indexed, and the type that a query is cast to."""
     cast = SQL("vector({0})").format(Literal(dim))
@@ -391,36 +374,232 @@ def index_key(dim: int, halves: bool) -> tuple[Composed, Composed]:
     return SQL("(vector::{0})").format(cast), cast
 
 
-def build_hnsw(connection: Connection, name: str, space: Space) -> None:
-    """Build the index of a space of a store, by inner product, unless it is there or another
-    process builds it."""
-    halves, stem = space.dim > LONGEST, f"{name}_v{space.version}"
-    index = Identifier(f"{stem}_hnsw")
+# Types of ids, with the type that a store holds and the one that ids are sent as.
+OWN_IDS = {
+    **dict.fromkeys(("int2", "int4", "int8"), (pa.int64(), "bigint")),
+    **dict.fromkeys(("text", "varchar"), (pa.string(), "text")),
+    "uuid": (pa.string(), "uuid"),
+}
+# The smallest distance is best. A row of zeros has no cosine, and the distance is NaN: its cosine
+# is 0.
+DISTANCES = {
+    "ip": "({stored} <#> {query})",
+    "cosine": "coalesce(nullif({stored} <=> {query}, 'NaN'), 1)",
+    "l2": "({stored} <-> {query})",
+}
+WHOLE = ("int2", "int4", "int8")
+NUMBERS = (*WHOLE, "numeric", "float4", "float8")
+TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
 
-    def run(text: str, values: list[Any] | None = None) -> Any:
+
+class AdoptedTable(AdoptedStore):
+    kind: ClassVar[str] = "pgvector-table"
+    form: ClassVar[str] = (
+        "pgvector-table:postgresql://USER@HOST/DATABASE#table=TABLE&id=COLUMN&v0=COLUMN, and "
+        "perhaps schema=SCHEMA"
+    )
+    keys: ClassVar[tuple[str, ...]] = ("table", "id", "schema", "filter")
+
+    def _connect(self) -> None:
+        params = read_url(self._place)
+        self._anywhere = self._place
+        self.address = ""
+        if params is None:
+            raise wrong_address("what stands before the # is not a PostgreSQL address", self.form)
+        shown = show_address(params, "").removesuffix("#")
+        self.address = f"{self.kind}:{shown}#{self._names.fragment}"
+        schema = [] if self._names.schema is None else [self._names.schema]
+        self._relation = Identifier(*schema, self._names.table)
+        self._connections = ConnectionPool(params, self.address)
+
+    @property
+    def place(self) -> str:
+        return self.address
+
+    def _disconnect(self) -> None:
+        self._connections.close()
+
+    def _look(self) -> TableFacts:
+        query = SQL(
+            "select attname::text, typname::text, atttypmod from pg_attribute"
+            " join pg_type on pg_type.oid = atttypid"
+            " where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped"
+        )
+        relation = self._relation.as_string(None)
+        columns = self._connections.run(lambda c: c.execute(query, [relation]).fetchall())
+        if not columns:
+            raise DataError(
+                f"There is no table of that name at {self.address}; give its schema by schema=NAME "
+                "if it is not in the search path, and its name in the case in which it was created."
+            )
+        types = {name: kind for name, kind, _ in columns}
+        uses: list[tuple[Sequence[str], str, Sequence[str]]] = [
+            ([self._id], "for ids", tuple(OWN_IDS)),
+            (list(self._names.vectors.values()), "for vectors", ("vector", "halfvec")),
+            (self._names.filters, "for filters", ("bool", *NUMBERS, *TEXTS)),
+        ]
+        self._check_columns(
+            types,
+            [
+                (names, allowed.__contains__, f"one of {', '.join(allowed)} {use}")
+                for names, use, allowed in uses
+            ],
+        )
+        said = {name: int(size) for name, _, size in columns}
+        dims = {version: said[column] for version, column in self._names.vectors.items()}
+        for version, dim in dims.items():
+            if dim < 1:
+                column = self._names.vectors[version]
+                raise StoreError(
+                    f"The column {column!r} of {self.address} does not say the dim of its vectors: "
+                    f"alter its type to {types[column]}(D)."
+                )
+        return TableFacts(OWN_IDS[types[self._id]][0], dims, types)
+
+    def _filter_of(self, conditions: list[Condition]) -> tuple[Composable, list[Any]]:
+        """Return a boolean expression, and its parameters, one for each condition: a list of its
+        values."""
+        parts, bound = [], []
+        for condition in conditions:
+            kind, values = _compared(condition, self._known.types[condition.field])
+            form = "{} = any(%s::{}[])"
+            if condition.operator != "in":
+                form = f"{{}} {SIGNS[condition.operator]} (%s::{{}}[])[1]"
+            parts.append(SQL(form).format(name_of(condition.field), SQL(kind)))
+            bound.append(values)
+        return SQL(" and ").join(parts), bound
+
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
+        def look(connections: ConnectionPool, _: list[Any]) -> T:
+            view = self._at_this_moment(_connections=connections)
+            view._known = view._look()
+            return work(view)
+
+        return self._connections.at_one_moment(SQL("select 1"), look)
+
+    def _rows(
+        self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
+    ) -> Iterator[Rows]:
+        query = "select {shown_id}, vector_send({column}::vector) from {table} where {rows}"
+        if ids is not None:
+            query += " and {id} = any(%s::{sent}[])"
+            cells = self._ask(query, version, [self._ids(ids)], own=own)
+            if cells:
+                yield rows_of(self.address, version, *zip(*cells, strict=True), self.id_type)
+            return
+        # Page by page in the order of ids: no transaction stays open.
+        last: list[Any] = []
+        while True:
+            after = " and {id} > %s::{sent}" if last else ""
+            page = f"{query}{after} order by {{id}} limit {size:d}"
+            cells = self._ask(page, version, last, own=own)
+            if cells:
+                yield rows_of(self.address, version, *zip(*cells, strict=True), self.id_type)
+            if len(cells) < size:
+                return
+            last = [cells[-1][0]]
+
+    def _count(self, version: int) -> int:
+        ((rows,),) = self._ask("select count(*) from {table} where {rows}", version)
+        return int(rows)
+
+    def _has_rows(self, version: int) -> bool:
+        return bool(self._ask("select 1 from {table} where {rows} limit 1", version))
+
+    def _by_database(
+        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[Hits]:
+        among = "" if ids is None else " and {id} = any(%s::{sent}[])"
+        # Half precision is compared as what it is in single precision.
+        cast = SQL("vector({dim})").format(dim=Literal(queries.shape[1]))
+        stored = name_of(self._names.vectors[version]) + SQL("::") + cast
+        distance = SQL(DISTANCES[metric]).format(stored=stored, query=SQL("%s::") + cast)
+        # With `+ 0` the order is that of no index, and all rows are compared.
+        query = (
+            "select {shown_id}, {distance} from {table} where {rows}"
+            f"{among} order by {{distance}} + 0, {{id}} limit {k:d}"
+        )
+        filtered, results = [] if ids is None else [self._ids(ids)], []
+        for one in queries:
+            sent = vector(one)
+            cells = self._ask(query, version, [*filtered, sent], before=[sent], distance=distance)
+            keys = pa.array([key for key, _ in cells], self.id_type)
+            distances = np.array([d for _, d in cells], dtype=np.float64)
+            scores = {"ip": -distances, "cosine": 1 - distances, "l2": 0.0 - distances**2}[metric]
+            versions = np.full(len(keys), version, np.int64)
+            results.append(Hits(keys, scores.astype(np.float32), versions))
+        return results
+
+    def _ask(
+        self,
+        text: str,
+        version: int | None = None,
+        after: Sequence[Any] = (),
+        *,
+        before: Sequence[Any] = (),
+        own: bool = True,
+        **parts: Composable,
+    ) -> list[Any]:
+        """Return the rows of a query over the rows of a version, which `{rows}` stands for, with
+        parameters before and after those of the filter."""
+        condition, values = SQL("true") + SQL(""), list(before)
+        if version is not None:
+            parts["column"] = name_of(self._names.vectors[version])
+            condition = self._condition(version, own)
+            if self._chosen is not None:
+                condition += SQL(" and ") + self._chosen[0]
+                values += self._chosen[1]
+        shown_id = SQL("::bigint" if pa.types.is_integer(self.id_type) else "::text")
         query = SQL(text).format(
-            name=index,
-            table=Identifier(f"{name}_vectors"),
-            key=index_key(space.dim, halves)[0],
-            operators=SQL("halfvec_ip_ops" if halves else "vector_ip_ops"),
-            version=Literal(space.version),
+            table=SQL(self._relation.as_string(None).replace("%", "%%")),
+            id=name_of(self._id),
+            shown_id=name_of(self._id) + shown_id,
+            sent=SQL(OWN_IDS[self._known.types[self._id]][1]),
+            rows=condition,
+            **parts,
         )
-        return connection.execute(query, values)
+        values += after
+        return self._connections.run(
+            lambda connection: connection.execute(query, values, binary=True).fetchall()
+        )
 
-    if run("select pg_try_advisory_lock(hashtext(%s))", [stem]).fetchone() == (False,):
-        return  # another process builds it
-    try:
-        run("set statement_timeout = 0")
-        # An index whose building was broken off is never used, and stands in the way of a new one.
-        broken = "select 1 from pg_index where indexrelid = to_regclass(%s) and not indisvalid"
-        if run(broken, [index.as_string(connection)]).fetchone():
-            run("drop index {name}")
-        run(
-            "create index concurrently if not exists {name} on {table} using hnsw"
-            " ({key} {operators}) where version = {version}"
-        )
-    finally:
-        if not connection.closed:
-            run("select pg_advisory_unlock(hashtext(%s))", [stem])
-            run("reset statement_timeout")
-            prepare(connection)
+    def _condition(self, version: int, own: bool) -> Composed:
+        """Return the condition of the rows of a version, or of all with its vector."""
+        column = name_of(self._names.vectors[version])
+        condition = SQL("{} is not null and {} is not null").format(name_of(self._id), column)
+        for later, other in self._names.vectors.items() if own else ():
+            if later > version:
+                condition += SQL(" and {} is null").format(name_of(other))
+        return condition
+
+    def _ids(self, ids: pa.Array) -> Raw | list[str]:
+        """Return ids as a parameter, without texts that the column cannot hold."""
+        if pa.types.is_integer(ids.type):
+            return integers(ids.to_numpy())
+        texts = [text for text in ids.to_pylist() if "\0" not in text]
+        return canonical_uuids(texts) if self._known.types[self._id] == "uuid" else texts
+
+
+def name_of(column: str) -> Identifier:
+    """Return a column's name as it is written in a statement with parameters, where % is %%."""
+    return Identifier(column.replace("%", "%%"))
+
+
+def _compared(condition: Condition, column: str) -> tuple[Any, list[Any]]:
+    """Return the SQL type that values are compared as with a column of a type, and the values."""
+    values, sort = list(condition.values), type_of(condition)
+    whole = all(isinstance(value, int) for value in values)
+    if sort == "boolean" and column == "bool" and condition.operator == "in":
+        return "boolean", values
+    if sort == "number" and column in ("float4", "float8"):
+        # In the column's own precision; a number beyond it is infinite, which PostgreSQL takes.
+        narrow = np.float32 if column == "float4" else float
+        with np.errstate(over="ignore", under="ignore"):
+            return column, [float(narrow(float(value))) for value in values]
+    if sort == "number" and column in NUMBERS:
+        # A fraction must not be rounded to a whole number that rows have.
+        kind = "bigint" if whole and column in WHOLE else "numeric"
+        return kind, values if whole else [Decimal(str(value)) for value in values]
+    if sort == "text" and column in TEXTS:
+        return {"varchar": "text", "name": "text"}.get(column, column), values
+    raise of_other_type(condition, column)

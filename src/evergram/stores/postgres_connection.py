@@ -8,15 +8,17 @@ refused connection. It has four threads, and a round trip takes 45 µs in place 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from evergram.errors import DataError, StoreError
-from evergram.stores.rows import Floats
+from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.stores.rows import Floats, Rows
 from evergram.stores.store import checked_name, was_closed
 
 try:
@@ -24,7 +26,7 @@ try:
     from psycopg import conninfo
     from psycopg.adapt import Dumper
     from psycopg.pq import Format
-    from psycopg.sql import SQL
+    from psycopg.sql import SQL, Composable
 except ImportError as error:
     raise DataError(
         "A store in PostgreSQL needs psycopg: pip install 'evergram[pgvector]'."
@@ -62,6 +64,17 @@ def vectors(values: Floats, oid: int) -> Raw:
     items["bytes"] = items.dtype["item"].itemsize
     items["item"]["dim"], items["item"]["values"] = dim, values
     return _array(items, oid)
+
+
+def rows_of(
+    shown: str, version: int, keys: Sequence[Any], raw: Sequence[bytes], id_type: pa.DataType
+) -> Rows:
+    """Return rows, at least one, given their vectors as `vector_send` writes them. Raises:
+    IntegrityError: they are not of one length."""
+    if len({len(one) for one in raw}) > 1:
+        raise IntegrityError(f"Rows of version {version} in {shown} differ in dim.")
+    values = np.frombuffer(b"".join(raw), dtype=layout(len(raw[0]) // 4 - 1))["values"]
+    return Rows(version, pa.array(keys, id_type), values.astype(np.float32))
 
 
 def integers(values: npt.NDArray[np.int64]) -> Raw:
@@ -135,10 +148,9 @@ def read_address(address: str) -> tuple[dict[str, str], str]:
 def read_url(url: str) -> dict[str, str] | None:
     """Return the parameters of a connection; None if `url` is not one."""
     try:
-        parsed = conninfo.conninfo_to_dict(url)
+        params = {key: str(value) for key, value in conninfo.conninfo_to_dict(url).items()}
     except psycopg.Error:
         return None
-    params = {key: str(value) for key, value in parsed.items()}
     ports = params.get("port", "").split(",")
     return params if url and all(p.isdigit() or not p for p in ports) else None
 
@@ -160,18 +172,15 @@ def show_address(params: dict[str, str], name: str) -> str:
 
 
 class ConnectionPool:
-    """A few connections that threads share; `prepare` is run once on every new one."""
+    """A few connections that threads share."""
 
-    def __init__(
-        self, params: dict[str, str], shown: str, prepare: Callable[[Connection], Any]
-    ) -> None:
-        self.shown = shown
-        self.params = params
-        self._prepare = prepare
+    def __init__(self, params: dict[str, str], shown: str) -> None:
+        self._shown, self._params = shown, params
         self._idle: list[Connection] = []
-        self._lock = threading.Lock()
         self._semaphore = threading.BoundedSemaphore(CONNECTIONS)
         self._closed = False
+        # All work is done on this one, for a view of one moment.
+        self._lent: Connection | None = None
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Return what `work` returns. It must be safe to do twice: where the server went away
@@ -180,36 +189,79 @@ class ConnectionPool:
         Raises: StoreError: the server cannot be reached or refuses. DataError: a value that it
             cannot hold.
         """
+        if self._lent is not None:
+            return work(self._lent)
         if not self._semaphore.acquire(timeout=WAIT):
             raise StoreError(
-                f"None of the {CONNECTIONS} connections to {self.shown} became free in "
+                f"None of the {CONNECTIONS} connections to {self._shown} became free in "
                 f"{WAIT:.0f} s; see what the server is doing, and ask less at once."
             )
         try:
             try:
                 return self._once(work)
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if not isinstance(error, (_ConnectionLost, *AGAIN)):
-                    raise
+            except (_ConnectionLost, *AGAIN):
                 return self._once(work)
         except psycopg.DataError as error:
-            raise DataError(f"{self.shown} cannot hold a value: {_sentence(error)}.") from None
+            raise DataError(f"{self._shown} cannot hold a value: {_sentence(error)}.") from None
         except psycopg.Error as error:
             raise StoreError(
-                f"{self.shown} did not do what was asked: {_sentence(error)}; correct that on the "
+                f"{self._shown} did not do what was asked: {_sentence(error)}; correct that on the "
                 "server, or name another store."
             ) from None
         finally:
             self._semaphore.release()
 
-    def connect(self) -> Connection:
-        """Return a new connection, for the caller to close. Raises: StoreError."""
+    def at_one_moment(self, first: Composable, work: Callable[[ConnectionPool, list[Any]], T]) -> T:
+        """Return what `work` returns, given a pool that reads the database at one moment, and the
+        rows of the first query, which fixes it."""
+
+        def read(connection: Connection) -> T:
+            lent = copy(self)
+            lent._lent = connection
+            try:
+                # Both in one message.
+                begin = SQL("begin isolation level repeatable read, read only; ")
+                answer = connection.execute(begin + first)
+                answer.nextset()
+                return work(lent, answer.fetchall())
+            finally:
+                if not connection.closed:
+                    connection.rollback()
+
+        return self.run(read)
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    def _once(self, work: Callable[[Connection], T]) -> T:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connected()
+        try:
+            return work(connection)
+        except psycopg.Error as error:
+            if not connection.closed:
+                raise
+            # The idle ones were cut with it.
+            self._drop()
+            raise _ConnectionLost(*error.args) from error
+        finally:
+            idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+            if idle and not self._closed:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _connected(self) -> Connection:
+        """Return a new connection. Raises: StoreError."""
         if self._closed:
-            raise was_closed(self.shown)
+            raise was_closed(self._shown)
         try:
             # Statements are not prepared: poolers between us and the server may not keep them.
             connection = psycopg.connect(
-                **{**DEFAULTS, **self.params},  # type: ignore[arg-type]
+                **{**DEFAULTS, **self._params},  # type: ignore[arg-type]
                 autocommit=True,
                 prepare_threshold=None,
             )
@@ -221,62 +273,19 @@ class ConnectionPool:
                     "give the right one in the environment as PGPASSWORD, or in ~/.pgpass "
                     "(readable by you alone)."
                 )
-            raise StoreError(f"{self.shown} cannot be reached: {sentence}; {todo}") from None
+            raise StoreError(f"{self._shown} cannot be reached: {sentence}; {todo}") from None
         connection.adapters.register_dumper(Raw, _RawDumper)
         try:
-            self._prepare(connection)
+            connection.execute(SETTINGS)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def close(self) -> None:
-        self._closed = True
-        self._drop()
-
-    def _once(self, work: Callable[[Connection], T]) -> T:
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            connection = self.connect()
-        try:
-            return work(connection)
-        except psycopg.Error as error:
-            if not connection.closed:
-                raise
-            # The idle ones were cut with it.
-            self._drop()
-            raise _ConnectionLost(*error.args) from error
-        finally:
-            self._give_back(connection)
-
-    def _give_back(self, connection: Connection) -> None:
-        idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        with self._lock:
-            if idle and not connection.closed and not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
-
     def _drop(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
+        idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-
-class OneConnection:
-    """One borrowed connection in place of a pool, for work that must stay on the same one."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def run(self, work: Callable[[Connection], T]) -> T:
-        """Return what `work` returns; the owner of the connection handles its errors."""
-        return work(self._connection)
-
-    def close(self) -> None:
-        """Do nothing: the connection is borrowed."""
 
 
 class _ConnectionLost(psycopg.OperationalError):
@@ -287,8 +296,3 @@ def _sentence(error: psycopg.Error) -> str:
     """Return the server's own words on one line."""
     sentence = error.diag.message_primary or str(error) or type(error).__name__
     return " ".join(sentence.split()).rstrip(".")
-
-
-def prepare(connection: Connection) -> None:
-    """Apply the settings that every new connection begins with."""
-    connection.execute(SETTINGS)

@@ -1,18 +1,22 @@
-"""A store in Qdrant: a collection for each space, and a small one, its record, that names them.
+"""Stores in Qdrant: a collection for each space, and a small one, its record, that names them; and
+a collection of the user's own with a named vector for each version.
 
 A point's id is derived from the row's, which may be any int64 or text; the row's own id and its
-checksum are in the payload.
+checksum are in the payload. In a collection of the user's own, a search by the distance that Qdrant
+keeps for a vector is Qdrant's, exact and without its graph; others are by reading.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 from uuid import UUID, uuid4, uuid5
@@ -21,9 +25,16 @@ from weakref import WeakValueDictionary
 import numpy as np
 import pyarrow as pa
 
-from evergram.errors import DataError, StoreError
-from evergram.stores.open_store import is_url
-from evergram.stores.rows import Checks, Floats, Rows, Space
+from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.stores.adopted_store import (
+    NO_CHECKS,
+    AdoptedStore,
+    TableFacts,
+    canonical_uuids,
+    wrong_address,
+)
+from evergram.stores.filters import Condition, type_of
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Hits, Rows, Space, best_by, merge_hits
 from evergram.stores.store import (
     ReadableStore,
     errors_as_store_errors,
@@ -31,12 +42,7 @@ from evergram.stores.store import (
     not_ours,
     was_closed,
 )
-from evergram.stores.table_per_version import (
-    FORMAT,
-    StoreRecord,
-    TablePerVersionStore,
-    parse_record,
-)
+from evergram.stores.table_per_version import FORMAT, TablePerVersionStore
 
 try:
     from qdrant_client import QdrantClient, models
@@ -50,8 +56,8 @@ T = TypeVar("T")
 
 KEY = "QDRANT_API_KEY"
 TIMEOUT = 10  # seconds a request
-# The most points, and floats, of a request: a server takes 32 MB.
-POINTS, FLOATS = 1_000, 500_000
+# The most points, and floats, of a request: a server takes 32 MB. And of a page of ids alone.
+POINTS, FLOATS, IDS = 1_000, 500_000, 10_000
 # A search among so few ids is exact.
 LOOKED_UP = 10_000
 # Attempts to read while rows move.
@@ -62,30 +68,21 @@ INDEXING = 3_600.0  # seconds that a server may take
 UNFINISHED, FAILED = "yellow", "red"
 # The least points that a search of the graph looks at.
 LOOKED_AT = 128
+WHOLE = {"with_payload": True, "with_vectors": True}
 
 
 class QdrantStore(TablePerVersionStore):
     kind: ClassVar[str] = "qdrant"
     form: ClassVar[str] = "qdrant:http://HOST:6333#NAME or qdrant:DIR#NAME"
 
-    # The payload of the record that a view of one moment has; None where each call asks.
-    _moment: dict[str, Any] | None = None
-
-    @classmethod
-    def _check_place(cls, place: str) -> None:
-        if ("://" in place and not is_url(place)) or (is_url(place) and set("@?") & set(place)):
+    def _connect(self, create: bool) -> None:
+        if wrong_url(self._place):
             raise DataError(
-                f"A store in Qdrant is at {cls.form}; a key is not part of the address but of the "
+                f"A store in Qdrant is at {self.form}; a key is not part of the address but of the "
                 f"environment, as {KEY}."
             )
-
-    @property
-    def place(self) -> str:
-        return self.address if self._remote else super().place
-
-    def _connect(self, create: str | None) -> None:
         self._remote = is_url(self._place)
-        self._connection = QdrantConnection(self._place, self.address, create is not None)
+        self._connection = QdrantConnection(self._place, self.address, create)
         self._ask = self._connection.ask
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
@@ -95,11 +92,11 @@ class QdrantStore(TablePerVersionStore):
             locked = not self._remote or look > LOOKS // 2
             with self._writing() if locked else nullcontext():
                 view = copy(self)
-                view._moment = before = self._payload() or {}
+                view._moment = before = self._load() or {}
                 result = work(view)
                 # A row leaves a space only after it is in the other one and the token has changed;
                 # so where the token is the same, no row was in neither.
-                if (self._payload() or {}).get("moved") == before.get("moved"):
+                if (self._load() or {}).get("moved") == before.get("moved"):
                     return result
         raise StoreError(
             f"Rows of {self.address} were moved to other versions by another process each of the "
@@ -118,20 +115,18 @@ class QdrantStore(TablePerVersionStore):
         """Wait until a server has indexed by itself; the local mode has no index. Raises:
         StoreError: it takes too long, or fails."""
         spaces = list(self.spaces()) if self._remote else []
+        until = time.monotonic() + INDEXING
         for version in spaces:
-            until = time.monotonic() + INDEXING
-            while (status := self._status(version)) == UNFINISHED:
-                if time.monotonic() > until:
-                    raise StoreError(f"{self.address} is still indexing after {INDEXING:.0f} s.")
-                time.sleep(0.5)
-            if status == FAILED:
-                raise StoreError(
-                    f"The server of {self.address} could not index: see its log, and try again."
-                )
+            status = UNFINISHED
+            while status == UNFINISHED:
+                status = self._ask("get_collection", self._at(version)).status.value
+                if status == FAILED or time.monotonic() > until:
+                    raise StoreError(
+                        f"The server of {self.address} is still indexing after {INDEXING:.0f} s, "
+                        "or could not index: see its log, and try again."
+                    )
+                time.sleep(0.5 if status == UNFINISHED else 0)
         return spaces
-
-    def _status(self, version: int) -> str:
-        return str(self._ask("get_collection", self._at(version)).status.value)
 
     def close(self) -> None:
         self._connection.close()
@@ -141,33 +136,27 @@ class QdrantStore(TablePerVersionStore):
         with self._connection.writing:
             yield self
 
-    def _payload(self) -> dict[str, Any] | None:
+    def _load(self) -> Mapping[str, Any] | None:
         """Return the record: each space under a key of its own, and `moved`, a token that changes
         whenever rows are about to leave a space."""
-        if self._moment is not None:
-            return self._moment
         if not self._ask("collection_exists", self._name):
             return None
         points = self._ask("retrieve", self._name, [0], with_payload=True)
         return (points[0].payload or {}) if points else None
 
-    def _found(self) -> StoreRecord | None:
-        payload = self._payload()
-        return None if payload is None else parse_record(lambda: payload, self.address)
-
-    def _save(self, record: StoreRecord) -> None:
-        facts, held = record.as_json(), self._payload()
+    def _save(self, record: dict[str, Any]) -> None:
+        held = self._load()
         if held is None:
             self._make(self._name, 1)
             # Another process may have been quicker, and have added a space since.
-            held = self._payload()
+            held = self._load()
         if held is None:
-            point = models.PointStruct(id=0, vector=[0.0], payload=facts)
+            point = models.PointStruct(id=0, vector=[0.0], payload=record)
             self._ask("upsert", self._name, [point], wait=True)
             return
         # What is there stays, and another process may set the side meanwhile.
-        new = [key for key in facts if held.get(key) is None and facts[key] is not None]
-        self._set_fields({key: facts[key] for key in new})
+        new = {k: v for k, v in record.items() if held.get(k) is None and v is not None}
+        self._set_fields(new)
 
     def _set_fields(self, fields: dict[str, Any]) -> None:
         """Set some fields of the record; the others stay."""
@@ -202,7 +191,7 @@ class QdrantStore(TablePerVersionStore):
         self._make(at, space.dim)
 
     def _put(self, rows: Rows, checks: Checks) -> None:
-        at, keys = self._at(rows.version), rows.ids.to_pylist()
+        keys = rows.ids.to_pylist()
         step = max(1, min(POINTS, FLOATS // rows.vectors.shape[1]))
         for start in range(0, len(keys), step):
             part = slice(start, start + step)
@@ -212,64 +201,56 @@ class QdrantStore(TablePerVersionStore):
             ]
             vectors = rows.vectors[part].tolist()
             batch = models.Batch(ids=points_of(keys[part]), vectors=vectors, payloads=payloads)
-            self._ask("upsert", at, batch, wait=True)
+            self._ask("upsert", self._at(rows.version), batch, wait=True)
 
     def _remove(self, version: int, ids: pa.Array) -> None:
-        at, announced = self._at(version), False
-        for keys in blocks_of(points_of(ids.to_pylist()), POINTS):
-            # The local mode writes to its disk for every id, be it there or not.
-            held = self._ask("retrieve", at, keys, with_payload=False, with_vectors=False)
-            if held:
-                if not announced:
-                    # Readers compare it: see `read_consistently`.
-                    self._set_fields({"moved": uuid4().hex})
-                    announced = True
-                chosen = models.PointIdsList(points=[point.id for point in held])
-                self._ask("delete", at, chosen, wait=True)
+        announced = False
+        # The local mode writes to its disk for every id, be it there or not.
+        for held in self._retrieved(version, ids, with_payload=False, with_vectors=False):
+            if not announced:
+                # Readers compare it: see `read_consistently`.
+                self._set_fields({"moved": uuid4().hex})
+                announced = True
+            chosen = models.PointIdsList(points=[point.id for point in held])
+            self._ask("delete", self._at(version), chosen, wait=True)
 
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
-        at = self._at(version)
+        for points in self._retrieved(version, ids, **WHOLE):
+            yield self._block(version, points)
+
+    def _retrieved(self, version: int, ids: pa.Array, **asked: bool) -> Iterator[Sequence[Any]]:
+        """Yield the points of the ids that are in a space, in parts that are not empty."""
         for keys in blocks_of(points_of(ids.to_pylist()), POINTS):
-            points = self._ask("retrieve", at, keys, with_payload=True, with_vectors=True)
+            points = self._ask("retrieve", self._at(version), keys, **asked)
             if points:
-                yield self._block(version, points)
+                yield points
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
-        # The local mode sorts all ids for every page.
-        limit = min(size, POINTS) if self._remote else size
-        whole = {"with_payload": True, "with_vectors": True}
-        for points in self._connection.pages(self._at(version), limit, **whole):
+        for points in self._connection.pages(self._at(version), min(size, POINTS), size, **WHOLE):
             yield self._block(version, points)
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        at, among = self._at(version), None
+        among = None
         exact = exact or (ids is not None and len(ids) <= LOOKED_UP)
         if ids is not None:
             points = points_of(ids.to_pylist())
             among = models.Filter(must=[models.HasIdCondition(has_id=points)])
-        # The local mode compares all in any case, and warns of parameters.
-        params = None
-        if self._remote:
-            # If the collection was quantized, with Qdrant's own API, scores are of whole vectors.
-            codes = models.QuantizationSearchParams(ignore=exact, rescore=True)
-            size = max(LOOKED_AT, k)
-            params = models.SearchParams(hnsw_ef=size, exact=exact, quantization=codes)
-        requests = [
-            models.QueryRequest(
-                query=query, limit=k, filter=among, params=params, with_payload=["id"]
-            )
-            for query in queries.tolist()
-        ]
+        # If the collection was quantized, with Qdrant's own API, scores are of whole vectors.
+        codes = models.QuantizationSearchParams(ignore=exact, rescore=True)
+        request = {
+            "limit": k,
+            "filter": among,
+            "params": {"hnsw_ef": max(LOOKED_AT, k), "exact": exact, "quantization": codes},
+            "with_payload": ["id"],
+        }
         # Every request repeats the ids.
-        step = max(1, 100_000 // max(1, 0 if ids is None else len(ids)))
+        step = len(queries) if ids is None else 100_000 // max(1, len(ids))
         results = []
-        for some in blocks_of(requests, max(1, len(requests)) if ids is None else step):
-            for answer in self._ask("query_batch_points", at, some):
-                keys = pa.array([point.payload["id"] for point in answer.points], self._id_type)
-                scores = np.array([point.score for point in answer.points], dtype=np.float32)
-                results.append((keys, scores))
+        for points in self._connection.search(self._at(version), queries, max(1, step), **request):
+            keys = pa.array([point.payload["id"] for point in points], self.id_type)
+            results.append((keys, np.array([point.score for point in points], dtype=np.float32)))
         return results
 
     def _at(self, version: int) -> str:
@@ -277,10 +258,283 @@ class QdrantStore(TablePerVersionStore):
 
     def _block(self, version: int, points: Sequence[Any]) -> tuple[Rows, Checks]:
         with self._connection.errors_as_store_errors():
-            keys = pa.array([point.payload["id"] for point in points], self._id_type)
+            keys = pa.array([point.payload["id"] for point in points], self.id_type)
             vectors = np.array([point.vector for point in points], dtype=np.float32)
             checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
         return Rows(version, keys, vectors), checks
+
+
+# The id that an address names where the points' own ids are meant.
+POINT = "point"
+# Qdrant reads other fields as paths into the payload.
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+# By the distance of a vector, the metrics by which Qdrant orders its rows as a comparison of all
+# would. Vectors under Cosine have length 1, or 0, so the order by inner product is that by cosine.
+COMPUTED = {"Dot": ("ip",), "Cosine": ("ip", "cosine"), "Euclid": ("l2",)}
+# Qdrant compares bounds as doubles, which hold whole numbers up to here.
+EXACT = 2**53
+
+
+class AdoptedCollection(AdoptedStore):
+    kind: ClassVar[str] = "qdrant-collection"
+    form: ClassVar[str] = (
+        "qdrant-collection:http://HOST:6333#collection=NAME&v0=VECTOR, or with a folder of the "
+        "local mode in place of the URL, v0= for a vector without a name and perhaps id=FIELD; a "
+        f"key is not part of it but of the environment, as {KEY}"
+    )
+    keys: ClassVar[tuple[str, ...]] = ("collection", "id", "filter")
+
+    # None until the first id was seen.
+    _kind_of_id: pa.DataType | None = None
+
+    def _connect(self) -> None:
+        names, place = self._names, self._place
+        wrong = wrong_url(place)
+        if wrong:
+            raise wrong_address(wrong, self.form)
+        if not _PLAIN.fullmatch(names.id or POINT):
+            raise DataError(
+                f"Ids cannot be read from the field {names.id!r}; name a field of the payload "
+                "itself, of ASCII letters, digits, _ and -."
+            )
+        if "" in names.vectors.values() and len(names.vectors) > 1:
+            raise DataError("A collection with a vector without a name, v0=, has no other vector.")
+        if not is_url(place) and not (Path(place) / "meta.json").exists():
+            raise DataError(
+                f"There is no folder {place} of Qdrant's local mode; give the folder of your "
+                "collections, or the URL of a server."
+            )
+        self._name, self._remote = names.table, is_url(place)
+        self._field = None if names.id in (None, POINT) else names.id
+        self._payload: Any = False if self._field is None else [self._field]
+        self._connection = QdrantConnection(place, self.address, create=False)
+        self._ask = self._connection.ask
+
+    def _disconnect(self) -> None:
+        self._connection.close()
+
+    def _look(self) -> TableFacts:
+        try:
+            params = self._ask("get_collection", self._name).config.params
+        except StoreError:
+            there = sorted(one.name for one in self._ask("get_collections").collections)
+            if self._name in there:
+                raise
+            raise DataError(
+                f"There is no collection {self._name!r} at {self._place}; it has "
+                f"{', '.join(there) or 'none'}."
+            ) from None
+        vectors = params.vectors or {}
+        by_name = vectors if isinstance(vectors, dict) else {"": vectors}
+        dims: dict[int, int] = {}
+        distances = {}
+        for version, name in self._names.vectors.items():
+            if name not in by_name:
+                has = [f"{own!r}" if own else "one without a name, v0=" for own in sorted(by_name)]
+                raise StoreError(
+                    f"{self.address} names the vector {name!r}, which the collection does not "
+                    f"have; it has {', '.join(has) or 'none'}."
+                )
+            dims[version] = int(by_name[name].size)
+            distance = by_name[name].distance
+            distances[name] = str(getattr(distance, "value", distance))
+            if by_name[name].multivector_config is not None or distances[name] not in COMPUTED:
+                raise StoreError(
+                    f"The vector {name!r} of {self.address} must be one vector a point, of the "
+                    "distance Dot, Cosine or Euclid."
+                )
+        if self._kind_of_id is None:
+            first = next(self._pages(self._having(None), [], 1), None)
+            key = None if first is None else self._id_of(first[0])
+            if isinstance(key, bool) or not isinstance(key, (int, str)):
+                raise StoreError(
+                    f"{self.address} has no point yet whose {self._field or 'id'!r} is a whole "
+                    f"number or a text, as ids are (one is {str(key)[:40]}); write its points "
+                    "first, or name another field."
+                )
+            self._kind_of_id = ID_TYPES["int64" if isinstance(key, int) else "string"]
+        return TableFacts(self._kind_of_id, dims, distances)
+
+    def _filter_of(self, conditions: list[Condition]) -> Any:
+        return models.Filter(must=[_condition(one) for one in conditions])
+
+    def _distance_of(self, version: int) -> str:
+        return str(self._known.types[self._names.vectors[version]])
+
+    def computes(self, metric: str, version: int) -> bool:
+        return metric in COMPUTED[self._distance_of(version)]
+
+    def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
+        # In the local mode, the other threads of the process are kept from writing. A server has no
+        # view of one moment. Versions are read from the oldest to the newest, so a row that gets a
+        # newer vector meanwhile is in one of them, or in both and returned once.
+        with nullcontext() if self._remote else self._connection.writing:
+            self._facts()
+            return work(self._at_this_moment())
+
+    def _rows(
+        self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
+    ) -> Iterator[Rows]:
+        name = self._names.vectors[version]
+        for among in self._among(ids):
+            for page in self._pages(self._of(version, among, own), [name], size):
+                yield self._block(version, page)
+
+    def _count(self, version: int) -> int:
+        condition = self._of(version)
+        return int(self._ask("count", self._name, count_filter=condition, exact=True).count)
+
+    def _has_rows(self, version: int) -> bool:
+        return next(self._pages(self._of(version), [], 1), None) is not None
+
+    def _by_database(
+        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[Hits]:
+        name = self._names.vectors[version]
+        best: list[list[Hits]] = [[] for _ in queries]
+        for among in self._among(ids):
+            request = {
+                "using": name or None,
+                "filter": self._of(version, among),
+                # A server's own codes of vectors are left out, too.
+                "params": {"exact": True, "quantization": {"ignore": True}},
+                "limit": k,
+                "with_payload": self._payload,
+                "with_vector": _asked([name]),
+            }
+            # Every request repeats the filter, which may have many ids.
+            found = self._connection.search(self._name, queries, 10, **request)
+            for i, points in enumerate(found):
+                rows = self._block(version, points)
+                self._verify(rows, NO_CHECKS)
+                # Scores are of the vectors themselves, to the last digit.
+                best[i] += best_by(metric, queries[i : i + 1], k, [rows], version, self.id_type)
+        none = pa.array([], self.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
+        return [merge_hits(hits or [Hits(*none)], k) for hits in best]
+
+    def _pages(self, condition: Any, vectors: Sequence[str], size: int) -> Iterator[list[Any]]:
+        """Yield the points of a filter with some of their vectors, at most `size` at once."""
+        limit = min(size, POINTS if vectors else IDS)
+        asked = {"with_payload": self._payload, "with_vectors": _asked(vectors)}
+        return self._connection.pages(self._name, limit, size, scroll_filter=condition, **asked)
+
+    def _block(self, version: int, points: Sequence[Any]) -> Rows:
+        name, dim = self._names.vectors[version], self._known.dims[version]
+        try:
+            keys = pa.array([self._id_of(point) for point in points], self.id_type)
+        except (pa.ArrowException, OverflowError, TypeError) as error:
+            raise IntegrityError(
+                f"The ids of {self.address} must all be whole numbers of at most 63 bits, or all "
+                f"be texts ({error}): keep ids of one type in a field, and name it by id=FIELD."
+            ) from None
+        vectors: list[Any] = [point.vector for point in points]
+        if name:
+            vectors = [one.get(name) if isinstance(one, dict) else None for one in vectors]
+        if any(not isinstance(vector, list) or len(vector) != dim for vector in vectors):
+            raise IntegrityError(
+                f"A vector {name!r} of {self.address} does not have {dim} dims, as the collection "
+                "says; write it again."
+            )
+        with np.errstate(over="ignore"):
+            block = np.array(vectors, dtype=np.float32).reshape(len(vectors), dim)
+        if self._distance_of(version) == "Cosine":
+            # A server has brought them to length 1; the local mode returns them as they were
+            # written until they are first searched.
+            lengths = np.linalg.norm(block.astype(np.float64), axis=1, keepdims=True)
+            block = (block / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+        return Rows(version, keys, block)
+
+    def _id_of(self, point: Any) -> Any:
+        return point.id if self._field is None else (point.payload or {}).get(self._field)
+
+    def _among(self, ids: pa.Array | None) -> Iterator[Any]:
+        """Yield conditions for some ids, or None for all."""
+        if ids is None:
+            yield None
+            return
+        keys: list[Any] = ids.to_pylist()
+        if self._field is None:
+            number = pa.types.is_integer(ids.type)
+            keys = [key for key in keys if key >= 0] if number else canonical_uuids(keys)
+        for some in blocks_of(keys, IDS):
+            if self._field is None:
+                yield models.HasIdCondition(has_id=some)
+            else:
+                yield models.FieldCondition(key=self._field, match=models.MatchAny(any=some))
+
+    def _of(self, version: int, among: Any = None, own: bool = True) -> Any:
+        """Return the filter for the rows of a version, or for all with its vector."""
+        later = [name for one, name in self._names.vectors.items() if own and one > version]
+        return self._having(self._names.vectors[version], [among, self._chosen], later)
+
+    def _having(
+        self, vector: str | None, more: Sequence[Any] = (), without: Sequence[str] = ()
+    ) -> Any:
+        """Return the filter for points with an id, a vector and not others, and more conditions."""
+        must: list[Any] = [] if vector is None else [models.HasVectorCondition(has_vector=vector)]
+        must += [one for one in more if one is not None]
+        must_not: list[Any] = [models.HasVectorCondition(has_vector=name) for name in without]
+        if self._field is not None:
+            field = models.PayloadField(key=self._field)
+            must_not.append(models.IsEmptyCondition(is_empty=field))
+        return models.Filter(must=must, must_not=must_not)
+
+
+def _asked(vectors: Sequence[str]) -> bool | list[str]:
+    """Return what Qdrant is asked for: names of vectors, the one without a name, or none."""
+    return True if "" in vectors else list(vectors) or False
+
+
+def _condition(condition: Condition) -> Any:
+    def of_field(**test: Any) -> Any:
+        return models.FieldCondition(key=condition.field, **test)
+
+    values: list[Any] = list(condition.values)
+    sort = type_of(condition)
+    if condition.operator != "in":
+        return of_field(range=_range(condition, values[0]))
+    if sort == "text":
+        return of_field(match=models.MatchAny(any=values))
+    # Qdrant matches a whole number with whole numbers alone, and 3 shall be 3.0; it compares ranges
+    # as doubles.
+    equal = [
+        of_field(match=models.MatchValue(value=v))
+        if sort == "boolean" or (isinstance(v, int) and abs(v) > EXACT)
+        else of_field(range=models.Range(gte=v, lte=v))
+        for v in values
+    ]
+    return models.Filter(should=equal)
+
+
+def _range(condition: Condition, bound: Any) -> Any:
+    """Return a range of numbers, or of times, which without a zone are of UTC."""
+    sort, bounds = type_of(condition), {condition.operator: bound}
+    if sort == "number" and not (isinstance(bound, int) and abs(bound) > EXACT):
+        return models.Range(**bounds)
+    try:
+        moment = datetime.fromisoformat(bound if sort == "text" else "")
+    except ValueError:
+        raise DataError(
+            f"A bound of field {condition.field[:80]!r} is {str(bound)[:40]!r}; Qdrant orders "
+            "doubles and times alone: give a number, a whole one of at most 2**53, or a date or a "
+            "time such as '2026-01-31T12:00:00Z'."
+        ) from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return models.DatetimeRange(**{condition.operator: moment})
+
+
+def is_url(place: str) -> bool:
+    """Return whether a place is the URL of a Qdrant server; otherwise it is a folder."""
+    return place.startswith(("http://", "https://"))
+
+
+def wrong_url(place: str) -> str:
+    """Return what is wrong with a place, if anything is, without repeating a key in it."""
+    if "://" in place and not is_url(place):
+        return "before the # there is a URL that is neither http nor https"
+    if is_url(place) and set("@?") & set(place):
+        return "the URL before the # has a user, a password or a key in it"
+    return ""
 
 
 def points_of(keys: Sequence[int | str]) -> list[Any]:
@@ -346,15 +600,31 @@ class QdrantConnection:
                     raise
                 return call(*args, **options)
 
-    def pages(self, collection: str, limit: int, **options: Any) -> Iterator[list[Any]]:
-        """Yield the points of a collection that a scroll returns, at most `limit` at once."""
+    def pages(
+        self, collection: str, remote_limit: int, local_limit: int, **options: Any
+    ) -> Iterator[list[Any]]:
+        """Yield the points of a collection that a scroll returns, at most so many at once."""
         offset = None
+        # The local mode sorts all ids for every page.
+        limit = remote_limit if self._folder is None else local_limit
         while True:
             points, offset = self.ask("scroll", collection, limit=limit, offset=offset, **options)
             if points:
                 yield points
             if offset is None:
                 return
+
+    def search(
+        self, collection: str, queries: Floats, at_once: int, **request: Any
+    ) -> Iterator[Sequence[Any]]:
+        """Yield the points that each query of [Q, D] finds."""
+        if self._folder is not None:
+            # The local mode compares all in any case, and warns of parameters.
+            request["params"] = None
+        requests = [models.QueryRequest(query=query, **request) for query in queries.tolist()]
+        for some in blocks_of(requests, at_once):
+            for answer in self.ask("query_batch_points", collection, some):
+                yield answer.points
 
     @contextmanager
     def errors_as_store_errors(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from evergram.errors import DataError, ShapeError
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Scores: TypeAlias = npt.NDArray[Any]  # float32 or float64
 Checks = npt.NDArray[np.uint32]
 Keys = npt.NDArray[Any]
 Places = npt.NDArray[np.int64]
@@ -71,6 +73,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def without(self, ids: pa.Array) -> Rows:
+        kept = pc.invert(pc.is_in(self.ids, value_set=ids))
+        vectors = self.vectors[kept.to_numpy(zero_copy_only=False)]
+        return Rows(self.version, self.ids.filter(kept), vectors)
 
 
 @dataclass(frozen=True)
@@ -241,7 +248,7 @@ def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
     return Hits(ids.take(pa.array(best)), scores[best], versions[best])
 
 
-def best_first(ids: pa.Array, scores: Floats, k: int | None = None) -> tuple[pa.Array, Floats]:
+def best_first(ids: pa.Array, scores: Scores, k: int | None = None) -> tuple[pa.Array, Scores]:
     """Return the ids with the k largest scores, best first, and the scores."""
     order = np.argsort(-scores, kind="stable")[:k]
     return ids.take(pa.array(order)), scores[order]
@@ -273,9 +280,6 @@ def products(queries: Floats, block: Floats) -> Floats:
     return scores
 
 
-Doubles = npt.NDArray[np.float64]
-
-
 def scores_by(metric: str, queries: Doubles, vectors: Doubles) -> Doubles:
     """Return the scores [Q, n] of queries [Q, D] with vectors [n, D] by "ip", "cosine" (0 for a
     vector of zeros) or "l2", −‖q − z‖²."""
@@ -298,28 +302,34 @@ def best_by(
     """Return for each query of [Q, D] the k best rows of some blocks, all of them compared; among
     rows of one score the first. An id that is twice may be twice among them."""
     asked = queries.astype(np.float64)
-    keys = [pa.array([], id_type)] * len(queries)
-    best = [np.zeros(0)] * len(queries)
-    for rows in blocks:
-        for i, scores in enumerate(scores_by(metric, asked, rows.vectors.astype(np.float64))):
-            first = _largest(scores, k)
-            joined = np.concatenate([best[i], scores[first]])
-            order = np.argsort(-joined, kind="stable")[:k]
-            keys[i] = pa.concat_arrays([keys[i], rows.ids.take(pa.array(first))]).take(
-                pa.array(order)
-            )
-            best[i] = joined[order]
+    scored = (
+        (rows.ids, scores_by(metric, asked, rows.vectors.astype(np.float64))) for rows in blocks
+    )
     # A score beyond float32 is infinite, which is no error of the program.
     with np.errstate(over="ignore"):
         return [
             Hits(ids, scores.astype(np.float32), np.full(len(ids), version, np.int64))
-            for ids, scores in zip(keys, best, strict=True)
+            for ids, scores in best_of(len(queries), k, scored, id_type)
         ]
 
 
-def _largest(scores: Doubles, k: int) -> npt.NDArray[np.intp]:
-    """Return the places of the k largest scores in the order of the rows, and of all that are equal
-    to the k-th."""
-    if len(scores) <= k:
-        return np.arange(len(scores))
-    return np.flatnonzero(scores >= np.partition(scores, -k)[-k])
+def best_of(
+    queries: int, k: int, scored: Iterable[tuple[pa.Array, Scores]], id_type: pa.DataType
+) -> list[tuple[pa.Array, Scores]]:
+    """Return for each query the ids [≤k] with the largest scores, best first, and the scores; of
+    one score the first.
+
+    Args:
+        scored: blocks of ids [b] with their scores [Q, b].
+    """
+    best: list[tuple[pa.Array, Scores]] = [(pa.array([], id_type), np.zeros(0, np.float32))]
+    best *= queries
+    for ids, block in scored:
+        for i, scores in enumerate(block):
+            # The k largest in the order of the rows, and all that are equal to the k-th.
+            first = np.arange(len(scores))
+            if len(scores) > k:
+                first = np.flatnonzero(-scores <= np.partition(-scores, k - 1)[k - 1])
+            keys = pa.concat_arrays([best[i][0], ids.take(pa.array(first))])
+            best[i] = best_first(keys, np.concatenate([best[i][1], scores[first]]), k)
+    return best

@@ -131,7 +131,9 @@ class Segment:
 
     def take(self, rows: Places, ids: pa.Array | None = None) -> tuple[Rows, Checks]:
         """Return copies of rows [n], whose ids may be known, with the checksums that they have."""
-        ids = self._ids_of(rows) if ids is None else ids
+        if ids is None:
+            ids = self.ids.take(pa.array(rows))
+            ids = ids if pa.types.is_integer(ids.type) else ids.cast(pa.string())
         return Rows(self.record.version, ids, self.vectors[rows]), self.checks[rows]
 
     def blocks(self, size: int) -> Iterator[tuple[Rows, Checks]]:
@@ -140,20 +142,14 @@ class Segment:
         for start in range(0, len(rows), size):
             yield self.take(rows[start : start + size])
 
-    def _ids_of(self, rows: Places) -> pa.Array:
-        ids = self.ids.take(pa.array(rows))
-        return ids if pa.types.is_integer(ids.type) else ids.cast(pa.string())
 
-
-def read_segment(
-    folder: Path, record: SegmentRecord, known: Segment | None, trusted: set[str]
-) -> Segment:
-    """Map the files of a segment, but for those of `known`, which stay mapped; those that this
-    process has just written are `trusted`. Raises: IntegrityError. FileNotFoundError."""
+def read_segment(folder: Path, record: SegmentRecord, known: Segment | None = None) -> Segment:
+    """Map the files of a segment, but for those of `known`, which stay mapped. Raises:
+    IntegrityError. FileNotFoundError."""
 
     def path_of(sha256: str, kind: str) -> Path:
         path = folder / f"{sha256}.{kind}"
-        if sha256 not in trusted and digest_of(path) != sha256:
+        if digest_of(path) != sha256:
             raise IntegrityError(
                 f"{path} is not what was written; restore the store from a copy, or fill it again."
             )
@@ -293,8 +289,6 @@ class SnapshotFolder:
         self.path: Path = path
         self.segments: Path = path / "segments"
         self.address: str = f"snapshot:{path}"
-        # SHA-256 of the files that the write under way has made.
-        self._written: set[str] = set()
         self._generation: Generation | None = None
         self._refreshing, self._one_writer = threading.RLock(), threading.RLock()
         # Processes are kept apart by the file, threads of this one by the other lock.
@@ -307,7 +301,6 @@ class SnapshotFolder:
             self.segments.mkdir(parents=True, exist_ok=True)
             with self._file_lock.acquire(timeout=WAIT):
                 if not (self.path / NAME).exists():
-                    self._refuse_others()
                     write_record(self.path / NAME, SnapshotRecord(id_type))
                     sync(self.path.parent)
         except OSError as error:
@@ -349,7 +342,7 @@ class SnapshotFolder:
                 known = {one.record.ids: one for one in before.segments} if before else {}
                 try:
                     after.segments = tuple(
-                        read_segment(self.segments, one, known.get(one.ids), self._written)
+                        read_segment(self.segments, one, known.get(one.ids))
                         for one in after.record.segments
                     )
                 except FileNotFoundError as error:
@@ -378,7 +371,6 @@ class SnapshotFolder:
                     yield
                 finally:
                     self._clear()
-                    self._written.clear()
         except Timeout:
             raise StoreError(
                 f"Another process is writing to {self.address}; wait for it and try again."
@@ -392,13 +384,7 @@ class SnapshotFolder:
         """Write a segment, which `commit` lists; none without a row."""
         (space,) = (space for space in self.record.spaces if space.version == version)
         written = write_segment(self.segments, space, blocks)
-        if written is None:
-            return []
-        self._written |= {written.vectors, written.ids}
-        return [written]
-
-    def opened(self, record: SegmentRecord) -> Segment:
-        return read_segment(self.segments, record, None, self._written)
+        return [] if written is None else [written]
 
     def without(self, ids: pa.Array, keys: Keys) -> list[SegmentRecord]:
         """Return the segments without the rows of some ids, for `commit`."""

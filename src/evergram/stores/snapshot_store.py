@@ -38,8 +38,9 @@ from evergram.stores.snapshot_files import (
     SnapshotFolder,
     faiss_module,
     named_by_digest,
+    read_segment,
 )
-from evergram.stores.store import ReadableStore, Store, other_id_type
+from evergram.stores.store import ReadableStore, Store
 
 T = TypeVar("T")
 
@@ -77,7 +78,8 @@ class SnapshotStore(Store):
 
     def __init__(self, path: Path) -> None:
         self._folder = SnapshotFolder(path)
-        self._id_type = ID_TYPES[self._folder.record.id_type]
+        self.address = self._folder.address
+        self.id_type = ID_TYPES[self._folder.record.id_type]
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> SnapshotStore:
@@ -87,22 +89,11 @@ class SnapshotStore(Store):
             if create is None:
                 raise DataError(f"There is no store at {path}; give the folder of one, or fill it.")
             SnapshotFolder(path).create(create)
-        store = cls(path)
-        if create is not None and store.id_type != ID_TYPES[create]:
-            raise other_id_type(str(path), store.id_type, create)
-        return store
-
-    @property
-    def address(self) -> str:
-        return self._folder.address
+        return cls(path)
 
     @property
     def place(self) -> str:
         return f"snapshot:{self._folder.path.resolve()}"
-
-    @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
 
     @property
     def side(self) -> str | None:
@@ -153,7 +144,7 @@ class SnapshotStore(Store):
 
         with self._folder.writing():
             for record in self._folder.write(space.version, checked()):
-                segment = self._folder.opened(record)
+                segment = read_segment(self._folder.segments, record)
                 others = self._folder.without(segment.ids, segment.keys)
                 self._folder.commit(segments=(*others, record))
                 self._tidy()

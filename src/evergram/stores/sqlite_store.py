@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.rows import Checks, Floats, Rows, Space, best_first, products
+from evergram.stores.rows import Checks, Floats, Rows, Space, best_of, products
 from evergram.stores.store import (
     ReadableStore,
     errors_as_store_errors,
@@ -29,7 +29,7 @@ from evergram.stores.store import (
     not_ours,
     was_closed,
 )
-from evergram.stores.table_per_version import StoreRecord, TablePerVersionStore, parse_record
+from evergram.stores.table_per_version import TablePerVersionStore
 
 try:
     import apsw
@@ -176,7 +176,12 @@ class SqliteStore(TablePerVersionStore):
     two_steps: ClassVar[bool] = False
 
     # The connection that a view of one moment has; None where each call borrows one.
-    _moment: apsw.Connection | None = None
+    _connection: apsw.Connection | None = None
+
+    def __init__(self, place: str, name: str, create: str | None) -> None:
+        super().__init__(place, name, create)
+        # Of a file that is there too: a copy of one may have no log.
+        self._file.log_ahead()
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
@@ -184,28 +189,23 @@ class SqliteStore(TablePerVersionStore):
             raise DataError("SQLite keeps names that begin with sqlite_ for itself; give another.")
         return super().open(address, create)
 
-    def _connect(self, create: str | None) -> None:
-        self._file = SqliteFile(Path(self._place), self.address, create is not None)
-
-    def _begin(self, create: str | None) -> None:
-        super()._begin(create)
-        # Of a file that is there too: a copy of one may have no log.
-        self._file.log_ahead()
+    def _connect(self, create: bool) -> None:
+        self._file = SqliteFile(Path(self._place), self.address, create)
 
     @property
     def _key(self) -> str:
         """What pages of rows go by: for integers the id itself."""
-        return "id" if pa.types.is_integer(self._id_type) else "place"
+        return "id" if pa.types.is_integer(self.id_type) else "place"
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         return self._at_one_moment(work)
 
     def _at_one_moment(self, work: Callable[[Self], T]) -> T:
-        if self._moment is not None:
+        if self._connection is not None:
             return work(self)
         with self._file.moment() as connection:
             view = copy(self)
-            view._moment = connection
+            view._connection = connection
             return work(view)
 
     def build_index(self) -> list[int]:
@@ -235,23 +235,23 @@ class SqliteStore(TablePerVersionStore):
     def _writing(self) -> Iterator[Self]:
         with self._file.moment("begin immediate") as connection:
             view = copy(self)
-            view._moment = connection
+            view._connection = connection
             yield view
 
-    def _found(self) -> StoreRecord | None:
+    def _load(self) -> Mapping[str, Any] | None:
         table = f"{self._name}_record"
         if not self._has_table(table):
             return None
         if self._ask("select name from pragma_table_info(?)", table) != [("record",)]:
             raise not_ours(f"table {table}", self.address)
         rows = self._ask(f'select record from "{table}"')
-        return parse_record(lambda: dict(json.loads(rows[0][0])), self.address)
+        return dict(json.loads(rows[0][0]))
 
-    def _save(self, record: StoreRecord) -> None:
+    def _save(self, record: dict[str, Any]) -> None:
         table = f'"{self._name}_record"'
         self._ask(f"create table if not exists {table} (record text)")
         self._ask(f"delete from {table}")
-        self._ask(f"insert into {table} values (?)", json.dumps(record.as_json()))
+        self._ask(f"insert into {table} values (?)", json.dumps(record))
 
     def _refuse_others(self) -> None:
         query = "select name from sqlite_master where lower(name) glob lower(?) || '_v[0-9]*'"
@@ -263,7 +263,7 @@ class SqliteStore(TablePerVersionStore):
         if self._has_table(table):
             raise not_ours(f"table {table}", self.address)
         # A text id has a number next to it that no VACUUM changes, and that orders pages of rows.
-        number = pa.types.is_integer(self._id_type)
+        number = pa.types.is_integer(self.id_type)
         keys = "id integer primary key" if number else "place integer primary key, id text unique"
         self._ask(f'create table "{table}" ({keys}, vector blob, checksum integer)')
 
@@ -316,24 +316,19 @@ class SqliteStore(TablePerVersionStore):
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        return self._at_one_moment(lambda view: view._compared(version, queries, k, ids))
+        def compared(view: Self) -> list[tuple[pa.Array, Floats]]:
+            if ids is not None:
+                return view._best_among(version, queries, k, ids)
+            blocks = view._scan(version, BLOCK)
+            scored = ((rows.ids, products(queries, rows.vectors)) for rows, _ in blocks)
+            best = best_of(len(queries), k, scored, self.id_type)
+            # The best are read again, and compared with their checksums.
+            return [
+                view._best_among(version, query[None], k, found)[0]
+                for query, (found, _) in zip(queries, best, strict=True)
+            ]
 
-    def _compared(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
-        if ids is not None:
-            return self._best_among(version, queries, k, ids)
-        keys = [pa.array([], self._id_type)] * len(queries)
-        best = [np.zeros(0, np.float32)] * len(queries)
-        for rows, _ in self._scan(version, BLOCK):
-            for i, scores in enumerate(products(queries, rows.vectors)):
-                joined = pa.concat_arrays([keys[i], rows.ids])
-                keys[i], best[i] = best_first(joined, np.concatenate([best[i], scores]), k)
-        # The best are read again, and compared with their checksums.
-        return [
-            self._best_among(version, query[None], k, found)[0]
-            for query, found in zip(queries, keys, strict=True)
-        ]
+        return self._at_one_moment(compared)
 
     def _block(self, version: int, cells: list[Any]) -> tuple[Rows, Checks]:
         with self._file.errors():
@@ -341,7 +336,7 @@ class SqliteStore(TablePerVersionStore):
             if len({len(one) for one in raw}) > 1:
                 raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
             vectors = np.frombuffer(b"".join(raw), dtype="<f4").reshape(len(raw), -1)
-            rows = Rows(version, pa.array(keys, self._id_type), vectors.astype(np.float32))
+            rows = Rows(version, pa.array(keys, self.id_type), vectors.astype(np.float32))
             return rows, np.array(checks, dtype=np.int64).astype(np.uint32)
 
     def _table(self, version: int) -> str:
@@ -355,8 +350,8 @@ class SqliteStore(TablePerVersionStore):
         """Return the rows of a query that is asked with each of several values."""
 
         def ask(view: Self) -> list[Any]:
-            assert view._moment is not None
+            assert view._connection is not None
             with view._file.errors():
-                return list(view._moment.executemany(query, several))
+                return list(view._connection.executemany(query, several))
 
         return self._at_one_moment(ask)

@@ -43,23 +43,18 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}")
 class ReadableStore(Reopened, ABC):
     """A store as it is read, or a view of it at one moment. Evergram also writes a `Store`.
 
+    Args:
+        address: what `open_store` opens, without a password.
+        id_type: of its ids, int64 or string.
     Raises, anywhere: StoreError: it cannot be reached or read. IntegrityError: a row is not what
         was written.
     """
 
     kind: ClassVar[str]
+    address: str
+    id_type: pa.DataType
 
     # A kind of store implements these, and a classmethod `open`.
-
-    @property
-    @abstractmethod
-    def address(self) -> str:
-        """The address, without a password; `open_store` opens it."""
-
-    @property
-    @abstractmethod
-    def id_type(self) -> pa.DataType:
-        """The type of its ids, int64 or string."""
 
     @property
     @abstractmethod
@@ -136,14 +131,18 @@ class ReadableStore(Reopened, ABC):
         asked = self.as_ids(ids)
         if len(set(asked.to_pylist())) < len(asked):
             asked = pc.unique(asked)
-        checked = self._read(asked)
-        for rows, checks in checked:
+        parts = []
+        for rows, checks in self._read(asked):
             self._verify(rows, checks)
-        parts = [rows for rows, _ in checked]
-        if len(parts) == 1:
-            return parts
+            parts.append(rows)
         keys = joined_ids([rows.ids for rows in parts], self.id_type)
-        return parts if len(pc.unique(keys)) == len(keys) else _latest(parts, self.id_type)
+        if len(parts) <= 1 or len(pc.unique(keys)) == len(keys):
+            return parts
+        seen, latest = keys[:0], []
+        for rows in sorted(parts, key=lambda r: -r.version):
+            latest.append(rows.without(seen))
+            seen = pa.concat_arrays([seen, rows.ids])
+        return [rows for rows in latest if len(rows)]
 
     def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
         """Yield all rows (of a version), in blocks of at most `size`, in any order."""
@@ -208,11 +207,9 @@ class ReadableStore(Reopened, ABC):
                 return array
             if pa.types.is_null(array.type) and not len(array):
                 array = array.cast(wanted)
-            text = is_text(array.type)
-            if text != pa.types.is_string(wanted):
+            fits = is_text if pa.types.is_string(wanted) else pa.types.is_integer
+            if not fits(array.type):
                 raise DataError(f"Ids are {array.type}; those of {self.address} are {wanted}.")
-            if not text and not pa.types.is_integer(array.type):
-                raise DataError(f"Ids are {array.type}; they are integers or texts.")
             converted = array.cast(wanted)
         except (pa.ArrowException, OverflowError, TypeError, UnicodeError) as error:
             raise DataError(
@@ -223,9 +220,8 @@ class ReadableStore(Reopened, ABC):
         return converted
 
     def _verify(self, rows: Rows, checks: Checks) -> None:
-        differ = row_checks(rows) != checks
-        if differ.any():
-            wrong = np.flatnonzero(differ)
+        wrong = np.flatnonzero(row_checks(rows) != checks)
+        if len(wrong):
             raise IntegrityError(
                 f"The row of id {rows.ids[wrong[0]]} in {self.address} is not what was written "
                 "(its checksum differs); write it again, or restore the store."
@@ -368,19 +364,6 @@ class Store(ReadableStore):
         return 0
 
 
-def _latest(parts: list[Rows], kind: pa.DataType) -> list[Rows]:
-    """Return each id once, at the latest version that has it."""
-    seen = pa.array([], kind)
-    kept = []
-    for rows in sorted(parts, key=lambda r: -r.version):
-        fresh = pc.invert(pc.is_in(rows.ids, value_set=seen))
-        mask = fresh.to_numpy(zero_copy_only=False)
-        seen = pa.concat_arrays([seen, rows.ids])
-        if mask.any():
-            kept.append(Rows(rows.version, rows.ids.filter(fresh), rows.vectors[mask]))
-    return kept
-
-
 def other_side(store: ReadableStore, side: str) -> IntegrityError:
     """Return the error for a store that is used for another side than its own."""
     return IntegrityError(
@@ -401,10 +384,6 @@ def checked_name(name: str) -> str:
 
 def no_store(shown: str) -> DataError:
     return DataError(f"There is no store at {shown}; create it first.")
-
-
-def other_id_type(shown: str, held: object, wanted: str) -> DataError:
-    return DataError(f"{shown} has ids of type {held}, not {wanted}; use another store.")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, FormatError, StoreError
+from evergram.errors import DataError, EvergramError, FormatError, StoreError
 from evergram.stores.rows import (
     ID_TYPES,
     Checks,
@@ -25,7 +25,7 @@ from evergram.stores.rows import (
     joined_ids,
     products,
 )
-from evergram.stores.store import Store, checked_name, no_store, other_id_type
+from evergram.stores.store import Store, checked_name, no_store
 
 FORMAT = 1
 # How many times as many rows are searched when later versions hold some of those that were found.
@@ -45,31 +45,6 @@ class StoreRecord:
         return head | {f"v{version}": asdict(space) for version, space in self.spaces.items()}
 
 
-def parse_record(read: Callable[[], Mapping[str, Any]], shown: str) -> StoreRecord:
-    """Return a store's record, given a function that reads it, or raises as reading JSON does.
-    Raises: FormatError: it is of a later format. StoreError: it is damaged, or no record."""
-    try:
-        raw = read()
-        if raw["format_version"] != FORMAT:
-            raise FormatError(
-                f"{shown} has format {raw['format_version']}; this Evergram reads {FORMAT}: use a "
-                "later Evergram."
-            )
-        spaces = [Space(**raw[key]) for key in raw if re.fullmatch(r"v\d+", key)]
-        if raw["id_type"] not in ID_TYPES:
-            raise ValueError(f"id_type is {raw['id_type']!r}")
-        by_version = {space.version: space for space in spaces}
-        return StoreRecord(raw["id_type"], dict(sorted(by_version.items())), raw.get("side"))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise StoreError(
-            f"{shown} cannot be read: it is something else, or its record is damaged "
-            f"({type(error).__name__}: {error}); give another name after #, or restore it from a "
-            "copy."
-        ) from error
-
-
 class TablePerVersionStore(Store):
     """A store that keeps an id in one space: by a transaction, or, where there is none over several
     tables (`two_steps`), by the order of its steps: a row is written first and removed from the
@@ -81,13 +56,20 @@ class TablePerVersionStore(Store):
     # How an address is written.
     form: ClassVar[str]
 
-    _id_type: pa.DataType
+    # The record that a view of one moment has; None where each call reads it.
+    _moment: Mapping[str, Any] | None = None
 
     def __init__(self, place: str, name: str, create: str | None) -> None:
         self._place, self._name = place, name
-        self._connect(create)
+        self.address = f"{self.kind}:{place}#{name}"
+        self._connect(create is not None)
         try:
-            self._begin(create)
+            if self._found() is None and create is not None:
+                self._refuse_others()
+                with self._writing() as store:
+                    if store._found() is None:
+                        store._save(StoreRecord(create, {}).as_json())
+            self.id_type = ID_TYPES[self._record().id_type]
         except BaseException:
             self.close()
             raise
@@ -98,33 +80,27 @@ class TablePerVersionStore(Store):
         place, _, name = address.removeprefix(f"{cls.kind}:").rpartition("#")
         if not place:
             raise DataError(f"{address!r} is not an address of a store; give {cls.form}.")
-        cls._check_place(place)
         return cls(place, checked_name(name), create)
 
     @property
-    def address(self) -> str:
-        return f"{self.kind}:{self._place}#{self._name}"
-
-    @property
     def place(self) -> str:
-        return f"{self.kind}:{Path(self._place).resolve()}#{self._name}"
+        is_url = "://" in self._place
+        return self.address if is_url else f"{self.kind}:{Path(self._place).resolve()}#{self._name}"
 
     # A kind of store implements these, and `_scan`, `read_consistently`, `build_index` and `close`.
 
-    @classmethod
-    def _check_place(cls, place: str) -> None:
-        """Raises: DataError: what stands before the # is wrong."""
+    @abstractmethod
+    def _connect(self, create: bool) -> None:
+        """Open the database. Raises: DataError: the place is wrong, or nothing is there, unless it
+        is to be created."""
 
     @abstractmethod
-    def _connect(self, create: str | None) -> None:
-        """Open the database. Raises: DataError: it is not there, unless it is to be created."""
+    def _load(self) -> Mapping[str, Any] | None:
+        """Return the record as `_save` wrote it last; None without one. Raises: as reading JSON
+        does: it is damaged."""
 
     @abstractmethod
-    def _found(self) -> StoreRecord | None:
-        """Return the record as it is now, or, of a view of one moment, as it was then."""
-
-    @abstractmethod
-    def _save(self, record: StoreRecord) -> None:
+    def _save(self, record: dict[str, Any]) -> None:
         """Write the record, durably."""
 
     @abstractmethod
@@ -165,30 +141,36 @@ class TablePerVersionStore(Store):
 
     # All kinds inherit these.
 
-    def _begin(self, create: str | None) -> None:
-        """Find the store, or make it for ids of a type. Raises: as `open_store`."""
-        record = self._found()
-        if record is None:
-            if create is None:
-                raise no_store(self.address)
-            self._refuse_others()
-            with self._writing() as store:
-                if store._found() is None:
-                    store._save(StoreRecord(create, {}))
-            record = self._record()
-        if create not in (None, record.id_type):
-            raise other_id_type(self.address, record.id_type, str(create))
-        self._id_type = ID_TYPES[record.id_type]
+    def _found(self) -> StoreRecord | None:
+        """Return the record; None without one. Raises: FormatError: it is of a later format.
+        StoreError: it is damaged, or no record."""
+        try:
+            raw = self._load() if self._moment is None else self._moment
+            if raw is None:
+                return None
+            if raw["format_version"] != FORMAT:
+                raise FormatError(
+                    f"{self.address} has format {raw['format_version']}; this Evergram reads "
+                    f"{FORMAT}: use a later Evergram."
+                )
+            if raw["id_type"] not in ID_TYPES:
+                raise ValueError(f"id_type is {raw['id_type']!r}")
+            spaces = {int(key[1:]): Space(**raw[key]) for key in raw if re.fullmatch(r"v\d+", key)}
+            return StoreRecord(raw["id_type"], dict(sorted(spaces.items())), raw.get("side"))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            if isinstance(error, EvergramError):
+                raise
+            raise StoreError(
+                f"{self.address} cannot be read: it is something else, or its record is damaged "
+                f"({type(error).__name__}: {error}); give another name after #, or restore it from "
+                "a copy."
+            ) from error
 
     def _record(self) -> StoreRecord:
         record = self._found()
         if record is None:
             raise no_store(self.address)
         return record
-
-    @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
 
     @property
     def side(self) -> str | None:
@@ -204,13 +186,9 @@ class TablePerVersionStore(Store):
     def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
         for rows in super().scan(version, size):
             superseded = self._superseded(rows.version, rows.ids)
-            if not len(superseded):
-                yield rows
-                continue
-            living = pc.invert(pc.is_in(rows.ids, value_set=superseded))
-            mask = living.to_numpy(zero_copy_only=False)
-            if mask.any():
-                yield Rows(rows.version, rows.ids.filter(living), rows.vectors[mask])
+            living = rows.without(superseded) if len(superseded) else rows
+            if len(living):
+                yield living
 
     def remove_superseded(self) -> int:
         removed = 0
@@ -239,45 +217,47 @@ class TablePerVersionStore(Store):
     ) -> list[tuple[pa.Array, Floats]]:
         width = k
         while True:
-            best = self._best(version, queries, width, ids, exact)
+            best, living = self._best(version, queries, width, ids, exact), []
             hits = joined_ids([keys for keys, _ in best], self.id_type)
             superseded = self._superseded(version, hits.unique())
-            if not len(superseded):
-                return [(keys.slice(0, k), scores[:k]) for keys, scores in best]
-            living = [_without(keys, scores, superseded) for keys, scores in best]
+            for keys, scores in best:
+                kept = pc.invert(pc.is_in(keys, value_set=superseded))
+                mask = kept.to_numpy(zero_copy_only=False)
+                living.append((keys.filter(kept).slice(0, k), scores[mask][:k]))
             # A table that gave fewer than it was asked for has no more.
             if all(
-                len(kept) >= k or len(keys) < width
+                len(kept) == k or len(keys) < width
                 for (kept, _), (keys, _) in zip(living, best, strict=True)
             ):
-                return [(keys.slice(0, k), scores[:k]) for keys, scores in living]
+                return living
             width *= WIDER
 
     def _best_among(
         self, version: int, queries: Floats, k: int, ids: pa.Array
     ) -> list[tuple[pa.Array, Floats]]:
         """As `_best`, by reading the rows of the ids: that is exact and needs no index."""
-        found = list(self._get(version, ids))
-        for rows, checks in found:
+        keys = [pa.array([], self.id_type)]
+        vectors = [np.zeros((0, queries.shape[1]), dtype=np.float32)]
+        for rows, checks in self._get(version, ids):
             self._verify(rows, checks)
-        keys = joined_ids([rows.ids for rows, _ in found], self.id_type)
-        empty = np.zeros((0, queries.shape[1]), dtype=np.float32)
-        vectors = np.concatenate([empty, *(rows.vectors for rows, _ in found)])
-        return [best_first(keys, products(query[None], vectors)[0], k) for query in queries]
+            keys.append(rows.ids)
+            vectors.append(rows.vectors)
+        found, block = pa.concat_arrays(keys), np.concatenate(vectors)
+        return [best_first(found, products(query[None], block)[0], k) for query in queries]
 
     def _add_space(self, space: Space) -> None:
         with self._writing() as store:
             record = store._record()
             if space.version not in record.spaces:
                 store._make_table(space)
-                spaces = sorted({**record.spaces, space.version: space}.items())
-                store._save(replace(record, spaces=dict(spaces)))
+                spaces = {**record.spaces, space.version: space}
+                store._save(replace(record, spaces=spaces).as_json())
 
     def _set_side(self, side: str) -> None:
         with self._writing() as store:
             record = store._record()
             if record.side is None:
-                store._save(replace(record, side=side))
+                store._save(replace(record, side=side).as_json())
 
     def _write(self, rows: Rows, checks: Checks) -> None:
         with self._writing() as store:
@@ -306,9 +286,3 @@ class TablePerVersionStore(Store):
             if not len(missing):
                 break
         return parts
-
-
-def _without(keys: pa.Array, scores: Floats, ids: pa.Array) -> tuple[pa.Array, Floats]:
-    """Return hits without those of some ids."""
-    kept = pc.invert(pc.is_in(keys, value_set=ids))
-    return keys.filter(kept), scores[kept.to_numpy(zero_copy_only=False)]
