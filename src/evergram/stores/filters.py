@@ -34,52 +34,36 @@ class Condition:
 def read_conditions(conditions: Filter) -> list[Condition]:
     """Return the conditions of a filter, all of which must hold. Raises: DataError: it has another
     form."""
-    if not isinstance(conditions, Mapping):
-        raise DataError(f"A filter is {str(conditions)[:40]!r}; {FORM}.")
-    if not conditions or len(conditions) > MOST_FIELDS:
-        raise DataError(
-            f"A filter has {len(conditions)} fields; it needs 1 to {MOST_FIELDS}: {FORM}."
-        )
-    return [one for field, asked in conditions.items() for one in _of_field(field, asked)]
+    if not isinstance(conditions, Mapping) or not 1 <= len(conditions) <= MOST_FIELDS:
+        raise DataError(f"A filter needs 1 to {MOST_FIELDS} fields: {FORM}.")
+    read: list[Condition] = []
+    for field, asked in conditions.items():
+        if isinstance(asked, Mapping):
+            parts = [(operator, [bound]) for operator, bound in asked.items()]
+        else:
+            parts = [("in", list(asked) if isinstance(asked, (list, tuple)) else [asked])]
+        operators = SIGNS if isinstance(asked, Mapping) else ("in",)
+        fits = isinstance(field, str) and _is_value(field) and bool(parts)
+        for operator, values in parts:
+            one_type = all(map(_is_value, values)) and len(set(map(_type, values))) == 1
+            fits = fits and operator in operators and one_type and len(values) <= MOST_VALUES
+        if not fits:
+            raise DataError(
+                f"The field {str(field)[:80]!r} of a filter is wrong; {FORM}, with 1 to "
+                f"{MOST_VALUES:,} values of one type: texts without NUL, booleans, or finite "
+                "numbers, the whole ones of at most 64 bits."
+            )
+        read += [Condition(field, operator, tuple(values)) for operator, values in parts]
+    return read
 
 
-def _of_field(field: object, asked: object) -> list[Condition]:
-    if not isinstance(field, str) or not _is_text(field):
-        raise DataError(f"A field of a filter is {str(field)[:40]!r}, which is not a name; {FORM}.")
-    if isinstance(asked, Mapping):
-        if not asked or not asked.keys() <= SIGNS.keys():
-            raise DataError(f"The bounds of field {field[:80]!r} are wrong; {FORM}.")
-        return [Condition(field, name, (_value(field, bound),)) for name, bound in asked.items()]
-    values = list(asked) if isinstance(asked, (list, tuple)) else [asked]
-    if not 1 <= len(values) <= MOST_VALUES:
-        raise DataError(
-            f"Field {field[:80]!r} of a filter has {len(values)} values; it needs 1 to "
-            f"{MOST_VALUES:,}."
-        )
-    checked = tuple(_value(field, value) for value in values)
-    if len({_type(value) for value in checked}) > 1:
-        raise DataError(f"The values of field {field[:80]!r} are of several types; give one.")
-    return [Condition(field, "in", checked)]
-
-
-def _value(field: str, value: object) -> Value:
-    """Return a value that a filter may have. Raises: DataError."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise DataError(f"A value of field {field[:80]!r} is not finite.")
-    if isinstance(value, str) and not _is_text(value):
-        raise DataError(f"A value of field {field[:80]!r} has a character that no text has.")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise DataError(f"A value of field {field[:80]!r} has more than 64 bits.")
-    if not isinstance(value, (bool, int, float, str)):
-        raise DataError(
-            f"A value of field {field[:80]!r} is not a text, a number or a boolean; {FORM}."
-        )
-    return value
-
-
-def _is_text(text: str) -> bool:
-    """Return whether a text has neither a NUL nor half of a pair of surrogates."""
-    return re.search("[\0\ud800-\udfff]", text) is None
+def _is_value(value: object) -> bool:
+    if isinstance(value, str):
+        # Neither a NUL nor half of a pair of surrogates.
+        return re.search("[\0\ud800-\udfff]", value) is None
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and -(2**63) <= value < 2**63
 
 
 def _type(value: Value) -> str:

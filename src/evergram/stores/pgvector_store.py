@@ -403,7 +403,6 @@ class AdoptedTable(AdoptedStore):
     def _connect(self) -> None:
         params = read_url(self._place)
         self._anywhere = self._place
-        self.address = ""
         if params is None:
             raise wrong_address("what stands before the # is not a PostgreSQL address", self.form)
         shown = show_address(params, "").removesuffix("#")

@@ -9,7 +9,6 @@ All rows are compared in each search, so it is exact; SQLite's transactions keep
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -54,7 +53,6 @@ class SqliteFile:
         self._shown = shown
         self._closed = False
         self._idle: list[apsw.Connection] = []
-        self._guard = threading.Lock()
         if create:
             with self.errors():
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,11 +105,9 @@ class SqliteFile:
                     time.sleep(0.05)
 
     def close(self) -> None:
-        with self._guard:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            self._drop(connection)
+        self._closed = True
+        while self._idle:
+            self._drop(self._idle.pop())
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -131,22 +127,20 @@ class SqliteFile:
 
     @contextmanager
     def _lent(self) -> Iterator[apsw.Connection]:
-        with self._guard:
-            if self._closed:
-                raise was_closed(self._shown)
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
+        if self._closed:
+            raise was_closed(self._shown)
+        try:
+            connection = self._idle.pop()
+        except IndexError:
             with self.errors():
                 connection = self._connected()
         try:
             yield connection
         finally:
-            with self._guard:
-                kept = not self._closed and len(self._idle) < IDLE
-                if kept:
-                    self._idle.append(connection)
-            if not kept:
+            if self._closed or len(self._idle) >= IDLE:
                 self._drop(connection)
+            else:
+                self._idle.append(connection)
 
     def _connected(self) -> apsw.Connection:
         try:
