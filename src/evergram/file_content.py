@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
+import csv
+import io
 import re
-import shutil
-import tempfile
-from io import BufferedIOBase
 from pathlib import Path
 from typing import IO
 
@@ -80,36 +78,20 @@ def unreadable(path: Path, error: Exception, *own: bytes) -> DataError:
     )
 
 
-# The rest of a cell after the mark that opens it, up to the one that closes it; a doubled one does
-# not close it.
-_REST = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
-
-
-def refuse_open_quotation(
-    path: Path | str, delimiter: str, unpacked: IO[bytes] | BufferedIOBase | None = None
-) -> None:
+def refuse_open_quotation(source: Path | str, delimiter: str, content: IO[bytes]) -> None:
     """Refuse a CSV in which a quoted cell has no end, or ends before the cell does: a parser takes
-    all rows up to the next mark for one cell. What is compressed or on no disk of this machine is
-    copied from `unpacked` to a temporary file."""
-    sign = delimiter.encode()
-    opening = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n" + re.escape(sign) + rb'])"')
-    ends = (b"", b"\r", b"\n", sign)
-    with Path(path).open("rb") if unpacked is None else tempfile.TemporaryFile() as file:
-        if unpacked is not None:
-            shutil.copyfileobj(unpacked, file)
-            file.flush()
-        if not file.seek(0, 2):
-            return  # nothing to map
-        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    with text:
-        place = 0
-        while opened := opening.search(text, place):
-            rest = _REST.match(text, opened.end())
-            place = len(text) if rest is None else rest.end()
-            if rest is None or text[place : place + 1] not in ends:
-                line = text[: opened.end()].count(b"\n") + 1
-                what = "never ends" if rest is None else "ends within its cell"
-                raise DataError(
-                    f"{path} line {line}: a quotation mark opens a cell there that {what}; close "
-                    "it at the cell's end, and double each quotation mark within it."
-                )
+    all rows up to the next mark for one cell."""
+    csv.field_size_limit(2**31 - 1)
+    lines = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="")
+    rows, line = csv.reader(lines, delimiter=delimiter, strict=True), 0
+    try:
+        for _ in rows:
+            line = rows.line_num
+    except csv.Error as error:
+        raise DataError(
+            f"{source} line {line + 1}: a quotation mark opens a cell there that does not end, or "
+            f"ends within its cell ({error}); close it at the cell's end, and double each "
+            "quotation mark within it."
+        ) from error
+    finally:
+        lines.detach()

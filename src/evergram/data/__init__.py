@@ -4,8 +4,8 @@ Read in this order:
 
 1. `corpus`: `Corpus`, two sides of entities and the pairs between them, by rows and not by ids;
    its `features` are ragged rows. `Corpus.of` reads frames, matrices and lists in memory.
-2. `reading/`: the one reader of tables, in files and in memory; its `rules` are those of types,
-   units, zones and bad rows.
+2. `reading/`: the one reader of tables, in files and in memory; `interactions` has the rules of
+   types, units, zones and bad rows.
 3. The loaders: `tables`, of files (Parquet, Arrow, CSV or TSV, adjacency lists, MovieLens), and
    `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
    recipe names.

@@ -26,14 +26,15 @@ from evergram.data.feature_types import (
 )
 from evergram.data.reading.files import MemoryTable
 from evergram.data.reading.interactions import (
+    FLOAT_CELL,
+    BadRows,
+    BadRowsChoice,
     InteractionSources,
     interactions_of,
-    names_of_ids,
     source_of,
     table_of,
 )
-from evergram.data.reading.keyed_table import keyed_table, rows_by_id
-from evergram.data.reading.rules import FLOAT_CELL, BadRows, BadRowsChoice
+from evergram.data.reading.keyed_table import keyed_table, names_of_ids, rows_by_id
 from evergram.errors import DataError
 from evergram.ids import refuse_repeats
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from evergram.data.reading.rules import (
+from evergram.data.reading.interactions import (
     all_match,
     is_date,
     is_list,
@@ -154,8 +154,8 @@ def _times(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     plain = pc.if_else(pc.match_substring_regex(texts, DATE), texts, None)
     plain = pc.utf8_trim_whitespace(plain)
     zoned = pc.match_substring_regex(plain, _ZONED)
-    with_zone, _ = moments_of(pc.if_else(zoned, plain, None), "UTC")
-    without, _ = moments_of(pc.if_else(zoned, None, plain), None)
+    with_zone = moments_of(pc.if_else(zoned, plain, None), "UTC")
+    without = moments_of(pc.if_else(zoned, None, plain), None)
     return pc.coalesce(_in_utc(with_zone), _in_utc(without))
 
 

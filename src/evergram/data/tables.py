@@ -19,14 +19,17 @@ from evergram.data.reading.files import (
     source_files,
 )
 from evergram.data.reading.interactions import (
+    BadRows,
+    BadRowsChoice,
     InteractionSources,
+    Place,
     adjacency_list,
-    read_features,
+    decoded,
+    float_cells,
     source_of,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import keyed_table, read_keyed_files
-from evergram.data.reading.rules import BadRows, BadRowsChoice, numbers_of_column
+from evergram.data.reading.keyed_table import keyed_table, read_features, read_keyed_files
 from evergram.errors import DataError
 from evergram.ids import refuse_repeats
 
@@ -160,5 +163,10 @@ def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Arra
     ids_of = others if len(others) == 1 else ("id",)
     table = read_keyed_files(path, "", [name], BadRows(advice=False), ids_of)
     refuse_repeats(table["id"], str(path))
-    cells = numbers_of_column(table[name], str(path), name) if numbers else table[name]
+    cells = table[name]
+    if numbers:
+        own, bad_rows = decoded(cells), BadRows(advice=False)
+        cells, faults = float_cells(own, pa.float64(), positive=True)
+        bad_rows.good_rows(Place(str(path)), {name: (own, faults)}, len(own))
+        bad_rows.finish()
     return plain(table["id"]), cells

@@ -62,8 +62,9 @@ def _table(path: Path, suffix: str, id_column: str, text_column: str) -> pa.Tabl
     if suffix in (".csv", ".tsv"):
         kinds, delimiter = {id_column: pa.string(), text_column: pa.string()}, ","
         if suffix == ".tsv":
-            delimiter = "\t"
-        refuse_open_quotation(path, delimiter)
+            delimiter = "	"
+        with path.open("rb") as content:
+            refuse_open_quotation(path, delimiter, content)
         return arrow_csv.read_csv(
             path,
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),

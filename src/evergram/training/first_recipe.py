@@ -28,7 +28,7 @@ from evergram.data.reading.files import (
     TableStream,
     source_files,
 )
-from evergram.data.reading.rules import ROLES
+from evergram.data.reading.interactions import ROLES
 from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
 from evergram.did_you_mean import did_you_mean

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evergram.data.prepared.files import Column, release
 from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.reading.rules import SIDES
+from evergram.data.reading.interactions import SIDES
 from evergram.data.sampling import Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from evergram.data.reading.rules import SIDES, SideName
+from evergram.data.reading.interactions import SIDES, SideName
 from evergram.errors import DataError
 from evergram.validation import sentence_of
 

@@ -47,7 +47,7 @@ from evergram.data.prepared.files import (
     release,
     sha256_of,
 )
-from evergram.data.reading.rules import SIDES
+from evergram.data.reading.interactions import SIDES
 from evergram.errors import DataError
 
 # The folder, in a prepared one, of what is derived from it; and files in it.

@@ -43,14 +43,16 @@ from evergram.data.prepared.files import (
 )
 from evergram.data.reading.files import MemoryTable, Paths
 from evergram.data.reading.interactions import (
+    SIDES,
+    BadRows,
+    BadRowsChoice,
     InteractionSources,
+    SideName,
     check_roles,
-    read_features,
     source_of,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import rows_by_id
-from evergram.data.reading.rules import SIDES, BadRows, BadRowsChoice, SideName
+from evergram.data.reading.keyed_table import read_features, rows_by_id
 from evergram.data.rolling_window import date_text
 from evergram.errors import DataError, reason_and_remedy
 from evergram.ids import refuse_repeats
@@ -202,11 +204,12 @@ def prepare(
             if "time" in record.columns:
                 times = np.load(folder / "time.npy", mmap_mode="r")
                 first, last = times[0].item(), times[-1].item()
+    bad = interactions.bad_rows
     return PrepareSummary(
         out=str(out),
         fingerprint=record.fingerprint,
         rows_read=interactions.rows,
-        bad_rows=interactions.bad_rows.as_json(),
+        bad_rows={"count": bad.count, "reasons": bad.sentences()},
         interactions=record.interactions,
         entities={str(side): record.sides[side].entities for side in SIDES},
         columns=dict(record.columns),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeAlias
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -32,8 +31,6 @@ Paths: TypeAlias = str | Path | list[str | Path] | tuple[str | Path, ...]
 TEXTS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", *TEXTS)
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
-# A missing value in the name of a folder, as Hive, Spark and Arrow write it.
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _WILD = re.compile(r"[*?\[]")
 # Rows of a batch at most; bytes of text that are parsed at once, and that a line may have.
 ROWS, BLOCK = 1 << 17, 8 << 20
@@ -74,24 +71,11 @@ class SourceFile:
     def is_gzip(self) -> bool:
         return self.path.lower().endswith(".gz")
 
-    @property
-    def folders(self) -> dict[str, str | None]:
-        """The columns in the names of the folders that it is in, such as `day=2024-05-31`: those
-        between it and the next folder of another name; None for a missing value."""
-        columns: dict[str, str | None] = {}
-        for folder in reversed(self.path.replace("\\", "/").split("/")[:-1]):
-            name, sign, value = folder.partition("=")
-            if not (name and sign):
-                break
-            columns[unquote(name)] = None if value == _NO_VALUE else unquote(value)
-        return dict(reversed(columns.items()))
-
     def size(self) -> int:
         if self.content is not None:
             return len(self.content)
-        return int(
-            Path(self.path).stat().st_size if self.files is None else self.files.size(self.path)
-        )
+        on_disk = self.files is None
+        return int(Path(self.path).stat().st_size if on_disk else self.files.size(self.path))
 
     def open(self) -> IO[bytes]:
         if self.content is not None:
@@ -120,23 +104,23 @@ def source_files(sources: Paths) -> list[SourceFile]:
 def _local(source: str) -> tuple[bool, list[SourceFile]]:
     """Return whether a source names files and no folder, and its files."""
     path = whole_path(source, Path())
-    if path.is_dir():
-        # Other programs leave files in folders of tables, as _SUCCESS.
-        inside = sorted(
-            str(p)
-            for p in path.rglob("*")
-            if p.is_file() and not any(n.startswith((".", "_")) for n in p.relative_to(path).parts)
-        )
-        return False, [SourceFile(name, name) for name in inside]
-    if path.exists():
+    if path.is_file():
         return True, [SourceFile(source, str(path))]
-    if not _WILD.search(source):
-        raise DataError(f"There is no file {source}.")
-    names = sorted(str(p) for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    files = [SourceFile(name, name) for name in names if Path(name).is_file()]
-    if not files:
+    found, is_wild = path.rglob("*"), bool(_WILD.search(source))
+    if not path.is_dir():
+        if not is_wild:
+            raise DataError(f"There is no file {source}.")
+        found, path = Path(path.anchor).glob(str(path.relative_to(path.anchor))), Path(path.anchor)
+    # Other programs leave files in folders of tables, as _SUCCESS.
+    names = sorted(
+        str(p)
+        for p in found
+        if p.is_file()
+        and (is_wild or not any(n.startswith((".", "_")) for n in p.relative_to(path).parts))
+    )
+    if is_wild and not names:
         raise DataError(f"No file matches {source}; is the folder right?")
-    return True, files
+    return is_wild, [SourceFile(name, name) for name in names]
 
 
 def _remote(address: str) -> tuple[bool, list[SourceFile]]:
@@ -149,18 +133,14 @@ def _remote(address: str) -> tuple[bool, list[SourceFile]]:
         ) from None
     try:
         files, path = fsspec.core.url_to_fs(address)
-        if _WILD.search(path):
-            names = sorted(name for name in files.glob(path) if files.isfile(name))
-        elif files.isdir(path):
-            names = sorted(files.find(path))
-        elif files.exists(path):
+        if files.isfile(path):
             return True, [SourceFile(address, path, files)]
-        else:
-            raise DataError(f"There is no file {address}.")
-    except DataError:
-        raise
+        is_wild = _WILD.search(path)
+        names = sorted(filter(files.isfile, files.glob(path)) if is_wild else files.find(path))
     except Exception as error:  # of a driver, each of which has errors of its own
         raise DataError(f"{address} cannot be opened: {str(error).rstrip('.')}.") from error
+    if not names:
+        raise DataError(f"There is no file {address}.")
     scheme = address.partition("://")[0]
     return False, [SourceFile(f"{scheme}://{name}", name, files) for name in names]
 
@@ -188,15 +168,17 @@ class Table:
         name: what errors call it.
         has_header_line: whether the names of its columns may be a row.
         types: by name of a column.
-        texts: columns of cells of text, of a file of text or the name of a folder; they are read
-            as strings, and null where they are empty.
+        texts: the columns of a file of text, which are read as strings, and null where they are
+            empty.
     """
 
     has_header_line = False
     texts: frozenset[str] = frozenset()
 
-    def __init__(self, name: str, types: dict[str, pa.DataType]) -> None:
-        self.name, self.types = name, types
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        names = schema.names
+        refuse_repeated_names(names, name)
+        self.name, self.types = name, dict(zip(names, schema.types, strict=True))
 
     @property
     def names(self) -> list[str]:
@@ -208,8 +190,7 @@ class Table:
 
 
 class TableStream(Table):
-    """A file of Parquet, Arrow, CSV or TSV; the names of its folders, such as `day=2024-05-31`, are
-    columns, too.
+    """A file of Parquet, Arrow, CSV or TSV.
 
     Raises: DataError: the file is missing, empty, damaged, or has two columns of one name.
     """
@@ -218,22 +199,19 @@ class TableStream(Table):
         self.file, self.name = file, file.name
         self.has_header_line: bool = file.is_text
         self._closes_marks = False
-        on_disk = file.files is None and file.content is None
-        self._plain = on_disk and not file.is_gzip
         if file.is_text:
-            if on_disk:
+            if file.files is None and file.content is None:
                 refuse_other_content(Path(file.path), *([b"\x1f\x8b"] if file.is_gzip else []))
             self._delimiter = self._delimiter_of_first_line()
         with self._reading() as opened:
             schema: pa.Schema = opened.schema_arrow if file.is_parquet else opened.schema
             names = schema.names  # here, as they may not be in UTF-8
-        if file.is_text and len(set(names)) < len(names) and has_no_header(names):
-            raise DataError(lacking(self.name, {"query"}, names, {}))
-        refuse_repeated_names(names, self.name)
-        self._folders = {n: v for n, v in file.folders.items() if n not in names}
-        self.texts: frozenset[str] = frozenset([*(names if file.is_text else ()), *self._folders])
-        types = {field.name: field.type for field in schema}
-        super().__init__(file.name, types | dict.fromkeys(self.texts, pa.string()))
+        if file.is_text:
+            if len(set(names)) < len(names) and has_no_header(names):
+                raise DataError(lacking(self.name, {"query"}, names, {}))
+            self.texts: frozenset[str] = frozenset(names)
+            schema = pa.schema([(name, pa.string()) for name in names])
+        super().__init__(file.name, schema)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield these columns, at most ROWS rows at a time.
@@ -241,42 +219,23 @@ class TableStream(Table):
         Raises: DataError: the file is damaged; the error names the row of a text; or a quotation
             mark of a text, also in a column that is not asked for, does not close.
         """
-        own = [name for name in columns if name not in self._folders]
-        # Of a file whose columns are all names of folders, its first column tells the rows.
-        read = own or [next(name for name in self.names if name not in self._folders)]
-        with self._reading(read) as opened:
+        columns, rows = list(columns), 0
+        with self._reading(columns) as opened:
             if self.file.is_parquet:
-                batches: Any = opened.iter_batches(ROWS, columns=read)
+                yield from opened.iter_batches(ROWS, columns=columns)
             elif self.file.is_text:
-                batches = opened
+                for batch in opened:
+                    yield from _pieces(batch)
+                    rows += batch.num_rows
+                # One line is the header. Blank lines, and cells of several, are looked at once.
+                if not self._closes_marks and self._lines.count > rows + 1:
+                    with self.file.open() as stream:
+                        content = self._unpacked(stream)
+                        refuse_open_quotation(self.file.name, self._delimiter, content)
+                    self._closes_marks = True
             else:
-                batches = (opened.get_batch(i) for i in range(opened.num_record_batches))
-            rows = 0
-            for batch in batches:
-                for start in range(0, batch.num_rows, ROWS):
-                    yield self._only(batch.slice(start, ROWS), columns)
-                rows += batch.num_rows
-            if self.file.is_text:
-                self._refuse_swallowed_rows(rows)
-
-    def _only(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-        """Return these columns of a batch, in this order, and those of the folders."""
-        cells = [
-            pa.repeat(pa.scalar(self._folders[name], pa.string()), batch.num_rows)
-            if name in self._folders
-            else batch[name]
-            for name in columns
-        ]
-        return pa.record_batch(cells, list(columns))
-
-    def _refuse_swallowed_rows(self, rows: int) -> None:
-        """Refuse a text with more lines than rows if a cell has swallowed other rows."""
-        if self._closes_marks or self._lines.count <= rows + 1:  # one of them is the header
-            return
-        with self.file.open() as stream:
-            unpacked = None if self._plain else self._unpacked(stream)
-            refuse_open_quotation(self.file.name, self._delimiter, unpacked)
-        self._closes_marks = True  # what has blank lines, or cells of several, is read once for it
+                for number in range(opened.num_record_batches):
+                    yield from _pieces(opened.get_batch(number).select(columns))
 
     @contextmanager
     def _reading(self, columns: Sequence[str] = ()) -> Iterator[Any]:
@@ -299,18 +258,13 @@ class TableStream(Table):
         except FileNotFoundError as error:
             raise DataError(f"There is no file {self.file.name}; correct the path.") from error
         except (*DAMAGED, UnicodeDecodeError, pa.ArrowException) as error:
-            raise self._damage(error) from error
-
-    def _damage(self, error: Exception) -> DataError:
-        if self.file.is_text:
-            return _unreadable_csv(self.file.name, error)
-        own = b"PAR1" if self.file.is_parquet else b"ARROW1"
-        return unreadable(Path(self.file.name), error, own)
+            if self.file.is_text:
+                raise _unreadable_csv(self.file.name, error) from error
+            own = b"PAR1" if self.file.is_parquet else b"ARROW1"
+            raise unreadable(Path(self.file.name), error, own) from error
 
     def _unpacked(self, stream: Any) -> Any:
-        if not self.file.is_gzip:
-            return stream
-        return gzip.GzipFile(fileobj=stream)
+        return gzip.GzipFile(fileobj=stream) if self.file.is_gzip else stream
 
     def _csv(self, stream: Any, columns: Sequence[str]) -> Any:
         self._lines = _Lines(stream)
@@ -332,10 +286,14 @@ class TableStream(Table):
             with self.file.open() as stream:
                 start = self._unpacked(stream).read(HEADER)
         except DAMAGED as error:
-            raise self._damage(error) from error
+            raise _unreadable_csv(self.file.name, error) from error
         line = start.splitlines()[0].decode(errors="replace") if start.strip() else ""
         first = "\t" if ".tsv" in self.file.path.lower()[-7:] else ","
         return next((one for one in (first, *DELIMITERS) if one in line), first)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    return (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS))
 
 
 class _Lines(io.RawIOBase):
@@ -363,8 +321,7 @@ class MemoryTable(Table):
     """A table in memory. Raises: DataError: two columns have one name."""
 
     def __init__(self, table: pa.Table, name: str) -> None:
-        refuse_repeated_names(table.column_names, name)
-        super().__init__(name, {field.name: field.type for field in table.schema})
+        super().__init__(name, table.schema)
         # Files say nothing of which columns have no nulls, and neither does this.
         self._table = pa.table(table.columns, names=table.column_names)
 

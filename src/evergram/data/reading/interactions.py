@@ -1,14 +1,24 @@
-"""`InteractionSources`: all sources of interactions that are read together."""
+"""`InteractionSources`: interactions of files or of memory that are read together by one set of
+rules, so that the result depends neither on how the rows are divided into files nor on their order:
+
+- Ids are int64 if all are integers, else texts. In a file of text, an integer is what is written as
+  the integer is printed.
+- Values and weights are float32.
+- Times are dates or numbers, all of them written in one way: numbers in one unit, dates with a zone
+  or dates without one. They become int64 (dates in microseconds), or float64 if one has decimals.
+- A row with a missing id, or with a number or time that is none, is a bad row.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,56 +35,134 @@ from evergram.data.reading.files import (
     source_files,
     unpacked,
 )
-from evergram.data.reading.keyed_table import read_keyed_files
-from evergram.data.reading.rules import (
-    ROLES,
-    SIDES,
-    BadRows,
-    BadRowsChoice,
-    Place,
-    ReadAgainError,
-    Rules,
-    SideName,
-    decoded,
-    rounded,
-)
+from evergram.data.rolling_window import UNITS, unit_range
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.ids import is_text
+from evergram.ids import BROKEN, INTEGER, NUMBER, is_text, missing_cells
 
-# The parts of a tuple, in their order.
+ROLES = ("query", "candidate", "value", "time", "weight")
+SideName: TypeAlias = Literal["query", "candidate"]
+SIDES: tuple[SideName, SideName] = ("query", "candidate")
+# The columns of tuples, in their order.
 TUPLE = ("query", "candidate", "weight", "time")
 KINDS = (
     "a DataFrame of pandas or Polars, an Arrow table, a SciPy sparse matrix, a mapping of names to "
     "columns, or a list of tuples (query, candidate) or of mappings"
 )
+# What is done with bad rows.
+BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
+HOW_TO_DROP = "bad_rows = 'drop' (--drop-bad-rows), in a recipe under [data]"
+# Cells of numbers and dates in a text.
+FLOAT_CELL = rf"{NUMBER}|^[+-]?(?i:nan|inf|infinity)$"
+_DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d(\.\d{1,9})?)?)?)?"
+ZONED, NAIVE, NUMBERS = "dates with a time zone", "dates without a time zone", "numbers"
+_FORMS = {NUMBERS: NUMBER, NAIVE: rf"{_DATE}$", ZONED: rf"{_DATE}(Z|[+-]\d\d(:?\d\d)?)$"}
+TIMES = (
+    "write all times in one way: as Unix times in one unit, or in ISO 8601, as 2024-05-31, "
+    "2024-05-31T12:00:00 (all without a zone) or 2024-05-31T12:00:00Z (all with one)"
+)
+A_TIME = "a number or a date in ISO 8601, as 2024-05-31 or 2024-05-31T12:00:00Z"
+# In a unit of Arrow's times; a nanosecond is less than one.
+_MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
+# Marks bad cells, and says what they must be.
+Fault: TypeAlias = tuple[pa.Array, str]
 T = TypeVar("T")
 
 
-def adjacency_list(path: Path) -> Table:
-    """Return the pairs of lines `query candidate candidate …`, of the UTF-8 file `path`, perhaps
-    `.gz`.
+@dataclass(frozen=True)
+class Place:
+    """Consecutive rows of a source.
 
-    The public splits of LightGCN and NGCF (Gowalla, Yelp2018, Amazon-Book) have this form. Ids are
-    divided by white space. A line that names a query alone has no pair; a query may have several
-    lines.
+    Args:
+        source: name of the file or table.
+        first_row: rows of the source before them.
+        names: by role, the source's own name of the column.
+        texts: roles whose cells come from a file of text.
     """
-    try:
-        with unpacked(path) as file:
-            # A byte-order mark, which programs of Windows begin a file with, is no part of an id.
-            lines = [line.split() for line in file.read().decode("utf-8-sig").splitlines()]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not in UTF-8; save the file as UTF-8.") from error
-    except DAMAGED as error:
-        raise DataError(f"{path} cannot be read: {error}; fetch it again.") from error
-    queries = [ids[0] for ids in lines for _ in ids[1:]]
-    candidates = [one for ids in lines for one in ids[1:]]
-    if not queries:
-        raise DataError(f"{path} has no pairs; a line must be a query and its candidates.")
-    columns = {"query": queries, "candidate": candidates}
-    table = MemoryTable(pa.table(columns, pa.schema(dict.fromkeys(SIDES, pa.string()))), str(path))
-    table.texts = frozenset(SIDES)
-    return table
+
+    source: str
+    first_row: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)
+    texts: frozenset[str] = frozenset()
+
+    def cell(self, row: int, role: str, cells: pa.Array) -> str:
+        """Return a clause that says where a cell is, and what is in it."""
+        cell = cells[row]
+        try:
+            shown = repr(cell.as_py()) if is_text(cells.type) else str(cell.as_py())
+        except (OverflowError, ValueError):  # a date that Python does not have
+            shown = str(cell.cast(pa.int64()).as_py())
+        shown = "empty" if _blank(cells.slice(row, 1))[0].as_py() else shown
+        row += self.first_row + 1
+        return f"{self.source} row {row}: {self.names.get(role, role)} is {shown}"
+
+
+@dataclass
+class BadRows:
+    """The rows that cannot be used, counted by column and reason.
+
+    Args:
+        choice: "drop" leaves them out; "refuse" raises an error once all rows were read.
+        advice: whether the error says how to drop them.
+    Attributes:
+        count: bad rows so far.
+        reasons: by column and reason, the number of rows, and a sentence about the first.
+    """
+
+    choice: BadRowsChoice = "refuse"
+    advice: bool = True
+    count: int = 0
+    reasons: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.count = 0
+        self.reasons.clear()
+
+    def good_rows(
+        self, place: Place, columns: Mapping[str, tuple[pa.Array, Iterable[Fault]]], size: int
+    ) -> pa.Array:
+        """Count the bad rows of a batch, whose cells and faults are given by role, and return bool
+        [n], True for the others."""
+        good = pa.array(np.ones(size, bool))
+        for role, (cells, faults) in columns.items():
+            for bad, wanted in faults:
+                row = pc.index(bad, True).as_py()
+                if row >= 0:
+                    key = place.names.get(role, role), wanted
+                    sentence = f"{place.cell(row, role, cells)}; it must be {wanted}"
+                    count, first = self.reasons.get(key, (0, sentence))
+                    self.reasons[key] = count + bad.true_count, first
+                    good = pc.and_not(good, bad)
+        self.count += size - good.true_count
+        return good
+
+    def finish(self) -> None:
+        """Raise a DataError if there are bad rows that are not to be dropped."""
+        if self.count and self.choice == "refuse":
+            them = "it" if self.count == 1 else "them"
+            how = f"; or leave {them} out by {HOW_TO_DROP}" if self.advice else ""
+            raise DataError(f"{self}. Correct {them}{how}.")
+
+    def warn(self) -> None:
+        if self.count:
+            logging.getLogger(__name__).warning("Bad rows were dropped: %s.", self)
+
+    def sentences(self) -> list[str]:
+        """Return a sentence for each column and reason, without a full stop."""
+        return [
+            sentence + (f" ({count:,} such rows)" if count > 1 else "")
+            for count, sentence in self.reasons.values()
+        ]
+
+    def __str__(self) -> str:
+        several = self.count > 1 and len(self.reasons) > 1
+        rows = f"{self.count:,} rows cannot be used. " if several else ""
+        return rows + ". ".join(self.sentences())
+
+
+class ReadAgainError(Exception):
+    """A cell showed that a column has a wider type than was assumed so far; everything is read
+    again so."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +176,6 @@ class InteractionSource:
     @property
     def unread(self) -> list[str]:
         return [name for name in self.table.names if name not in self.names.values()]
-
-    def tables(self, rules: Rules) -> Iterator[pa.Table]:
-        """Yield its batches as `Rules.checked` returns them. In a text, ids are of the type that
-        the batch alone suggests."""
-        texts = frozenset(role for role, name in self.names.items() if name in self.table.texts)
-        row = 0
-        # Two roles may share a column, as value and weight.
-        for batch in self.table.batches(list(dict.fromkeys(self.names.values()))):
-            table = pa.table({role: batch[name] for role, name in self.names.items()})
-            if batch.num_rows:
-                yield rules.checked(table, Place(self.table.name, row, self.names, texts))
-            row += batch.num_rows
 
 
 @dataclass
@@ -121,15 +197,23 @@ class InteractionSources:
     bad_rows: BadRows = field(default_factory=BadRows)
     types: dict[str, pa.DataType] = field(init=False)
     rows: int = field(default=0, init=False)
+    # How times are written so far, each with the first one.
+    _forms: dict[str, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        first = self.sources[0]
+        for source in self.sources[1:]:
+            for one, other in ((first, source), (source, first)):
+                lacks = [role for role in ROLES if role in one.names and role not in other.names]
+                if lacks:
+                    raise DataError(
+                        f"{one.table.name} has a column {one.names[lacks[0]]!r} and "
+                        f"{other.table.name} has none; give all sources this column, or name "
+                        f"another as {lacks[0]} in neither."
+                    )
         # The narrowest types; a row may widen them.
         narrow = dict.fromkeys([*SIDES, "time"], pa.int64())
-        self.types = {r: narrow.get(r, pa.float32()) for r in _same_columns(self.sources)}
-
-    @property
-    def name(self) -> str:
-        return self.sources[0].table.name
+        self.types = {r: narrow.get(r, pa.float32()) for r in ROLES if r in first.names}
 
     def table(self) -> pa.Table:
         """Return all of them, and warn of bad rows that were dropped; see `read`."""
@@ -143,45 +227,292 @@ class InteractionSources:
         while True:
             if self.shared_ids and pa.string() in (self.types["query"], self.types["candidate"]):
                 self.types |= dict.fromkeys(SIDES, pa.string())
-            try:
+            with suppress(ReadAgainError):  # `types` tells what is read otherwise
                 return take(pa.schema(list(self.types.items())), self._batches())
-            except ReadAgainError:
-                continue  # `types` tells what is read otherwise
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        self.rows, kept, weighs = 0, 0, False
+        kept, weighs = 0, False
         self.bad_rows.reset()
-        rules = Rules(self.bad_rows)
+        self._forms.clear()
         for source in self.sources:
-            for table in source.tables(rules):
-                columns = [self._typed(table[r], r, source.table.name) for r in self.types]
-                typed = pa.table(columns, list(self.types))
-                kept += typed.num_rows
+            texts = frozenset(r for r, name in source.names.items() if name in source.table.texts)
+            row = 0
+            # Two roles may share a column, as value and weight.
+            for batch in source.table.batches(list(dict.fromkeys(source.names.values()))):
+                if not batch.num_rows:
+                    continue
+                table = pa.table({role: batch[name] for role, name in source.names.items()})
+                table = self._checked(table, Place(source.table.name, row, source.names, texts))
+                row += batch.num_rows
+                kept += table.num_rows
                 self.rows = kept + self.bad_rows.count
-                if "weight" in self.types and typed.num_rows:
-                    weighs |= pc.max(typed["weight"]).as_py() > 0
-                yield from typed.to_batches()
+                if "weight" in self.types and table.num_rows:
+                    weighs |= pc.max(table["weight"]).as_py() > 0
+                yield from table.to_batches()
         self.bad_rows.finish()
+        name = self.sources[0].table.name
         if not kept:
-            if self.rows:
-                raise DataError(f"{self.name} has no row that can be used. {self.bad_rows}.")
-            raise DataError(f"{self.name} has no rows; at least one interaction is needed.")
+            if self.bad_rows.count:
+                raise DataError(f"{name} has no row that can be used. {self.bad_rows}.")
+            raise DataError(f"{name} has no rows; at least one interaction is needed.")
         if "weight" in self.types and not weighs:
             raise DataError(
-                f"{self.name}: the weight of every row is 0, so nothing would be learned; give "
-                "weights above 0, or leave the column out."
+                f"{name}: the weight of every row is 0, so nothing would be learned; give weights "
+                "above 0, or leave the column out."
             )
 
-    def _typed(self, column: pa.ChunkedArray, role: str, source: str) -> pa.ChunkedArray:
-        """Return the column in its type; widen the type if it is too narrow."""
-        kind, own = self.types[role], column.type
-        if pa.types.is_integer(kind) and not pa.types.is_integer(own) and len(column):
-            self.types[role] = pa.string() if is_text(own) else pa.float64()
-            raise ReadAgainError
+    def _checked(self, table: pa.Table, place: Place) -> pa.Table:
+        """Return a batch, whose columns are named by role, without its bad rows and in `types`;
+        widen a type that is too narrow."""
+        cells = {role: decoded(table[role]) for role in self.types}
+        columns: dict[str, pa.Array] = {}
+        faults: dict[str, tuple[pa.Array, list[Fault]]] = {}
+        for role, own in cells.items():
+            name = place.names[role]
+            if role in SIDES:
+                refuse_non_ids(own.type, name, place.source, own[0].as_py())
+                columns[role], found = ids_of_cells(own, text_file=role in place.texts)
+            elif role == "time":
+                times = _comparable(own, name, place.source, dates=True)
+                columns[role], found, forms = _times(times)
+                self._refuse_other_forms(forms, place, own)
+            else:
+                numbers = _comparable(own, name, place.source)
+                columns[role], found = float_cells(numbers, pa.float32(), positive=role == "weight")
+            faults[role] = own, found
+        good = self.bad_rows.good_rows(place, faults, table.num_rows)
+        read = pa.table(columns)
+        read = read if good.true_count == len(good) else read.filter(good)
+        for role, kind in self.types.items():
+            own = read[role].type
+            if pa.types.is_integer(kind) and not pa.types.is_integer(own) and len(read):
+                self.types[role] = pa.string() if is_text(own) else pa.float64()
+                raise ReadAgainError
+        return read.cast(pa.schema(list(self.types.items())), safe=False)
+
+    def _refuse_other_forms(
+        self, forms: Mapping[str, pa.Array], place: Place, cells: pa.Array
+    ) -> None:
+        """Raise a DataError if times have another form than those before."""
+        for form, mask in forms.items():
+            row = pc.index(mask, True).as_py()
+            if row < 0:
+                continue
+            self._forms.setdefault(form, place.cell(row, "time", cells))
+            # A small number, as of a counter or of before 1980, does not tell its unit.
+            others = [known for known in self._forms if known not in (form, NUMBERS)]
+            if form == NUMBERS:
+                others = [known for known in others if not known.startswith(NUMBERS)]
+            elif not form.startswith(NUMBERS):
+                others = [known for known in self._forms if known != form]
+            if others:
+                raise DataError(
+                    f"Times are {others[0]} ({self._forms[others[0]]}) and {form} "
+                    f"({self._forms[form]}); {TIMES}."
+                )
+
+
+def decoded(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, without a dictionary, and texts of any kind as strings."""
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    cells = cells.cast(pa.string()) if is_text(cells.type) else cells
+    return cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+
+
+def refuse_non_ids(kind: pa.DataType, name: str, source: str, example: object = None) -> None:
+    """Raise a DataError if a type holds neither integers nor strings, nor nulls alone."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
+        one = "" if example is None else f" (the first is {example})"
+        raise DataError(
+            f"{source} column {name!r} is {kind}{one}; ids must be integers or strings."
+        )
+
+
+def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fault]]:
+    """Return integers, strings or nulls as int64 or string, and the bad cells, which are null; in a
+    file of text, integers are what is written so, and words such as NULL stand for nothing."""
+    missing, blank = missing_cells(cells, text_file=text_file), _blank(cells)
+    faults: list[Fault] = []
+    if text_file:
+        broken = _true(pc.match_substring_regex(cells, BROKEN))
+        close = "close the quotation mark before it, or write the table as Parquet"
+        faults.append((broken, f"an id, without a line feed or a NUL byte; {close}"))
+        missing = pc.and_not(missing, broken)
+        # Integers as pandas writes them where one is missing; others would be other ids.
+        whole = _true(pc.match_substring_regex(cells, r"^-?\d+\.0+$"))
+        if pc.all(pc.or_(whole, missing)).as_py():
+            faults.append((whole, "an integer without decimals"))
+    words = "; in a file of text this word means a missing value" if text_file else ""
+    faults += [(pc.and_(missing, blank), "an id"), (pc.and_not(missing, blank), f"an id{words}")]
+    values = _without(cells, faults)
+    if not is_text(values.type):
         try:
-            return column.cast(kind)
-        except pa.ArrowInvalid:  # integers beyond 2⁵³ beside decimals
-            raise rounded(source) from None
+            return values.cast(pa.int64()), faults
+        except pa.ArrowInvalid:  # beyond 64 bits with a sign
+            return values.cast(pa.string()), faults
+    if text_file and all_match(values, INTEGER):
+        with suppress(pa.ArrowInvalid):
+            return values.cast(pa.int64()), faults
+    return values, faults
+
+
+def float_cells(
+    cells: pa.Array, kind: pa.DataType, *, positive: bool
+) -> tuple[pa.Array, list[Fault]]:
+    """Return numbers, or texts that are numbers, as floats, and the bad cells, which are null."""
+    faults: list[Fault] = []
+    if is_text(cells.type):
+        cells = numbers(cells)
+        faults.append((pc.is_null(cells), "a number"))
+    # Unsafe, as float32 may round a large count.
+    values = cells.cast(kind, safe=False)
+    infinite = _not_finite(values)
+    if faults:
+        infinite = pc.and_not(infinite, faults[0][0])
+    faults.append((infinite, f"a finite number of {kind.bit_width} bits"))
+    if positive:
+        faults.append((_true(pc.less(values, 0)), "a finite number of at least 0"))
+    return _without(values, faults), faults
+
+
+def _comparable(cells: pa.Array, name: str, source: str, *, dates: bool = False) -> pa.Array:
+    """Return numbers, dates, or texts that may be them, as Arrow compares them."""
+    kind = cells.type
+    if is_text(kind):
+        return pc.utf8_trim_whitespace(cells)
+    if pa.types.is_decimal(kind) or pa.types.is_null(kind) or pa.types.is_float16(kind):
+        return cells.cast(pa.float64())
+    if is_number(kind) or (dates and is_date(kind)):
+        return cells
+    wanted = A_TIME if dates else "a number"
+    raise DataError(f"{source} column {name!r} is {kind}; it must be {wanted}.")
+
+
+def _times(cells: pa.Array) -> tuple[pa.Array, list[Fault], dict[str, pa.Array]]:
+    """Return times as int64 or float64, dates in microseconds; the bad cells, which are null; and
+    which cells have which form."""
+    if is_text(cells.type):
+        masks = {f: _true(pc.match_substring_regex(cells, p)) for f, p in _FORMS.items()}
+        forms = [form for form, mask in masks.items() if mask.true_count]
+        if len(forms) > 1:  # an error, whatever the values are
+            return pa.nulls(len(cells), pa.int64()), [], {form: masks[form] for form in forms}
+        form = forms[0] if forms else NUMBERS
+        texts = pc.if_else(masks[form], cells, None)
+        if form == NUMBERS:
+            texts = pc.utf8_ltrim(texts, "+")
+            try:
+                cells = texts.cast(pa.int64())
+            except pa.ArrowInvalid:
+                cells = texts.cast(pa.float64())
+        else:
+            cells = moments_of(texts, "UTC" if form == ZONED else None)
+    kind = cells.type
+    if is_date(kind):
+        unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
+        numbers = cells.cast(pa.int32() if unit == "D" else pa.int64()).cast(pa.int64())
+        limit: float = (2**63 - 1) // _MICROSECONDS[unit]
+    elif pa.types.is_floating(kind) or _is_beyond(cells):
+        numbers, limit = cells.cast(pa.float64(), safe=False), 2.0**63
+    else:
+        numbers, limit = cells.cast(pa.int64()), 2**63 - 1
+    lacking = _not_finite(numbers)
+    beyond = pc.or_(pc.greater_equal(numbers, limit), pc.less_equal(numbers, -limit))
+    faults = [
+        (lacking, A_TIME),
+        (
+            pc.and_not(_true(beyond), lacking),
+            "a time: it does not fit into 64 bits, or stands for a missing one",
+        ),
+    ]
+    values = _without(numbers, faults)
+    if is_date(kind):
+        zone = kind.tz if pa.types.is_timestamp(kind) else None
+        values = _without(cells, faults).cast(pa.timestamp("us", zone), safe=False)
+        form = NAIVE if zone is None else ZONED
+        return values.cast(pa.int64()), faults, {form: pc.is_valid(values)}
+    by_unit, rest = {}, pc.is_valid(values)
+    one = 1.0 if pa.types.is_floating(values.type) else 1
+    for unit in UNITS:
+        low, high = (pa.scalar(end * one) for end in unit_range(unit))
+        inside = _true(pc.and_(pc.greater_equal(values, low), pc.less(values, high)))
+        by_unit[f"{NUMBERS} in {unit}"] = inside
+        rest = pc.and_not(rest, inside)
+    return values, faults, {**by_unit, NUMBERS: rest}
+
+
+def _is_beyond(cells: pa.Array) -> bool:
+    """Return whether some integers have no int64."""
+    return pa.types.is_uint64(cells.type) and (pc.max(cells).as_py() or 0) >= 2**63
+
+
+def is_date(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(test(kind) for test in tests)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def all_match(texts: pa.Array, pattern: str) -> bool:
+    return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
+
+
+def numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts as float64; null where one is not a number."""
+    plain = pc.utf8_trim_whitespace(texts)
+    plain = pc.if_else(pc.match_substring_regex(plain, FLOAT_CELL), plain, None)
+    return pc.utf8_ltrim(plain, "+").cast(pa.float64())
+
+
+def moments_of(texts: pa.Array, zone: str | None) -> pa.Array:
+    """Return dates in ISO 8601 as timestamps; null where one is none, as of a 13th month."""
+    kind = pa.timestamp("us", zone)
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        moments: list[int | None] = []
+        for text in texts:
+            moments.append(None)
+            with suppress(pa.ArrowInvalid):
+                moments[-1] = text.cast(kind).value
+        return pa.array(moments, pa.int64()).cast(kind)
+
+
+def _blank(cells: pa.Array) -> pa.Array:
+    """Return which cells are null or an empty text."""
+    blank = pc.is_null(cells)
+    if is_text(cells.type):
+        blank = pc.or_(blank, _true(pc.equal(pc.utf8_trim_whitespace(cells), "")))
+    return blank
+
+
+def _not_finite(numbers: pa.Array) -> pa.Array:
+    if pa.types.is_floating(numbers.type):
+        return pc.invert(_true(pc.is_finite(numbers)))
+    return pc.is_null(numbers)
+
+
+def _without(cells: pa.Array, faults: Iterable[Fault]) -> pa.Array:
+    """Return the cells with nulls in place of bad ones."""
+    for bad, _ in faults:
+        if bad.true_count:
+            cells = pc.if_else(bad, pa.scalar(None, cells.type), cells)
+    return cells
+
+
+def _true(mask: pa.Array) -> pa.Array:
+    """Return a mask with False in place of nulls."""
+    return pc.fill_null(mask, False)
 
 
 def sources_of_files(paths: Paths, columns: Mapping[str, str]) -> list[InteractionSource]:
@@ -228,40 +559,25 @@ def check_roles(columns: Mapping[str, str]) -> None:
         )
 
 
-def read_features(
-    query_features: Paths | None,
-    candidate_features: Paths | None,
-    columns: Mapping[str, str],
-    bad_rows: BadRowsChoice,
-) -> dict[SideName, pa.Table]:
-    """Return the table of features of each side that has files of them."""
-    given: dict[SideName, Paths | None] = {"query": query_features, "candidate": candidate_features}
-    return {
-        side: read_keyed_files(files, bad_rows=BadRows(bad_rows), ids=names_of_ids(columns, side))
-        for side, files in given.items()
-        if files is not None
-    }
-
-
-def names_of_ids(columns: Mapping[str, str], side: str) -> list[str]:
-    """Return what the column of ids may be called in a table of features, the likeliest first."""
-    named = columns.get(f"{side}_id")
-    return ["id", columns.get(side, side)] if named is None else [named]
-
-
-def _same_columns(sources: Sequence[InteractionSource]) -> list[str]:
-    """Return the roles of all sources. Raises: DataError: one has a role that another has not."""
-    first = sources[0]
-    for source in sources[1:]:
-        for one, other in ((first, source), (source, first)):
-            lacks = [role for role in ROLES if role in one.names and role not in other.names]
-            if lacks:
-                raise DataError(
-                    f"{one.table.name} has a column {one.names[lacks[0]]!r} and {other.table.name} "
-                    f"has none; give all sources this column, or name another as {lacks[0]} in "
-                    "neither."
-                )
-    return [role for role in ROLES if role in first.names]
+def adjacency_list(path: Path) -> Table:
+    """Return the pairs of lines `query candidate candidate …`, of the UTF-8 file `path`, perhaps
+    `.gz`, as of the public splits of LightGCN and NGCF; a query may have several lines, or none."""
+    try:
+        with unpacked(path) as file:
+            # A byte-order mark, which programs of Windows begin a file with, is no part of an id.
+            lines = [line.split() for line in file.read().decode("utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in UTF-8; save the file as UTF-8.") from error
+    except DAMAGED as error:
+        raise DataError(f"{path} cannot be read: {error}; fetch it again.") from error
+    queries = [ids[0] for ids in lines for _ in ids[1:]]
+    candidates = [one for ids in lines for one in ids[1:]]
+    if not queries:
+        raise DataError(f"{path} has no pairs; a line must be a query and its candidates.")
+    columns = {"query": queries, "candidate": candidates}
+    table = MemoryTable(pa.table(columns, pa.schema(dict.fromkeys(SIDES, pa.string()))), str(path))
+    table.texts = frozenset(SIDES)
+    return table
 
 
 # What is in memory. The module of an object's class tells its library, so that none of the
@@ -277,9 +593,10 @@ def interactions_of(
     if _library(data) == "scipy":
         return source_of(MemoryTable(_from_sparse(data), "The matrix"), {})
     is_list = isinstance(data, (list, tuple)) and len(data) > 0
+    # A named tuple says which column is which.
     if is_list and isinstance(data[0], (tuple, list)) and not hasattr(data[0], "_asdict"):
         return source_of(MemoryTable(table_of(_from_tuples(data), "The list"), "The list"), {})
-    source = f"The {_kind(data)}"
+    source = f"The {type(data).__name__}"
     table = table_of(data, source)
     return source_of(MemoryTable(table, source), names)
 
@@ -302,7 +619,7 @@ def table_of(data: Any, source: str) -> pa.Table:
                 "give each column values of one type."
             ) from error
     if table is None:
-        raise DataError(f"A {_kind(data)} is no table of interactions; give {KINDS}.")
+        raise DataError(f"A {type(data).__name__} is no table of interactions; give {KINDS}.")
     refuse_repeated_names(table.column_names, source)
     return table
 
@@ -311,15 +628,7 @@ def _arrow_table(data: Any) -> pa.Table | None:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     if _library(data) == "pandas":
-        # A missing cell of pandas' older types is NaN; as a null it is refused as in a file.
-        try:
-            table = pa.Table.from_pandas(data, preserve_index=False)
-            for i, (name, dtype) in enumerate(data.dtypes.items()):
-                if dtype.kind == "O" and pa.types.is_temporal(table.schema.field(i).type):
-                    table = table.set_column(i, str(name), _column(data[name].tolist(), str(name)))
-        except pa.ArrowException:  # its error names no row; `_column` does
-            table = pa.table({str(n): _column(data[n].tolist(), str(n)) for n in data.columns})
-        return table.replace_schema_metadata(None)
+        return pa.table({str(name): _column(data[name], str(name)) for name in data.columns})
     if _library(data) == "polars":
         return _from_polars(data.collect() if hasattr(data, "collect") else data)
     if hasattr(data, "__arrow_c_stream__"):
@@ -327,7 +636,7 @@ def _arrow_table(data: Any) -> pa.Table | None:
     if isinstance(data, Mapping):
         return pa.table({str(name): _column(values, str(name)) for name, values in data.items()})
     if isinstance(data, Sequence) and all(hasattr(row, "_asdict") for row in data):
-        data = [row._asdict() for row in data]  # a named tuple says which column is which
+        data = [row._asdict() for row in data]
     if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
         names = list(dict.fromkeys(str(name) for row in data for name in row))
         return pa.table({n: _column([row.get(n) for row in data], n) for n in names})
@@ -358,44 +667,38 @@ def _from_tuples(data: Sequence[Any]) -> dict[str, Any]:
 def _from_sparse(matrix: Any) -> pa.Table:
     entries = matrix.tocoo()
     stored = entries.data != 0
-    columns: dict[str, pa.Array] = {
-        side: pa.array(place[stored].astype(np.int64))
+    columns = {
+        side: place[stored].astype(np.int64)
         for side, place in zip(SIDES, (entries.row, entries.col), strict=True)
     }
-    weight = entries.data[stored]
-    if not (weight == 1).all():
-        columns["weight"] = pa.array(weight.astype(np.float64))
-    return pa.table(columns)
+    weight = entries.data[stored].astype(np.float64)
+    return pa.table(columns | ({} if (weight == 1).all() else {"weight": weight}))
 
 
 def _column(values: Any, name: str) -> pa.Array:
     """Return an Arrow array. Raises: DataError: the values have several types."""
     if _library(values) == "polars":
         return _from_polars(values)
-    if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
+    # A missing cell of pandas' older types is NaN; as a null it is refused as in a file.
+    of_pandas = _library(values) == "pandas"
+    if of_pandas and values.dtype.kind != "O":
+        return pa.array(values, from_pandas=True)
+    if not of_pandas and any(hasattr(values, f"__arrow_c_{m}__") for m in ("array", "stream")):
         return decoded(pa.chunked_array(values))
     if isinstance(values, np.ndarray) and values.dtype != object:
         return pa.array(values)
+    cells = list(values)
+    # Arrow takes a time without a zone for one in UTC, and drops the time of a column that begins
+    # with a date, so dates of several kinds are given as texts.
+    dates = [cell for cell in cells if isinstance(cell, date) and cell == cell]
+    if len({(isinstance(d, datetime), getattr(d, "tzinfo", None) is not None) for d in dates}) > 1:
+        cells = [cell.isoformat() if isinstance(cell, date) else cell for cell in cells]
     try:
-        return pa.array(_alike_dates(list(values)))
+        return pa.array(cells, from_pandas=of_pandas)
     except (pa.ArrowException, OverflowError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise DataError(f"column {name!r}: {why}; give it values of one type.") from error
 
 
-def _alike_dates(values: list[Any]) -> list[Any]:
-    """Return dates of several kinds as texts: Arrow would take a time without a zone for one in
-    UTC, and drop the time of a column that begins with a date."""
-    dates = [value for value in values if isinstance(value, date) and value == value]
-    kinds = {(isinstance(d, datetime), getattr(d, "tzinfo", None) is not None) for d in dates}
-    if len(kinds) < 2:
-        return values
-    return [value.isoformat() if isinstance(value, date) else value for value in values]
-
-
 def _library(data: Any) -> str:
     return type(data).__module__.partition(".")[0]
-
-
-def _kind(data: Any) -> str:
-    return type(data).__name__
