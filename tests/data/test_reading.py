@@ -264,7 +264,6 @@ def test_features_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 INT, FLOAT, WORD = pa.array([1], pa.int32()), pa.array([0.5]), pa.array(["x"])
-DAY = INT.cast(pa.date32())
 
 
 def test_types_are_widened_without_loss_or_both_are_named(tmp_path: Path) -> None:
@@ -276,6 +275,7 @@ def test_types_are_widened_without_loss_or_both_are_named(tmp_path: Path) -> Non
         (pa.array([None]), FLOAT, pa.float64()),
         (FLOAT, WORD, None),
         (pa.array([True]), INT, None),
+        (pa.array([2**60 + 1]), FLOAT, None),
         (pa.array([0], pa.timestamp("s")), pa.array([0], pa.timestamp("s", "UTC")), None),
     ]:
         for one, other in ((first, second), (second, first)):
