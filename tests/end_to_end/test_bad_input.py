@@ -664,7 +664,6 @@ TEXTS = [
         put("query-id\tcorpus-id\tscore\n" + "id1\tnone\t1\n" * 30, "j.tsv"),
     ),
 ]
-CHECK = "store check l --store object=s"
 IMPATIENT = patched("evergram.stores.snapshot_files.WAIT", 0.1)
 STORES = [
     Case("store fill l --store user=new", "user"),
@@ -685,11 +684,8 @@ STORES = [
     fill("qdrant:q#t", "", foreign_qdrant),
     fill("sqlite:e.db#t", "", foreign_sqlite),
     Case("store backfill plan l --store object=s --store object=older", "one store"),
-    Case(f"{CHECK} --store object=other", "once for each"),
-    Case(f"{CHECK} -k 300", "would return them all"),
-    Case("store check l --store object=gone", "gone"),
-    Case(f"{CHECK} --queries q.parquet", "one --as"),
-    Case(f"{CHECK} --as v0 --queries q.parquet", "q.parquet"),
+    Case("store fill l --store object=s --store object=other", "once for each"),
+    Case("store backfill plan l --store object=gone", "gone"),
     Case(BACKFILL.format("apply l"), "plan", what="a backfill that nobody planned"),
     Case(BACKFILL.format("plan l"), "under way", planned),
     spoilt("backfill.json", "apply", "backfill.json", lambda file: put(b"{", file)),

@@ -71,12 +71,6 @@ def backfilled(evergram: Command, line: Path) -> Any:
     return asked(evergram, line, "store backfill plan {line} {store}", PRODUCTION)["target"]
 
 
-def checked_store(evergram: Command, line: Path) -> Any:
-    asked(evergram, line, FILL, PRODUCTION)
-    result = asked(evergram, line, "store check {line} {store} --least 0", PRODUCTION)
-    return max(search["version"] for search in result["searches"])
-
-
 def probed(evergram: Command, line: Path) -> Any:
     save_file({"weight": torch.ones(1, 4)}, f"{line}.safetensors")
     ids = Lineage.open(line).embeddings("candidate")[0]
@@ -112,7 +106,6 @@ def in_python(_: Command, line: Path) -> Any:
 
 
 OF_PRODUCTION: dict[str, Callable[[Command, Path], Any]] = {
-    "store check": checked_store,
     "store backfill plan": backfilled,
     "consumer add": probed,
     "serve": served,

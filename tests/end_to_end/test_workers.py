@@ -137,7 +137,7 @@ def objects(lineage: Lineage) -> Iterator[Any]:
     yield Corpus.of([(1, 2), (3, 4)])
     yield Recipe.of({"data": {"kind": "synthetic"}})
     yield Client("http://127.0.0.1:9", token="t", retries=0)
-    yield SidecarFiles(lineage.path, required=False)
+    yield SidecarFiles(lineage.path)
     yield open_text_encoder(LETTERS)
     yield GramianPenalty(4)
     yield BackwardAlignment(4, 4)

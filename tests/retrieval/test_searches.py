@@ -1,10 +1,9 @@
-"""Searches at any version on one index, and how they are checked: against loops over all rows."""
+"""Searches at any version on one index, against loops over all rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import hypothesis.strategies as st
@@ -17,15 +16,12 @@ import torch
 from hypothesis import given, settings
 from tests.support.agreement import scores_of
 from tests.support.dictionary_store import DictionaryStore
-from tests.support.lineages import lineage_of, publish, vectors_of
-from tests.support.lineages import read_as as lineage_read_as
 
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.kinds import build_transform
-from evergram.errors import DataError, LineageError, ShapeError
+from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval import id_lookup, metric_search
-from evergram.retrieval.fill import fill
 from evergram.retrieval.id_lookup import IdLookup
 from evergram.retrieval.metric_search import (
     Field,
@@ -34,17 +30,8 @@ from evergram.retrieval.metric_search import (
     by_inner_product,
     near_by_cosine,
 )
-from evergram.retrieval.search_check import (
-    SearchCheck,
-    canary_queries,
-    check_searches,
-    checked_versions,
-    file_queries,
-)
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.rows import Floats, Hits, Rows, Space
-from evergram.vector_files.open_embeddings import FINGERPRINT, EmbeddingFile, open_embeddings
-from evergram.vector_files.writers import write_embeddings
+from evergram.stores.rows import Hits, Rows, Space
 
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 
@@ -369,163 +356,6 @@ def test_distances_are_those_of_float64_where_rows_are_far_from_0_and_near_each_
     # A distance that is past float32.
     with pytest.raises(DataError, match="give shorter vectors"):
         by_distance([field], np.full((1, 64), 2.5e38, np.float32), 1, None)
-
-
-METRICS = ["ip", "l2", "cosine"]
-
-
-class Forgetful(DictionaryStore):
-    """A store whose index knows the rows with an even id alone."""
-
-    def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
-    ) -> list[tuple[pa.Array, Floats]]:
-        known = [key for key in self._rows if isinstance(key, int) and key % 2 == 0]
-        return super()._nearest(version, queries, k, pa.array(known, self.id_type), exact)
-
-
-@pytest.fixture
-def line(tmp_path: Path) -> Lineage:
-    return lineage_of(tmp_path / "line", canaries=5)
-
-
-@pytest.fixture
-def filled(line: Lineage) -> DictionaryStore:
-    fill(line, store := DictionaryStore(), "object")
-    return store
-
-
-def test_queries_are_canaries_as_each_version_published_them(line: Lineage, tmp_path: Path) -> None:
-    drawn = canary_queries(line, [0, 2], "object", sample=20)
-    for version, vectors in drawn.items():
-        published = vectors_of(version)[::5].numpy()
-        assert vectors.shape == (20, published.shape[1])
-        assert all((published == row).all(axis=1).any() for row in vectors)
-        assert len(np.unique(vectors, axis=0)) == 20
-    assert len(canary_queries(line, [0], "object", sample=1000)[0]) == 60
-    # Versions are those to production or to the latest row.
-    short, store = lineage_of(tmp_path / "short", versions=2), DictionaryStore()
-    publish(short, 2, promote=False)
-    for version, checked in ((1, [0, 1]), (2, [0, 1, 2])):
-        fill(short, store, "object", version)
-        assert checked_versions(short, store) == checked
-    short.retire(0)
-    assert checked_versions(short, store) == [1, 2]
-
-
-@pytest.mark.parametrize(("version", "metric"), [(0, "l2"), (1, "cosine"), (2, "ip")])
-def test_a_row_that_a_search_does_not_return_is_counted(
-    line: Lineage, version: int, metric: str
-) -> None:
-    store = Forgetful()
-    fill(line, store, "object")
-    queries = canary_queries(line, [version], "object", sample=25)
-    (check,) = check_searches(line, store, "object", queries, 8, [metric])  # type: ignore[list-item]
-    scores = scores_of(metric, queries[version], lineage_read_as(2, version))
-    # By counting, for another algorithm: a row is among the best 8 if fewer than 8 score more.
-    best = [[i for i in range(300) if (row > row[i]).sum() < 8] for row in scores]
-    shares = [sum(i % 2 == 0 for i in of_query) / 8 for of_query in best]
-    assert check.recall == pytest.approx(np.mean(shares))
-    assert check.worst == min(shares)
-    assert check.recall is not None and check.low is not None  # noqa: PT018
-    assert check.recall < 0.9
-    # The mean's standard error, by a formula in place of draws.
-    error = float(np.std(shares)) / 5
-    assert check.recall - 4.5 * error < check.low < check.recall - 1.7 * error
-    assert check.high == pytest.approx(check.recall + 1.96 * error, abs=0.3 * error)
-    assert check.reaches(check.low)
-    assert not check.reaches(check.recall)
-
-
-def test_of_equal_rows_a_search_may_return_any_and_all_rows_show_nothing(tmp_path: Path) -> None:
-    line = lineage_of(tmp_path / "line", versions=1)
-    store = Forgetful()
-    space = Space(0, 6, line.manifest(0).fingerprint)
-    once = vectors_of(0, 50).numpy()
-    ids = pa.array(range(100))
-    store.load(space, [Rows(0, ids, np.repeat(once, 2, axis=0))])
-    (check,) = check_searches(line, store, "object", {0: once[:20]}, 1, ["l2"])
-    assert (check.recall, check.worst) == (1.0, 1.0)
-    (check,) = check_searches(line, store, "object", {0: once[:20]}, 2, ["l2"])
-    # Both of a pair are the best two, and one of them is not known to the index.
-    assert check.recall == 0.5
-    store = Forgetful()
-    queries = {0: vectors_of(0, 20).numpy()}
-    with pytest.raises(DataError, match="0 rows"):
-        check_searches(line, store, "object", queries)
-    some = Rows(0, pa.array([0, 1, 2]), vectors_of(0, 3).numpy())
-    store.load(Space(0, 6, line.manifest(0).fingerprint), [some])
-    for k, named in ((3, "3 rows"), (10, "3 rows"), (0, "k is 0")):
-        with pytest.raises(DataError, match=named):
-            check_searches(line, store, "object", queries, k)
-    checks = check_searches(line, store, "object", queries, 2)
-    assert [check.recall is None for check in checks] == [False] * 3
-
-
-def test_few_queries_that_all_agree_are_not_certain(line: Lineage, filled: DictionaryStore) -> None:
-    queries = canary_queries(line, checked_versions(line, filled), "object", sample=20)
-    steps: list[tuple[int, int]] = []
-    told = check_searches(
-        *(line, filled, "object", queries), progress=lambda *counts: steps.append(counts)
-    )
-    assert steps[-1] == (300, 300)
-    assert [(c.version, c.metric) for c in told] == [(v, m) for v in range(3) for m in METRICS]
-    for check in told:
-        assert (check.queries, check.recall, check.high, check.worst) == (20, 1.0, 1.0, 1.0)
-        # Clopper and Pearson's lower end, of so many hits of as many: .025 ** (1 / n).
-        assert check.low == pytest.approx(0.8316, abs=0.03)
-        assert not check.reaches(0.96)
-    # A share that is the limit reaches it.
-    mean = float(torch.full((200,), 0.95, dtype=torch.float64).mean())
-    assert SearchCheck(0, "ip", 200, mean, mean, mean, mean).reaches(0.95)
-
-
-def test_a_version_that_cannot_be_measured_reaches_nothing(
-    tmp_path: Path, line: Lineage, filled: DictionaryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without canaries, or of rows that are past float32 or that it cannot read."""
-    queries, whole = canary_queries(line, [0], "object"), VersionMaps.rows
-
-    def overflowing(self: VersionMaps, vectors: Floats, source: int, target: int) -> Floats:
-        read = whole(self, vectors, source, target).copy()
-        read[0] = np.inf if len(read) == 300 else read[0]  # all of them, not those returned
-        return read
-
-    with monkeypatch.context() as during, np.errstate(invalid="ignore"):
-        during.setattr(VersionMaps, "rows", overflowing)
-        checks = check_searches(line, filled, "object", queries, metrics=["ip"])
-    bare = lineage_of(tmp_path / "bare", versions=1)
-    fill(bare, few := DictionaryStore(), "object")
-    checks += check_searches(bare, few, "object", canary_queries(bare, [0], "object"))
-    publish(line, 3, canaries=5)
-    monkeypatch.setattr(Lineage, "forward", lambda *_: None)
-    versions = checked_versions(line, filled)
-    assert versions == [0, 1, 2, 3]
-    queries = canary_queries(line, versions, "object")
-    *before, last = check_searches(line, filled, "object", queries, metrics=["ip"])
-    assert [check.recall for check in before] == [1.0, 1.0, 1.0]
-    problems = ["past float32", *["no query whose length is above 0"] * 3, "backfill"]
-    for check, problem in zip([*checks, last], problems, strict=True):
-        assert (check.recall, check.worst) == (None, None)
-        assert problem in str(check.problem)
-        assert not check.reaches(0.0)
-
-
-def test_queries_of_a_file_are_rows_of_it_and_of_the_version(line: Lineage, tmp_path: Path) -> None:
-    def file(vectors: torch.Tensor, marks: dict[str, str] | None = None) -> EmbeddingFile:
-        path = tmp_path / "queries.parquet"
-        write_embeddings(path, [(pa.array(range(len(vectors))), vectors)], marks)
-        return open_embeddings(path)
-
-    vectors = vectors_of(1, 40)
-    # A query that is there twice counts once, and one of length 0 not at all.
-    for more in (vectors, torch.cat([vectors, vectors]), torch.cat([torch.zeros(3, 8), vectors])):
-        assert (file_queries(line, 1, file(more)) == vectors.numpy()).all()
-    with pytest.raises(ShapeError, match=r"queries.parquet has vectors of dim 8.*version 0 have 6"):
-        file_queries(line, 0, file(vectors))
-    marked = file(vectors_of(2, 40), {FINGERPRINT: line.manifest(2).fingerprint})
-    with pytest.raises(LineageError, match="version 2"):
-        file_queries(line, 1, marked)
 
 
 TEXTS = st.text(alphabet="ab1", max_size=3)

@@ -270,15 +270,6 @@ def test_a_folder_has_what_is_in_it_now(
     assert not files.read(made.lineage).apply(SIDE, 0, [1])
     assert caplog.text.count(f"{used} is gone") == 1
     assert len(set(stamps)) == len(stamps)
-    # What is not required may come later, and what is wrong with it is a problem, and no error.
-    files = SidecarFiles([used, tmp_path / "more"], required=False)
-    assert not files.read(made.lineage).apply(SIDE, 1, [2])
-    assert len(files.problems) == 2
-    used.write_bytes(b"half")
-    assert not files.read(made.lineage).apply(SIDE, 1, [2])
-    shutil.copy(made.sidecars[2], used)
-    assert files.read(made.lineage).apply(SIDE, 1, [2])
-    assert len(files.problems) == 1
 
 
 def test_what_is_no_whole_file_is_left_out(made: Made, tmp_path: Path) -> None:

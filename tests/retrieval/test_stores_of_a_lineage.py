@@ -123,10 +123,8 @@ def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> No
 
 
 def test_local_stores_are_filled_when_production_moves_and_only_then(lineage: Lineage) -> None:
-    calls: list[tuple[str, int, int, int]] = []
-
     def filled() -> dict[str, dict[int, int]]:
-        stores = local_stores(lineage, lambda *rows: calls.append(rows))
+        stores = local_stores(lineage)
         counts = {side: store.count() for side, store in stores.items()}
         for store in stores.values():
             store.close()
@@ -139,7 +137,6 @@ def test_local_stores_are_filled_when_production_moves_and_only_then(lineage: Li
     assert filled() == {"object": {2: 299}}
     publish(lineage, 3)
     assert filled() == {"object": {3: 300}}
-    assert calls == [("object", 2, 300, 300), ("object", 3, 300, 300)]
 
 
 @pytest.mark.parametrize("how", ["killed after its rows", "by a command"])
@@ -221,12 +218,13 @@ def test_stores_are_closed_where_another_cannot_be_filled(
     )
     sides = list(lineage.manifest(lineage.production).embeddings)
 
-    def full(side: str, *_: int) -> None:
+    def full(_: Lineage, store: Store, side: str, version: int) -> None:
         if side == sides[-1]:
             raise DataError("the disk is full")
 
+    monkeypatch.setattr(side_stores, "fill", full)
     with pytest.raises(DataError, match="disk is full"):
-        local_stores(lineage, full)
+        local_stores(lineage)
     assert sorted(closed) == sorted(sides)
 
 
@@ -494,8 +492,8 @@ def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -
     fill(lineage, source, "object", 2)
     dim = older.spaces()[3].dim
     older.upsert(Rows(3, pa.array([5000]), np.ones((1, dim), np.float32)))
-    order = backfill_order(lineage, older, source, 2)
-    assert (order.errors.tolist(), order.without) == ([OF_WITHDRAWN] * 100, 1)
+    order, without, _ = backfill_order(lineage, older, source, 2)
+    assert (order["error"].to_pylist(), without) == ([OF_WITHDRAWN] * 100, 1)
     older.delete([5000])
     assert work.rollback().held == {2: 300}
     assert as_dict(older.scan()) == before
@@ -627,10 +625,10 @@ def test_without_a_forward_map_the_oldest_rows_come_first(
         older.add_space(space_of(lineage, version))
         for key in ids:
             older.upsert(written_by_hand(lineage, version, key, 1))
-    order = backfill_order(lineage, older, source, 2)
+    order, _, _ = backfill_order(lineage, older, source, 2)
     # No version has a certificate here, so the error is the number of versions between.
-    assert order.ids.to_pylist() == [4, 5, 6, 7, 0, 1, 2, 3]
-    assert order.errors.tolist() == [2.0] * 4 + [1.0] * 4
+    assert order["id"].to_pylist() == [4, 5, 6, 7, 0, 1, 2, 3]
+    assert order["error"].to_pylist() == [2.0] * 4 + [1.0] * 4
 
 
 def test_the_predicted_error_is_lost_forward_and_back_with_the_certificates(
@@ -655,8 +653,8 @@ def test_the_predicted_error_is_lost_forward_and_back_with_the_certificates(
         own, maps = vectors_of(version).numpy(), VersionMaps(lineage)
         store.upsert(stored_rows(maps, space, pa.array(range(300)), own))
     # The largest comes first.
-    order = backfill_order(lineage, old, new, 1)
-    assert order.ids.to_pylist() == np.argsort(-truth.numpy()).tolist()
+    order, _, _ = backfill_order(lineage, old, new, 1)
+    assert order["id"].to_pylist() == np.argsort(-truth.numpy()).tolist()
 
 
 # Stores that a kill may leave with an id in two tables.

@@ -8,8 +8,8 @@ Read in this order:
    `text_vectors`: texts, by the newest version's encoder, at any version. `id_lookup`: the rows of
    many ids, batch after batch.
 3. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
-   first. `search_check`: searches of a store, compared with all of its rows. `version_sidecar`,
-   `sidecar_files`: rows and hits at an old version, by a few bytes of each old vector.
+   first. `version_sidecar`, `sidecar_files`: rows and hits at an old version, by a few bytes of
+   each old vector.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
 versions: `docs/method.md`, *One index for all versions*.

@@ -22,12 +22,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
-    model_validator,
 )
 
 from evergram.atomic_files import file_lock, make_folder, remove_folder, replacing, write_text
 from evergram.compatibility.certificate import certify
-from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
+from evergram.errors import IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import check_tree, file_mode
 from evergram.retrieval.fill import Progress, fill, space_of
@@ -101,12 +100,6 @@ class BackfillRecord(BaseModel):
     since: FiniteFloat | None = None
     begun: NonNegativeInt = 0
 
-    @model_validator(mode="after")
-    def _no_more_than_all(self) -> Self:
-        if self.done > self.rows:
-            raise ValueError(f"{self.done} of {self.rows} rows are refreshed")
-        return self
-
     @classmethod
     def read(cls, path: Path) -> Self:
         """Raises: IntegrityError: it cannot be read."""
@@ -169,20 +162,11 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
     return found
 
 
-@dataclass(frozen=True)
-class BackfillOrder:
-    """The ids [n] of the rows to refresh, worst first, and the predicted error of each."""
-
-    ids: pa.Array
-    errors: npt.NDArray[np.float64]
-    without: int
-    absent: int
-
-
 def backfill_order(
     lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
-) -> BackfillOrder:
-    """Return the rows of a store that `source`, the embeddings of version `target`, has."""
+) -> tuple[pa.Table, int, int]:
+    """Return the rows of a store that `source`, the embeddings of version `target`, has: `id` and
+    the predicted `error`, worst first; and `without` and `absent` of a `BackfillStatus`."""
     maps, none = VersionMaps(lineage), pa.array([], store.id_type)
     ids, held, errors, without = [none], [none], [np.zeros(0)], 0
     for version in store.count():
@@ -205,7 +189,8 @@ def backfill_order(
     # A row that another writer moves meanwhile may be met in both of its versions.
     absent = source.count().get(target, 0) - len(pa.concat_arrays(held).unique())
     order = np.argsort(-all_errors, kind="stable")
-    return BackfillOrder(all_ids.take(pa.array(order)), all_errors[order], without, absent)
+    ordered = pa.table({"id": all_ids.take(pa.array(order)), "error": all_errors[order]})
+    return ordered, without, absent
 
 
 def predicted_errors(
@@ -257,7 +242,18 @@ class Backfill:
         Raises: LineageError: another backfill of this store is under way, or being rolled back.
         """
         with self._locked():
-            self._refuse_unfinished()
+            if (self.folder / RECORD).exists():
+                earlier = BackfillRecord.read(self.folder / RECORD)
+                # One to a version that is no longer in production may stay unfinished: its rows
+                # are refreshed from where they are.
+                going_on = earlier.state == "under way"
+                going_on = going_on and earlier.target == self.lineage.production
+                if going_on or earlier.state == "rolling back":
+                    how = "'apply', or undo it by 'rollback'" if going_on else "'rollback'"
+                    raise LineageError(
+                        f"A backfill of {self.store.address} is {earlier.state}; finish it by "
+                        f"{how}, before another is planned."
+                    )
             # Old rows of an earlier backfill, left there, would be taken for those of this one.
             remove_folder(self.folder)
             if self.folder.exists():
@@ -272,9 +268,8 @@ class Backfill:
             self.store.remove_superseded()
             with open_store(str(self.folder / SOURCE), create=id_type) as source:
                 fill(self.lineage, source, self.side, target)
-                order = backfill_order(self.lineage, self.store, source, target)
-            table = pa.table({"id": order.ids, "error": order.errors})
-            write_table(self.folder / ORDER, table, self._mode)
+                order, without, absent = backfill_order(self.lineage, self.store, source, target)
+            write_table(self.folder / ORDER, order, self._mode)
             self._write(
                 BackfillRecord(
                     side=self.side,
@@ -282,9 +277,9 @@ class Backfill:
                     target=target,
                     fingerprint=self.lineage.manifest(target).fingerprint,
                     batch=batch,
-                    rows=len(order.ids),
-                    without=order.without,
-                    absent=order.absent,
+                    rows=len(order),
+                    without=without,
+                    absent=absent,
                 )
             )
         return self.status()
@@ -301,7 +296,19 @@ class Backfill:
         self._record()  # before a lock is made
         with self._locked():
             record = self._record()
-            self._refuse_to_apply(record)
+            if record.state == "rolled back":
+                raise LineageError("This backfill was rolled back; plan another.")
+            if record.state == "rolling back":
+                raise LineageError(
+                    "A rollback of this backfill was interrupted; finish it by 'rollback'."
+                )
+            self.lineage.manifest(record.target)  # says so if it was withdrawn
+            if record.target != self.lineage.production:
+                raise LineageError(
+                    f"This backfill leads to version {record.target}, and version "
+                    f"{self.lineage.production} is in production since; plan another, or undo this "
+                    "one by 'rollback'."
+                )
             order = read_table(self.folder / ORDER)["id"].combine_chunks()
             if record.state != "planned":
                 # A kill may have left rows of which later versions are written; `_refresh` does
@@ -312,7 +319,7 @@ class Backfill:
             self.store.add_space(self.store.spaces().get(record.target, space))
             done = record.done
             last = len(order) if rows is None else min(len(order), done + rows)
-            with self._source() as source:
+            with open_store(str(self.folder / SOURCE)) as source:
                 if done < last:
                     run: dict[str, Any] = {"since": time.time(), "begun": done, "paused": False}
                     record = self._write(record, state="under way", **run)
@@ -340,7 +347,7 @@ class Backfill:
             # What was kept last first: a row that others wrote after a kill is put back, and is
             # then no longer one of `apply`.
             journals = sorted((self.folder / JOURNAL).glob("*.sealed"), reverse=True)
-            with self._source() as source:
+            with open_store(str(self.folder / SOURCE)) as source:
                 for number, path in enumerate(journals, start=1):
                     for old in journal_rows(path):
                         mask = self._ours(source, record.target, old.ids)
@@ -370,48 +377,21 @@ class Backfill:
             held=self.store.count(),
         )
 
-    def _refuse_unfinished(self) -> None:
-        """Raises: LineageError: an earlier backfill is to be finished first. One to a version that
-        is no longer in production is not: its rows are refreshed from where they are."""
-        if not (self.folder / RECORD).exists():
-            return
-        record = BackfillRecord.read(self.folder / RECORD)
-        if record.state == "rolling back":
-            raise LineageError(
-                f"A rollback of the backfill of {self.store.address} was interrupted; finish it by "
-                "'rollback' before another is planned."
-            )
-        if record.state == "under way" and record.target == self.lineage.production:
-            raise LineageError(
-                f"A backfill of {self.store.address} is under way; finish it by 'apply', or "
-                "undo it by 'rollback', before another is planned."
-            )
-
-    def _refuse_to_apply(self, record: BackfillRecord) -> None:
-        """Raises: LineageError: as `apply`."""
-        if record.state == "rolled back":
-            raise LineageError("This backfill was rolled back; plan another.")
-        if record.state == "rolling back":
-            raise LineageError(
-                "A rollback of this backfill was interrupted; finish it by 'rollback'."
-            )
-        self.lineage.manifest(record.target)  # says so if it was withdrawn
-        if record.target != self.lineage.production:
-            raise LineageError(
-                f"This backfill leads to version {record.target}, and version "
-                f"{self.lineage.production} is in production since; plan another, or undo this "
-                "one by 'rollback'."
-            )
-
     def _refresh(self, source: ReadableStore, target: int, ids: pa.Array, name: str) -> None:
         """Write the old rows of a batch to a journal, and then the new ones to the store."""
         old = [rows for rows in self.store.fetch(ids) if rows.version != target]
         if not old:
             return
         # After a kill, rows that were written by others since are kept too, in one more file.
-        kept = sorted((self.folder / JOURNAL).glob(f"{name}*"))
-        if fresh := not_in_journals(old, kept):
-            path = self.folder / JOURNAL / f"{name}.{len(kept):06d}.sealed"
+        journals = sorted((self.folder / JOURNAL).glob(f"{name}*"))
+        kept = {key for path in journals for rows in journal_rows(path) for key in _keys(rows)}
+        fresh = []
+        for rows in old:
+            new = np.array([key not in kept for key in _keys(rows)])
+            if new.any():
+                fresh.append(Rows(rows.version, rows.ids.filter(pa.array(new)), rows.vectors[new]))
+        if fresh:
+            path = self.folder / JOURNAL / f"{name}.{len(journals):06d}.sealed"
             write_journal(path, fresh, self._mode)
         width = self.store.spaces()[target].dim
         for rows in source.fetch(joined_ids([rows.ids for rows in old], self.store.id_type)):
@@ -432,16 +412,6 @@ class Backfill:
                 same = (stored.vectors[known] == wrote).all(axis=1)
                 own.append(stored.ids.filter(pa.array(known)).filter(pa.array(same)))
         return places_among(ids, joined_ids(own, self.store.id_type))[0]
-
-    def _source(self) -> ReadableStore:
-        """Return the store of the rows to write, which the plan filled. Raises: IntegrityError."""
-        try:
-            return open_store(str(self.folder / SOURCE))
-        except EvergramError as error:
-            raise IntegrityError(
-                f"The new rows of the backfill cannot be read ({error}) Remove {self.folder} and "
-                "plan again; rows that were refreshed stay so."
-            ) from error
 
     def _record(self) -> BackfillRecord:
         """Raises: LineageError: nothing is planned. IntegrityError: the record is damaged, or of
@@ -540,17 +510,6 @@ def journal_rows(path: Path) -> Iterator[Rows]:
         mine = table.filter(pa.array(versions == version))
         vectors = np.stack([np.asarray(v, dtype=np.float32) for v in mine["vector"].to_numpy()])
         yield Rows(int(version), mine["id"].combine_chunks(), vectors)
-
-
-def not_in_journals(parts: list[Rows], paths: list[Path]) -> list[Rows]:
-    """Return the rows that no journal has with the same vector. Raises: IntegrityError."""
-    kept = {key for path in paths for rows in journal_rows(path) for key in _keys(rows)}
-    fresh = []
-    for rows in parts:
-        new = np.array([key not in kept for key in _keys(rows)])
-        if new.any():
-            fresh.append(Rows(rows.version, rows.ids.filter(pa.array(new)), rows.vectors[new]))
-    return fresh
 
 
 def _keys(rows: Rows) -> Iterator[tuple[int, int | str, bytes]]:

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +18,7 @@ from evergram.errors import DataError, IntegrityError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage, side_of
 from evergram.lineage.locks import check_tree, file_mode
 from evergram.reopening import reopened
-from evergram.retrieval.fill import SideProgress, fill, id_type, refuse_shared, remove_withdrawn
+from evergram.retrieval.fill import fill, id_type, refuse_shared, remove_withdrawn
 from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
@@ -158,12 +157,12 @@ def open_side(lineage: Lineage, side: str, address: str) -> Iterator[ReadableSto
         yield store
 
 
-def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
+def local_stores(lineage: Lineage) -> dict[str, Store]:
     """Return the lineage's own snapshots, DIR/stores/<side>, filled with production's version.
     Raises: StoreError: another process is filling them."""
     sides = lineage.manifest(lineage.production).embeddings
     folders = {side: (lineage.path / "stores" / side, False) for side in sides}
-    return _snapshots(lineage, folders, lineage.production, progress)
+    return _snapshots(lineage, folders, lineage.production)
 
 
 def canary_stores(
@@ -204,10 +203,7 @@ def _has_newest(lineage: Lineage, store: ReadableStore) -> bool:
 
 
 def _snapshots(
-    lineage: Lineage,
-    folders: Mapping[str, tuple[Path, bool]],
-    version: int,
-    progress: SideProgress | None = None,
+    lineage: Lineage, folders: Mapping[str, tuple[Path, bool]], version: int
 ) -> dict[str, Store]:
     """Return snapshots filled with a version, given for each side its folder, and whether ids are
     texts there whatever they are in the lineage."""
@@ -229,20 +225,13 @@ def _snapshots(
                 raise IntegrityError(
                     f"{error} Rows that were not added by hand can be made again: remove {folder}."
                 ) from error
-            _fill_once(lineage, store, side, version, folder, progress)
+            _fill_once(lineage, store, side, version, folder)
             stores[side] = store
         opened.pop_all()
     return stores
 
 
-def _fill_once(
-    lineage: Lineage,
-    store: Store,
-    side: str,
-    version: int,
-    folder: Path,
-    progress: SideProgress | None,
-) -> None:
+def _fill_once(lineage: Lineage, store: Store, side: str, version: int, folder: Path) -> None:
     """Fill a snapshot with a version, unless a file beside its folder says that it was."""
     # Two versions may be of one space, with one fingerprint, and have other vectors in it.
     record = {"fingerprint": lineage.manifest(version).fingerprint, "version": version}
@@ -256,11 +245,10 @@ def _fill_once(
     )
     if filled_with != record or moved_on:
         log.info("Filling %s with version %d.", store.address, version)
-        of_side = None if progress is None else partial(progress, side, version)
         # If this is killed, the marker of before would be of rows that are gone.
         if marker.exists():
             marker.unlink()
             sync(marker.parent)
-        fill(lineage, store, side, version, of_side)
+        fill(lineage, store, side, version)
         write_text(marker, json.dumps(record), file_mode(lineage.path))
     remove_withdrawn(lineage, store)

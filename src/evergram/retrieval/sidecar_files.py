@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -129,18 +128,18 @@ class SidecarFiles:
     Args:
         paths: of files and folders, one or several.
         depth: as for `Sidecars`.
-        required: whether what is named must be there when it is read first.
     Raises: DataError: a path is empty.
     """
 
-    def __init__(self, paths: Paths = (), depth: int = DEPTH, *, required: bool = True) -> None:
+    def __init__(self, paths: Paths = (), depth: int = DEPTH) -> None:
         named = [paths] if isinstance(paths, str | Path) else paths
         if not all(str(path) for path in named):
             raise DataError("The path of a sidecar is empty; name a file or a folder.")
         # Whole paths, so that errors name them wherever the process runs.
         self._paths = [Path(path).absolute() for path in named]
         self._depth = depth
-        self._strict = required
+        # Until it was read once, what is named must be there.
+        self._strict = True
         # What each file had when it was read last.
         self._opened: dict[Path, tuple[Stamp, VersionSidecar]] = {}
         self._logged: set[str] = set()
@@ -149,7 +148,7 @@ class SidecarFiles:
         self.problems: list[str] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(SidecarFiles, required=self._strict), (self._paths, self._depth)
+        return SidecarFiles, (self._paths, self._depth)
 
     def stamps(self) -> tuple[tuple[str, Stamp], ...]:
         """Return what tells whether any file has changed, come or gone."""
@@ -159,11 +158,11 @@ class SidecarFiles:
     def read(self, lineage: Lineage) -> Sidecars:
         """Return the sidecars that are of the lineage as it is now.
 
-        What is `required` must be such when it is read first. Later, and in folders, what cannot be
-        read is left out. Of two files of one side and version the later one is used. All this is
-        said in `problems`, and logged once.
+        What is named must be such the first time. Later, and in folders, what cannot be read is
+        left out. Of two files of one side and version the later one is used. All this is said in
+        `problems`, and logged once.
 
-        Raises, the first time, unless they are not required: DataError: a named file or a folder
+        Raises, the first time: DataError: a named file or a folder
             cannot be read. IntegrityError: a named file is of another lineage.
         """
         with self._reading:
@@ -175,7 +174,11 @@ class SidecarFiles:
                 del self._opened[path]
             for path in files:
                 try:
-                    sidecar = self._open(path)
+                    stamp = _stamp(path)
+                    if path not in self._opened or self._opened[path][0] != stamp:
+                        self._opened.pop(path, None)
+                        self._opened[path] = stamp, VersionSidecar.open(path)
+                    sidecar = self._opened[path][1]
                     sidecar.check(lineage, str(path))
                 except (DataError, IntegrityError) as error:
                     if self._strict and path in self._paths:
@@ -190,28 +193,13 @@ class SidecarFiles:
                     )
                 chosen[key] = path, sidecar
             sidecars = Sidecars((sidecar for _, sidecar in chosen.values()), self._depth)
-            self._log(
-                [f"{path}: {sidecar}." for path, sidecar in chosen.values()],
-                problems + sidecars.gaps(lineage),
-            )
-            self.problems, self._strict = problems, False
-        return sidecars
-
-    def _log(self, facts: list[str], warnings: list[str]) -> None:
-        """Log what was not true at the last look."""
-        for level, sentences in ((logging.INFO, facts), (logging.WARNING, warnings)):
-            for sentence in sentences:
+            sentences = {f"{path}: {sidecar}.": logging.INFO for path, sidecar in chosen.values()}
+            sentences |= dict.fromkeys(problems + sidecars.gaps(lineage), logging.WARNING)
+            for sentence, level in sentences.items():
                 if sentence not in self._logged:
                     log.log(level, "%s", sentence)
-        self._logged = {*facts, *warnings}
-
-    def _open(self, path: Path) -> VersionSidecar:
-        """Return what a file has, opened again if it has changed."""
-        stamp = _stamp(path)
-        if path not in self._opened or self._opened[path][0] != stamp:
-            self._opened.pop(path, None)
-            self._opened[path] = stamp, VersionSidecar.open(path)
-        return self._opened[path][1]
+            self._logged, self.problems, self._strict = {*sentences}, problems, False
+        return sidecars
 
     def _files(self, problems: list[str]) -> list[Path]:
         """Return the files, the earliest first, each once."""
