@@ -316,21 +316,9 @@ def test_the_error_is_that_of_the_best_approximation_of_the_residuals(seed: int,
     assert measured == pytest.approx(best, rel=1e-8, abs=1e-10)
 
 
-def test_on_other_objects_the_error_is_what_they_lack_outside_of_the_kept_directions() -> None:
-    basis, other = basis_of(residuals(0, rows=12)), residuals(1)
-    seen = basis.on(other.T @ other / len(other), 3.0)
-    assert seen.power == 3.0
-    for rank in range(8):
-        kept = other @ basis.vectors[:, :rank] @ basis.vectors[:, :rank].T
-        missing = float((other - kept).square().sum(1).mean())
-        assert float(seen.values[rank:].sum()) == pytest.approx(missing, rel=1e-9, abs=1e-9)
-
-
 def test_what_is_no_covariance_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"\[D, D\]"):
         ResidualBasis.of(torch.zeros(2, 3), 1.0)
-    with pytest.raises(ShapeError, match="the basis 7"):
-        basis_of(residuals(0)).on(torch.eye(6), 1.0)
     for power in (0.0, math.inf):
         with pytest.raises(DataError, match="finite number above 0"):
             ResidualBasis.of(torch.eye(2), power)

@@ -218,11 +218,6 @@ def test_calibrated_scores_are_of_the_way_back(made: Made) -> None:
         for one, two in zip(expected, got, strict=True):
             assert one.ids.equals(two.ids)
             np.testing.assert_array_equal(one.scores, two.scores)
-        raw = reader.search(queries, 5, 1)
-        with pytest.raises(DataError, match="sidecar"):
-            reader.calibrated(raw, 1, query_vectors="own")
-        newest = reader.search(made.vectors[2][:1].numpy(), 5, 2)
-        assert len(reader.calibrated(newest, 2, query_vectors="own")) == 1
 
 
 def test_sidecars_of_others_are_refused(made: Made, tmp_path: Path) -> None:

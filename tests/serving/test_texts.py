@@ -631,14 +631,14 @@ def test_kept_vectors_follow_the_checks_of_their_encoder(
     kept.of(pa.array(["text-2"]))
     # The encoder turns out to be another: what it made since the last check goes.
     texts._encoders[1]._fail("is another", "")
-    assert kept.ids().to_pylist() == ["text-1"]
+    assert kept.rows()[0].to_pylist() == ["text-1"]
     texts.check()
     kept.of(pa.array(["text-2"]))
     texts.close()
     CALLS.clear()
     again = Documents(path, folder).kept(*space, first)
     assert_array_equal(again.of(pa.array(["text-1"])), before)
-    assert (sorted(again.ids().to_pylist()), list(CALLS)) == (["text-1", "text-2"], [])
+    assert (sorted(again.rows()[0].to_pylist()), list(CALLS)) == (["text-1", "text-2"], [])
     # A file under the name of another version is still of its own, and a damaged one of none.
     saved.rename(folder / "other-a.parquet")
     (folder / "other-b.parquet").write_bytes(b"PAR1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import get_args
@@ -83,10 +82,6 @@ class KeptVectors:
         with self._lock:
             absent = dict.fromkeys(id_ for id_ in ids.to_pylist() if id_ not in self._vectors)
         return pa.array(list(absent), ids.type)
-
-    def ids(self) -> pa.Array:
-        """Return the ids that are kept, in the order in which they were first asked for."""
-        return self.rows()[0]
 
     def rows(self, start: int = 0, stop: int | None = None) -> tuple[pa.Array, Floats]:
         """Return ids [n] and vectors [n, D], in the order in which they were first asked for."""
@@ -187,27 +182,6 @@ class EncodingLimitError(DataError):
     """A search would have more objects encoded than it may."""
 
 
-@dataclass(frozen=True)
-class Reranked:
-    """The hits of a search that was re-ranked, and where their vectors came from.
-
-    Args:
-        hits: one for each query; `versions` are all the version that was asked for.
-        stored, kept, computed: how many of the objects that were re-ranked, each counted once, are
-            stored at that version, had a kept vector, or were encoded for this search.
-    """
-
-    hits: list[Hits]
-    stored: int = 0
-    kept: int = 0
-    computed: int = 0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The three counts by name."""
-        return {"stored": self.stored, "kept": self.kept, "computed": self.computed}
-
-
 def reranked_search(
     reader: Reader,
     queries: npt.ArrayLike,
@@ -222,7 +196,7 @@ def reranked_search(
     filter: Filter | None = None,
     most: int | None = None,
     old_queries: Callable[[int], npt.ArrayLike | None] | None = None,
-) -> Reranked:
+) -> list[Hits]:
     """Return the k best of each query by own vectors of a version, of the best by the stored rows.
 
     The stored rows, most of them of an older version, are searched by `old_queries`, or by the
@@ -241,6 +215,7 @@ def reranked_search(
         old_queries: returns the same queries as an older version's own model makes them, [Q, D], of
             the version that it is given; None where it cannot. With it, this is the *cascade* of
             `plan-migration`, and without, its *bridge_cascade*.
+    Returns: one for each query; `versions` are all the version that was asked for.
     Raises: as `Reader.search` and `KeptVectors.of`; DataError: `rerank` is below k; ShapeError:
         kept vectors are of another dim. EncodingLimitError: more than `most` objects have neither
         a stored nor a kept vector.
@@ -257,7 +232,7 @@ def reranked_search(
         )
     oldest = reader.oldest_row(target, side)
     if oldest is None or oldest == target:
-        return Reranked(reader.search(queries, k, target, side, metric, ids, filter=filter))
+        return reader.search(queries, k, target, side, metric, ids, filter=filter)
     # Rows of versions before and after j are both read at the oldest: every way leads back.
     start = min(oldest, target)
     asked = reader.queries(queries, target)
@@ -266,12 +241,11 @@ def reranked_search(
         proposing = reader.transform(asked, target, start)
     first = reader.search(proposing, rerank, start, side, metric, ids, filter=filter)
     if not any(map(len, first)):
-        return Reranked(first)
+        return first
     touched = _touched(first)
     own, vectors = reader.own_rows(touched, target, side)
     others = touched.filter(pc.invert(pc.is_in(touched, value_set=own)))
-    computed = len(kept.missing(others))
-    if most is not None and computed > most:
+    if most is not None and (computed := len(kept.missing(others))) > most:
         raise EncodingLimitError(
             f"{computed} objects would have to be encoded, and one search may have {most} encoded; "
             "send fewer queries at a time, or re-rank fewer hits."
@@ -281,5 +255,4 @@ def reranked_search(
     all_vectors.keep(own, vectors)
     chosen = reader.default_metric(target, side) if metric is None else metric
     ranked = cascade(first, asked, all_vectors, k, chosen)
-    hits = [Hits(h.ids, h.scores, np.full(len(h), target, np.int64)) for h in ranked]
-    return Reranked(hits, len(own), len(others) - computed, computed)
+    return [Hits(h.ids, h.scores, np.full(len(h), target, np.int64)) for h in ranked]

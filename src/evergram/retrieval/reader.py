@@ -218,13 +218,22 @@ class Reader(Reopened):
             ids: search only among these.
             filter: search only among rows whose metadata fulfil it, in a table of your own:
                 docs/stores.md, "Filters".
-            scores: "calibrated" as for `calibrated`; the k nearest are then those by these scores.
-            query_side, query_vectors: as for `calibrated`; raw scores need neither.
+            scores: "calibrated" are those that the version itself gave, for thresholds set on
+                these: as many pairs lie above any threshold as then; which ones, no map of scores
+                can mend. The k nearest are then those by these scores.
+            query_side: the side of the queries, for calibrated scores; by default "query" if there
+                is one, else `side`.
+            query_vectors: must be said for calibrated scores, which differ by it. "own" if the
+                version's own model made the queries, such as vectors that were kept from before an
+                upgrade, or fetched by a sidecar; "read_back" if they are of production, and were
+                read as this version; the number of a version if they are of that one, as `embed`
+                says in its `sources`.
         Returns: one for each query.
         Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
-            affine; or the store was never filled. ShapeError, DataError: the queries are no finite
-            vectors of version j.
-        Source: docs/method.md, "One index for all versions".
+            affine; the store was never filled; or, for calibrated scores, the versions keep too few
+            canaries in common. ShapeError, DataError: the queries are no finite vectors of version
+            j; or whose they are must be said.
+        Source: docs/method.md, "One index for all versions"; docs/old-readers.md, "Scores".
         """
         target = self.lineage.resolve(version)
         asked = SearchOptions(
@@ -300,43 +309,6 @@ class Reader(Reopened):
             scores=scores,
             query_vectors="own" if target >= self.lineage.production else "read_back",
         )
-
-    def calibrated(
-        self,
-        hits: Sequence[Hits],
-        version: Version = None,
-        side: str | None = None,
-        metric: Metric | None = None,
-        *,
-        query_side: str | None = None,
-        query_vectors: QueryVectors | int | None = None,
-    ) -> list[Hits]:
-        """Return hits with scores as the version itself gave them, for thresholds set on these.
-
-        As many pairs lie above any threshold as then; which ones, no map of scores can mend. Hits
-        of one version stay in their order.
-
-        Args:
-            hits: of a search at this version, with this side and metric.
-            query_side: the side of the queries; by default "query" if there is one, else `side`.
-            query_vectors: "own" if the version's own model made the queries, such as vectors that
-                were kept from before an upgrade, or fetched by a sidecar; "read_back" if they are
-                of production, and were read as this version; the number of a version if they are
-                of that one, as `embed` says in its `sources`. It must be said: the scores differ.
-        Raises: LineageError: the versions keep too few canaries in common. DataError: whose the
-            queries are is not said; or the reader has a sidecar that hits of these versions may be
-            ranked by.
-        Source: docs/old-readers.md, "Scores".
-        """
-        target = self.lineage.resolve(version)
-        asked = SearchOptions(
-            target,
-            self.default_side if side is None else side,
-            self.default_metric(target, side) if metric is None else metric,
-            query_side=query_side,
-            query_vectors=query_vectors,
-        )
-        return self._search.calibrated(hits, asked)
 
     def recommend(
         self,

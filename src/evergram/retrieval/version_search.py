@@ -6,7 +6,7 @@ the rows' own version the database computes these; otherwise the rows are read h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -126,7 +126,9 @@ class VersionSearch:
             return reread(embed, parts[0], queries, asked.metric, k)
         if scored is None:
             return parts[0]
-        apart = [self._calibrated(part, scored) for part in parts]
+        apart = [
+            [self._score_maps.hits(h, scored) if len(h) else h for h in part] for part in parts
+        ]
         return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
 
     def _best(
@@ -205,23 +207,6 @@ class VersionSearch:
             unit = len(lengths) > 0 and float((lengths - 1).abs().max()) < UNIT
             self._unit[target, side] = unit
         return "cosine" if self._unit[target, side] else "ip"
-
-    def calibrated(self, hits: Sequence[Hits], asked: SearchOptions) -> list[Hits]:
-        """Return hits with scores as the target itself gave them.
-
-        Raises: as `Reader.calibrated`.
-        """
-        scored = self._scored(asked)
-        sources = {int(v) for h in hits for v in h.versions}
-        if self._sidecars.apply(asked.side, asked.target, sources):
-            raise DataError(
-                "This reader ranks by a sidecar, whose scores need no calibration, and hits do not "
-                "say whether theirs are such; search with scores='calibrated'."
-            )
-        return self._calibrated(hits, scored)
-
-    def _calibrated(self, hits: Sequence[Hits], scored: ScoredSearch) -> list[Hits]:
-        return [self._score_maps.hits(h, scored) if len(h) else h for h in hits]
 
     def _scored(self, asked: SearchOptions) -> ScoredSearch:
         """Raises: LineageError: there is no such side. DataError: as `query_version_of`."""

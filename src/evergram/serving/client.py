@@ -157,7 +157,7 @@ class Client(Reopened):
                 docs/serving.md, "Filters".
             rerank: rank this many hits by the version's own vectors, see docs/serving.md.
             scores, query_vectors: "calibrated" as the version itself gave them, which depends on
-                whose the vectors are, see `Reader.calibrated`.
+                whose the vectors are, see `Reader.search`.
         """
         chosen = ids.to_pylist() if isinstance(ids, pa.Array) else ids
         asked = {

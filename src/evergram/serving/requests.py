@@ -185,6 +185,8 @@ class SearchRequest(_RequestModel):
             raise ValueError("'input_type' is for texts in 'input'; leave it out")
         if self.query_vectors is not None and self.vector is None and self.vectors is None:
             raise ValueError("'query_vectors' is for 'vector' and 'vectors'; leave it out")
+        if self.rerank is not None and self.scores == "calibrated":
+            raise ValueError("scores of 'rerank' are the version's own; leave 'scores' out")
         return self
 
     @field_validator("filter", mode="before")

@@ -141,11 +141,9 @@ def search(call: Call) -> Answer:
         if options.rerank is None:
             made |= {"metric": options.metric, "filter": options.filter, "scores": options.scores}
             hits = reader.search(queries, options.k, version, side, ids=ids, **made)
-        else:
-            hits = _reranked(call, options, queries, version, side, ids, encode)
-            if calibrated:
-                hits = reader.calibrated(hits, version, side, options.metric, **made)
-    return _hits_answer(call, version, side, hits, calibrated=calibrated)
+            return _hits_answer(call, version, side, hits, calibrated=calibrated)
+        hits = _reranked(call, options, queries, version, side, ids, encode)
+    return _hits_answer(call, version, side, hits)
 
 
 def transform(call: Call) -> Answer:
@@ -576,7 +574,7 @@ def _reranked(
             filter=options.filter,
             most=call.settings.max_batch,
             old_queries=old_queries,
-        ).hits
+        )
 
 
 def _kept(call: Call, version: int) -> KeptVectors:

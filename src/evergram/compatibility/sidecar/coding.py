@@ -149,29 +149,6 @@ class ResidualBasis:
         Raises: ShapeError: it is not a square matrix. DataError: a number is not finite, or the
             power is not above 0.
         """
-        cls._check(sigma, power)
-        values, vectors = torch.linalg.eigh(sigma.double())
-        # A sign of their own: that of the largest coordinate, so that equal input gives equal bits.
-        largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-        vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
-        return cls(values.flip(0).clamp(min=0), vectors.flip(1).contiguous(), power)
-
-    def on(self, sigma: Tensor, power: float) -> ResidualBasis:
-        """Return the same directions, in their order, with what other objects have along them.
-
-        Eigenvalues are too large first and too small last on the objects that they were taken from,
-        and predict too few bits.
-
-        Raises: ShapeError: the covariance is of other dims. DataError: as for `of`.
-        """
-        ResidualBasis._check(sigma, power)
-        if len(sigma) != len(self):
-            raise ShapeError(f"The covariance is {list(sigma.shape)}, and the basis {len(self)}.")
-        values = (self.vectors * (sigma.double() @ self.vectors)).sum(0)
-        return ResidualBasis(values.clamp(min=0), self.vectors, power)
-
-    @staticmethod
-    def _check(sigma: Tensor, power: float) -> None:
         if sigma.dim() != 2 or sigma.shape[0] != sigma.shape[1]:
             raise ShapeError(f"The covariance is {list(sigma.shape)}; [D, D] is needed.")
         if not bool(sigma.isfinite().all()) or not 0 < power < math.inf:
@@ -179,6 +156,11 @@ class ResidualBasis:
                 f"The covariance of the error, or the mean square {power:g} of the old vectors, "
                 "is not a finite number above 0; give those of vectors that are not all zero."
             )
+        values, vectors = torch.linalg.eigh(sigma.double())
+        # A sign of their own: that of the largest coordinate, so that equal input gives equal bits.
+        largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+        vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
+        return cls(values.flip(0).clamp(min=0), vectors.flip(1).contiguous(), power)
 
     def __len__(self) -> int:
         return len(self.values)
