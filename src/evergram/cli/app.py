@@ -86,8 +86,7 @@ for _words, _help in {
     "lineage": "The versions of a lineage: list and check them, label, promote, withdraw and "
     "retire them.",
     "consumer": "The programs that read a lineage: the version of each, its token, and its probe.",
-    "store": "Stores that hold embeddings: fill, index and check them, and refresh their older "
-    "rows.",
+    "store": "Stores that hold embeddings: fill and index them, and refresh their older rows.",
     "store backfill": "Refresh a store's older rows to production's version, the worst first.",
     "vectors": "Files of vectors: align, rewrite, import, export and encode them.",
 }.items():
