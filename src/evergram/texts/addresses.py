@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
-import torch
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, ServiceError
@@ -22,6 +21,9 @@ from evergram.texts.text_encoder import (
     one_line,
     weights_fingerprint,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 BATCH = 256
 
