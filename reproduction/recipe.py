@@ -6,7 +6,6 @@ A `PaperRecipe` is trained, stored and upgraded as any `Recipe` is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, create_model, model_validator
@@ -127,9 +126,7 @@ class PaperSOGram(SOGramSettings, _GradientKeys):
 
     correct_start: bool = True
 
-    def build(
-        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
-    ) -> GramianEstimator:
+    def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
         from evergram.gramian.sogram import SOGram
 
         return SOGram(dim, factors.shape[1], self.rate, correct_start=self.correct_start)

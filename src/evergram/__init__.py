@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from evergram.encoders.module_encoder import EncoderModules as EncoderModules
     from evergram.errors import EvergramError as EvergramError
     from evergram.exporting.pretrained_encoder import PretrainedEncoder as PretrainedEncoder
-    from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty as GramianPenalty
+    from evergram.gramian.gramian_penalty import GramianPenalty as GramianPenalty
     from evergram.lineage.artefact import Artefact as Artefact
     from evergram.lineage.lineage import Lineage as Lineage
     from evergram.lineage.view import View as View

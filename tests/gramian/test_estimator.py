@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,8 +21,6 @@ from tests.support.subclasses import concrete_subclasses
 from torch import Tensor
 
 import evergram.gramian
-from evergram.errors import TrainingError
-from evergram.gramian.adaptive_sogram import RATES, AdaptiveSOGram
 from evergram.gramian.averaging_rate import (
     FASTEST,
     NOISE_EVERY,
@@ -36,13 +32,14 @@ from evergram.gramian.averaging_rate import (
 )
 from evergram.gramian.estimator import (
     EntityBatch,
+    ExactGramian,
     GramianEstimator,
     HostBuffers,
+    SampledGramian,
     batch_moment,
     batch_noise,
     projected,
 )
-from evergram.gramian.exact import ExactGramian
 from evergram.gramian.kinds import (
     ESTIMATORS,
     BatchEstimatorSettings,
@@ -52,8 +49,7 @@ from evergram.gramian.kinds import (
     StormSettings,
 )
 from evergram.gramian.sagram import SAGram
-from evergram.gramian.sampled import SampledGramian
-from evergram.gramian.sogram import SOGram
+from evergram.gramian.sogram import RATES, AdaptiveSOGram, SOGram
 from evergram.gramian.storm import Storm
 
 # Every kind as a recipe makes it by default, and the settings of ours that take another way.
@@ -243,19 +239,6 @@ def test_beta_1_is_unbiased_before_it_is_projected(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(total / runs, naive_moment(), rtol=0, atol=0.08)
 
 
-def test_a_cache_on_disk_is_the_same(tmp_path: Path) -> None:
-    file = tmp_path / "work" / "cache.bin"
-    in_memory, mapped = (SAGram(DIM, SHARE, FACTORS, "1", file=f) for f in (None, file))
-    for estimator in (in_memory, mapped):
-        estimator.begin(population())
-        estimator.after_step(rows(torch.tensor([1, 2, 1]), 3.0))
-        estimator.to(torch.float32)
-    assert torch.equal(in_memory.moment().dense, mapped.moment().dense)
-    assert file.stat().st_size == 4 * N * DIM
-    on_disk = torch.from_file(str(file), size=N * DIM).view(N, DIM)
-    assert torch.equal(on_disk, in_memory.cache)
-
-
 def test_rounding_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergram.gramian.sagram.REFRESH", 3)
     estimator = SAGram(DIM, SHARE, FACTORS)
@@ -271,12 +254,6 @@ def test_an_unknown_beta_and_a_population_of_another_size_are_refused() -> None:
         SAGram(DIM, SHARE, beta="2")
     with pytest.raises(ValueError, match="population has 7 entities, the measure 40"):
         SAGram(DIM, SHARE).begin(lambda: [(EMBEDDINGS[:7], SHARE[:7], FACTORS[:7])])
-
-
-def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "work").write_text("a file where the folder should be")
-    with pytest.raises(TrainingError, match=r"800 bytes, cannot be written to .*make room"):
-        SAGram(DIM, SHARE, file=tmp_path / "work" / "cache.bin")
 
 
 def batch(embeddings: Tensor, ids: Tensor) -> EntityBatch:
@@ -428,19 +405,6 @@ def test_counters_stay_and_all_else_moves() -> None:
             for name, buffer in part.named_buffers(recurse=False):
                 assert (buffer.device.type == "cpu") == (name in part.on_host), name
                 assert not (name in part.on_host and buffer.ndim)
-
-
-def test_a_cache_larger_than_the_memory_is_kept_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "cache.bin"
-    size = 4 * len(SHARE) * DIM / 2**20  # MiB
-    for memory, kept in ((2 * size, None), (size / 2, file)):
-        monkeypatch.setattr(SAGramSettings, "memory", memory)
-        estimator = SAGramSettings().build(DIM, SHARE, FACTORS, file)
-        assert isinstance(estimator, SAGram)
-        assert estimator.file == kept
-        assert file.exists() == (kept is not None)
 
 
 WIDTH, MANY, B = 6, 300, 32

@@ -57,7 +57,7 @@ FAULTS = (
         "gramian",
     ),
     Fault(
-        "gramian/adaptive_sogram.py",
+        "gramian/sogram.py",
         "self.rates[self.scores.argmin()]",
         "self.rates[self.scores.argmax()]",
         "gramian",
@@ -119,16 +119,16 @@ FAULTS = (
     ),
     # Losses, sampling and metrics.
     Fault(
-        "tasks/kinds.py",
+        "tasks/losses.py",
         "(1 - target) * (1 + score).clamp(min=0)",
         "(1 - target) * (1 - score).clamp(min=0)",
         "tasks",
     ),
-    Fault("tasks/pair_tasks.py", "other - score(encoded)", "score(encoded) - other", "tasks"),
-    Fault("tasks/pair_tasks.py", "logits - self.frequency", "logits + self.frequency", "tasks"),
-    Fault("tasks/pair_tasks.py", ".clamp(min=self.rate)", ".clamp(max=self.rate)", "tasks"),
+    Fault("tasks/task.py", "other - score(encoded)", "score(encoded) - other", "tasks"),
+    Fault("tasks/task.py", "logits - self.frequency", "logits + self.frequency", "tasks"),
+    Fault("tasks/task.py", ".clamp(min=self.rate)", ".clamp(max=self.rate)", "tasks"),
     Fault(
-        "tasks/pair_tasks.py",
+        "tasks/task.py",
         "second = second - first.square()",
         "second = second + first.square()",
         "tasks",
@@ -139,7 +139,7 @@ FAULTS = (
         "self.push * (pushed - pulled)",
         "tasks",
     ),
-    Fault("tasks/pair_tasks.py", "max(1, len(query) - 1)", "max(1, len(query))", "tasks"),
+    Fault("tasks/task.py", "max(1, len(query) - 1)", "max(1, len(query))", "tasks"),
     Fault(
         "tasks/task.py",
         "objective = objective + 0.5 * value.detach()",

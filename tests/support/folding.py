@@ -10,7 +10,7 @@ from tests.support.publishing import publish_next
 from torch import Tensor
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.gramian.new_queries.query_form import QueryForm, Term
+from evergram.gramian.query_form import QueryForm, Term
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 

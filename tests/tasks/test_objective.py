@@ -14,8 +14,7 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import Moment
-from evergram.tasks.pair_tasks import BPR, Pointwise
-from evergram.tasks.task import Encoded, Objective
+from evergram.tasks.task import BPR, Encoded, Objective, Pointwise
 
 
 @pytest.mark.long

@@ -14,9 +14,8 @@ from tests.support.task_batches import batch_of, normal
 from torch import Tensor
 
 from evergram.errors import ShapeError
-from evergram.tasks.kinds import LOSSES, loss_named
-from evergram.tasks.pair_tasks import Pointwise
-from evergram.tasks.task import Encoded
+from evergram.tasks.losses import LOSSES, loss_named
+from evergram.tasks.task import Encoded, Pointwise
 
 
 def _sign(x: float) -> float:

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.gramian.estimator import Moment
-from evergram.tasks.pair_tasks import (
+from evergram.tasks.task import (
     BPR,
     FORMS,
+    Encoded,
     SecondOrderSoftmax,
     Softmax,
     Spherical,
     StreamedFrequency,
+    mean_squared_norm,
 )
-from evergram.tasks.task import Encoded, mean_squared_norm
 
 
 def test_softmax_masks_repeats_and_corrects_for_frequency() -> None:

@@ -18,12 +18,11 @@ from evergram.data.sampling import Batch
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import Moment
 from evergram.tasks.kinds import (
-    LOSSES,
     TASKS,
     PointwiseSettings,
 )
-from evergram.tasks.pair_tasks import Pointwise
-from evergram.tasks.task import Encoded, Spread, Task
+from evergram.tasks.losses import LOSSES
+from evergram.tasks.task import Encoded, Pointwise, Spread, Task
 from evergram.training.recipe import Recipe
 
 B, N, DIM = 6, 8, 3

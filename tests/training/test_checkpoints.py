@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
 from evergram.errors import IntegrityError, RecipeError, TrainingError
-from evergram.gramian.kinds import SAGramSettings
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
@@ -420,23 +419,3 @@ def test_another_recipe_a_damaged_file_or_never_starts_anew(
     assert begun == 3 * anew
     for named in ("is of another recipe", f"{path.name} is damaged", "--resume never"):
         assert named in caplog.text
-
-
-def test_a_cache_on_disk_that_moved_on_does_not_leak_into_the_resumed_run(
-    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SAGramSettings, "memory", 0)
-    recipe = changed(small, "gramian.kind=sagram")
-
-    def run(**kept: Any) -> Artefact:
-        return train(recipe, **kept)
-
-    def move_on() -> None:
-        caches = sorted(tmp_path.glob("cache-*.bin"))
-        assert len(caches) == 2
-        for cache in caches:  # as if it had been written after the checkpoint
-            cache.write_bytes(b"\x7f" * cache.stat().st_size)
-
-    every = CheckpointSettings(every=3)
-    again, _ = killed_and_resumed(monkeypatch, run, (1, 7), tmp_path, every, move_on)
-    assert_same(again, run())

@@ -11,14 +11,13 @@ from typing import Any, Literal
 import pytest
 import torch
 from tests.support.fits import changed, fitted, parts_of, split_of
-from tests.support.gramian_population import DIM, FACTORS, SHARE
 from tests.support.shared_training import shared_corpus
 from tests.support.tiny_training import recipe_class
 from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
-from evergram.errors import DataError, RecipeError, TrainingError
+from evergram.errors import DataError, TrainingError
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment, exact_moment
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.gramian.sagram import SAGram
@@ -110,29 +109,6 @@ class Last(GramianEstimator):
         moment = batch_moment(rows)
         self.matrix = type(self).change(moment) if self.seen >= self.start else moment
         self.seen += 1
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda dim, *_: Last(dim + 1), r"\[D, D \+ K\]"),
-        (lambda dim, _, f, __: Last(dim, f.shape[1]), ""),
-    ],
-)
-def test_what_is_no_estimator_is_one_sentence_that_names_the_class(
-    make: Callable[..., Any], named: str
-) -> None:
-    class MineSettings(EstimatorSettings):
-        kind: Literal["mine"] = "mine"
-
-        def build(self, *args: Any) -> Any:
-            return make(*args)
-
-    if not named:
-        assert isinstance(MineSettings().built(DIM, SHARE, FACTORS), Last)
-        return
-    with pytest.raises(RecipeError, match=rf"MineSettings\.build.*{named}"):
-        MineSettings().built(DIM, SHARE, FACTORS)
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,12 @@ from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import EvergramError, TrainingError
 from evergram.training import selection
 from evergram.training.distributed import (
-    _leave,
     join_processes,
-    part_of,
     seed_of_process,
-    sum_gradients,
 )
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings
-from evergram.training.step import Step
+from evergram.training.step import Step, part_of, sum_gradients
 
 # Three processes share an epoch's last pair, so that two have none.
 OF_THREE = ["sogram", "storm", "joint, paper-code, softmax"]
@@ -141,7 +138,7 @@ def choose_pilots_and_leave(folder: str) -> None:
         sys.stdout.write(f"{json.dumps(evaluations({}, **own, **limit))}\n")
     sys.stdout.write(f"{json.dumps(evaluations(NUMBERS))}\n")
     assert group_threads()
-    _leave()
+    torch.distributed.destroy_process_group()
     sys.stdout.write(f"left: {group_threads()}\n")
 
 
@@ -282,7 +279,7 @@ def test_portions_weigh_unequal_shares_right(rows: int) -> None:
     assert max(shares) - min(shares) == 1
     means = torch.stack([p.portion * p.rows.weights.mean(0) for p in parts])
     torch.testing.assert_close(means.sum(0), draw.weights.mean(0))
-    counted = torch.cat([p.counted(p.rows.weights) for p in parts])
+    counted = torch.cat([p.rows.weights * bool(p.portion) for p in parts])
     torch.testing.assert_close(counted.sum(0), draw.weights.sum(0))
 
 

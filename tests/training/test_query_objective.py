@@ -13,7 +13,7 @@ from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.gramian.new_queries.query_form import Interactions, QueryForm
+from evergram.gramian.query_form import Interactions, QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.tasks.kinds import PointwiseSettings

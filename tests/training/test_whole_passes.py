@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.encoders.embedding_tables import ROWS
-from evergram.encoders.encoder import CandidatesAtHand
+from evergram.encoders.encoder import ROWS, CandidatesAtHand
 from evergram.encoders.features import SIDES
 from evergram.encoders.graph.graph_encoder import GraphEncoder
 from evergram.encoders.graph.graphsage import GraphSage

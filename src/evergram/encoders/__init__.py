@@ -2,7 +2,7 @@
 
 Read in this order:
 
-1. `encoder`: `Encoder`, the interface, and `Scene`, a corpus as an encoder sees it; `RowEncoder`,
+1. `encoder`: tables; `Encoder`, the interface; `Scene`, a corpus as it sees it; `RowEncoder`,
    which embeds each entity by itself; the factor of candidates in vectors that are published.
 2. `features`: from a corpus's rows to an encoder's own rows of ids and of bags of features.
 3. `factorization` (a free vector for each entity) and `two_tower` (ids and features through
@@ -12,7 +12,7 @@ Read in this order:
 5. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
 6. `module_encoder`: the user's own modules.
 7. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings;
-   `embedding_tables`: tables, and rows of unit norm; `mapped_tensors` keeps them in files.
+   `mapped_tensors` keeps tables in files.
 """
 
 from __future__ import annotations

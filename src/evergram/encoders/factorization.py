@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from evergram.encoders.embedding_tables import embedding_table, look_up
-from evergram.encoders.encoder import RowEncoder, Scene
+from evergram.encoders.encoder import RowEncoder, Scene, embedding_table, look_up
 from evergram.encoders.features import SIDES, EntityInputs, Schema
 
 

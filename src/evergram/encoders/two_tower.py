@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evergram.encoders.embedding_tables import embedding_table, look_up
-from evergram.encoders.encoder import RowEncoder
+from evergram.encoders.encoder import RowEncoder, embedding_table, look_up
 from evergram.encoders.features import SIDES, EntityInputs, Schema, table_name
 
 

@@ -9,7 +9,7 @@ with `docs/penalty.md`. Its parts also work by themselves; read them in this ord
    may contain; `EntityBatch` go in and a `Moment` comes out.
 3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
    `AdaptiveSOGram`, averages; `SAGram`, a cache; `Storm`, recursive momentum.
-4. `QueryForm` (new_queries/query_form.py): the objective of one query with the candidates fixed,
+4. `QueryForm` (query_form.py): the objective of one query with the candidates fixed,
    made of `Term`s, and minimised in closed form for the `Interactions` of new queries.
 5. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
    each row's share in the penalty, by which adaptive sampling draws rows.
@@ -26,14 +26,14 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.gramian.estimator import EntityBatch as EntityBatch
+    from evergram.gramian.estimator import ExactGramian as ExactGramian
     from evergram.gramian.estimator import GramianEstimator as GramianEstimator
-    from evergram.gramian.exact import ExactGramian as ExactGramian
-    from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty as GramianPenalty
-    from evergram.gramian.new_queries.query_form import Interactions as Interactions
-    from evergram.gramian.new_queries.query_form import QueryForm as QueryForm
+    from evergram.gramian.estimator import SampledGramian as SampledGramian
+    from evergram.gramian.gramian_penalty import GramianPenalty as GramianPenalty
     from evergram.gramian.penalty import quadratic_penalty as quadratic_penalty
+    from evergram.gramian.query_form import Interactions as Interactions
+    from evergram.gramian.query_form import QueryForm as QueryForm
     from evergram.gramian.sagram import SAGram as SAGram
-    from evergram.gramian.sampled import SampledGramian as SampledGramian
     from evergram.gramian.sogram import SOGram as SOGram
     from evergram.gramian.storm import Storm as Storm
 

@@ -6,12 +6,10 @@ Importing this does not import torch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from evergram.errors import RecipeError
 from evergram.kinds import Kinds, KindSettings, Needs, Positive, Trait, traits_where
 
 if TYPE_CHECKING:
@@ -48,33 +46,14 @@ class EstimatorSettings(KindSettings):
         return traits_where({Trait.DRAWN_APART: self.is_independent})
 
     @abstractmethod
-    def build(
-        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
-    ) -> GramianEstimator:
+    def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
         """Return an estimator of the Gramian of one side under one measure.
 
         Args:
             dim: D.
             measure: [N], each entity's share; they add up to 1.
             factors: [N, K], what stands beside each embedding; K may be 0.
-            file: where state that is too large for memory may go; None keeps it in memory.
         """
-
-    def built(
-        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
-    ) -> GramianEstimator:
-        """Return what `build` does.
-
-        Raises: RecipeError: the matrix of what it returns is not [D, D + K].
-        """
-        estimator = self.build(dim, measure, factors, file)
-        has, wanted = list(estimator.matrix.shape), [dim, dim + factors.shape[1]]
-        if has != wanted:
-            raise RecipeError(
-                f"{type(self).__name__}.build returns a matrix {has}; it must be [D, D + K] = "
-                f"{wanted}."
-            )
-        return estimator
 
 
 class BatchEstimatorSettings(EstimatorSettings):
@@ -110,10 +89,8 @@ class ExactSettings(EstimatorSettings):
 
     kind: Literal["exact"] = "exact"
 
-    def build(
-        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
-    ) -> GramianEstimator:
-        from evergram.gramian.exact import ExactGramian
+    def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
+        from evergram.gramian.estimator import ExactGramian
 
         return ExactGramian(dim, factors.shape[1])
 
@@ -123,29 +100,23 @@ class SampledSettings(BatchEstimatorSettings):
 
     kind: Literal["sampled"] = "sampled"
 
-    def build(
-        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
-    ) -> GramianEstimator:
-        from evergram.gramian.sampled import SampledGramian
+    def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
+        from evergram.gramian.estimator import SampledGramian
 
         return SampledGramian(dim, factors.shape[1])
 
 
 class SAGramSettings(BatchEstimatorSettings):
-    """A cache of every embedding, on disk where it is larger than `memory` MiB."""
+    """A cache of every embedding."""
 
     kind: Literal["sagram"] = "sagram"
     draws_apart = True
     beta: Annotated[Literal["1/n", "1"], BeforeValidator(str)] = "1/n"
-    memory: ClassVar[float] = 4096.0
 
-    def build(
-        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
-    ) -> GramianEstimator:
+    def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
         from evergram.gramian.sagram import SAGram
 
-        is_large = 4 * len(measure) * dim > self.memory * 2**20
-        return SAGram(dim, measure, factors, self.beta, file if is_large else None)
+        return SAGram(dim, measure, factors, self.beta)
 
 
 class AverageSettings(BatchEstimatorSettings):
@@ -159,9 +130,7 @@ class SOGramSettings(AverageSettings):
 
     kind: Literal["sogram"] = "sogram"
 
-    def build(
-        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
-    ) -> GramianEstimator:
+    def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
         from evergram.gramian.sogram import SOGram
 
         return SOGram(dim, factors.shape[1], self.rate)
@@ -173,9 +142,7 @@ class StormSettings(AverageSettings):
     kind: Literal["storm"] = "storm"
     wants_before = True
 
-    def build(
-        self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
-    ) -> GramianEstimator:
+    def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
         from evergram.gramian.storm import Storm
 
         return Storm(dim, factors.shape[1], self.rate)

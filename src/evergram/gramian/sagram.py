@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from evergram.errors import TrainingError
 from evergram.gramian.estimator import (
     EntityBatch,
     GramianEstimator,
@@ -44,7 +38,6 @@ class SAGram(GramianEstimator):
         share: [N], the measure p.
         factors: [N, K], or None.
         beta: "1/n" (as SAG) or "1" (as SAGA).
-        file: where to keep the cache on disk, mapped into memory; None keeps it in memory.
     Source: [G2] Algorithm 1, lines 4 to 12; with factors Algorithm 3, where lines 11 and 12 print λ
         for β.
     """
@@ -53,18 +46,12 @@ class SAGram(GramianEstimator):
     on_host: tuple[str, ...] = ("filled", "updates")
 
     def __init__(
-        self,
-        dim: int,
-        share: Tensor,
-        factors: Tensor | None = None,
-        beta: str = "1/n",
-        file: Path | None = None,
+        self, dim: int, share: Tensor, factors: Tensor | None = None, beta: str = "1/n"
     ) -> None:
         super().__init__(dim, 0 if factors is None else factors.shape[1])
         if beta not in ("1/n", "1"):
             raise ValueError(f"SAGram's β is {beta!r}; it must be '1/n' or '1'.")
         self.beta = beta
-        self.file = file
         self.total: Tensor
         self.share: Tensor
         self.factors: Tensor
@@ -76,7 +63,7 @@ class SAGram(GramianEstimator):
         self.register_buffer("total", torch.zeros(self.matrix.shape, dtype=torch.float64))
         self.register_buffer("share", share.double(), persistent=False)
         self.register_buffer("factors", table.float(), persistent=False)
-        self.register_buffer("cache", _table(len(share), dim, file))
+        self.register_buffer("cache", torch.zeros(len(share), dim))
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
@@ -134,33 +121,3 @@ class SAGram(GramianEstimator):
             total += (old * self.share[part, None]).T @ beside(old, self.factors[part].to(total))
         self.total = total
         self.matrix = total.to(self.matrix)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SAGram:
-        """Move to a device; a cache on disk stays where it is."""
-        cache = self.cache
-        super()._apply(fn, recurse)
-        if self.file is not None:
-            self.cache = cache
-        return self
-
-
-def _table(rows: int, dim: int, file: Path | None) -> Tensor:
-    """Return float32 zeros [rows, dim], in memory or mapped from a file."""
-    if file is None:
-        return torch.zeros(rows, dim)
-    size = 4 * rows * dim
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
-        # Allocate all of it now: a mapped file that runs out of room later kills the process.
-        with file.open("wb") as opened:
-            os.posix_fallocate(opened.fileno(), 0, size)
-    except OSError as error:
-        with suppress(OSError):
-            file.unlink(missing_ok=True)
-        raise TrainingError(
-            f"The cache of SAGram, {size:,} bytes, cannot be written to {file}: {error.strerror}; "
-            "make room there, or choose another estimator of the Gramian."
-        ) from error
-    flat = torch.from_file(str(file), shared=True, size=rows * dim, dtype=torch.float32)
-    return flat.view(rows, dim)

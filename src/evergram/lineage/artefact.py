@@ -26,7 +26,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
-from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule
+from evergram.gramian.query_form import Length, QueryForm, Rule
 from evergram.ids import first_missing, missing_sentence, refuse_repeats
 from evergram.lineage.record import EncoderRecord, Manifest, StrictRecord
 from evergram.texts.record import TextEncoderRecord

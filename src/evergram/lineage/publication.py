@@ -43,7 +43,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.gramian.new_queries.query_form import QueryForm
+from evergram.gramian.query_form import QueryForm
 from evergram.ids import INTEGER, id_hashes, refuse_other_form
 from evergram.lineage.artefact import (
     PAIRS,

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.gramian.new_queries.query_form import Interactions, QueryForm
+from evergram.gramian.query_form import Interactions, QueryForm
 from evergram.ids import Lists, as_lists
 from evergram.texts.record import checked_dims, cut
 from evergram.vector_files.open_embeddings import (

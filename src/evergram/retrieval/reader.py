@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evergram.data.split import PairHash
 from evergram.errors import DataError, LineageError
-from evergram.gramian.new_queries.query_form import QueryForm
+from evergram.gramian.query_form import QueryForm
 from evergram.ids import Lists, as_lists
 from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.lineage.score_maps import QueryVectors

@@ -3,10 +3,12 @@
 Read in this order:
 
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it; `Objective`, a task plus
-   λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
-2. The tasks: `pair_tasks` (pointwise, its losses by name in `kinds`; BPR; the softmax
-   within the batch; second order; spherical) and `softmax_all` (over all candidates;
-   `candidate_neighbours` has those that are pulled beside a pair's own).
+   λ times the penalty on all pairs (`evergram.gramian`), norms, spread; then the tasks of a batch's
+   pairs: pointwise (its `losses` by name), BPR, the softmax within the batch, second
+   order, spherical.
+2. `softmax_all`, over all candidates; `candidate_neighbours` has those that are pulled beside a
+   pair's own.
+3. `kinds`: the settings of each task. Neither it nor `losses` imports torch.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 2018; [G2] the same, ICLR 2019. `docs/method.md` derives the second-order softmax.
@@ -19,15 +21,15 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.tasks.kinds import LOSSES as LOSSES
     from evergram.tasks.kinds import TASKS as TASKS
-    from evergram.tasks.kinds import PointwiseLoss as PointwiseLoss
     from evergram.tasks.kinds import TaskSettings as TaskSettings
-    from evergram.tasks.pair_tasks import BPR as BPR
-    from evergram.tasks.pair_tasks import Pointwise as Pointwise
-    from evergram.tasks.pair_tasks import Softmax as Softmax
+    from evergram.tasks.losses import LOSSES as LOSSES
+    from evergram.tasks.losses import PointwiseLoss as PointwiseLoss
+    from evergram.tasks.task import BPR as BPR
     from evergram.tasks.task import Loss as Loss
     from evergram.tasks.task import Objective as Objective
+    from evergram.tasks.task import Pointwise as Pointwise
+    from evergram.tasks.task import Softmax as Softmax
     from evergram.tasks.task import Spread as Spread
     from evergram.tasks.task import Task as Task
     from evergram.tasks.task import score as score

@@ -67,8 +67,10 @@ class CandidateNeighbours(nn.Module):
         share = torch.empty(candidates, k)
         scale = counts.clamp(min=1).rsqrt()
         for own in _blocks(most.clamp_(min=k)):
-            pairs = order[_ranges(ends[own], counts[own])]
             starts = functional.pad(counts[own].cumsum(0), (1, 0))
+            # The places of the pairs of each candidate, one candidate after the other.
+            first = torch.repeat_interleave(ends[own] - starts[:-1], counts[own])
+            pairs = order[torch.arange(len(first)) + first]
             block = _csr(starts, query[pairs], torch.ones(len(pairs)), (len(own), queries))
             alike = torch.sparse.mm(block, met)
             values, nearest[own] = _greatest(alike, own, scale, k)
@@ -144,12 +146,6 @@ def _greatest(alike: Tensor, own: Tensor, scale: Tensor, k: int) -> tuple[Tensor
     at = torch.zeros(shape, dtype=torch.int64)
     at[row, place] = columns
     return greatest, at.gather(1, chosen)
-
-
-def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Return the numbers of each range, from its start on, one range after the other."""
-    before = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) + torch.repeat_interleave(starts - before, lengths)
 
 
 def _starts(rows: Tensor, size: int) -> Tensor:

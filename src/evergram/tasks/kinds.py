@@ -1,15 +1,11 @@
-"""The kinds of tasks, with the settings of each, and the losses ℓ(s, t) of pairs by name; recipes'
-`[task]` is made of them.
+"""The kinds of tasks, with the settings of each; recipes' `[task]` is made of them.
 
 Importing this does not import torch.
 """
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -22,7 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.gramian.kinds import LARGEST_POWER
 from evergram.kinds import (
@@ -33,111 +28,17 @@ from evergram.kinds import (
     Trait,
     Weight,
     as_list,
-    imported,
     traits_where,
 )
+from evergram.tasks.losses import loss_named
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from evergram.data.corpus import Corpus
     from evergram.tasks.task import Task
 
 
-# ℓ(scores [B], targets [B]) → [B], one number a pair, of the same dtype and device.
-PairLoss = Callable[["Tensor", "Tensor"], "Tensor"]
-
-
-@dataclass(frozen=True)
-class PointwiseLoss:
-    """A loss of pairs, and the targets that it is meant for.
-
-    Args:
-        function: ℓ(scores [B], targets [B]) → [B], differentiable in the scores.
-        least, most: the range of targets; training refuses a corpus with others.
-    """
-
-    function: PairLoss
-    least: float = -math.inf
-    most: float = math.inf
-
-
-def squared(score: Tensor, target: Tensor) -> Tensor:
-    """Return ½(s − t)², [B]. [G2] §4.2."""
-    return 0.5 * (score - target).square()
-
-
-def absolute(score: Tensor, target: Tensor) -> Tensor:
-    """Return |s − t|, [B]."""
-    return (score - target).abs()
-
-
-def huber(score: Tensor, target: Tensor) -> Tensor:
-    """Return ½(s − t)² up to a distance of 1, and |s − t| − ½ beyond it, [B]. Huber 1964."""
-    distance = (score - target).abs()
-    near = distance.clamp(max=1)
-    return near * (distance - 0.5 * near)
-
-
-def logistic(score: Tensor, target: Tensor) -> Tensor:
-    """Return log(1 + eˢ) − t s, [B]: the cross entropy of σ(s), t in [0, 1]."""
-    from torch.nn import functional
-
-    return functional.softplus(score) - target * score
-
-
-def hinge(score: Tensor, target: Tensor) -> Tensor:
-    """Return t·max(0, 1 − s) + (1 − t)·max(0, 1 + s), [B], t in [0, 1]."""
-    return target * (1 - score).clamp(min=0) + (1 - target) * (1 + score).clamp(min=0)
-
-
-def squared_hinge(score: Tensor, target: Tensor) -> Tensor:
-    """Return ½t·max(0, 1 − s)² + ½(1 − t)·max(0, 1 + s)², [B], t in [0, 1]."""
-    above, below = (1 - score).clamp(min=0), (1 + score).clamp(min=0)
-    return 0.5 * (target * above.square() + (1 - target) * below.square())
-
-
-# Of a bare function, which a person may put here, every target is allowed.
-LOSSES: dict[str, PointwiseLoss | PairLoss] = {
-    "squared": PointwiseLoss(squared),
-    "absolute": PointwiseLoss(absolute),
-    "huber": PointwiseLoss(huber),
-    "logistic": PointwiseLoss(logistic, 0, 1),
-    "hinge": PointwiseLoss(hinge, 0, 1),
-    "squared_hinge": PointwiseLoss(squared_hinge, 0, 1),
-}
-
-
-_OWN = dict(LOSSES)
-
-
-def loss_named(name: str) -> PointwiseLoss:
-    """Return the loss of a name.
-
-    Raises: ValueError: `LOSSES` has none of that name, or another than the package's own under one
-        of its names.
-    """
-    loss = LOSSES.get(name)
-    if loss is None:
-        raise ValueError(
-            f"it must be one of {', '.join(map(repr, LOSSES))}, or the name of a loss of your own "
-            "that was put into evergram.tasks.LOSSES in this process"
-            f"{did_you_mean(name, LOSSES)}"
-        )
-    if loss is not _OWN.get(name, loss):
-        raise ValueError(
-            "it is the name of another loss of this package, as recipes that were published know "
-            "it; put a loss of your own into LOSSES under a name of its own"
-        )
-    if not isinstance(loss, PointwiseLoss) and not callable(loss):
-        raise ValueError(
-            f"it is {type(loss).__name__} in LOSSES; put a function of scores and targets there"
-        )
-    return loss if isinstance(loss, PointwiseLoss) else PointwiseLoss(loss)
-
-
-# Bytes of a number, and of a row's index.
-FLOAT, INDEX = 4, 8
+# Bytes of a number.
+FLOAT = 4
 # Of a candidate, in `SoftmaxAllSettings`.
 NEIGHBOURS = 10
 
@@ -252,18 +153,12 @@ class TaskSettings(KindSettings):
         """Return the task for this corpus. Raises: DataError: the corpus lacks what it needs."""
 
 
-def _is_loss(name: str) -> str:
-    """Raises: ValueError: no loss has this name."""
-    loss_named(name)
-    return name
-
-
 class PointwiseSettings(TaskSettings):
     """Each observed pair reaches a score; `loss` is a name in `LOSSES`."""
 
     kind: Literal["pointwise"] = "pointwise"
     needs_penalty = True
-    loss: Annotated[str, AfterValidator(_is_loss)] = "squared"
+    loss: Annotated[str, AfterValidator(lambda name: loss_named(name) and name)] = "squared"
     target: Literal["one", "value"] = "one"
 
     @property
@@ -286,8 +181,9 @@ class PointwiseSettings(TaskSettings):
                     f"and these range from {least} to {most}; set task.target = 'one' or "
                     "task.loss = 'squared'."
                 )
-        task: Task = imported("evergram.tasks.pair_tasks.Pointwise")(self.loss)
-        return task
+        from evergram.tasks.task import Pointwise
+
+        return Pointwise(self.loss)
 
 
 class BPRSettings(TaskSettings):
@@ -298,8 +194,9 @@ class BPRSettings(TaskSettings):
     wants_negatives = True
 
     def build(self, corpus: Corpus) -> Task:
-        task: Task = imported("evergram.tasks.pair_tasks.BPR")()
-        return task
+        from evergram.tasks.task import BPR
+
+        return BPR()
 
 
 class TemperedSettings(TaskSettings):
@@ -314,10 +211,9 @@ class SoftmaxSettings(TemperedSettings):
     kind: Literal["softmax"] = "softmax"
 
     def build(self, corpus: Corpus) -> Task:
-        task: Task = imported("evergram.tasks.pair_tasks.Softmax")(
-            len(corpus.candidates), self.temperature
-        )
-        return task
+        from evergram.tasks.task import Softmax
+
+        return Softmax(len(corpus.candidates), self.temperature)
 
 
 class SecondOrderSettings(TemperedSettings):
@@ -327,8 +223,9 @@ class SecondOrderSettings(TemperedSettings):
     wants_means = True
 
     def build(self, corpus: Corpus) -> Task:
-        task: Task = imported("evergram.tasks.pair_tasks.SecondOrderSoftmax")(self.temperature)
-        return task
+        from evergram.tasks.task import SecondOrderSoftmax
+
+        return SecondOrderSoftmax(self.temperature)
 
 
 class SphericalSettings(TemperedSettings):
@@ -338,8 +235,9 @@ class SphericalSettings(TemperedSettings):
     wants_means = True
 
     def build(self, corpus: Corpus) -> Task:
-        task: Task = imported("evergram.tasks.pair_tasks.Spherical")(self.temperature)
-        return task
+        from evergram.tasks.task import Spherical
+
+        return Spherical(self.temperature)
 
 
 class SoftmaxAllSettings(TaskSettings):
@@ -365,14 +263,6 @@ class SoftmaxAllSettings(TaskSettings):
     @property
     def has_parameters(self) -> bool:
         return self.temperature == "learned"
-
-    def candidates_bytes(self, candidates: int, dim: int) -> int:
-        whole = super().candidates_bytes(candidates, dim)
-        if not self.neighbour_share:
-            return whole
-        entries = candidates * min(NEIGHBOURS, candidates - 1)
-        # Sums over neighbours and their gradient; neighbours and their shares, there and back.
-        return whole + 2 * FLOAT * candidates * dim + 2 * (INDEX + FLOAT) * entries
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.softmax_all import SoftmaxAll, check_share

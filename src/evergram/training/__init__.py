@@ -7,8 +7,8 @@ Read in this order:
    `build`: from settings, with numbers for "auto", to encoder, task, estimators, samplers and
    `optimizers`, and where tables are; `factors`: what the penalty weighs and pulls to.
 3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
-   the alignment to the version before, in the same step ([BC] Eq. 3). `distributed`: a step of
-   several processes.
+   the alignment to the version before, in the same step ([BC] Eq. 3). `distributed`: what
+   processes tell each other.
 4. `fit`: one training, which keeps its best epoch (`selection`). `loop`: its epochs of steps;
    `callbacks` stop and report, `tracking` measures, and `resuming` restores an interrupted run bit
    for bit. `checkpoint` turns a trained encoder into an artefact and back.

@@ -16,7 +16,6 @@ come to there and elsewhere.
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ from evergram.encoders.factory import build_encoder, publish_by_popularity
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.kinds import EncoderSettings, FactorizationSettings
 from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.errors import DataError, RecipeError, TrainingError
+from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings
 from evergram.kinds import Trait, traits_where, unmet
@@ -91,20 +90,27 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
     Tasks with negatives of their own, or with a partition function, get no penalty and no l2 from
     "auto": their loss keeps scores apart by itself.
     """
-    task = recipe.task
-    auto = Strengths([0.0], 0.0, "penalty")
+    task, penalty, l2 = recipe.task, 0.0, 0.0
     if task.needs_penalty and "auto" in (task.penalty, task.l2):
         met = [int((corpus.counts(side) > 0).sum()) for side in ("query", "candidate")]
-        auto = pointwise_strengths(len(corpus) - corpus.repeats, met[0], met[1])
-    penalty = auto.penalty if task.penalty == "auto" else list(task.penalty)
+        pairs, entities = len(corpus) - corpus.repeats, met[0] * met[1]
+        penalty, l2 = PENALTY * pow(pairs / entities, PENALTY_POWER), L2 * sqrt(entities) / pairs
+    penalties = [penalty] if task.penalty == "auto" else list(task.penalty)
     if task.l2 != "auto":
-        return Strengths(penalty, task.l2, task.l2_measure or "examples")
-    # Rows of unit norm have no length to weigh.
-    l2 = 0.0 if recipe.model.normalize else auto.l2
+        return Strengths(penalties, task.l2, task.l2_measure or "examples")
+    if recipe.model.normalize:  # rows of unit norm have no length to weigh
+        l2 = 0.0
     if l2 and task.pair_target == "value":
         # Scores are as large as the values, and squared norms grow with scores, not their squares.
-        l2 *= _root_mean_square(corpus)
-    return Strengths(penalty, l2, task.l2_measure or "penalty")
+        total = torch.zeros((), dtype=torch.float64)
+        for block in corpus.blocks():
+            if block.value is None:
+                raise DataError(
+                    "task.target = 'value' needs a column 'value'; use 'one' without it."
+                )
+            total += block.value.double().square().mean() * (len(block) / len(corpus))
+        l2 *= float(total.sqrt())
+    return Strengths(penalties, l2, task.l2_measure or "penalty")
 
 
 def rate_of(recipe: Recipe) -> float:
@@ -141,22 +147,6 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
     return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
 
 
-def pointwise_strengths(pairs: int, queries: int, candidates: int) -> Strengths:
-    """Return λ and l2 of the squared loss for these numbers of distinct pairs and entities."""
-    penalty = PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)
-    return Strengths([penalty], L2 * sqrt(queries * candidates) / pairs, "penalty")
-
-
-def _root_mean_square(corpus: Corpus) -> float:
-    """Return √ of the mean squared value, summed in float64."""
-    total = torch.zeros((), dtype=torch.float64)
-    for block in corpus.blocks():
-        if block.value is None:
-            raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
-        total += block.value.double().square().mean() * (len(block) / len(corpus))
-    return float(total.sqrt())
-
-
 @dataclass(frozen=True)
 class FitSettings:
     """The settings of one version's training: the recipe's tables, and numbers for one corpus in
@@ -175,10 +165,7 @@ class FitSettings:
 
     @classmethod
     def of(cls, recipe: Recipe, corpus: Corpus, version: int) -> Self:
-        """Return the settings by which a recipe trains a version on a corpus.
-
-        Raises: DataError: the corpus lacks a column that "auto" is computed from.
-        """
+        """Return the settings by which a recipe trains a version on a corpus. Raises: DataError."""
         return cls(
             model=recipe.model,
             task=recipe.task,
@@ -199,12 +186,7 @@ class FitSettings:
         return frozenset[Trait]().union(*(table.traits for table in tables))
 
     def unmet(self, run: Collection[Trait]) -> str:
-        """Return a sentence on the optimizer's or the tables' needs that a run does not meet; "" if
-        it meets all.
-
-        Args:
-            run: the traits of the run.
-        """
+        """Return a sentence on what the optimizer or the tables need and the run's traits lack."""
         found = unmet({"training": self.training}, self.traits | set(run), ())
         return found.get("training.optimizer") or found.get("training.tables", "")
 
@@ -248,58 +230,31 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
 
     Raises: DataError: a column that the task needs is absent.
     """
-    task, size, seed = settings.task, settings.batch_size, settings.version_seed
+    task, training = settings.task, settings.training
     measures = {
         side: build_measures(task.measures_of(side), corpus.counts(side), entities.vocabulary)
         for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
     }
     draws = PairDraws(
-        task.pair_target,
-        task.drawn,
-        task.wants_negatives,
-        short_batch=not settings.training.fills_batches,
+        task.pair_target, task.drawn, task.wants_negatives, short_batch=not training.fills_batches
     )
+    common: dict[str, Any] = {
+        "batch_size": settings.batch_size,
+        "seed": settings.version_seed,
+        "measures": measures,
+    }
     whole = task.drawn == "whole_queries"
     if isinstance(corpus, MappedCorpus):
-        blocks = task.sparse != "exclude" and not whole and not settings.training.sweeps
+        blocks = task.sparse != "exclude" and not whole and not training.sweeps
         if len(corpus) > BlockSampler.least and blocks:
-            weighted = task.sparse == "weight"
-            return BlockSampler(
-                corpus, draws, batch_size=size, seed=seed, measures=measures, weighted=weighted
-            )
+            return BlockSampler(corpus, draws, weighted=task.sparse == "weight", **common)
         # Small data, or a sampler that needs all pairs: in the order of a corpus in memory.
         corpus = corpus.in_memory()
     weight: Tensor | None = None
     if task.sparse != "none":
         weight = sparse_weights(task.sparse, settings.strengths.penalty, corpus, measures)
-    return (WholeQuerySampler if whole else ExampleSampler)(
-        corpus,
-        draws,
-        batch_size=size,
-        seed=seed,
-        measures=measures,
-        pair_weight=weight,
-    )
-
-
-def build_independent(
-    settings: FitSettings, corpus: Corpus, sampler: ExampleSampler
-) -> dict[str, EntitySampler] | None:
-    """Return, for each side, the sampler of the entities that estimators learn from; None where
-    they learn from the batches."""
-    gramian = settings.gramian
-    if not isinstance(gramian, BatchEstimatorSettings):
-        return None
-    return {
-        side: entity_sampler(
-            corpus.counts(side),
-            sampler.measures[side],
-            kind=gramian.sampler or "linear",
-            batch_size=gramian.batch_size or sampler.batch_size,
-            seed=2 * settings.version_seed + 1 + i,
-        )
-        for i, side in enumerate(SIDES)
-    }
+    kind = WholeQuerySampler if whole else ExampleSampler
+    return kind(corpus, draws, pair_weight=weight, **common)
 
 
 def prepare(
@@ -313,29 +268,49 @@ def prepare(
     """Return a run's step, the sampler of its pairs, and those of entities drawn apart, if any.
 
     Args:
-        folder: where tables and estimators' state go that are too large for memory; None maps
-            tables from temporary files.
+        folder: where tables go that are too large for memory; None maps them from temporary files.
         collectives: of the processes that share each batch.
     Raises: DataError. RecipeError: also if the machine has too little memory.
     """
     companions = Companions() if companions is None else companions
     training, gramian, joint = settings.training, settings.gramian, companions.joint
-    unmet = settings.unmet(run_traits(device, joint=joint is not None))
-    if unmet:
-        raise RecipeError(unmet)
+    if lacking := settings.unmet(run_traits(device, joint=joint is not None)):
+        raise RecipeError(lacking)
     encoder = _encoder(settings, corpus, device, companions, folder)
     if joint is not None:
         joint.to(device)
     sampler = build_sampler(settings, corpus)
     prior = settings.prior.build(corpus, companions.past, settings.seed)
-    objective = _objective(settings, corpus, prior, sampler.measures).to(device)
+    strengths = settings.strengths
+    objective = Objective(
+        settings.task.build(corpus),
+        strengths.penalty,
+        strengths.l2,
+        prior_constant(prior, sampler.measures, strengths.penalty),
+        strengths.l2_measure,
+    ).to(device)
+    objective.task.lower_products = training.precision == "bfloat16"
     factors = prior
     if objective.task.wants_means:
         factors = {side: torch.cat([f, torch.ones(len(f), 1)], dim=1) for side, f in prior.items()}
-    learns = objective.wants_moments and not training.sweeps  # a sweep has exact moments
-    measured = sampler.measures if learns else {}
-    estimators = _estimators(settings, encoder.dim, measured, factors, folder)
+    estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
+    if objective.wants_moments and not training.sweeps:  # a sweep has exact moments
+        for side, columns in sampler.measures.items():
+            made = [gramian.build(encoder.dim, m, factors[side]) for m in columns.unbind(1)]
+            estimators[side] = [estimator.to(device) for estimator in made]
     independent = gramian.is_independent and objective.wants_moments
+    draws: dict[str, EntitySampler] | None = None
+    if independent and isinstance(gramian, BatchEstimatorSettings):
+        draws = {
+            side: entity_sampler(
+                corpus.counts(side),
+                sampler.measures[side],
+                kind=gramian.sampler or "linear",
+                batch_size=gramian.batch_size or sampler.batch_size,
+                seed=2 * settings.version_seed + 1 + i,
+            )
+            for i, side in enumerate(SIDES)
+        }
     optimizers: Sequence[torch.optim.Optimizer] = ()
     if isinstance(training, StepSettings):
         optimizers = build_optimizers(encoder, training, settings.table_rate, joint, objective.task)
@@ -344,7 +319,7 @@ def prepare(
         encoder,
         encoder.read(corpus).to(device),
         objective,
-        {side: [e.to(device) for e in each] for side, each in estimators.items()},
+        estimators,
         sampler.measures,
         {side: columns.to(device) for side, columns in factors.items()},
         prior["query"].shape[1],
@@ -357,7 +332,7 @@ def prepare(
         rescales=training.rescale_rows,
         collectives=collectives,
     )
-    return step, sampler, build_independent(settings, corpus, sampler) if independent else None
+    return step, sampler, draws
 
 
 def pick_device(name: str, tables: str = "auto") -> torch.device:
@@ -387,7 +362,7 @@ def _encoder(
     folder: Path | None,
 ) -> Encoder:
     """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
-    model = settings.model
+    model, seed = settings.model, settings.version_seed
     if companions.own is not None:
         sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
         dim = companions.own.dim
@@ -395,11 +370,15 @@ def _encoder(
         refuse_beyond_memory(settings, needed, sizes, dim)
         encoder: Encoder = companions.own.copied()
     else:
-        encoder = _recipes_encoder(settings, corpus, device, folder)
+        schema = Schema.of(corpus, features=model.reads_features)
+        place = place_tables(settings, schema, device, folder)
+        generator = torch.Generator().manual_seed(seed)
+        options = encoder_options(model, settings.version)
+        encoder = build_encoder(model.kind, options, schema, generator, place)
         # From an earlier version every known row is that version's.
         fresh = companions.start is None
         if fresh and isinstance(model, FactorizationSettings) and model.start != "random":
-            start_tables(encoder, model, corpus, settings.version_seed)
+            start_tables(encoder, model, corpus, seed)
     if model.exponent is not None:
         publish_by_popularity(encoder, model.exponent, corpus)
     encoder.to(device)
@@ -409,63 +388,11 @@ def _encoder(
     return encoder
 
 
-def _recipes_encoder(
-    settings: FitSettings, corpus: Corpus, device: torch.device, folder: Path | None
-) -> Encoder:
-    """Return the encoder that the recipe makes, as it is drawn."""
-    model = settings.model
-    schema = Schema.of(corpus, features=model.reads_features)
-    place = place_tables(settings, schema, device, folder)
-    generator = torch.Generator().manual_seed(settings.version_seed)
-    options = encoder_options(model, settings.version)
-    return build_encoder(model.kind, options, schema, generator, place)
-
-
-def _estimators(
-    settings: FitSettings,
-    dim: int,
-    measures: Mapping[str, Tensor],
-    factors: Mapping[str, Tensor],
-    folder: Path | None,
-) -> dict[str, list[GramianEstimator]]:
-    """Return an estimator for each side and measure; state that is too large for memory is in
-    `folder`."""
-    estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
-    for side, columns in measures.items():
-        for r, measure in enumerate(columns.unbind(1)):
-            file = None if folder is None else folder / f"cache-{side}-{r}.bin"
-            made = settings.gramian.built(dim, measure, factors[side], file)
-            estimators[side].append(made)
-    return estimators
-
-
-def _objective(
-    settings: FitSettings,
-    corpus: Corpus,
-    prior: Mapping[str, Tensor],
-    measures: Mapping[str, Tensor],
-) -> Objective:
-    """Return the task's loss with its penalties, by priors [N, K] and measures [N, R]."""
-    task, strengths = settings.task, settings.strengths
-    objective = Objective(
-        task.build(corpus),
-        strengths.penalty,
-        strengths.l2,
-        prior_constant(prior, measures, strengths.penalty),
-        strengths.l2_measure,
-    )
-    objective.task.lower_products = settings.training.precision == "bfloat16"
-    return objective
-
-
 log: logging.Logger = logging.getLogger(__name__)
 
 FLOAT = 4
 # A layer also has its gradient and Adam's two means.
 LAYER_COPIES = 4
-# Mapped tables and those of the best epoch are files, as are the embeddings of all entities that
-# are evaluated and published; a checkpoint has the first two.
-MAPPED_COPIES, CHECKPOINT_COPIES = 2, 2
 
 
 def place_tables(
@@ -476,8 +403,7 @@ def place_tables(
     Args:
         schema: of the corpus.
         folder: of the run, on the disk that has room for it; None takes one for temporary files.
-    Raises: RecipeError: the training needs more memory than there is. TrainingError: the disk has
-        no room for them.
+    Raises: RecipeError: the training needs more memory than there is.
     """
     model, version, choice = settings.model, settings.version, settings.training.tables
     dim, sizes = model.dim_of(version), {side: len(schema.ids(side)) for side in SIDES}
@@ -493,13 +419,6 @@ def place_tables(
     refuse_beyond_memory(settings, needed - tables - vectors, sizes, dim)
     place = Path(tempfile.gettempdir()) if folder is None else folder
     make_folder(place)
-    copies = MAPPED_COPIES + (0 if folder is None else CHECKPOINT_COPIES)
-    needed, free = copies * tables + vectors, shutil.disk_usage(place).free
-    if needed > free:
-        raise TrainingError(
-            f"Tables mapped from files need at least {needed:,} bytes of disk, and {place} has "
-            f"{free:,} left; make room there, train where there is more, or lower model.dim."
-        )
     if exceeds:
         log.warning(
             f"Tables of {tables:,} bytes and as many vectors as there are entities do not fit into "
@@ -520,20 +439,16 @@ def refuse_beyond_memory(
     there = machine_memory()
     if needed <= there:
         return
-    model, task = settings.model, settings.task
-    whole, size = "", f"model.dim = {dim}"
-    ways = [f"lower {' or '.join(f'model.{k}' for k in ('dim', *model.size_keys))}"]
-    if not model.made_by_recipe:
-        size, ways = f"vectors of {dim} numbers", ["give modules of shorter vectors"]
-    if task.wants_all_candidates:
-        whole = f" and all {sizes['candidate']:,} candidates in each step"
-        ways.append(
-            "set task.kind = 'pointwise', whose penalty on all pairs needs a batch's rows only"
-        )
+    model = settings.model
+    size, way = f"vectors of {dim} numbers", "give modules of shorter vectors"
+    if model.made_by_recipe:
+        size = f"model.dim = {dim}"
+        way = f"lower {' or '.join(f'model.{k}' for k in ('dim', *model.size_keys))}"
+    if settings.task.wants_all_candidates:
+        way += ", or set task.kind = 'pointwise', which needs a batch's candidates in a step only"
     raise RecipeError(
-        f"Training {sum(sizes.values()):,} entities with {size}{whole} needs at least "
-        f"{needed:,} bytes of memory, and this machine has {there:,}; "
-        f"{', or '.join(ways)}."
+        f"Training {sum(sizes.values()):,} entities with {size} needs at least "
+        f"{needed:,} bytes of memory, and this machine has {there:,}; {way}."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, overload
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus, Side, Vocabulary
+from evergram.data.corpus import Corpus, Side
 from evergram.data.split import Split, TrainedPairs
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import restore_encoder
-from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.features import Schema
 from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.encoders.module_encoder import (
@@ -27,7 +27,6 @@ from evergram.errors import LineageError
 from evergram.ids import id_hashes
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.record import EncoderRecord
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
 
@@ -55,47 +54,27 @@ def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None =
         or not needed. ShapeError, DataError: they are other modules. IntegrityError.
     """
     record, state, vocabularies = lineage.reader(version).encoder()
-    encoder = restore_any(record, state, vocabularies, f"version {version}", module)
-    if isinstance(encoder, ModuleEncoder):
-        for side, (ids, vectors) in lineage.canaries(version).items():
-            check_vectors(encoder, side, ids[:TRIED], vectors[:TRIED], f"version {version}")
-    return encoder
-
-
-def restore_any(
-    record: EncoderRecord,
-    state: Mapping[str, Tensor],
-    vocabularies: Mapping[str, Vocabulary],
-    version: str,
-    module: EncoderModules | None,
-) -> Encoder:
-    """Return an encoder from its parts: a built-in one, or one of the user's modules.
-
-    Args:
-        version: its name in errors.
-    Raises: as `load_encoder`.
-    """
+    what = f"version {version}"
     if record.kind != "module":
         if module is not None:
             raise LineageError(
-                f"The encoder of {version} is a built-in {record.kind}, so no module fits it; "
-                "leave the module out."
+                f"The encoder of {what} is a built-in {record.kind}, so no module fits it; leave "
+                "the module out."
             )
         return restore_encoder(
-            record.kind, record.options, record.inputs, state, vocabularies, version
-        )
-    if module is None:
-        raise LineageError(
-            f"The encoder of {version} is made of modules that the lineage does not hold; give "
-            "them: load_encoder(lineage, version, EncoderModules(…))."
+            record.kind, record.options, record.inputs, state, vocabularies, what
         )
     if not isinstance(module, EncoderModules):
         raise LineageError(
-            f"module is of type {type(module).__name__}; give EncoderModules(…) with both modules "
-            "and the functions that make their inputs."
+            f"The encoder of {what} is made of modules that the lineage does not hold; give both, "
+            "and the functions that make their inputs: load_encoder(lineage, version, "
+            "EncoderModules(…))."
         )
     schema = Schema(vocabularies, record.inputs)
-    return restore_module_encoder(module, record.options, schema, state, version)
+    encoder = restore_module_encoder(module, record.options, schema, state, what)
+    for side, (ids, vectors) in lineage.canaries(version).items():
+        check_vectors(encoder, side, ids[:TRIED], vectors[:TRIED], what)
+    return encoder
 
 
 def make_artefact(trained: Trained, split: Split, options: Mapping[str, Any]) -> Artefact:
@@ -105,12 +84,18 @@ def make_artefact(trained: Trained, split: Split, options: Mapping[str, Any]) ->
         split: the one whose training corpus `trained` embeds.
         options: the `options_of` the encoder.
     """
-    sides = dict(zip(SIDES, (split.training.queries, split.training.candidates), strict=True))
-    vectors = {"query": trained.query, "candidate": trained.candidate}
+    embeddings: dict[str, Any] = {}
+    for side, entities, vectors in (
+        ("query", split.training.queries, trained.query),
+        ("candidate", split.training.candidates, trained.candidate),
+    ):
+        rows = entities.vocabulary.keys, vectors
+        # In blocks if they are mapped from a file.
+        embeddings[side] = rows if mapping_folder(vectors) is None else partial(_blocks, *rows)
     encoder = trained.encoder
     return Artefact(
         dim=encoder.dim,
-        embeddings={s: _published(e.vocabulary.keys, vectors[s]) for s, e in sides.items()},
+        embeddings=embeddings,
         transform=None,
         metrics={},
         recipe={},
@@ -135,14 +120,6 @@ def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:
     """Return the pairs of a training corpus as a lineage remembers them, after the salt of their
     hashes."""
     return salt, TrainedPairs.of_corpus(corpus, salt)
-
-
-def _published(
-    ids: pa.Array, vectors: Tensor
-) -> tuple[pa.Array, Tensor] | Callable[[], Iterator[Block]]:
-    """Return a side's ids [N] and vectors [N, D] as an artefact takes them: in blocks if they are
-    mapped from a file."""
-    return (ids, vectors) if mapping_folder(vectors) is None else partial(_blocks, ids, vectors)
 
 
 def _blocks(ids: pa.Array, vectors: Tensor) -> Iterator[Block]:

@@ -26,7 +26,7 @@ from evergram.kinds import kind_of
 from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.tables import GivenSplit, RandomSplit, SplitSettings, TimeSplit
+from evergram.training.recipe.tables import GivenSplit, RandomSplit, TimeSplit
 
 # Fewer interactions than this are rarely enough to hold pairs out of.
 FEW = 200
@@ -115,8 +115,22 @@ def split_for(
         test = read_interactions(existing(str(data.test)), columns, data.bad_rows)
         test = test.select(["query", "candidate"])  # of a large test file, what is used alone
         split = given_split(corpus, test, share=recipe.split.share, held_out=held_out)
+    elif isinstance(recipe.split, RandomSplit):
+        split = random_split(corpus, share=recipe.split.share, held_out=held_out)
     else:
-        split = _split_of(recipe.split, corpus, version, held_out)
+        assert isinstance(recipe.split, TimeSplit)
+        shares, last = recipe.split.versions, recipe.split.last
+        if last is not None:
+            split = window_split(corpus, last=RollingWindow.parse(last), held_out=held_out)
+        elif version < len(shares):
+            share, until = shares[version], recipe.split.ends[version + 1]
+            split = time_split(corpus, share=share, until=until, held_out=held_out)
+        else:
+            raise RecipeError(
+                f"split.versions has {len(shares)} shares, so version {version} has none; append "
+                "the share of the corpus that it has seen, or set split.last = '5 %' in its "
+                "place, which holds for every version."
+            )
     if history is not None and history.untested is not None:
         split = split.without_test(history.untested)
     elif not len(split.test) and split.trained_before:
@@ -125,45 +139,21 @@ def split_for(
             "earlier version of the lineage, so nothing is left to test by; give data that has "
             "grown, or another test file."
         )
-    _refuse_too_few(split, len(corpus), recipe.split.kind)
-    return split
-
-
-def _split_of(settings: SplitSettings, corpus: Corpus, version: int, held_out: HeldOut) -> Split:
-    """Return the split of one corpus at random or by time."""
-    if isinstance(settings, RandomSplit):
-        return random_split(corpus, share=settings.share, held_out=held_out)
-    assert isinstance(settings, TimeSplit)
-    if settings.last is not None:
-        last = RollingWindow.parse(settings.last)
-        return window_split(corpus, last=last, held_out=held_out)
-    if version >= len(settings.versions):
-        raise RecipeError(
-            f"split.versions has {len(settings.versions)} shares, so version {version} has none; "
-            "append the share of the corpus that it has seen, or set split.last = '5 %' in "
-            "its place, which holds for every version."
+    if not len(split.selection) or not (len(split.test) or split.untested):
+        left_out = split.unknown_queries + split.trained_before + split.in_training
+        remedy = (
+            "Give a data.test with other pairs of queries and candidates of the training data"
+            if recipe.split.kind == "given"
+            else f"Give more data, at best {FEW} interactions or more, in which queries come more "
+            "than once with several candidates, or hold out more in [split]"
         )
-    share, until = settings.versions[version], settings.ends[version + 1]
-    return time_split(corpus, share=share, until=until, held_out=held_out)
-
-
-def _refuse_too_few(split: Split, interactions: int, kind: str) -> None:
-    """Raises: DataError: no pair is left to choose an epoch by, or none to test by."""
-    if len(split.selection) and (len(split.test) or split.untested):
-        return
-    left_out = split.unknown_queries + split.trained_before + split.in_training
-    remedy = (
-        "Give a data.test with other pairs of queries and candidates of the training data"
-        if kind == "given"
-        else f"Give more data, at best {FEW} interactions or more, in which queries come more than "
-        "once with several candidates, or hold out more in [split]"
-    )
-    raise DataError(
-        f"The split holds out too few pairs to judge a model by: of {interactions} interactions "
-        f"{len(split.selection)} to choose an epoch and {len(split.test)} to test; "
-        f"{left_out} more are of queries that training does not know, or were trained on. "
-        f"{remedy}."
-    )
+        raise DataError(
+            f"The split holds out too few pairs to judge a model by: of {len(corpus)} interactions "
+            f"{len(split.selection)} to choose an epoch and {len(split.test)} to test; "
+            f"{left_out} more are of queries that training does not know, or were trained on. "
+            f"{remedy}."
+        )
+    return split
 
 
 def final_split(split: Split, *, refits: bool) -> Split:

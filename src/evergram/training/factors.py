@@ -29,29 +29,25 @@ POWER_STEPS = 4
 
 def build_measures(chosen: Sequence[float | str], counts: Tensor, vocabulary: Vocabulary) -> Tensor:
     """Return the R measures of a side, float64 [N, R]: p_a ∝ count_a^γ for each number chosen, or
-    from a file of weights for each path. Raises: DataError.
+    from a file with columns `id` and `weight` for each path. Raises: DataError.
 
     Args:
         counts: int64 [N], interactions of each entity.
         vocabulary: the ids of the side.
     """
-    columns = [
-        _weights_of(Path(item), vocabulary) if isinstance(item, str) else measure(counts, item)
-        for item in chosen
-    ]
+    columns = []
+    for item in chosen:
+        if not isinstance(item, str):
+            columns.append(measure(counts, item))
+            continue
+        path = Path(item)
+        ids, column = read_keyed(path, "weight", numbers=True)
+        rows = _rows_of(ids, vocabulary, path)
+        weight = torch.where(rows >= 0, to_tensor(column)[rows.clamp(min=0)], 0.0)
+        if float(weight.sum()) == 0:
+            raise DataError(f"{path} gives no weight to any entity of the corpus.")
+        columns.append(weight / weight.sum())
     return torch.stack(columns, dim=1)
-
-
-def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
-    """Return the measure of a file with columns `id` and `weight`, float64 [N]; an id that it lacks
-    weighs 0. Raises: DataError: the file cannot be used."""
-    ids, column = read_keyed(path, "weight", numbers=True)
-    value = to_tensor(column)
-    rows = _rows_of(ids, vocabulary, path)
-    weight = torch.where(rows >= 0, value[rows.clamp(min=0)], 0.0)
-    if float(weight.sum()) == 0:
-        raise DataError(f"{path} gives no weight to any entity of the corpus.")
-    return weight / weight.sum()
 
 
 def _rows_of(ids: pa.Array, vocabulary: Vocabulary, path: Path) -> Tensor:
@@ -68,15 +64,10 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     column = chunks.combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
-    kind = column.type
-    listed = any(
-        is_kind(kind)
-        for is_kind in (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)
-    )
-    if not listed or not (
-        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
-    ):
-        raise DataError(f"{path} column 'vector' is {kind}; it must hold lists of numbers.")
+    lists = isinstance(column.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+    numbers = column.type.value_type if lists else pa.null()
+    if not (pa.types.is_floating(numbers) or pa.types.is_integer(numbers)):
+        raise DataError(f"{path} column 'vector' is {column.type}; it must hold lists of numbers.")
     flat = to_tensor(column.flatten().cast(pa.float32()))
     alike = not column.null_count and pc.count_distinct(pc.list_value_length(column)).as_py() == 1
     if not alike or not bool(torch.isfinite(flat).all()):

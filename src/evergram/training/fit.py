@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -153,8 +153,13 @@ def fit_encoder(
     settings, together = recipe.training, context.collectives
     # A refit takes about as long again.
     first = context if refit is None else replace(context, ends=context.share_of_time(0.5))
-    job = _Job.of(recipe, split, version, first, companions)
-    stopping = EarlyStopping(settings.metric, settings.patience, _select_after(recipe, companions))
+    fitting = FitSettings.of(recipe, split.training, version)
+    job = _Job(recipe, fitting, split, first, companions)
+    after = 0
+    if companions.joint is not None and isinstance(recipe.upgrade, GradientUpgrade):
+        # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
+        after = recipe.upgrade.transform_training.select_after
+    stopping = EarlyStopping(settings.metric, settings.patience, after)
     run = job.trainer(stopping)
     run.callbacks += context.callbacks
     an_epoch = job.plan_selection(stopping, run)
@@ -171,37 +176,44 @@ def fit_encoder(
         stopping.kept = {}
         del run
         again = replace(context, title=f"{context.title} refit")
-        job = _Job.of(recipe, split, version, again, refit.companions)
-        run = job.trainer(steps=steps)
+        fitting = FitSettings.of(recipe, split.training, version)
+        run = _Job(recipe, fitting, split, again, refit.companions).trainer(steps=steps)
         run.fit(steps=steps)
         encoder = run.finish()
         if encoder.popularity is not None and popularity is not None:
             encoder.popularity.exponent = popularity.exponent  # with the counts of all it has seen
         last = {"steps": steps, "interactions": len(split.training), "seconds": run.seconds}
         seconds, trained = seconds + run.seconds, trained + an_epoch * run.epoch
-    measured = judge(encoder, split, recipe, job.test_queries(encoder, split, trained), together)
+    ranked = context.test_queries
+    if ranked is None:
+        sizes = {"query": len(split.training.queries), "candidate": len(split.training.candidates)}
+        work = RankingWork.of(encoder, distinct(split.test.query), sizes)
+        ranked = work.plan(settings.evaluate_share, trained)[0]
     warnings = warned(settings, stopping, ended, context.title)
     for sentence in warnings if context.warns and together.is_first else ():
         log.warning(sentence)
+    objective = run.step.objective
+    task, temperature = objective.task, None
+    if isinstance(task, SoftmaxAll) and task.log_temperature is not None:
+        temperature = task.temperature
     return replace(
-        measured,
-        **job.as_used(run),
+        judge(encoder, split, recipe, ranked, together),
         history=stopping.history,
         best_epoch=stopping.best_epoch,
         seconds=seconds,
+        state_bytes=run.state_bytes,
         ended=ended,
         refit=last,
         popularity=popularity,
+        penalty=objective.penalty,
+        l2=objective.l2,
+        l2_measure=fitting.strengths.l2_measure,
+        optimizer=fitting.training.optimizer,
+        batch_size=run.sampler.batch_size,
+        table_rate=fitting.table_rate,
+        temperature=temperature,
         warnings=warnings,
     )
-
-
-def _select_after(recipe: Recipe, companions: Companions) -> int:
-    """Return the epochs after which the best is looked for: a joint run is not yet compatible when
-    it is best at its own task. [BC]'s code."""
-    if companions.joint is None or not isinstance(recipe.upgrade, GradientUpgrade):
-        return 0
-    return recipe.upgrade.transform_training.select_after
 
 
 def _popularity(
@@ -221,43 +233,28 @@ def _popularity(
 
 @dataclass(frozen=True)
 class _Job:
-    """One training: its settings, its data, and where it runs; `recipe` is JSON."""
+    """One training: its settings, its data, and where it runs."""
 
+    recipe: Recipe
     settings: FitSettings
-    recipe: str
     split: Split
     context: RunContext
     companions: Companions
 
-    @classmethod
-    def of(
-        cls,
-        recipe: Recipe,
-        split: Split,
-        version: int,
-        context: RunContext,
-        companions: Companions,
-    ) -> Self:
-        settings = FitSettings.of(recipe, split.training, version)
-        return cls(settings, recipe.model_dump_json(), split, context, companions)
-
     def trainer(self, stopping: EarlyStopping | None = None, steps: int = 0) -> Trainer:
         """Return its trainer, which resumes, and selects an epoch by `stopping` or refits for
         `steps`."""
-        settings, context, training = self.settings, self.context, self.split.training
+        settings, context, split = self.settings, self.context, self.split
         folder = context.folder if context.collectives.is_first else None
-        beside = training, context.device, self.companions, folder, context.collectives
-        run = Trainer(*prepare(settings, *beside), seed=settings.version_seed)
+        where = context.device, self.companions, folder, context.collectives
+        run = Trainer(*prepare(settings, split.training, *where), seed=settings.version_seed)
         identity, metric = None, None if stopping is None else stopping.metric
         if folder is not None:
             purpose = f"refit, {steps} steps" if stopping is None else ""
-            of_run = self.recipe, settings.version, self.split, self.companions, purpose
-            identity = run_identity(*of_run)
+            recipe = self.recipe.model_dump_json()
+            identity = run_identity(recipe, settings.version, split, self.companions, purpose)
         chosen = identity, context.checkpoints, context.progress
-        run.callbacks += [
-            Checkpoints(folder, context.title, *chosen),
-            SoundNumbers(),
-        ]
+        run.callbacks += [Checkpoints(folder, context.title, *chosen), SoundNumbers()]
         if stopping is not None:
             stopping.copied = run.copied
             run.callbacks += [Limits(settings.training.budget, context.ends), stopping]
@@ -265,46 +262,19 @@ class _Job:
         run.callbacks.append(ProgressReport(context.progress, context.title, steps, metric))
         return run
 
-    def as_used(self, run: Trainer) -> dict[str, Any]:
-        """Return the settings of `Trained` as a run used them, with what it has learned of them."""
-        objective, settings = run.step.objective, self.settings
-        task, temperature = objective.task, None
-        if isinstance(task, SoftmaxAll) and task.log_temperature is not None:
-            temperature = task.temperature
-        return {
-            "state_bytes": run.state_bytes,
-            "penalty": objective.penalty,
-            "l2": objective.l2,
-            "l2_measure": settings.strengths.l2_measure,
-            "optimizer": settings.training.optimizer,
-            "batch_size": run.sampler.batch_size,
-            "table_rate": settings.table_rate,
-            "temperature": temperature,
-        }
-
     def plan_selection(self, stopping: EarlyStopping, run: Trainer) -> int:
         """Let the selection rank as many queries, as often, as the recipe's share allows. Return
         the multiply-adds of an epoch of training."""
-        settings, seed, split = self.settings.training, self.settings.seed, self.split
-        passes = self.settings.model.passes_over_graph
+        settings, split = self.settings.training, self.split
         counts = {side: split.training.counts(side) for side in SIDES}
+        passes = self.settings.model.passes_over_graph
         an_epoch = epoch_work(run, counts, passes_over_graph=passes)
         sizes = {side: len(each) for side, each in counts.items()}
         work = RankingWork.of(run.encoder, distinct(split.selection.query), sizes)
         ranked, rarer = work.plan(settings.evaluate_share, settings.evaluate_every * an_epoch)
         stopping.every = settings.evaluate_every * rarer
-        stopping.evaluate = SelectionMetric(settings.metric, split, ranked, seed)
+        stopping.evaluate = SelectionMetric(settings.metric, split, ranked, self.settings.seed)
         return an_epoch
-
-    def test_queries(self, encoder: Encoder, split: Split, training: int) -> int:
-        """Return how many test queries are ranked after `training` multiply-adds."""
-        if self.context.test_queries is not None:
-            return self.context.test_queries
-        settings = self.settings.training
-        sides = split.training.queries, split.training.candidates
-        sizes = dict(zip(SIDES, map(len, sides), strict=True))
-        work = RankingWork.of(encoder, distinct(split.test.query), sizes)
-        return work.plan(settings.evaluate_share, training)[0]
 
 
 def judge(

@@ -18,15 +18,14 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.mapped_tensors import copied_beside, mapping_folder
 from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback, Point
-from evergram.training.distributed import part_of, seed_of_process
+from evergram.training.distributed import seed_of_process
 from evergram.training.resuming import TrainingState
-from evergram.training.step import Step
+from evergram.training.step import Step, part_of
 
 # An epoch's objective is summed in float64: in float32 a sum of many steps goes astray.
 SUM = torch.float64
 # How far a run is.
 COUNTERS = ("epoch", "steps", "batches", "seconds")
-Ahead = tuple[Batch, "dict[str, Draw] | None"]
 
 
 class Trainer:
@@ -138,7 +137,6 @@ class Trainer:
 
     def copied(self, name: str, values: Tensor) -> Tensor:
         """Return a copy of `values`, in memory or a file like the trained tensor of this name."""
-
         trained = gather(self.learned, []).get(name)
         return values.clone() if trained is None else copied_beside(values, trained)
 
@@ -151,8 +149,9 @@ class Trainer:
         if self.batches:
             tensors["epoch|objective"] = self.total
             tensors |= {f"look_ahead|{s}": r for s, r in self.step.whole_look_ahead().items()}
-            states = generator_states(self.device).items()
-            tensors |= {f"generator|{name}": state for name, state in states}
+            tensors["generator|cpu"] = torch.get_rng_state()
+            if self.device.type == "cuda":
+                tensors["generator|cuda"] = torch.cuda.get_rng_state(self.device)
         facts: dict[str, Any] = {name: getattr(self, name) for name in COUNTERS}
         facts["callbacks"] = {}
         for name, callback in _by_name(self.callbacks).items():
@@ -201,12 +200,10 @@ class Trainer:
             return "epochs"
         if steps is not None and self.steps >= steps:
             return "steps"
-        ended: str = self.step.collectives.from_first(self._stopped)
+        ended: str = self.step.collectives.from_first(
+            lambda: next((why for c in self.callbacks if (why := c.stop(self))), "")
+        )
         return ended
-
-    def _stopped(self) -> str:
-        """Return a callback's word that ends the run, if any; the first process asks alone."""
-        return next((why for c in self.callbacks if (why := c.stop(self))), "")
 
     def _next_epoch(self, limit: int | None) -> float:
         """Train for one epoch, or until `limit` steps of the run. Return the mean objective."""
@@ -264,28 +261,19 @@ def run_epoch(
         for batch in batches:
             yield batch, step(batch, None if pairs is None else next(pairs))
         return
-    for (batch, drawn), following in _with_next(batches, pairs):
+    # A step is shown the ids of the next one; of the last there are none.
+    current = next(batches, None)
+    drawn = None if pairs is None or current is None else next(pairs)
+    while current is not None:
+        ahead = next(batches, None)
+        ahead_drawn = None if pairs is None or ahead is None else next(pairs)
         ids: dict[str, Tensor] | None = None
-        if following is not None:
-            ahead, ahead_drawn = following
+        if ahead_drawn is not None:
+            ids = {side: draw.ids for side, draw in ahead_drawn.items()}
+        elif ahead is not None:
             ids = {"query": ahead.query, "candidate": ahead.candidate}
-            if ahead_drawn is not None:
-                ids = {s: ahead_drawn[s].ids for s in SIDES}
-        yield batch, step(batch, drawn, ids)
-
-
-def _with_next(
-    batches: Iterator[Batch], pairs: Iterator[dict[str, Draw]] | None
-) -> Iterator[tuple[Ahead, Ahead | None]]:
-    """Yield each batch and its draws together with the next ones; None after the last."""
-    current: Ahead | None = None
-    for batch in batches:
-        following = (batch, None if pairs is None else next(pairs))
-        if current is not None:
-            yield current, following
-        current = following
-    if current is not None:
-        yield current, None
+        yield current, step(current, drawn, ids)
+        current, drawn = ahead, ahead_drawn
 
 
 def _by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
@@ -328,17 +316,13 @@ def scatter(
         for name, value in named(tensors, f"optimizer{i}").items():
             parameter, key = name.split("|")
             # An optimiser takes the tensor itself, and would change that of a file or another run.
-            own = _overwritten(present.get(int(parameter), {}).get(key), value)
-            state.setdefault(int(parameter), {})[key] = value.clone() if own is None else own
+            own = present.get(int(parameter), {}).get(key)
+            mapped = isinstance(own, Tensor) and mapping_folder(own) and own.shape == value.shape
+            state.setdefault(int(parameter), {})[key] = (
+                own.copy_(value) if mapped else value.clone()
+            )
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _overwritten(own: Any, value: Tensor) -> Tensor | None:
-    """Return an optimiser's own tensor with this value, if it is one that is mapped from a file."""
-    if not isinstance(own, Tensor) or mapping_folder(own) is None or own.shape != value.shape:
-        return None
-    return own.copy_(value)
 
 
 def named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -353,7 +337,7 @@ def seeded(seed: int, device: torch.device, states: Mapping[str, Tensor]) -> Ite
     is a function of the run's seed and epoch.
 
     Args:
-        states: of `generator_states` inside an interrupted epoch; empty at an epoch's start.
+        states: of the generators inside an interrupted epoch; empty at an epoch's start.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -363,11 +347,3 @@ def seeded(seed: int, device: torch.device, states: Mapping[str, Tensor]) -> Ite
         if "cuda" in states and devices:
             torch.cuda.set_rng_state(states["cuda"], device)
         yield
-
-
-def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of torch's global generators, uint8, by kind of device."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
-from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule, Term
+from evergram.gramian.query_form import Length, QueryForm, Rule, Term
 from evergram.tasks.kinds import (
     PointwiseSettings,
     SecondOrderSettings,

@@ -7,9 +7,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,11 +20,10 @@ from torch import Tensor
 
 from evergram.atomic_files import make_folder, replacing_path
 from evergram.collectives import Collectives
-from evergram.data.corpus import Corpus, Side
+from evergram.data.corpus import Corpus
 from evergram.data.prepared.files import sha256_of
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.split import Split
-from evergram.did_you_mean import did_you_mean
 from evergram.encoders.features import SIDES
 from evergram.errors import IntegrityError, RecipeError, TrainingError
 from evergram.training.callbacks import Callback
@@ -46,7 +44,6 @@ SUFFIX = ".safetensors"
 # Ids that are hashed at a time.
 BLOCK = 1 << 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-Hashed = str | bytes | memoryview | Tensor
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -80,10 +77,7 @@ class CheckpointSettings:
         if self.keep < 1:
             raise RecipeError(f"keep = {self.keep} keeps no checkpoint; it must be 1 or more.")
         if self.resume not in ("auto", "never"):
-            raise RecipeError(
-                f"--resume {self.resume} is not known; it must be auto or never"
-                f"{did_you_mean(self.resume, ('auto', 'never'))}."
-            )
+            raise RecipeError(f"--resume {self.resume} is not known; it must be auto or never.")
 
     @property
     def interval(self) -> tuple[float | None, int | None]:
@@ -123,21 +117,21 @@ def run_identity(
     }
 
 
+_DIFFERENCES = {
+    "": "",
+    "selection": "other pairs that select an epoch",
+    "modules": "other modules, or another version before it",
+    "purpose": "another number of steps",
+    "files": "other contents of the files that [prior] or a measure of [task] names",
+}
+
+
 def difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
     """Return how another run differs from this one, such as "another corpus"; or ""."""
     first = next((name for name, value in mine.items() if other.get(name) != value), "")
-    theirs = f"({other.get(first)}, here {mine.get(first)})"
-    return {
-        "": "",
-        "recipe": "another recipe",
-        "torch": f"another torch {theirs}",
-        "version": f"another version {theirs}",
-        "corpus": "another corpus",
-        "selection": "other pairs that select an epoch",
-        "modules": "other modules, or another version before it",
-        "purpose": "another number of steps",
-        "files": "other contents of the files that [prior] or a measure of [task] names",
-    }[first]
+    named = _DIFFERENCES.get(first, f"another {first}")
+    shows = first in ("torch", "version")
+    return f"{named} ({other.get(first)}, here {mine[first]})" if shows else named
 
 
 def files_digest(recipe: Mapping[str, Any]) -> str:
@@ -157,53 +151,47 @@ def corpus_digest(corpus: Corpus) -> str:
     if isinstance(corpus, MappedCorpus):
         return corpus.fingerprint
     columns = (corpus.column(name) for name in corpus.interactions.column_names)
-    sides = (part for side in (corpus.queries, corpus.candidates) for part in _side(side))
-    return _hashed(chain([f"{corpus.interactions.schema} {corpus.shared_ids}"], columns, sides))
+    sides = (
+        (
+            side.vocabulary.keys,
+            ((n, f.vocabulary.keys, f.offsets, f.indices) for n, f in side.features.items()),
+        )
+        for side in (corpus.queries, corpus.candidates)
+    )
+    return _hashed([f"{corpus.interactions.schema} {corpus.shared_ids}", columns, sides])
 
 
 def modules_digest(companions: Companions) -> str:
     """Return a digest of the modules and embeddings that a run starts from or aligns to: of a joint
     module its buffers, which hold the past."""
     joint, past = companions.joint, companions.past or {}
-    groups: list[Iterable[tuple[str, Tensor]]] = [() if joint is None else joint.named_buffers()]
+    groups: list[Any] = [() if joint is None else joint.named_buffers()]
     for module in (companions.start, companions.own):
         groups.append(() if module is None else module.state_dict().items())
-    groups.append(sorted(past.items()))
-    return _hashed(each for group in groups for each in chain("|", _one_by_one(group)))
+    return _hashed(("|", group) for group in (*groups, sorted(past.items())))
 
 
-def _one_by_one(named: Iterable[tuple[str, Tensor]]) -> Iterator[Hashed]:
-    for pair in named:
-        yield from pair
-
-
-def _side(side: Side) -> Iterator[Hashed]:
-    yield from _ids(side.vocabulary.keys)
-    for name, feature in side.features.items():
-        yield name
-        yield from _ids(feature.vocabulary.keys)
-        yield from (feature.offsets, feature.indices)
-
-
-def _ids(keys: pa.Array) -> Iterator[Hashed]:
-    yield f"{keys.type} {len(keys)}"
-    for start in range(0, len(keys), BLOCK):
-        yield memoryview(pa.record_batch([keys.slice(start, BLOCK)], ["id"]).serialize())
-
-
-def _hashed(values: Iterable[Hashed]) -> str:
-    """Return the SHA-256 of texts, bytes and tensors."""
+def _hashed(value: Any) -> str:
+    """Return the SHA-256 of texts, tensors, arrays of ids, and whatever yields these."""
     digest = hashlib.sha256()
-    for value in values:
-        if isinstance(value, Tensor):
-            value = _bytes(value)
-        digest.update(value.encode() if isinstance(value, str) else value)
+
+    def add(value: Any) -> None:
+        if isinstance(value, str):
+            digest.update(value.encode())
+        elif isinstance(value, Tensor):
+            plain = value.detach().cpu().contiguous().reshape(-1)
+            digest.update(plain.view(torch.uint8).numpy().data if len(plain) else b"")
+        elif isinstance(value, pa.Array):
+            digest.update(f"{value.type} {len(value)}".encode())
+            for start in range(0, len(value), BLOCK):
+                block = pa.record_batch([value.slice(start, BLOCK)], ["id"])
+                digest.update(memoryview(block.serialize()))
+        else:
+            for each in value:
+                add(each)
+
+    add(value)
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes | memoryview:
-    plain = tensor.detach().cpu().contiguous().reshape(-1)
-    return plain.view(torch.uint8).numpy().data if len(plain) else b""
 
 
 @dataclass(frozen=True)
@@ -220,7 +208,14 @@ def write_state(path: Path, identity: Mapping[str, str], state: TrainingState) -
 
     Raises: TrainingError: the file cannot be written; nothing has changed.
     """
-    tensors = _plain(state.tensors)
+    tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in state.tensors.items():
+        dense = tensor.detach().cpu().contiguous()
+        storage = dense.untyped_storage().data_ptr()
+        # Modules that share parameters have them under several names, and a file has no views.
+        tensors[name] = dense.clone() if storage in storages else dense
+        storages.add(storage)
     # Tensors and facts are in one file: one rename replaces both.
     metadata = {"format": FORMAT} | {
         "identity": json.dumps(dict(identity)),
@@ -267,24 +262,10 @@ def read_state(path: Path, identity: Mapping[str, str]) -> TrainingState:
     return TrainingState(tensors, facts)
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors as a file holds them: on the CPU, dense, none a view of another."""
-    plain: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        dense = tensor.detach().cpu().contiguous()
-        storage = dense.untyped_storage().data_ptr()
-        # Modules that share parameters have them under several names.
-        plain[name] = dense.clone() if storage in storages else dense
-        storages.add(storage)
-    return plain
-
-
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of a state: metadata, and every tensor's name, type, shape and bytes."""
     described = ((f"{n} {t.dtype} {list(t.shape)}", t) for n, t in sorted(tensors.items()))
-    head = json.dumps(dict(metadata), sort_keys=True)
-    return _hashed(chain([head], _one_by_one(described)))
+    return _hashed([json.dumps(dict(metadata), sort_keys=True), described])
 
 
 class Checkpoints(Callback):
@@ -315,6 +296,7 @@ class Checkpoints(Callback):
         self.identity = identity
         self.settings = settings
         self.progress = progress
+        self._stem = title.replace(" ", "-")
         self._saved, self._steps, self._cost = time.monotonic(), 0, 0.0
         # Checkpoints of this run, oldest first.
         self._kept: list[Path] = []
@@ -336,11 +318,10 @@ class Checkpoints(Callback):
         self._save_if(self.due(run.steps) or (last and self.folder is not None), run)
 
     def _save_if(self, due: bool, run: Trainer) -> None:
-        if not run.agreed(due):
-            return
-        started = time.monotonic()
-        self.save(run.state(), run.steps)
-        self._cost = time.monotonic() - started
+        if run.agreed(due):
+            started = time.monotonic()
+            self.save(run.state(), run.steps)
+            self._cost = time.monotonic() - started
 
     def due(self, steps: int) -> bool:
         """Return whether a checkpoint is due after `steps` steps of the run."""
@@ -354,10 +335,13 @@ class Checkpoints(Callback):
         """
         if self.folder is None or self.identity is None:
             return
-        path = self._room(steps)
+        path, keep = self.folder / f"{self._stem}.{steps:012d}{SUFFIX}", self.settings.keep
+        # Make room first. On a full disk one good checkpoint is worth more than none: the only one
+        # stays until the next one is whole.
+        others = [p for p in self._kept if p != path]
+        _remove(others[: max(0, len(others) - max(1, keep - 1))])
         write_state(path, self.identity, state)
-        self._kept = [*(p for p in self._kept if p != path and p.exists()), path]
-        self._kept = self._kept[-self.settings.keep :]
+        self._kept = [*(p for p in others if p.exists()), path][-keep:]
         _remove(p for p in self._paths() if p not in self._kept)
         self._saved, self._steps = time.monotonic(), steps
 
@@ -390,29 +374,12 @@ class Checkpoints(Callback):
             return state
         return None
 
-    def _room(self, steps: int) -> Path:
-        """Make room for a checkpoint. Return its file."""
-        path = self._path(steps)
-        kept = [p for p in self._kept if p != path]
-        # On a full disk one good checkpoint is worth more than none. With one to keep, or one
-        # there, it stays until the next one is whole.
-        _remove(kept[: max(0, len(kept) - max(1, self.settings.keep - 1))])
-        return path
-
-    def _path(self, steps: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{self._stem}.{steps:012d}{SUFFIX}"
-
     def _paths(self) -> list[Path]:
         """Return the files of the run's title, oldest first."""
         name = re.compile(rf"{re.escape(self._stem)}\.\d{{12}}{re.escape(SUFFIX)}")
         if self.folder is None or not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if name.fullmatch(p.name))
-
-    @property
-    def _stem(self) -> str:
-        return self.title.replace(" ", "-")
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -426,10 +393,7 @@ def state_of_first(state: TrainingState | None, together: Collectives) -> Traini
         return state
     mine = {} if state is None else state.tensors
     facts, shapes = together.from_first(
-        lambda: (
-            state and state.facts,
-            {name: (tensor.dtype, tensor.shape) for name, tensor in mine.items()},
-        )
+        lambda: (state and state.facts, {n: (t.dtype, t.shape) for n, t in mine.items()})
     )
     if facts is None:
         return None

@@ -1,14 +1,20 @@
-"""One training step, in the order that the Gramian estimators require."""
+"""One training step, in the order that the Gramian estimators require, shared among processes.
+
+Each process's loss is a part of the whole batch's, and all parts add up to it, so that gradients
+are summed. A mean over a share counts for its portion of the rows; what all of P processes compute
+alike counts for 1/P.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.collectives import ALONE, Collectives
 from evergram.data.sampling import Batch, Draw, Pool
@@ -18,9 +24,37 @@ from evergram.encoders.features import SIDES
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
 from evergram.gramian.penalty import contributions, preconditioner
 from evergram.tasks.task import Encoded, Loss, Moments, Objective, Spread
-from evergram.training.distributed import Part, learned_from, part_of, sum_gradients
 from evergram.training.joint import JointAlignment
 from evergram.training.optimizers import decay_rates
+
+Rows = TypeVar("Rows", Batch, Draw, Tensor)
+
+
+@dataclass(frozen=True)
+class Part(Generic[Rows]):
+    """The rows that a process has of `size` rows, their place among all, and what they count for in
+    a mean over all; where it has none, the first of all stands in and counts for nothing."""
+
+    rows: Rows
+    size: int
+    place: slice
+    portion: float
+
+
+def part_of(rows: Rows, size: int, collectives: Collectives) -> Part[Rows]:
+    """Return a process's part of `size` rows that every process was given."""
+    if collectives.size == 1:
+        return Part(rows, size, slice(None), 1.0)
+    place = collectives.share(size)
+    count = place.stop - place.start
+    own = place if count else slice(0, 1)
+    cut: Any = rows
+    if isinstance(rows, Tensor):
+        cut = rows[own]
+    else:  # each tensor of a batch or a draw
+        values = {field.name: getattr(cut, field.name) for field in fields(cut)}
+        cut = replace(cut, **{n: v if v is None else v[own] for n, v in values.items()})
+    return Part(cut, size, own, count / max(1, size))
 
 
 @dataclass
@@ -89,7 +123,7 @@ class Step:
             upcoming: ids of the next draws (or of the next batch), for estimators that want to see
                 them at the parameters before this step too; None at an epoch's end.
         """
-        own = part_of(batch, len(batch.query), self.collectives)
+        own, alone = part_of(batch, len(batch.query), self.collectives), self.collectives.size == 1
         # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
         embeddings: Embeddings = self.encoder(self.scene)
         if self.objective.task.wants_all_candidates:
@@ -98,7 +132,10 @@ class Step:
         everyone: dict[str, Spread] | None = None
         if self.objective.wants_moments:
             draws, everyone = self._begin_estimators(embeddings, draws)
-        shown = self._shown(batch, own)
+        # A task that compares pairs with each other computes all of them in each process.
+        shown = own
+        if not (alone or self.objective.task.is_mean_of_pairs):
+            shown = Part(batch, own.size, slice(None), 1 / self.collectives.size)
         pairs = shown.rows
         query, without = embeddings.of_pairs(pairs.query, pairs.candidate)
         rows = query, embeddings.rows("candidate", pairs.candidate)
@@ -114,14 +151,31 @@ class Step:
         torch.autograd.backward(total)
         value = sum_gradients(self.optimizers, loss.objective, self.collectives)
         seen_before = self.look_ahead
-        self.look_ahead = self._ahead(embeddings, upcoming)
+        self.look_ahead = {}
+        if self.objective.wants_moments and upcoming is not None and self.wants_before:
+            self.look_ahead_rows = {s: len(ids) for s, ids in upcoming.items()}
+            with torch.no_grad():
+                for side in SIDES:
+                    ids = part_of(upcoming[side], len(upcoming[side]), self.collectives).rows
+                    self.look_ahead[side] = embeddings.rows(side, ids)
         for optimizer in self.optimizers:
             optimizer.step()
         if self.objective.wants_moments:
             # The penalty's rows are what is learned, unless all entities stood in for the batch.
             made = loss.moments if encoded.everyone is None else {}
             if not self.independent:
-                self._update(learned_from(own, *rows), seen_before, made)
+                mine = own.rows
+                learned = {
+                    "query": (Draw(mine.query, mine.query_weight), rows[0]),
+                    "candidate": (Draw(mine.candidate, mine.candidate_weight), rows[1]),
+                }
+                parts = {}
+                for side, (draw, vectors) in learned.items():
+                    if len(vectors) != len(draw.ids):  # of all processes' pairs
+                        vectors = vectors[own.place]
+                    part = Part(draw, own.size, own.place, own.portion)
+                    parts[side] = part, vectors.detach()
+                self._update(parts, seen_before, made)
             if any(e.wants_after for side in SIDES for e in self.estimators[side]):
                 apart = draws if self.samples_gradient else None
                 with self.look() as now:
@@ -159,18 +213,6 @@ class Step:
             )
         loss: Loss = self.objective(encoded, pairs, moments)
         return loss
-
-    def _ahead(
-        self, embeddings: Embeddings, upcoming: Mapping[str, Tensor] | None
-    ) -> dict[str, Tensor]:
-        """Return this process's share of the next draws' embeddings before the step, by side, if an
-        estimator wants them."""
-        if not self.objective.wants_moments or upcoming is None or not self.wants_before:
-            return {}
-        self.look_ahead_rows = {s: len(ids) for s, ids in upcoming.items()}
-        ahead = {s: part_of(i, len(i), self.collectives).rows for s, i in upcoming.items()}
-        with torch.no_grad():
-            return {s: embeddings.rows(s, ahead[s]) for s in SIDES}
 
     def whole_look_ahead(self) -> dict[str, Tensor]:
         """Return the look ahead's rows of all processes, by side."""
@@ -277,14 +319,6 @@ class Step:
 
         return blocks
 
-    def _shown(self, batch: Batch, own: Part[Batch]) -> Part[Batch]:
-        """Return the pairs whose loss this process computes: all of them for a task that compares
-        pairs with each other, whose loss then counts for 1/P in each process."""
-        size = self.collectives.size
-        if size == 1 or self.objective.task.is_mean_of_pairs:
-            return own
-        return Part(batch, own.size, slice(None), 1 / size)
-
     def _drawn(self, embeddings: Embeddings, parts: Mapping[str, Part[Draw]]) -> dict[str, Spread]:
         """Return the embeddings of drawn entities, with gradient if the penalty's is over them."""
         spreads = {}
@@ -346,7 +380,9 @@ class Step:
         """
         past = self.look_ahead if before is None else before
         for side, (part, embeddings) in learned.items():
-            ids, weights = part.rows.ids, part.counted(part.rows.weights)
+            ids, weights = part.rows.ids, part.rows.weights
+            if not part.portion:  # its one row only stands in
+                weights = torch.zeros_like(weights)
             factors = self.factors[side]
             # Without factors nothing is looked up.
             own = factors[ids] if factors.shape[1] else embeddings[:, :0]
@@ -398,3 +434,63 @@ def turn_gradients(
         # A side that is frozen as a whole has no gradient to multiply.
         if rows is not None and rows.requires_grad:
             rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]
+
+
+# What a parameter has in a process where no gradient reached it, or a dense one.
+NONE, DENSE = -1, -2
+
+
+@torch.no_grad()
+def sum_gradients(
+    optimizers: Sequence[torch.optim.Optimizer], value: Tensor, collectives: Collectives
+) -> Tensor:
+    """Give every trained parameter the sum of the processes' gradients. Return the sum of `value`.
+
+    Dense gradients are summed in one vector a dtype, together with `value`, a scalar; of a sparse
+    one the touched rows are gathered.
+    """
+    if collectives.size == 1:
+        return value
+    parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    dense: dict[torch.dtype, list[nn.Parameter]] = {value.dtype: []}
+    for parameter, most in zip(parameters, _touched(parameters, collectives), strict=True):
+        if most == DENSE:
+            dense.setdefault(parameter.dtype, []).append(parameter)
+        elif most != NONE:
+            own = parameter.grad
+            if own is None:
+                ids = torch.zeros(1, 0, dtype=torch.int64, device=parameter.device)
+                values = parameter.new_zeros(0, *parameter.shape[1:])
+                shape = parameter.shape
+                own = torch.sparse_coo_tensor(ids, values, shape, is_coalesced=True)
+            parameter.grad = collectives.sparse_rows(own, most, "tables")
+    summed = value
+    for dtype, owners in dense.items():
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in owners]
+        first = [value.detach().reshape(1)] if dtype == value.dtype else []
+        flat = collectives.sum(torch.cat([*first, *(part.flatten() for part in parts)]), "layers")
+        if first:
+            summed, flat = flat[0], flat[1:]
+        split = torch.split(flat, [p.numel() for p in owners])
+        for parameter, part in zip(owners, split, strict=True):
+            parameter.grad = part.view_as(parameter).clone()
+    return summed
+
+
+def _touched(parameters: Sequence[nn.Parameter], collectives: Collectives) -> list[int]:
+    """Return NONE, DENSE or the largest number of touched rows of each parameter."""
+    kinds = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            kinds.append(NONE)
+        elif not parameter.grad.is_sparse:
+            kinds.append(DENSE)
+        else:
+            parameter.grad = parameter.grad.coalesce()
+            kinds.append(parameter.grad.values().shape[0])
+    device = parameters[0].device if parameters else None
+    mine = torch.tensor([kinds], dtype=torch.int64, device=device)
+    every = collectives.rows(mine, collectives.size, "counts")
+    most = torch.where((every == DENSE).any(0), DENSE, every.amax(0))
+    counts: list[int] = most.tolist()
+    return counts

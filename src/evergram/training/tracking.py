@@ -110,7 +110,7 @@ class Tracking(Callback):
             measures = run.measures[side][:, :1]
             factors = run.factors[side]
             share, dim = measures[:, 0], run.encoder.dim
-            estimator = settings.built(dim, share, factors.cpu())
+            estimator = settings.build(dim, share, factors.cpu())
             estimator.to(factors.device)
             estimator.begin(run.population(now, side))
             draws = entity_sampler(

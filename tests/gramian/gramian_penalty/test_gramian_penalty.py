@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from evergram.errors import DataError, ShapeError, TrainingError
 from evergram.gramian import GramianPenalty
-from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
+from evergram.gramian.entity_measure import EntityMeasure
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.errors import DataError, ShapeError
-from evergram.gramian.new_queries import query_form
-from evergram.gramian.new_queries.query_form import Interactions, Length, QueryForm, Term
+from evergram.gramian import query_form
+from evergram.gramian.query_form import Interactions, Length, QueryForm, Term
 
 DIM, CANDIDATES = 5, 30
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.embedding_tables import ROWS, embedding_table, look_up
-from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.encoder import ROWS, Embeddings, Encoder, Scene, embedding_table, look_up
 from evergram.encoders.features import Schema
 from evergram.encoders.graph.adjacency import adjacency
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
 
 
+# Embeddings of the version before, [N, D] of each side; None of version 0.
+Past = Mapping[str, "Tensor"] | None
 VERSIONS = [0.8, 0.9]
 
 
@@ -109,15 +111,10 @@ class PriorSettings(KindSettings):
     needs = (Trait.PENALTY,)
 
     @abstractmethod
-    def build(
-        self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
-    ) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
         """Return Q and R, float32 [N, K] of each side; K = 0 is the zero prior.
 
-        Args:
-            past: embeddings of the version before, [N, K] of each side; None of version 0.
-        Raises: RecipeError: the prior needs a version before, or other settings. DataError: a file
-            cannot be used.
+        Raises: RecipeError: the prior needs a version before. DataError: a file cannot be used.
         """
 
 
@@ -126,9 +123,7 @@ class ZeroSettings(PriorSettings):
 
     kind: Literal["zero"] = "zero"
 
-    def build(
-        self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
-    ) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
         import torch
 
         sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
@@ -141,9 +136,7 @@ class ConstantSettings(PriorSettings):
     kind: Literal["constant"] = "constant"
     value: Finite = 0.0
 
-    def build(
-        self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
-    ) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
         import torch
 
         query = torch.full((len(corpus.queries), 1), self.value)
@@ -157,9 +150,7 @@ class FilesSettings(PriorSettings):
     query: str
     candidate: str
 
-    def build(
-        self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
-    ) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
         from evergram.training.factors import read_vectors
 
         vectors = {
@@ -181,9 +172,7 @@ class SVDSettings(PriorSettings):
     kind: Literal["svd"] = "svd"
     rank: ClassVar[int] = 32
 
-    def build(
-        self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
-    ) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
         import torch
 
         from evergram.training.factors import svd_factors
@@ -200,9 +189,7 @@ class VersionSettings(PriorSettings):
 
     kind: Literal["version"] = "version"
 
-    def build(
-        self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
-    ) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
         if past is None:
             raise RecipeError(
                 "prior.kind = 'version' distils the scores of the version before, and version 0 "

@@ -29,7 +29,22 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str,
     working directory. Raises: RecipeError: an override is not of that form."""
     chosen = copied(values)
     for override in overrides:
-        _set(chosen, override)
+        key, equals, text = override.partition("=")
+        names = key.strip().split(".")
+        if not equals or not all(names):
+            raise RecipeError(
+                f"--set {override!r} is not of the form key.path=value; write such as model.dim=64."
+            )
+        table = chosen
+        for name in names[:-1]:
+            if table.get(name) is None:
+                table[name] = {}
+            elif isinstance(table[name], str):
+                table[name] = {"kind": table[name]}  # upgrade.transform = "affine" is short for it
+            table = table[name]
+            if not isinstance(table, dict):
+                raise RecipeError(f"--set {override!r}: {name} is a value, not a table.")
+        table[names[-1]] = value_of(text)
     if overrides:
         resolve_paths(chosen, Path.cwd())
     return chosen
@@ -68,25 +83,6 @@ def resolve_paths(values: dict[str, Any], folder: Path) -> None:
                 table[key] = [
                     str(whole_path(v, folder)) if isinstance(v, str) else v for v in table[key]
                 ]
-
-
-def _set(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    names = key.strip().split(".")
-    if not equals or not all(names):
-        raise RecipeError(
-            f"--set {override!r} is not of the form key.path=value; write such as model.dim=64."
-        )
-    table = values
-    for name in names[:-1]:
-        if table.get(name) is None:
-            table[name] = {}
-        elif isinstance(table[name], str):
-            table[name] = {"kind": table[name]}  # upgrade.transform = "affine" is short for it
-        table = table[name]
-        if not isinstance(table, dict):
-            raise RecipeError(f"--set {override!r}: {name} is a value, not a table.")
-    table[names[-1]] = value_of(text)
 
 
 def value_of(text: str) -> Any:
