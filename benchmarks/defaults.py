@@ -1,4 +1,4 @@
-"""The defaults next to `--thorough` and to popularity.
+"""The defaults next to `thorough` and to popularity.
 
 Each recipe names only its data and its split. Test pairs are used once, by both, for every seed.
 
@@ -49,7 +49,7 @@ KEPT = gowalla.ROOT / "build" / "defaults"
 
 
 Record = dict[str, Any]
-# By data set: a record a seed of the defaults and of `--thorough`.
+# By data set: a record a seed of the defaults and of `thorough`.
 Compared = dict[str, tuple[list[Record], list[Record]]]
 
 
@@ -209,7 +209,7 @@ def of_some_queries(pairs: RowPairs, queries: int) -> RowPairs:
 
 def table(compared: Compared) -> str:
     lines = [
-        "| data | pairs trained on | Recall@20, defaults | CPU seconds | `--thorough` "
+        "| data | pairs trained on | Recall@20, defaults | CPU seconds | `thorough` "
         "| CPU seconds | defaults / thorough | popularity |",
         "|" + "---|" * 8,
     ]

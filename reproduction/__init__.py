@@ -1,4 +1,4 @@
-"""Every table and figure of the three papers; `evergram reproduce` lists them.
+"""Every table and figure of the three papers; `python -m reproduction` lists them.
 
 It uses Evergram's public names only, as a reader's own program would, but for `comparison/` and
 `loaders/` (a test looks at its imports). Read in this order:
@@ -10,7 +10,7 @@ It uses Evergram's public names only, as a reader's own program would, but for `
    methods side by side, of which `bc/` is made.
    `catalogue`: all experiments, with what cannot be run.
 4. `claims`: the papers' sentences, judged by the results. `report/`: the pages and pictures.
-   `commands`: what `evergram reproduce` calls.
+   `commands`: what `python -m reproduction` calls.
 5. `loaders/` and `data_sets`: kinds of data and public sets that are added to the package's.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,

@@ -96,7 +96,7 @@ def find(name: str) -> Experiment:
         if name == each.name:
             raise DataError(f"{name} ({each.title}) cannot be run: {each.state}.")
     meant = did_you_mean(name, list(EXPERIMENTS), write=str)
-    raise DataError(f"There is no experiment {name!r}{meant}; `evergram reproduce` lists all.")
+    raise DataError(f"There is no experiment {name!r}{meant}; `python -m reproduction` lists all.")
 
 
 def runs_of(experiment: Experiment, preset: str, folder: Path) -> Runs:

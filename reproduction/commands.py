@@ -1,4 +1,4 @@
-"""What the command `evergram reproduce` calls."""
+"""What the command `python -m reproduction` calls."""
 
 from __future__ import annotations
 
@@ -159,6 +159,6 @@ def make_report(out: Path | None = None) -> list[Path]:
     if not any(results.are_there(out, source) for source in sources):
         raise DataError(
             f"{out} has no results, of which a report could be made; --out is the folder that "
-            "`evergram reproduce NAME --out` wrote its results into."
+            "`python -m reproduction NAME --out` wrote its results into."
         )
     return write_report(out, out)

@@ -23,8 +23,8 @@ What a practitioner should conclude from the results below:
 {stale}These are small settings for two cores. They test whether an effect of the papers [G1],
 [G2] and [BC] ([sources](method.md#sources)) exists at this size, not whether the papers' own
 figures are right: none of the papers' corpora is here, so their figures are not printed beside
-ours. `evergram reproduce report` writes this page from [the results](../reproduction/results);
-`evergram reproduce NAME --preset small` runs an experiment ([commands](commands.md)).
+ours. `python -m reproduction report` writes this page from [the results](../reproduction/results);
+`python -m reproduction NAME --preset small` runs an experiment (`--help` has the options).
 
 ## How a claim is judged
 
@@ -33,8 +33,8 @@ above zero, **refuted** where it is below. The best of several is a comparison w
 Holm's correction widens these intervals, and the smallest margin is shown. A claim is **not
 tested** where its premise fails (models below popularity, consumers near chance, objects that
 version 0 cannot embed) or where the training is too short to refute it. A result is stale where
-the experiment's tiny preset gives other figures today, or where none were kept; `evergram
-reproduce stale` runs it again. Of {total} verdicts here {counts}; without any effect, about
+the experiment's tiny preset gives other figures today, or where none were kept; `python -m
+reproduction stale` runs it again. Of {total} verdicts here {counts}; without any effect, about
 {chance} would be separated by chance."""
 
 MISSING = """## What is missing

@@ -66,9 +66,9 @@ def test_errors_of_the_system_and_a_lack_of_memory_say_what_and_how_much() -> No
     )
     for error, named in (
         (OSError(28, "No space left on device", "out.parquet"), "out.parquet: No space left"),
-        (RuntimeError(torchs.replace(" b", " bytes")), "1600 bytes at once"),
+        (RuntimeError(torchs), "1600 b"),
         (MemoryError("Unable to allocate 7.28 TiB for an array with shape (10, 10)"), "7.28 TiB"),
-        (ValueError("malloc of size 640 failed"), "640 bytes at once"),
+        (ValueError("malloc of size 640 failed"), "malloc of size 640"),
         (MemoryError(), "more memory than there is"),
     ):
         sentence, code = sentence_and_code(error)

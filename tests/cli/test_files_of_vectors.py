@@ -154,8 +154,8 @@ def test_export_writes_a_version_as_the_readers_see_it(evergram: Command, tmp_pa
     assert table["id"].to_pylist() == list(range(300))
     np.testing.assert_allclose(np.stack(table["vector"].to_numpy()), read_as(2, 0), atol=1e-5)
     assert f"{out} is there already" in evergram.refused(*export)
-    again = evergram(*export, "--force")
-    assert again.out == (f"300 object embeddings of version 2, read as version 0 (6 dims): {out}\n")
+    again = evergram(*export, "--force").out
+    assert again == f"file: {out}\nrows: 300\ndim: 6\nside: object\nversion: 2\nas: 0\n"
 
 
 def test_an_exported_file_is_imported_as_version_0(evergram: Command, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
     assert facts["share_of_old_bytes"] == facts["bytes"] / 24
     # The same bytes, when they are asked for.
     told = evergram(*command, "--bytes", facts["bytes"], "--force")
-    assert f"{facts['bytes']} bytes each" in told.out
-    assert f"a relative error of {facts['error']:.3f}" in told.out
+    assert f"\nbytes: {facts['bytes']}\n" in told.out
+    assert f"\nerror: {facts['error']:.4g}\n" in told.out
     old = randn(0, ROWS, 4) @ randn(1, 4, 6) + 0.5 * randn(6, ROWS, 6)
     with closing(Reader.open("line", sidecars=["v1.safetensors"])) as reader:
         read = reader.embed(id_names(ROWS), 0).vectors

@@ -545,24 +545,18 @@ RECIPES = [
     Case("trian shop.toml", "trian"),
     Case(f"{NEW} --checkpoint-every often", "often"),
     Case("tune shop.toml --out c --over data.queries=8..20", "data.queries"),
-    Case("reproduce gramian/tabl2 --out c", "gramian/table2"),
 ]
-NOWHERE = "upgrade.method=non-bc"
 ROW = "query,candidate\n1,2\n"
 WIDE = "--set model.kind=two_tower --set 'model.hidden=[100_000_000, 100_000_000]'"
 OPTIONS = [
     Case("lineage list l --device cpu", "evergram lineage list --help"),
     Case("vectors align old.parquet new.parquet --lineage new --rank 3", "rank"),
     Case("vectors align old.npy new.npy --lineage new --column id=key", "--column"),
-    Case(f"{ADD} --metric rmse", "--metric"),
+    Case(f"{ADD} --metric rmse", "--probe"),
     Case("consumer pin l ads v0 --drop-probe --probe m.onnx --data d.parquet", "--drop-probe"),
-    Case("reproduce --seeds 2", "--seeds"),
-    Case("serve l --set max_text=9", "max_text"),
     Case("prepare a.csv o --prefix en", "--prefix", put(ROW, "a.csv")),
     Case("init a.txt --column query=a", "--column", put("1 2 3\n", "a.txt")),
     Case("lineage label l x 0 --remove", "--remove"),
-    key(NOWHERE),
-    Case(f"tune shop.toml --out o --set {NOWHERE}", "upgrade.method"),
     Case("evaluate t --set model.dim=3", "model.dim"),
     # Sizes that no memory holds: counted beforehand, or told where an allocation fails.
     Case(f"{NEW} --set model.dim=10_000_000", "model.dim = 10000000 needs at least 1,600,"),
@@ -656,7 +650,7 @@ TEXTS = [
     ),
     Case(f"vectors encode texts.csv old.parquet {LETTERS}", "old.parquet"),
     Case(f"vectors encode texts.csv o.parquet {LETTERS} --column text=body", "body"),
-    Case(f"vectors finish-migration texts.csv o.parquet {LETTERS} --kept old.parquet", "dims"),
+    Case(f"vectors encode texts.csv o.parquet {LETTERS} --kept old.parquet", "dims"),
     Case(f"{PLAN} old.parquet --judgements texts.csv", "texts.csv"),
     Case(
         f"{PLAN} old.parquet --judgements j.tsv",

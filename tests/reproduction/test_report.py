@@ -22,7 +22,7 @@ def test_the_committed_report_is_what_the_results_give(tmp_path: Path) -> None:
     write_report(results.FOLDER, tmp_path)
     docs = ROOT / "docs"
     page, old = ((folder / "reproduction.md").read_text() for folder in (tmp_path, docs))
-    assert page == old, "evergram reproduce report"
+    assert page == old, "python -m reproduction report"
     pictures = [{p.name for p in (f / "reproduction").glob("*.svg")} for f in (tmp_path, docs)]
     assert pictures[0] == pictures[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from reproduction.__main__ import main
 from reproduction.catalogue import READY, REPRODUCED, find, listing
 from reproduction.claims import Claim, chosen_elsewhere, judge
 from reproduction.commands import Run, reproduce, reproduce_all
@@ -362,3 +364,37 @@ def test_the_tiny_preset_gives_the_same_figures_twice(tmp_path: Path) -> None:
 def test_a_preset_that_no_experiment_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'smal'.*'small'"):
         reproduce_all(Run("all", "smal", out=tmp_path), Progress(quiet=True))
+
+
+def test_without_a_name_every_table_and_figure_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["experiments"]}
+    assert {"gramian/table2", "bc/table2", "bc/table3", "bc/figure5"} <= set(rows)
+    assert rows["bc/figure1"]["state"].startswith("a drawing")
+    assert main(["--out", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in listed} == set(rows)
+    assert any(line.startswith("gramian/table2 ") and "not run yet" in line for line in listed)
+    assert main(["gramian/tabel2"]) == 2
+    assert "gramian/table2" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_run_prints_its_tables_and_verdicts_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["gramian/gramian-error", "--preset", "tiny", "--out", str(tmp_path)]
+    assert main([*options, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["seeds"] == [0]
+    assert {claim["verdict"] for claim in first["claims"]} == {"not separable"}
+    assert first["tables"][0]["rows"]
+    assert main([*options, "--seeds", "2"]) == 0
+    again = capsys.readouterr()
+    assert "kept" in again.err.splitlines()[0]
+    assert "not separable: Both variants of SAGram" in again.out
+    assert main(["report", "--out", str(tmp_path)]) == 0
+    # Tiny figures are no results of the small preset.
+    assert "Not run yet" in (tmp_path / "reproduction.md").read_text()

@@ -147,7 +147,6 @@ def test_a_recipe_in_another_folder_finds_the_data(
     assert (recipe.split.kind, recipe.split.model_dump()["last"]) == ("time", "10 %")
     facts = first.as_json()
     assert facts["columns"] == {"query": "user_id", "candidate": "page_id", "time": "ts"}
-    assert 0 < facts["seconds"] < 60
     assert next(first.sentences()) == "Read as table."
     assert any("Guessed by their names: query, candidate, time;" in s for s in first.sentences())
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import evergram
 from evergram.collectives import process_count
-from evergram.did_you_mean import did_you_mean
 from evergram.errors import RecipeError
 from evergram.log_lines import LogFormat, set_log_format
 
@@ -20,7 +20,7 @@ from evergram.log_lines import LogFormat, set_log_format
 PANELS = {
     "First steps": ("demo", "init", "prepare"),
     "Train": ("train", "upgrade"),
-    "Measure and choose": ("evaluate", "tune", "diagnose", "reproduce"),
+    "Measure and choose": ("evaluate", "tune", "diagnose"),
     "Operate": ("serve", "lineage", "consumer", "store"),
     "Vectors that any model made": ("vectors",),
 }
@@ -28,50 +28,30 @@ PANELS = {
 SHARING = ("train", "upgrade")
 
 
-class NamedCommands(TyperGroup):
-    """A group that answers an unknown name with the nearest ones, those of its groups too, and
-    refuses to start in several processes a command that would do the same in each."""
+class OneProcessCommands(TyperGroup):
+    """A group that refuses to start in several processes a command that would do the same in
+    each."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            self._refuse(ctx, args[0])
         name, command, rest = super().resolve_command(ctx, args)
-        groups = []
-        while ctx.parent is not None:
-            groups.append(ctx.info_name)
-            ctx = ctx.parent
-        words = " ".join([*reversed(groups), str(name)])
-        shared = isinstance(command, TyperGroup) or words in SHARING
+        shared = isinstance(command, TyperGroup) or (name in SHARING and ctx.parent is None)
         if process_count() > 1 and not shared:
             raise RecipeError(
-                f"evergram {words} runs in one process, and WORLD_SIZE is {process_count()}; only "
-                f"{', '.join(SHARING[:-1])} and {SHARING[-1]} share their work: start it without "
-                "torchrun."
+                f"{ctx.command_path} {name} runs in one process, and WORLD_SIZE is "
+                f"{process_count()}; only {' and '.join(SHARING)} share their work: start it "
+                "without torchrun."
             )
         return name, command, rest
 
-    def _refuse(self, ctx: Any, name: str) -> NoReturn:
-        """Raise typer's error of a wrong command line."""
-        meant: dict[str, list[str]] = {}
-        for word, command in self.commands.items():
-            meant.setdefault(word, []).append(repr(word))
-            for inner in getattr(command, "commands", ()):
-                meant.setdefault(inner, []).append(repr(f"{word} {inner}"))
-        hint = did_you_mean(name, meant, write=lambda word: " or ".join(sorted(meant[word])))
-        ctx.fail(f"No such command {name!r}{hint}.")
-        raise AssertionError  # for type checkers: `fail` does not return
 
-
-class FrontPage(NamedCommands):
+class FrontPage(OneProcessCommands):
     """The top level, whose commands stand in the panels and the order of PANELS."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        names = []
         for panel, members in PANELS.items():
             for name in members:
                 self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
-                names.append(name)
-        return names
+        return [name for members in PANELS.values() for name in members]
 
 
 app: typer.Typer = typer.Typer(
@@ -91,29 +71,19 @@ for _words, _help in {
     "vectors": "Files of vectors: align, rewrite, import, export and encode them.",
 }.items():
     _group, _, _name = _words.rpartition(" ")
-    GROUPS[_words] = typer.Typer(cls=NamedCommands, help=_help, no_args_is_help=True)
+    GROUPS[_words] = typer.Typer(cls=OneProcessCommands, help=_help, no_args_is_help=True)
     GROUPS[_group].add_typer(GROUPS[_words], name=_name)
 
 
-# Whether this run of the command shows no progress, and prints JSON.
-_quiet = False
-_json = False
+@dataclass
+class _Run:
+    """What this run of the command was asked for, whichever command it is."""
+
+    quiet: bool = False
+    json: bool = False
 
 
-def is_quiet() -> bool:
-    """Return whether `--quiet` was given."""
-    return _quiet
-
-
-def is_json() -> bool:
-    """Return whether `--json` was given."""
-    return _json
-
-
-def _forget() -> None:
-    """Leave nothing to a later command of the same process."""
-    global _quiet, _json
-    _quiet = _json = False
+run = _Run()
 
 
 def _print_version(asked: bool) -> None:
@@ -137,8 +107,7 @@ def _before_every_command(
     log_format: Annotated[
         LogFormat,
         typer.Option(
-            "--log-format",
-            help="Write progress, warnings and errors as sentences, or each as one line of JSON.",
+            help="Write progress, warnings and errors as sentences, or each as one line of JSON."
         ),
     ] = LogFormat.text,
     version: Annotated[
@@ -151,9 +120,9 @@ def _before_every_command(
         ),
     ] = False,
 ) -> None:
-    global _quiet, _json
-    _quiet, _json = quiet, as_json
-    context.call_on_close(_forget)
+    run.quiet, run.json = quiet, as_json
+    # Nothing is left to a later command of the process.
+    context.call_on_close(lambda: vars(run).update(quiet=False, json=False))
     set_log_format(log_format)
 
 

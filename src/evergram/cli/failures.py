@@ -11,7 +11,6 @@ import re
 import select
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -23,7 +22,6 @@ from pydantic import ValidationError
 
 from evergram.cli.app import commands_of, options_of
 from evergram.collectives import is_first_process
-from evergram.did_you_mean import did_you_mean
 from evergram.errors import EvergramError, reason_and_remedy
 from evergram.log_lines import LineFormatter, LogFormat, line_of, log_format
 from evergram.validation import sentence_of
@@ -32,14 +30,13 @@ from evergram.validation import sentence_of
 REFUSED, UNFORESEEN, INTERRUPTED = 2, 70, 130
 # Characters of an unforeseen error that the sentence repeats.
 SHOWN = 200
-# The words of torch, NumPy and Arrow for a lack of memory, and for how much they wanted.
+# The words of torch, NumPy and Arrow for a lack of memory.
 _MEMORY = re.compile(
     r"(?i)can't allocate memory|not enough memory|out of memory|unable to allocate|malloc of size"
     r"|realloc of size|storage size calculation overflowed"
 )
 # An option in brackets after the name that a recipe or Python has for it.
 _OPTION = re.compile(r" \((--[a-z][\w-]*)[^()]*\)")
-_BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
 
 
 class _WarningPrinter(logging.Handler):
@@ -70,42 +67,34 @@ def warnings_on_stderr() -> Iterator[None]:
 
 def sentence_and_code(error: Exception) -> tuple[str, int]:
     """Return an error as one sentence, and the exit code; "" where help was printed."""
-    if isinstance(error, EvergramError):
-        return with_own_options(_one_line(str(error))), REFUSED
-    if hasattr(error, "format_message"):  # typer's, of the command line itself
-        return _one_line(_usage(error)), REFUSED
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # Path.resolve
         error = OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(error).split("'")[1])
-    if isinstance(error, OSError):
-        return _of_the_system(error), REFUSED
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | ValueError) and _MEMORY.search(str(error))
-    ):
-        return _memory(str(error)), REFUSED
-    summary = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
-    if len(summary) > SHOWN:
-        summary = f"{summary[:SHOWN]}…"
-    return (
-        f"Something went wrong that Evergram did not foresee ({summary}); {_log(error)}",
-        UNFORESEEN,
-    )
+    text = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
+    summary = f"{text[:SHOWN]}…" if len(text) > SHOWN else text
+    short_of_memory = isinstance(error, RuntimeError | ValueError) and _MEMORY.search(str(error))
+    if isinstance(error, EvergramError):
+        sentence = with_own_options(str(error))
+    elif hasattr(error, "format_message"):  # typer's, of the command line itself
+        sentence = _usage(error)
+    elif isinstance(error, OSError):
+        files = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        sentence = f"{' and '.join(files) or 'a file'}: {reason_and_remedy(error)}."
+    elif isinstance(error, MemoryError) or short_of_memory:
+        sentence = (
+            f"This needs more memory than there is ({summary}); make what is large smaller: "
+            "model.dim, batch sizes, or the data."
+        )
+    else:
+        what = f"Something went wrong that Evergram did not foresee ({summary}); {_log(error)}"
+        return what, UNFORESEEN
+    # Each control sign as Python writes it: names may have line feeds.
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda sign: repr(sign[0])[1:-1], sentence), REFUSED
 
 
 def with_own_options(sentence: str) -> str:
     """Return a sentence of the library without the options in brackets that the command lacks."""
     own = options_of(sys.argv[1:])
     return _OPTION.sub(lambda found: found[0] if found[1] in own else "", sentence)
-
-
-def _of_the_system(error: OSError) -> str:
-    """Return a sentence on what the system refused: the file, the reason, and what to do."""
-    files = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return _one_line(f"{' and '.join(files) or 'a file'}: {reason_and_remedy(error)}.")
-
-
-def _one_line(sentence: str) -> str:
-    """Return a sentence with each control sign as Python writes it: names may have line feeds."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda sign: repr(sign[0])[1:-1], sentence)
 
 
 def _usage(error: Any) -> str:
@@ -116,12 +105,6 @@ def _usage(error: Any) -> str:
         sys.stdout.write(error.format_message())
         return ""
     problem = " ".join(error.format_message().split()).rstrip(".")
-    if hasattr(error, "possibilities") and context is not None:  # of an option that is unknown
-        known = [o for each in context.command.params for o in each.opts if o.startswith("--")]
-        # Its own guesses, in brackets, are replaced by ours.
-        problem = problem.partition(" (Possible options")[0] + did_you_mean(
-            error.option_name, known
-        )
     if isinstance(error.__cause__, ValidationError):
         names = getattr(getattr(error, "param", None), "opts", None) or ["it"]
         problem = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
@@ -134,34 +117,17 @@ def without_passwords(text: str) -> str:
     return re.sub(r"(://[^\s:/@]*):[^\s/]+@", r"\1:…@", text)
 
 
-def _memory(text: str) -> str:
-    """Return a sentence on a lack of memory, with the size that the error's text names."""
-    size = "more memory than there is"
-    if (wanted := _BYTES.search(text)) is not None:
-        size = wanted[1].rstrip(",. ")
-        size += " at once" if size[-1].isalpha() else " bytes at once"
-    return f"This needs {size}; make what is large smaller: model.dim, batch sizes, or the data."
-
-
 def _log(error: Exception) -> str:
     """Write the details of an error to a file. Returns: the end of a sentence, which names it."""
-    lines = [
-        f"evergram {version('evergram')}, Python {platform.python_version()}, "
-        f"{platform.platform()}",
-        " ".join(sys.argv),
-        "",
-        *traceback.format_exception(error),
-    ]
-    details = without_passwords("\n".join(lines))
-    name = f"evergram-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    path = Path(tempfile.gettempdir()) / name
-    try:
-        # Readable by its owner only, as it holds paths and ids; O_EXCL follows no planted link.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    about = f"evergram {version('evergram')}, Python {platform.python_version()}"
+    lines = [f"{about}, {platform.platform()}", " ".join(sys.argv), ""]
+    details = without_passwords("\n".join([*lines, *traceback.format_exception(error)]))
+    try:  # Readable by its owner only, as it holds paths and ids.
+        descriptor, path = tempfile.mkstemp(".log", "evergram-")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(details)
     except OSError as failed:
-        return f"{path} could not be written ({failed.strerror}), so the details follow.\n{details}"
+        return f"no log could be written ({failed.strerror}), so the details follow.\n{details}"
     return f"the details, for a report of it, are in {path}."
 
 

@@ -21,64 +21,60 @@ if TYPE_CHECKING:
 @command("lineage list", "lineages/shop")
 def list_versions(lineage: str) -> None:
     """List the versions of a lineage: dims, metric, labels, and which is in production."""
-    from evergram.lineage.diagnosis import version_warnings
+    from evergram.lineage.diagnosis import standard_errors, version_warnings, with_error
 
     opened = open_lineage(lineage)
     warnings = version_warnings(opened)
-    rows = []
+    metrics = {m.version: opened.metrics(m.version) for m in opened.versions}
+    # The metric that selected the newest version, or another.
+    newest = opened.versions[-1] if metrics else None
+    known = metrics[newest.version].get("metrics", {}).get("model", {}) if newest else {}
+    chosen = newest.recipe.get("training", {}).get("metric") if newest else None
+    metric = chosen if chosen in known else next(iter(known), None)
+    rows, lines = [], []
     for m in opened.versions:
-        measured = opened.metrics(m.version)
-        rows.append(
-            {
-                "version": m.version,
-                "name": m.name,
-                "dim": m.dim,
-                "created": m.created,
-                "encoder": "file" if m.encoder is None else m.encoder.kind,
-                "fingerprint": m.fingerprint,
-                "labels": sorted(k for k, n in opened.labels.items() if n == m.version),
-                "production": m.version == opened.production,
-                "retired": m.version in opened.retired,
-                "held": m.version in opened.versions_with_embeddings,
-                "metrics": measured.get("metrics", {}),
-                **({"sampled": measured["sampled"]} if "sampled" in measured else {}),
-                "warnings": warnings[m.version],
-            }
-        )
-    withdrawn = {str(n): w.model_dump() for n, w in opened.withdrawn.items()}
-    facts = {"lineage": str(lineage), "name": opened.name, "labels": opened.labels}
-    show(
-        {**facts, "versions": rows, "withdrawn": withdrawn},
-        _versions_table(opened, lineage, rows),
-        *_sentences(warnings),
-        *(
-            f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}"
-            for n, w in opened.withdrawn.items()
-        ),
-    )
-
-
-def _versions_table(lineage: Lineage, shown: str, rows: list[dict[str, Any]]) -> Grid:
-    """Return a line for each version, with the metric that selected the newest, or another."""
-    from evergram.lineage.diagnosis import standard_errors, with_error
-
-    measured = rows[-1]["metrics"].get("model", {}) if rows else {}
-    chosen = lineage.versions[-1].recipe.get("training", {}).get("metric") if rows else None
-    metric = chosen if chosen in measured else next(iter(measured), None)
-    lines = []
-    for r in rows:
-        error = standard_errors(r.get("sampled"), "model").get(metric or "")
-        value = number(r["metrics"].get("model", {}).get(metric))
-        labels = [*r["labels"], *(state for state in ("production", "retired") if r[state])]
+        measured = metrics[m.version]
+        labels = sorted(name for name, n in opened.labels.items() if n == m.version)
+        row = {
+            "version": m.version,
+            "name": m.name,
+            "dim": m.dim,
+            "created": m.created,
+            "encoder": "file" if m.encoder is None else m.encoder.kind,
+            "fingerprint": m.fingerprint,
+            "labels": labels,
+            "production": m.version == opened.production,
+            "retired": m.version in opened.retired,
+            "held": m.version in opened.versions_with_embeddings,
+            "metrics": measured.get("metrics", {}),
+            **({"sampled": measured["sampled"]} if "sampled" in measured else {}),
+            "warnings": warnings[m.version],
+        }
+        rows.append(row)
+        value = number(row["metrics"].get("model", {}).get(metric))
+        error = standard_errors(measured.get("sampled"), "model").get(metric or "")
+        states = [state for state in ("production", "retired") if row[state]]
         lines.append(
             [
-                *(str(r["version"]), str(r["dim"]), r["created"][:10]),
+                *(str(m.version), str(m.dim), m.created[:10]),
                 *([with_error(value, error)] if metric else []),
-                *(r["fingerprint"].removeprefix("sha256:")[:12], ", ".join(labels)),
+                *(m.fingerprint.removeprefix("sha256:")[:12], ", ".join([*labels, *states])),
             ]
         )
     header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]
-    return Grid(f"{lineage.name}, in {shown}", header, lines)
+    withdrawn = opened.withdrawn.items()
+    show(
+        {
+            "lineage": str(lineage),
+            "name": opened.name,
+            "labels": opened.labels,
+            "versions": rows,
+            "withdrawn": {str(n): w.model_dump() for n, w in withdrawn},
+        },
+        Grid(f"{opened.name}, in {lineage}", header, lines),
+        *_sentences(warnings),
+        *(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}" for n, w in withdrawn),
+    )
 
 
 def _sentences(warnings: dict[int, list[str]]) -> list[str]:
@@ -145,22 +141,20 @@ def _readings(lineage: Lineage, readings: list[Reading]) -> Iterator[str | Grid]
     lines = []
     for one in readings:
         unseen, measured, certificate = one.unseen, one.measured, one.certificate
-        figures = [
-            unseen.cosine if unseen else None,
-            measured.relative if measured else None,
-            certificate.relative if certificate else None,
-            certificate.relative_bound if certificate else None,
-            certificate.amplification if certificate else None,
-        ]
-        cosine, *rest = map(number, figures)
-        counted = str(unseen.objects) if unseen else "–", cosine
-        every = str(measured.objects if measured else 0)
-        lines.append([str(one.version), number(one.error), *counted, every, *rest])
+        lines.append(
+            [
+                *(str(one.version), number(one.error)),
+                *((str(unseen.objects), number(unseen.cosine)) if unseen else ("–", "–")),
+                *((str(measured.objects), number(measured.relative)) if measured else ("0", "–")),
+                number(certificate.relative if certificate else None),
+                number(certificate.relative_bound if certificate else None),
+                number(certificate.amplification if certificate else None),
+            ]
+        )
     yield Grid(f"Version {lineage.newest} of {lineage}, read as", _READING, lines)
     yield _EXPLANATION
     for one in readings:
         for what, why in one.unknown.items():
-            what = "error on unseen objects" if what == "error" else what
             yield f"Version {one.version}: its {what} is not known: {why}."
 
 
@@ -215,20 +209,17 @@ def retire(lineage: str, version: str) -> None:
 
 def _show_labels(lineage: Lineage) -> None:
     """Print the version of every label, and which versions may be read."""
-    labels = ", ".join(f"{name}: {n}" for name, n in sorted(lineage.labels.items())) or "none"
     show(
         {
             "lineage": str(lineage),
             "newest": lineage.newest,
             "production": lineage.production,
-            "labels": lineage.labels,
+            "labels": dict(sorted(lineage.labels.items())),
             "readable": lineage.readable,
             "held": lineage.versions_with_embeddings,
             "retired": lineage.retired,
             "withdrawn": {str(n): w.model_dump() for n, w in lineage.withdrawn.items()},
-        },
-        f"Production: version {lineage.production}; newest: version {lineage.newest}; "
-        f"labels: {labels}.",
+        }
     )
 
 
@@ -260,18 +251,21 @@ def list_consumers(lineage: str) -> None:
         last = {p["consumer"]: p for p in opened.metrics(opened.newest).get("probes", [])}
     rows = [{**_facts(one), "last": last.get(one.name)} for one in _registry(lineage).list()]
     header = ["name", "pinned", "may read", "since", "contact", "probe", "when added", "last"]
-    lines = [
-        [
-            *(row["name"], row["pinned"], ", ".join(row["allowed"]), row["since"]),
-            row["contact"] or "–",
-            row["probe"]["metric"] if row["probe"] else "–",
-            number(((row["probe"] or {}).get("baseline") or {}).get("value")),
-            number((row["last"] or {}).get("value")),
-        ]
-        for row in rows
-    ]
-    table = Grid(f"Consumers of {lineage}", header, lines)
-    show({"lineage": str(lineage), "consumers": rows}, table)
+    lines = []
+    for row in rows:
+        probe, last_reading = row["probe"] or {}, row["last"] or {}
+        lines.append(
+            [
+                *(row["name"], row["pinned"], ", ".join(row["allowed"]), row["since"]),
+                *(row["contact"] or "–", probe.get("metric", "–")),
+                number((probe.get("baseline") or {}).get("value")),
+                number(last_reading.get("value")),
+            ]
+        )
+    show(
+        {"lineage": str(lineage), "consumers": rows},
+        Grid(f"Consumers of {lineage}", header, lines),
+    )
 
 
 @command(
@@ -330,7 +324,7 @@ def pin(
     drop_probe: bool = False,
 ) -> None:
     """Move a consumer to another version, with the probe for that version."""
-    if drop_probe and (probe is not None or data is not None):
+    if drop_probe and (probe or data):
         raise DataError("--drop-probe leaves it without a probe; leave --probe and --data out.")
     opened = open_lineage(lineage)
     moved = _registry(lineage).repin(
@@ -355,7 +349,7 @@ def token(lineage: str, name: str) -> None:
 def remove(lineage: str, name: str) -> None:
     """Remove a consumer, its probe and its token."""
     _registry(lineage).remove(name)
-    show({"removed": name}, f"{name} is no consumer any more.")
+    show({"removed": name})
 
 
 @command("consumer probe", "lineages/shop", name="[NAME] | Run one consumer's probe only.")
@@ -387,18 +381,18 @@ def _measured(
 ) -> Probe | None:
     """Return the probe of a model and its data with its baseline; None if neither is given. The
     options are `side`, `metric` and `limit`."""
+    from pydantic import ValidationError
+
+    from evergram.lineage.consumers import Probe
     from evergram.lineage.lineage import side_of
     from evergram.releasing.probes import measured_probe
+    from evergram.validation import sentence_of
 
     model, data = files
-    given = [f"--{name}" for name, value in options.items() if value is not None]
-    if model is None and data is None and not given:
+    if all(given is None for given in (*files, *options.values())):
         return None
     if model is None or data is None:
-        raise DataError(
-            "A probe is a model and an evaluation file: give both --probe and --data"
-            f"{f', or leave {given[0]} out' if given else ''}."
-        )
+        raise DataError("A probe is a model and an evaluation file: give both --probe and --data.")
     metric = options["metric"] or "auc"
     sides = lineage.manifest(lineage.production).embeddings
     facts = {
@@ -408,20 +402,11 @@ def _measured(
         "max" if metric == "rmse" else "min": options["limit"],
         "side": side_of(sides, str(lineage.path), options["side"]),
     }
-    return measured_probe(lineage, pinned, _validated(facts))
-
-
-def _validated(facts: dict[str, Any]) -> Probe:
-    """Return a probe with these values."""
-    from pydantic import ValidationError
-
-    from evergram.lineage.consumers import Probe
-    from evergram.validation import sentence_of
-
     try:
-        return Probe.model_validate(facts)
+        probe = Probe.model_validate(facts)
     except ValidationError as error:
         raise DataError(f"The probe cannot be used: {sentence_of(error, Probe)}") from error
+    return measured_probe(lineage, pinned, probe)
 
 
 def _facts(consumer: Consumer) -> dict[str, Any]:
@@ -431,18 +416,10 @@ def _facts(consumer: Consumer) -> dict[str, Any]:
 
 
 def _show_consumer(consumer: Consumer, token: str | None = None) -> None:
-    """Print a consumer, the value of its probe, and its token where one was issued."""
-    may = ", ".join(consumer.allowed)
-    parts = [f"{consumer.name} reads {consumer.pinned} and may read {may}."]
+    """Print a consumer, and its token, which is not shown again, where one was issued."""
     if (probe := consumer.probe) is not None and (base := probe.baseline) is not None:
-        parts.append(
-            f"Its probe: {probe.metric} {base.value:.4f} on {base.objects} objects of version "
-            f"{base.version}."
-        )
         least, most = probe.min, probe.max
         if (least is not None and base.value < least) or (most is not None and base.value > most):
             what = "That is past its limit already, so every upgrade will report it."
             write_line("past_limit", what, level="warning", consumer=consumer.name)
-    if token is not None:
-        parts.append(f"Its token, which is not kept and not shown again: {token}")
-    show(_facts(consumer) | ({} if token is None else {"token": token}), *parts)
+    show(_facts(consumer) | ({} if token is None else {"token": token}))

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-import evergram
 from evergram.cli.failures import INTERRUPTED
 from evergram.cli.options import (
     command,
     described,
-    load_recipe,
     new_progress,
     open_lineage,
-    refuse_unread,
 )
 from evergram.cli.printing import Grid, metrics_table, number, print_version, show
 from evergram.collectives import is_first_process
-from evergram.errors import DataError
+from evergram.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from evergram.training.diagnose import Diagnosis
-    from evergram.training.tuning import Tuned
 
 
 @command("train", "recipe.toml --lineage lineages/shop")
@@ -37,7 +30,6 @@ def train(
     lineage: str,
     device: str = "auto",
     set_: list[str] | None = None,
-    thorough: bool = False,
     minutes: float | None = None,
     tensorboard: Path | None = None,
     checkpoint_every: str | None = None,
@@ -47,10 +39,11 @@ def train(
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.publish import publish
     from evergram.releasing.upgrade import train as train_version
+    from evergram.training.recipe import Recipe
     from evergram.training.resuming import CheckpointSettings
 
     checkpoints = CheckpointSettings(checkpoint_every, resume=resume)
-    chosen = load_recipe(recipe, set_, unread=("upgrade",), thorough=thorough)
+    chosen = Recipe.load(recipe, set_ or [])
     if not is_first_process():
         train_version(chosen, device=device, progress=False)
         return
@@ -84,7 +77,6 @@ def upgrade(
     lineage: str,
     device: str = "auto",
     set_: list[str] | None = None,
-    thorough: bool = False,
     minutes: float | None = None,
     tensorboard: Path | None = None,
     max_degradation: float | None = None,
@@ -97,10 +89,11 @@ def upgrade(
     """Train the next version with its backward transform, and publish it."""
     from evergram.releasing.publish import publish, refuse_unmeasurable
     from evergram.releasing.upgrade import upgrade as upgrade_version
+    from evergram.training.recipe import Recipe
     from evergram.training.resuming import CheckpointSettings
 
     checkpoints = CheckpointSettings(checkpoint_every, resume=resume)
-    chosen = load_recipe(recipe, set_, thorough=thorough)
+    chosen = Recipe.load(recipe, set_ or [])
     opened, small = open_lineage(lineage), allow_small_overlap
     if not is_first_process():
         upgrade_version(chosen, opened, device=device, progress=False, allow_small_overlap=small)
@@ -153,7 +146,6 @@ def diagnose(
     from evergram.training.recipe import Recipe
 
     opened = open_lineage(lineage)
-    refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade"))
     diagnosis = diagnose_version(
         Recipe.stored(opened.recipe(opened.newest), set_ or []),
         opened,
@@ -172,7 +164,7 @@ def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
 
     yield Grid(
         f"Version {diagnosis.version}",
-        ["", *next(iter(diagnosis.sides.values()))],
+        ["", *diagnosis.sides["query"]],
         [[side, *(f"{v:.4g}" for v in facts.values())] for side, facts in diagnosis.sides.items()],
     )
     scores, tracking = diagnosis.histograms, diagnosis.tracking
@@ -183,14 +175,13 @@ def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
     if tracking is None:
         yield diagnosis.left_out
         return
-    gramian, gradient = diagnosis.gramian_error, diagnosis.gradient_error
-    own = {OWN: diagnosis.own}
+    gradient = diagnosis.gradient_error
     yield Grid(
         f"Errors over the second half of {steps} steps",
         ["estimator", "Gramian", "gradient"],
         [
-            [own.get(name, name), f"{gramian[name]:.4f}", f"{gradient[name]:.4f}"]
-            for name in gramian
+            [diagnosis.own if name == OWN else name, f"{error:.4f}", f"{gradient[name]:.4f}"]
+            for name, error in diagnosis.gramian_error.items()
         ],
     )
 
@@ -217,9 +208,19 @@ def demo(
     lineage, metric = Lineage.create(out / "lineage", recipe.name), recipe.training.metric
     rows = run_demo(recipe, lineage, device=device, progress=new_progress())
     report = write_demo(out / "report.html", rows, metric)
-    facts = {"versions": rows, "report": str(report), "lineage": str(lineage.path)}
-    explained = _DEMO_EXPLAINED.format(metric=metric)
-    show(facts, _demo_table(rows, metric), explained, f"Report: {report}")
+    header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
+    lines = []
+    for v in rows:
+        ranked = (v["metrics"].get(k, {}) for k in ("model", "alone", "popularity"))
+        kept = (*v["consumer"].values(), v["drift_relative"])
+        values = [*(one.get(metric) for one in ranked), *kept]
+        lines.append([str(v["version"]), str(v["dim"]), *map(number, values)])
+    show(
+        {"versions": rows, "report": str(report), "lineage": str(lineage.path)},
+        Grid("A consumer built on version 0", header, lines),
+        _DEMO_EXPLAINED.format(metric=metric),
+        f"Report: {report}",
+    )
 
 
 _DEMO_EXPLAINED = """\
@@ -231,24 +232,6 @@ AUC raw: it is given each version's vectors as they are, cut or filled to its le
 drift: distance from version 0's vectors after the chain, as a share of their length."""
 
 
-def _demo_table(versions: list[dict[str, Any]], metric: str) -> Grid:
-    """Return a line for each version: how well it ranks, and what the consumer keeps."""
-    lines = [
-        [
-            *(str(v["version"]), str(v["dim"])),
-            *(
-                number(v["metrics"].get(k, {}).get(metric))
-                for k in ("model", "alone", "popularity")
-            ),
-            *(number(v["consumer"][name]) for name in ("auc_chain", "auc_raw")),
-            number(v["drift_relative"]),
-        ]
-        for v in versions
-    ]
-    header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
-    return Grid("A consumer built on version 0", header, lines)
-
-
 @command(
     "tune",
     "recipe.toml --out trials --over model.dim=16,32,64 --over task.penalty=log:1..100",
@@ -257,8 +240,7 @@ def _demo_table(versions: list[dict[str, Any]], metric: str) -> Grid:
         "KEY=VALUES | Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; "
         "default: by task)."
     ),
-    trials="Trials in all, those in FOLDER included.",
-    minutes="End after so many minutes (default: no limit).",
+    trials=described("Trials in all, those in FOLDER included.", min=1),
 )
 def tune(
     recipe: Path,
@@ -266,54 +248,41 @@ def tune(
     out: Path,
     over: list[str] | None = None,
     trials: int = 20,
-    minutes: float | None = None,
     device: str = "auto",
     set_: list[str] | None = None,
 ) -> None:
-    """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
-    from evergram.training.tuning import tune as tune_recipe
-    from evergram.training.tuning import write_best
+    """Train a recipe with many values of its keys, and keep the best by the selection pairs.
 
-    chosen = load_recipe(recipe, set_, unread=("upgrade",))
-    progress = new_progress()
-    tuned = tune_recipe(
-        chosen, over, out, trials=trials, minutes=minutes, device=device, progress=progress
-    )
-    best = out / "best.toml"
-    write_best(best, recipe, [*(set_ or []), *tuned.best.overrides])
-    facts, metric = tuned.as_json(), chosen.training.metric
-    facts["recipe"] = str(best)
-    show(facts, *_trials(tuned, metric), f"Recipe with the best values: {best}")
-    if tuned.ended == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+    After Ctrl-C the same command goes on.
+    """
+    from evergram.training import tuning
+    from evergram.training.recipe import Recipe
 
-
-def _trials(tuned: Tuned, metric: str) -> Iterator[str | Grid]:
-    """Yield a line for each trial, best first, and why trials failed."""
+    chosen = Recipe.load(recipe, set_ or [])
+    tuned = tuning.tune(chosen, over, out, trials=trials, device=device, progress=new_progress())
+    best, values, facts = out / "best.toml", tuned.best.params, tuned.as_json()
+    tuning.write_best(best, recipe, [*(set_ or []), *tuning.overrides_of(values)])
     lines = [
         [
-            str(trial.number),
-            *(v if isinstance(v, str) else f"{v:.4g}" for v in trial.values.values()),
-            *(number(trial.value), str(trial.epochs), f"{trial.seconds:.1f}", trial.state),
+            str(t["number"]),
+            *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in t["values"].values()),
+            *(number(t["value"]), str(t["epochs"]), f"{t['seconds']:.1f}", t["state"]),
         ]
-        for trial in tuned.ranked
+        for t in facts["trials"]
     ]
-    keys = list(tuned.best.values)
-    names = [key.rpartition(".")[2] for key in keys]
+    names = [key.rpartition(".")[2] for key in values]
     # Short where they tell keys apart, as a line has 80 columns where it is no terminal.
-    shown = names if len(set(names)) == len(names) else keys
-    header = ["trial", *shown, metric, "epochs", "seconds", "state"]
-    yield Grid("Trials, by the selection pairs", header, lines)
-    yield from (f"Trial {t.number} failed: {t.error}" for t in tuned.ranked if t.error)
+    shown = names if len(set(names)) == len(names) else list(values)
+    header = ["trial", *shown, tuned.recipe.training.metric, "epochs", "seconds", "state"]
+    parts = [f"Trial {t['number']} failed: {t['error']}" for t in facts["trials"] if t["error"]]
     if tuned.ended == "exhausted":
-        yield "All values of the search were tried; there are no others."
-    elif tuned.ended != "trials":
-        why = "the minutes were over" if tuned.ended == "minutes" else "it was interrupted"
-        yield f"The search ended early: {why}. The same command goes on."
-
-
-# Tables of a recipe that an evaluation does not read.
-NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade")
+        parts.append("All values of the search were tried; there are no others.")
+    parts.append(f"Recipe with the best values: {best}")
+    show(
+        facts | {"recipe": str(best)}, Grid("Trials, by the selection pairs", header, lines), *parts
+    )
+    if tuned.ended == "interrupted":
+        raise typer.Exit(INTERRUPTED)
 
 
 @command(
@@ -337,8 +306,13 @@ def evaluate(
     from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
 
+    for override in set_ or ():
+        if override.partition("=")[0].split(".")[0].strip() not in ("data", "split", "metrics"):
+            raise RecipeError(
+                f"--set {override} changes nothing here: of a recipe, data, split and metrics are "
+                "read; leave it out."
+            )
     opened = open_lineage(lineage)
-    refuse_unread(set_, NOT_EVALUATED)
     recipe = Recipe.of_data(opened.recipe(opened.newest), set_ or [])
     view = opened.view(as_, from_)
     measured = evaluate_version(
@@ -353,75 +327,3 @@ def evaluate(
             "have no stored vector: such queries are left out, and such candidates are misses."
         )
     show({"version": view.source, "as": view.version, "metrics": metrics, **measured}, *parts)
-
-
-def checkout() -> Path:
-    """Return the folder with `reproduction/`: that of the installation, or the current one."""
-    installed_from = Path(evergram.__file__).parents[2]
-    for folder in (installed_from, Path.cwd()):
-        if (folder / "reproduction" / "catalogue.py").is_file():
-            return folder
-    raise DataError(
-        "reproduction/ is not part of the installed package, and it is not in this folder either; "
-        "run the command in a checkout of Evergram's repository, which has it beside src/."
-    )
-
-
-def reproduction(module: str) -> ModuleType:
-    """Return a module of the package `reproduction`, imported from the checkout."""
-    folder = str(checkout())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return import_module(f"reproduction.{module}")
-
-
-@command(
-    "reproduce",
-    "gramian/table2 --preset tiny",
-    name="[NAME|all|stale|report] | What to run, such as gramian/table2 (default: list all).",
-    preset=described("Size of the experiment: small, gowalla or tiny.", show_default="small"),
-    data="PATH | Folder of data sets ($EVERGRAM_DATA).",
-    out="DIR | Folder of results (default: reproduction/results).",
-    seeds=described("Train with seeds 0 to N - 1.", min=1, show_default="1"),
-    device=described("Where to compute: auto, cpu or cuda.", show_default="cpu"),
-)
-def reproduce(
-    name: str | None = None,
-    *,
-    preset: str | None = None,
-    data: Path | None = None,
-    out: Path | None = None,
-    seeds: int | None = None,
-    device: str | None = None,
-) -> None:
-    """Reproduce a table or figure of the papers; without NAME, list all with their state.
-
-    An interrupted run goes on: each training that is done is kept as one JSON. `all` runs every
-    experiment, `stale` runs again what the code would give other results for today, and `report`
-    makes the pages and figures of all results.
-    """
-    given = {"preset": preset, "seeds": seeds, "data": data, "device": device}
-    unread = {None: tuple(given), "report": tuple(given), "stale": ("preset", "seeds")}
-    for option in unread.get(name, ()):
-        if given[option] is not None:
-            what = "stale results" if name == "stale" else "a list or a report of results"
-            raise DataError(f"--{option} is not read for {what}; leave it out.")
-    commands = reproduction("commands")
-    if name is None:
-        lines = commands.list_all(out)
-        facts = {"experiments": [line.as_json() for line in lines]}
-        return show(facts, *commands.list_lines(lines))
-    if name == "report":
-        paths = commands.make_report(out)
-        return show({"report": [str(path) for path in paths]}, f"Report: {paths[0]}")
-    run = commands.Run(name, preset or "small", seeds or 1, data, out, device or "cpu")
-    several = {"stale": commands.reproduce_stale, "all": commands.reproduce_all}
-    if name in several:
-        outcomes = several[name](run, new_progress())
-        facts = {"experiments": [outcome.as_json() for outcome in outcomes]}
-    else:
-        outcomes = [commands.reproduce(run, new_progress())]
-        facts = outcomes[0].as_json()
-    tables = [Grid(t.title, t.header, t.rows) for outcome in outcomes for t in outcome.tables]
-    lines = [line for o in outcomes for line in (*o.sentences, f"Results: {o.folder}")]
-    return show(facts, *tables, *lines)

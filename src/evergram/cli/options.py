@@ -5,21 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from evergram.cli.app import GROUPS, is_quiet
+from evergram.cli.app import GROUPS, run
 from evergram.collectives import is_first_process
-from evergram.errors import DataError, RecipeError
+from evergram.errors import DataError
 from evergram.log_lines import LogFormat, log_format, write_line
 
 if TYPE_CHECKING:
     from evergram.lineage.lineage import Lineage
     from evergram.training.progress import Progress
-    from evergram.training.recipe import Recipe
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -65,7 +64,6 @@ SHARED: dict[str, Description] = {
     "minutes": described(
         "N | End training after so many minutes, and publish its best epoch.", min=0
     ),
-    "thorough": "Search longer for λ, l2 and the rate (training.thorough).",
     "force": "Overwrite an existing file.",
     "column": "ROLE=NAME | The column (or tensor) of a role: id, and vector or text; repeatable.",
     "drop_bad_rows": (
@@ -116,50 +114,21 @@ def open_lineage(address: str) -> Lineage:
     return Lineage.open(address)
 
 
-def load_recipe(
-    path: Path, overrides: list[str] | None, *, unread: Collection[str] = (), thorough: bool = False
-) -> Recipe:
-    """Return the recipe of a command. Overrides (`--set`) of `unread` tables or keys are
-    refused."""
-    from evergram.training.recipe import Recipe
-
-    refuse_unread(overrides, unread)
-    return Recipe.load(
-        path, [*(overrides or []), *(["training.thorough=true"] if thorough else [])]
-    )
-
-
-def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
-    """Refuse overrides that would change nothing."""
-    for override in overrides or ():
-        key = override.partition("=")[0].strip()
-        if key in unread or key.partition(".")[0] in unread:
-            raise RecipeError(
-                f"--set {override} changes nothing here: this command does not read {key}; leave "
-                "it out."
-            )
-
-
 def pairs_of(
-    option: str,
-    given: Iterable[str] | None,
-    form: str,
-    *,
-    key: str = r".+",
-    secret: bool = False,
+    option: str, given: Iterable[str] | None, form: str, secret: bool = False
 ) -> dict[str, str]:
     """Return the values of an option NAME=VALUE by name.
 
     Args:
-        form: "NAME=VALUE" in the option's words, with an example. key: what a name matches.
-        secret: whether there may be a password in it, so that no error repeats it.
+        form: "NAME=VALUE" in the option's words, with an example.
+        secret: whether values are addresses, which may have a password, so that no error repeats
+            them, and an equals sign where the name is missing.
     """
     values: dict[str, str] = {}
     for text in given or ():
         name, _, value = text.partition("=")
-        if not value or not re.fullmatch(key, name):
-            shown = "what was given is not" if secret else f"it is {text!r}"
-            raise DataError(f"{option} must be {form}; {shown}.")
+        if not (name and value) or (secret and re.search(r"[\s:/@#]", name)):
+            raise DataError(f"{option} must be {form}{'' if secret else f'; it is {text!r}'}.")
         if name in values:
             raise DataError(f"{option} is given twice for {name!r}; give each once.")
         values[name] = value
@@ -174,17 +143,13 @@ def columns_by_role(given: list[str] | None) -> dict[str, str]:
 def stores_by_side(given: Iterable[str]) -> dict[str, str]:
     """Return the values of `--store SIDE=ADDRESS` as side to address."""
     form = "SIDE=ADDRESS, as in candidate=lance:vectors#films"
-    # An address without a side may have an equals sign too.
-    return pairs_of("--store", given, form, key=r"[^\s:/@#]+", secret=True)
+    return pairs_of("--store", given, form, secret=True)
 
 
-def one_store(given: list[str], what: str) -> tuple[str, str]:
+def one_store(given: list[str]) -> tuple[str, str]:
     """Return the side and the address of the one `--store`."""
     if len(given) > 1:
-        raise DataError(
-            f"{what} is of one store; {len(given)} were given by --store: run the command once "
-            "for each."
-        )
+        raise DataError("--store is given more than once; run the command once for each.")
     ((side, address),) = stores_by_side(given).items()
     return side, address
 
@@ -202,15 +167,14 @@ def columns_of(
 
 
 def new_progress() -> Progress:
-    """Return what shows progress on stderr: nothing with `--quiet`; of several processes, the
-    first one's."""
+    """Return what shows progress on stderr, but for `--quiet` and any but the first process."""
     from evergram.training.progress import Progress
 
-    return Progress(quiet=is_quiet() or not is_first_process())
+    return Progress(quiet=run.quiet or not is_first_process())
 
 
 def print_progress(done: int, total: int, what: str) -> None:
-    if is_quiet():
+    if run.quiet:
         return
     sentence = f"{done} of {total} {what}"
     if sys.stderr.isatty() and log_format() is LogFormat.text:

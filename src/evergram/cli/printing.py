@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from evergram.cli.app import is_json
+from evergram.cli.app import run
 
 
 class Grid(NamedTuple):
@@ -22,15 +22,27 @@ class Grid(NamedTuple):
 
 
 def show(facts: dict[str, Any], *parts: str | Grid) -> None:
-    """Print the result of a command: its facts as JSON, or sentences and tables for people."""
-    if is_json():
+    """Print the result of a command: its facts as JSON, or for people as sentences and tables, or
+    one fact a line where there are none."""
+    if run.json:
         dump(facts)
         return
-    for part in parts:
+    for part in parts or [f"{key.replace('_', ' ')}: {_words(v)}" for key, v in facts.items()]:
         if isinstance(part, Grid):
             table(*part)
         else:
             sys.stdout.write(f"{part}\n")
+
+
+def _words(value: Any) -> str:
+    """Return a fact as a person would write it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_words(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def dump(value: dict[str, Any]) -> None:
@@ -62,16 +74,6 @@ def paragraph(text: str) -> str:
 
 def number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.4f}"
-
-
-def written_to(path: Path) -> str:
-    """Return for a sentence which file of vectors was written, and where its ids are."""
-    from evergram.vector_files.open_embeddings import companion
-
-    if path.suffix != ".npy":
-        return str(path)
-    ids = companion(path)
-    return f"{path}, with its ids in {ids}" if ids.is_file() else f"{path}, without ids"
 
 
 def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
@@ -108,13 +110,11 @@ def _reading(past: str, reading: dict[str, Any]) -> Iterator[str | Grid]:
             f"Read as version {past}: no ranking was measured, as it knew none of the test queries."
         )
     for kind, drift in reading["drift"].items():
-        objects, met = _OBJECTS[kind]
-        yield (
-            f"mean distance to version {past} on {drift['objects']} {objects}: {drift['l2']:.4f} "
-            f"({drift['relative']:.1%} of their length), as its consumers meet it on {met}"
-            if drift["objects"]
-            else f"distance to version {past}: there are no {objects}"
-        )
+        if drift["objects"]:
+            yield (
+                f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
+                f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)"
+            )
     yield f"overlap@10 with version {past}: {number(reading['overlap@10'])}"
 
 
@@ -133,43 +133,23 @@ def probes_table(probes: list[dict[str, Any]], title: str = "Consumers' probes")
 
 def _training_sentence(training: dict[str, Any]) -> str:
     """Return a sentence on the data that a model was trained on, and on what ended its training."""
-    chosen = (
-        f"{_ENDED[training['ended']].format(training['epochs'])}; epoch {training['best_epoch']} "
-        "was best on the selection pairs"
-    )
+    data = "the training pairs alone"
+    if refit := training["refit"]:
+        data = f"all {refit['interactions']:,} interactions but test, for {refit['steps']:,} steps"
     strengths = ", ".join(f"{value:.4g}" for value in training["penalty"])
     weights = f"λ = {strengths}, l2 = {training['l2']:.4g}"
     if pilots := training.get("pilots"):
-        how = f"training.table_rate = {training['table_rate']:.4g}"
-        if training.get("optimizer") == "als":
-            how = 'training.optimizer = "als"'
-        weights += (
-            f', task.l2_measure = "{training["l2_measure"]}" and {how}, '
-            f"as {len(pilots)} pilots chose"
-        )
+        weights += f", as {len(pilots)} pilots chose"
     if popularity := training.get("popularity"):
         power = f"{popularity['exponent']:.4g}"
         weights += f"; candidates times count^{power} ({popularity['reason']})"
-    data = "the training pairs alone"
-    if refit := training["refit"]:
-        data = (
-            f"all {refit['interactions']:,} interactions that are not test, for "
-            f"{refit['steps']:,} steps"
-        )
-    return f"Trained on {data}: {chosen}; {weights}."
+    return (
+        f"Trained on {data}: {training['epochs']} epochs (ended: {training['ended']}); epoch "
+        f"{training['best_epoch']} was best on the selection pairs; {weights}."
+    )
 
 
-_ENDED = {
-    "patience": "ended by training.patience after {} epochs",
-    "epochs": "all {} epochs ran",
-    "budget": "ended by training.budget after {} epochs",
-    "minutes": "ended by --minutes after {} epochs",
-}
-# Which of the two a consumer meets: docs/upgrading.md, "What is known of every past version".
-_OBJECTS = {
-    "held_out": ("objects that alignment never saw", "objects that came later"),
-    "known": ("objects that it knew", "their own objects"),
-}
+_OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
 _READINGS = {
     "past": "version itself",
     "chain": "new, through the chain",

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from evergram.cli.app import is_json
+from evergram.cli.app import run
 from evergram.cli.options import command, described, stores_by_side
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.log_lines import log_to_stderr, write_line
-
-if TYPE_CHECKING:
-    from evergram.serving.server import Server
-
 
 # The least value of each limit that `--set` sets.
 LIMITS = {
@@ -24,7 +20,6 @@ LIMITS = {
 }
 IN_SECONDS = ("timeout", "silence", "keep_alive", "canary_every")
 IN_MEBIBYTES = ("max_body", "max_buffered", "text_cache")
-OF_ENCODERS = ("max_text", "text_cache", "canary_every")
 
 
 @command(
@@ -75,11 +70,6 @@ def serve(
     from evergram.serving import ServiceSettings, listen
     from evergram.serving.settings import admin_token
 
-    limits = limits_of(set_)
-    for name in limits:
-        if (name in OF_ENCODERS and not encoder) or (name == "sidecar_depth" and not sidecar):
-            needed = "--encoder" if name in OF_ENCODERS else "--sidecar"
-            raise DataError(f"{name} is set, and no {needed} is given; leave it out.")
     settings = ServiceSettings(
         host=host,
         no_auth=no_auth,
@@ -89,13 +79,20 @@ def serve(
         texts=texts,
         kept=kept,
         sidecars=tuple(sidecar or ()),
-        **limits,
+        **limits_of(set_),
     )
     log_to_stderr()
     stores = stores_by_side(store or ()) or None
     where: dict[str, Any] = {"port": port, "stores": stores, "settings": settings}
     with listen(lineage, **where, processes=processes) as server:
-        _announce(lineage, server)
+        facts = server.as_json()
+        if run.json:
+            sys.stdout.write(json.dumps({"lineage": lineage, **facts}) + "\n")
+            sys.stdout.flush()
+        access = "open to everybody who can reach it" if facts["open"] else "tokens are asked for"
+        serving = f"Serving version {facts['version']} on {facts['url']} ({access})."
+        shown = {name: facts[name] for name in ("url", "version", "open")}
+        write_line("service", serving, lineage=lineage, **shown)
         server.run()
 
 
@@ -116,15 +113,3 @@ def limits_of(options: list[str] | None) -> dict[str, Any]:
             raise DataError(f"--set {option}: it must be {kind} ≥ {LIMITS[name]}.")
         limits[name] = number * 2**20 if name in IN_MEBIBYTES else number
     return limits
-
-
-def _announce(lineage: str, server: Server) -> None:
-    """Print where the server listens, for people on stderr and as JSON on stdout."""
-    facts = server.as_json()
-    if is_json():
-        sys.stdout.write(json.dumps({"lineage": lineage, **facts}) + "\n")
-        sys.stdout.flush()
-    access = "open to everybody who can reach it" if facts["open"] else "tokens are asked for"
-    where = {name: facts[name] for name in ("url", "version", "open")}
-    serving = f"Serving version {facts['version']} on {facts['url']} ({access})."
-    write_line("service", serving, lineage=lineage, **where)

@@ -39,15 +39,12 @@ def fill(lineage: str, *, store: list[str], index: bool = False, as_: str | None
 
     opened = open_lineage(lineage)
     number, chosen = opened.resolve(as_), stores_by_side(store)
-    filled = fill_stores(opened, chosen, version=number, index=index, progress=_print_side)
-    show(
-        {"version": number, "stores": [asdict(facts) for facts in filled]},
-        *(f"{one.rows} rows of side {one.side}, version {number}: {one.store}" for one in filled),
-    )
 
+    def say(side: str, _: int, done: int, total: int) -> None:
+        print_progress(done, total, f"rows of side {side}")
 
-def _print_side(side: str, version: int, done: int, total: int) -> None:
-    print_progress(done, total, f"rows of side {side}")
+    filled = fill_stores(opened, chosen, version=number, index=index, progress=say)
+    show({"version": number, "stores": [asdict(facts) for facts in filled]})
 
 
 @command("store index", "vectors/films", address=described(f"ADDRESS | Store: {WHERE}"))
@@ -61,9 +58,7 @@ def index_store(address: str) -> None:
         if not isinstance(store, Store):
             raise read_only(store.address)
         versions, shown = store.build_index(), store.address
-    nothing = f"No version of {shown} has an index: searches compare all rows."
-    sentences = [f"Version {v} of {shown} has an index." for v in versions]
-    show({"store": shown, "versions": versions}, *(sentences or [nothing]))
+    show({"store": shown, "versions": versions})
 
 
 _EXAMPLE = "lineages/shop --store candidate=lance:vectors#films"
@@ -73,7 +68,7 @@ _EXAMPLE = "lineages/shop --store candidate=lance:vectors#films"
 def plan(lineage: str, *, store: list[str], batch: int = 10_000) -> None:
     """Find the rows to refresh, and order them by their predicted error, the worst first."""
     with _backfill(lineage, store) as opened:
-        _show(opened.plan(batch))
+        show(asdict(opened.plan(batch)))
 
 
 @command(
@@ -84,21 +79,21 @@ def plan(lineage: str, *, store: list[str], batch: int = 10_000) -> None:
 def apply(lineage: str, *, store: list[str], rows: int | None = None) -> None:
     """Refresh rows in the planned order; an interrupted run resumes where it stopped."""
     with _backfill(lineage, store) as opened:
-        _show(opened.apply(rows, progress=partial(print_progress, what="rows")))
+        show(asdict(opened.apply(rows, progress=partial(print_progress, what="rows"))))
 
 
 @command("store backfill status", _EXAMPLE)
 def status(lineage: str, *, store: list[str]) -> None:
     """Show how far a backfill is."""
     with _backfill(lineage, store) as opened:
-        _show(opened.status())
+        show(asdict(opened.status()))
 
 
 @command("store backfill rollback", _EXAMPLE)
 def rollback(lineage: str, *, store: list[str]) -> None:
     """Put the refreshed rows back as they were."""
     with _backfill(lineage, store) as opened:
-        _show(opened.rollback(progress=partial(print_progress, what="batches")))
+        show(asdict(opened.rollback(progress=partial(print_progress, what="batches"))))
 
 
 @contextmanager
@@ -106,24 +101,7 @@ def _backfill(lineage: str, store: list[str]) -> Iterator[Backfill]:
     from evergram.retrieval.backfill import Backfill
     from evergram.retrieval.side_stores import open_side
 
-    side, address = one_store(store, "A backfill")
+    side, address = one_store(store)
     opened = open_lineage(lineage)
     with open_side(opened, side, address) as there:
         yield Backfill(opened, there, side)
-
-
-def _show(status: BackfillStatus) -> None:
-    held = ", ".join(f"{rows} of version {v}" for v, rows in status.held.items()) or "none"
-    new = (
-        f"{status.absent} objects of it had no row when this was planned, and get none: "
-        "'evergram store fill' adds them. "
-        if status.absent
-        else ""
-    )
-    show(
-        asdict(status),
-        f"{status.store} ({status.side}): {status.state}. {status.refreshed} of {status.rows} rows "
-        f"refreshed to version {status.target}; {status.remaining:.1%} of the predicted error "
-        f"remains. {status.without} older rows have no embedding of it and stay. "
-        f"{new}Rows held: {held}.",
-    )

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
-from evergram.cli.app import is_json
-from evergram.cli.options import Description, columns_of, command, described, new_progress
-from evergram.cli.printing import Grid, paragraph, show, written_to
-
-if TYPE_CHECKING:
-    from evergram.texts.record import TextEncoderRecord
+from evergram.cli.options import columns_of, command, described, new_progress
+from evergram.cli.printing import Grid, paragraph, show
 
 _PROMPT = described("Words before each of these.", show_default="the model's own")
-_ENCODED: dict[str, Description] = {
-    "texts": "TEXTS | File of ids and texts: Parquet, Arrow, CSV, TSV or JSON lines.",
-    "out": "OUT | File of vectors: .parquet, .arrow or .npy.",
-    "encoder": "ADDRESS | The encoder, such as sentence-transformers:NAME; docs/text.md has all.",
-    "query_prompt": _PROMPT,
-    "document_prompt": _PROMPT,
-    "matryoshka": described(
-        "DIMS | A number of first coordinates that this encoder's vectors may be cut to; may "
-        "be repeated.",
-        min=1,
-    ),
-}
 
 
 @command(
     "vectors encode",
     "products.csv products.parquet --encoder sentence-transformers:all-MiniLM-L6-v2",
-    **_ENCODED,
+    texts="TEXTS | File of ids and texts: Parquet, Arrow, CSV, TSV or JSON lines.",
+    out="OUT | File of vectors: .parquet, .arrow or .npy.",
+    encoder="ADDRESS | The encoder, such as sentence-transformers:NAME; docs/text.md has all.",
     role="What the texts are, document or query: it chooses the prompt before them.",
+    query_prompt=_PROMPT,
+    document_prompt=_PROMPT,
+    matryoshka=described(
+        "DIMS | A number of first coordinates that this encoder's vectors may be cut to; may "
+        "be repeated.",
+        min=1,
+    ),
+    kept="PATH | A file of vectors that this encoder made already, or a folder of them, as serve "
+    "--kept has; repeatable.",
+    dry_run="Check the kept vectors and count; write nothing.",
 )
 def encode(
     texts: Path,
@@ -42,6 +38,8 @@ def encode(
     *,
     encoder: str,
     role: Literal["document", "query"] = "document",
+    kept: list[Path] | None = None,
+    dry_run: bool = False,
     query_prompt: str | None = None,
     document_prompt: str | None = None,
     column: list[str] | None = None,
@@ -50,98 +48,27 @@ def encode(
 ) -> None:
     """Encode a file of texts to a file of vectors that records its encoder.
 
-    A run that was killed goes on with the parts that it wrote.
+    Kept vectors are taken as they are, and the rest is encoded. A run that was killed goes on with
+    the parts that it wrote.
     """
-    from evergram.migration.encoded_files import Texts, encode_file
-    from evergram.texts.addresses import open_with_prompts
-    from evergram.texts.text_files import read_texts
-
-    ids, rows = read_texts(texts, **columns_of([texts], column, "text"))
-    chosen = Texts(ids, rows, role)
-    opened = open_with_prompts(encoder, query_prompt, document_prompt)
-    more: dict[str, Any] = {"matryoshka": matryoshka or (), "overwrite": force}
-    record = encode_file(chosen, opened, out, progress=new_progress(), **more)
-    known = "by its weights" if record.fingerprint else "by its canaries alone"
-    show(
-        {"file": str(out), "rows": len(rows), **_encoder_facts(record)},
-        f"{len(rows)} texts, {record.dim} dims, by {record.address} (known again {known}): "
-        f"{written_to(out)}",
-    )
-
-
-def _encoder_facts(record: TextEncoderRecord) -> dict[str, Any]:
-    """Return the keys of JSON on an encoder."""
-    facts = {"dim": record.dim, "encoder": record.address, "fingerprint": record.fingerprint}
-    cuts = {"matryoshka": record.matryoshka} if record.matryoshka else {}
-    return {**facts, "prompts": record.prompts, **cuts}
-
-
-@command(
-    "vectors finish-migration",
-    "products.csv new.parquet --encoder sentence-transformers:all-MiniLM-L6-v2 --kept kept "
-    "--dry-run",
-    **_ENCODED,
-    kept="PATH | A file of kept vectors, or a folder of them, as serve --kept has; repeatable.",
-    dry_run="Check the kept vectors and count; write nothing.",
-)
-def finish_migration(
-    texts: Path,
-    out: Path,
-    *,
-    encoder: str,
-    kept: list[Path],
-    dry_run: bool = False,
-    query_prompt: str | None = None,
-    document_prompt: str | None = None,
-    column: list[str] | None = None,
-    matryoshka: list[int] | None = None,
-    force: bool = False,
-) -> None:
-    """Make the new vectors of all texts: those that were kept as they are, the rest encoded.
-
-    A run that was killed goes on with the parts that it wrote.
-    """
-    from evergram.migration import encoded_files as migration
+    from evergram.migration.encoded_files import Texts, encode_file, plan_rest
     from evergram.texts.addresses import open_with_prompts
     from evergram.texts.text_files import read_texts
     from evergram.vector_files.writers import check_writable
 
     check_writable(out, overwrite=force or dry_run)
-    chosen = migration.Texts(*read_texts(texts, **columns_of([texts], column, "text")))
-    opened = open_with_prompts(encoder, query_prompt, document_prompt)
-    rest = migration.plan_rest(chosen, opened, kept)
-    facts = rest.report()
-    if dry_run or not is_json():
-        show(facts, *_rest(facts))
-    if dry_run:
-        return
-    more: dict[str, Any] = {"matryoshka": matryoshka or (), "overwrite": force}
-    progress = new_progress()
-    record = migration.encode_file(chosen, opened, out, progress=progress, known=rest, **more)
-    show(
-        {**facts, "file": str(out), **_encoder_facts(record)},
-        f"{len(chosen.texts):,} texts, {record.dim} dims, by {record.address}: {written_to(out)}",
-    )
-
-
-def _rest(facts: dict[str, int | float]) -> Iterator[str]:
-    """Yield what is kept, what is left to encode, and what the check says."""
-    yield paragraph(
-        f"{facts['texts']:,} texts: {facts['kept']:,} have a kept vector, {facts['to_encode']:,} "
-        f"({facts['share_to_encode']:.1%}) are to be encoded, {facts['text_bytes']:,} bytes of "
-        f"text. The file will have {facts['vector_bytes']:,} bytes of vectors."
-    )
-    if facts["unknown_ids"] or facts["repeated"]:
-        yield paragraph(
-            f"Left out: {facts['unknown_ids']:,} kept ids that no text has, {facts['repeated']:,} "
-            "that an earlier file has with the same vector."
-        )
-    others = "these are all"
-    if facts["differing"]:
-        others = f"with 95 % confidence, at most {facts['differing']:.1%} of all differ"
-    yield paragraph(
-        f"{facts['checked']:,} kept vectors were computed again and are the same; {others}."
-    )
+    ids, rows = read_texts(texts, **columns_of([texts], column, "text"))
+    chosen = Texts(ids, rows, role)
+    opened, progress = open_with_prompts(encoder, query_prompt, document_prompt), new_progress()
+    rest = plan_rest(chosen, opened, kept) if kept else None
+    facts: dict[str, Any] = {"texts": len(rows), **({} if rest is None else rest.report())}
+    if not dry_run:
+        more: dict[str, Any] = {"matryoshka": matryoshka or (), "overwrite": force, "known": rest}
+        record = encode_file(chosen, opened, out, progress=progress, **more)
+        facts |= {"file": str(out), "dim": record.dim, "encoder": record.address}
+        facts |= {"fingerprint": record.fingerprint, "prompts": record.prompts}
+        facts |= {"matryoshka": record.matryoshka} if record.matryoshka else {}
+    show(facts)
 
 
 @command(
@@ -234,19 +161,11 @@ def _short(share: float) -> str:
 
 def _remarks(report: dict[str, Any]) -> Iterator[str]:
     """Yield what the figures leave out, and the verdict with its reasons."""
-    if report["repeated"]:
-        yield f"{report['repeated']} queries repeat another, and count once with it."
     if report["incomplete"]:
         yield (
             f"{report['incomplete']} judged queries are left out: {report['absent']} of their "
             "relevant texts are not among the texts."
         )
-    side = report["ways"]["sidecar"]
-    yield (
-        f"The sidecar has {side['sidecar_bytes']:.0f} bytes beside each new vector "
-        f"({side['share_of_old_bytes']:.1%} of an old one), and leaves a relative error of "
-        f"{side['measured_error']:.3f} of these texts, to which it was fitted."
-    )
     zeros = [f"{count} of {name}" for name, count in report["zeros"].items() if count]
     if zeros:
         yield (
@@ -255,18 +174,8 @@ def _remarks(report: dict[str, Any]) -> Iterator[str]:
         )
     if report["lengths_ignored"]:
         yield (
-            "Vectors differ in length, and these figures are by cosine. Searches are by inner "
-            'product unless they say otherwise: search with the metric "cosine", or compare with '
-            "--similarity dot."
-        )
-    pinned = report["ways"]["pinned"]
-    if "pairs_then" in pinned:
-        then = pinned["pairs_then"]
-        advice = "give these calibrated scores" if then else "see whether the threshold is right"
-        yield (
-            f"Of scores of a query and a text {then or 'none'} pass the threshold of "
-            f"{report['settings']['threshold']:g} by the old vectors, and {pinned['pairs_now']:,} "
-            f"where both are read back, as pinned readers get them: {advice}."
+            "Vectors differ in length, and these figures are by cosine: search with the metric "
+            '"cosine" too, or compare with --similarity dot.'
         )
     yield f"Verdict: {report['verdict'] or 'none'}."
     yield from (f"- {reason}" for reason in report["reasons"])

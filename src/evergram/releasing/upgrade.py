@@ -55,7 +55,7 @@ from evergram.training.corpora import (
 )
 from evergram.training.distributed import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
-from evergram.training.pilots import Pilots, expected_seconds, in_words, run_pilots, wants_pilots
+from evergram.training.pilots import Pilots, run_pilots
 from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe
@@ -595,8 +595,6 @@ def train(
     else:
         first, last = (own_encoder(encoder, s.training, recipe) for s in (split, final))
         refit = None if final is split else Refit(final, Companions(own=last))
-        if recipe.model.kind == "factorization" and not wants_pilots(recipe, split):
-            context.progress.say(f"This takes {in_words(expected_seconds(recipe, split))}.")
         pilots = run_pilots(recipe, split, 0, context)
         fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=first), refit)
         fitted.pilots = pilots.tried

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,7 +14,6 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import TrainingError
-from evergram.gramian.estimator import GramianEstimator
 from evergram.training.progress import Handle, Progress
 from evergram.training.step import Step
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 FIRST = 3
 # What rounding may do to a symmetric matrix or its diagonal, relative to the largest entry.
 ROUNDING = 1e-3
-NOT_FINITE = "is not finite"
 
 
 @dataclass(frozen=True)
@@ -121,45 +119,26 @@ class SoundNumbers(Callback):
             refuse_wrong_moments(at.training)
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
-        if math.isfinite(objective):
-            refuse_wrong_moments(run.step)
-            return
-        said = f"The loss is {objective} in epoch {run.epoch}"
-        # Either may have made the other so; the package's own only follow the embeddings.
-        for side, estimator in _estimators(run.step):
-            name, own = type(estimator).__name__, type(estimator).__module__
-            finite = bool(torch.isfinite(estimator.moment().dense).all())
-            if not finite and own.partition(".")[0] != "evergram":
-                raise TrainingError(
-                    f"{said}, and the {side} moment of {name} is not finite; correct its update, "
-                    "or train with another gramian.kind to see whether the learning rates are too "
-                    "high."
-                )
-        raise TrainingError(
-            f"{said}; lower training.table_rate, training.layer_rate or task.penalty."
-        )
+        if not math.isfinite(objective):
+            raise TrainingError(
+                f"The loss is {objective} in epoch {run.epoch}; lower training.table_rate, "
+                "training.layer_rate or task.penalty. If gramian.kind is your own, try another."
+            )
+        refuse_wrong_moments(run.step)
 
 
 def refuse_wrong_moments(step: Step) -> None:
     """Raises: TrainingError: an estimator's moment is not a finite float32 matrix [D, D + K] whose
     Gramian is symmetric without a negative diagonal."""
-    for side, estimator in _estimators(step):
-        moment = estimator.moment().dense
-        wrong = _wrong(moment, (estimator.dim, estimator.dim + step.factors[side].shape[1]))
-        if wrong == NOT_FINITE and type(estimator).__module__.startswith("evergram."):
-            raise TrainingError(
-                f"The loss is not finite in the next step, as {side} embeddings have grown past "
-                "float32; lower the learning rates of [training]."
-            )
-        if wrong:
-            raise TrainingError(
-                f"The {side} moment of {type(estimator).__name__} {wrong}; correct its update "
-                "(docs/extend/estimator.md)."
-            )
-
-
-def _estimators(step: Step) -> Iterator[tuple[str, GramianEstimator]]:
-    return ((side, each) for side in SIDES for each in step.estimators[side])
+    for side in SIDES:
+        for estimator in step.estimators[side]:
+            shape = (estimator.dim, estimator.dim + step.factors[side].shape[1])
+            if wrong := _wrong(estimator.moment().dense, shape):
+                raise TrainingError(
+                    f"The {side} moment of {type(estimator).__name__} {wrong}: lower the learning "
+                    "rates of [training], or correct its update if it is your own "
+                    "(docs/extend/estimator.md)."
+                )
 
 
 def _wrong(moment: Tensor, shape: tuple[int, int]) -> str:
@@ -168,7 +147,7 @@ def _wrong(moment: Tensor, shape: tuple[int, int]) -> str:
     if moment.shape != shape or wide:
         return f"is {moment.dtype} {list(moment.shape)} and must be float32 {list(shape)}"
     if not bool(torch.isfinite(moment).all()):
-        return NOT_FINITE
+        return "is not finite, perhaps as embeddings have grown past float32"
     square = moment[:, : len(moment)].float()
     slack = ROUNDING * float(square.abs().max())
     if float((square - square.T).abs().max()) > slack:

@@ -97,18 +97,12 @@ def rivals(
 ) -> dict[str, EstimatorSettings]:
     """Return the settings of every estimator by its name in tables, for each of the batch sizes;
     the recipe's `own` is among them if it is not the package's."""
+    samplers, betas = ("uniform", "sqrt", "linear"), ("1/n", "1")
     settings: dict[str, dict[str, Any]] = {
-        "sampled, uniform": {"kind": "sampled", "sampler": "uniform"},
-        "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
-        "sampled, linear": {"kind": "sampled", "sampler": "linear"},
-        "sogram 0.1": {"rate": 0.1},
-        "sogram 0.05": {"rate": 0.05},
-        "sogram 0.02": {"rate": 0.02},
-        "sogram auto": {"rate": "auto"},
-        "storm 0.1": {"kind": "storm", "rate": 0.1},
-        "storm auto": {"kind": "storm", "rate": "auto"},
-        "sagram 1/n": {"kind": "sagram", "beta": "1/n"},
-        "sagram 1": {"kind": "sagram", "beta": "1"},
+        **{f"sampled, {name}": {"kind": "sampled", "sampler": name} for name in samplers},
+        **{f"sogram {rate}": {"rate": rate} for rate in (0.1, 0.05, 0.02, "auto")},
+        **{f"storm {rate}": {"kind": "storm", "rate": rate} for rate in (0.1, "auto")},
+        **{f"sagram {beta}": {"kind": "sagram", "beta": beta} for beta in betas},
     }
     others: dict[str, EstimatorSettings] = {}
     for size in batch_sizes:
@@ -171,10 +165,11 @@ def diagnose(
     callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]
     run = Trainer(step, sampler, draws, callbacks=callbacks, seed=settings.version_seed)
     run.fit(steps=steps)
-    own_row = f"{recipe.gramian.kind} ({OWN})"
+    learned = ""
     if isinstance(recipe.gramian, BatchEstimatorSettings):
-        learned = recipe.gramian.batch_size if draws is not None else None
-        own_row = f"{recipe.gramian.kind} ({OWN}, |B| = {learned or sampler.batch_size})"
+        own_size = recipe.gramian.batch_size if draws is not None else None
+        learned = f", |B| = {own_size or sampler.batch_size}"
+    own_row = f"{recipe.gramian.kind} ({OWN}{learned})"
     return Diagnosis(version, sides, histograms, tracking, own_row)
 
 
@@ -197,7 +192,15 @@ def _of_published(
             )
         chosen, counts = recipe.task.measures_of(side), corpus.counts(side)
         share = build_measures(chosen, counts, entities.vocabulary)[:, 0][rows]
-        sides[side] = _side(vectors[side], share)
+        parts, norms = spectrum(vectors[side], share), vectors[side].double().norm(dim=1)
+        sides[side] = {
+            "entities": len(ids),
+            "dim": vectors[side].shape[1],
+            "effective_rank": effective_rank(parts),
+            "largest_share": float(parts.max()),
+            "norm_mean": float(norms.mean()),
+            "norm_deviation": float(norms.std()) if len(norms) > 1 else 0.0,
+        }
         places[side] = torch.full((len(entities),), -1)
         places[side][rows] = torch.arange(len(rows))
     query, candidate = (places[side][corpus.column(side)] for side in SIDES)
@@ -223,16 +226,3 @@ def spectrum(vectors: Tensor, share: Tensor) -> Tensor:
 def effective_rank(parts: Tensor) -> float:
     """Return exp of the entropy of shares of eigenvalues [D], between 1 and D."""
     return float((-(parts * parts.clamp(min=1e-300).log()).sum()).exp())
-
-
-def _side(vectors: Tensor, share: Tensor) -> dict[str, float]:
-    """Return the spectrum and the norms of embeddings [N, D] under a measure [N]."""
-    parts, norms = spectrum(vectors, share), vectors.double().norm(dim=1)
-    return {
-        "entities": len(vectors),
-        "dim": vectors.shape[1],
-        "effective_rank": effective_rank(parts),
-        "largest_share": float(parts.max()),
-        "norm_mean": float(norms.mean()),
-        "norm_deviation": float(norms.std()) if len(norms) > 1 else 0.0,
-    }

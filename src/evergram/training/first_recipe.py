@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,7 @@ from evergram.data.reading.column_names import (
     refuse_unknown,
     suggestions,
 )
-from evergram.data.reading.files import (
-    DELIMITERS,
-    HEADER,
-    SUFFIXES,
-    TableStream,
-    source_files,
-)
+from evergram.data.reading.files import DELIMITERS, HEADER, SUFFIXES, TableStream, source_files
 from evergram.data.reading.interactions import ROLES
 from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
@@ -35,15 +30,31 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.lineage.record import is_name
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.pilots import expected_seconds, in_words
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import toml_value
 
 # A table takes a few times its file's bytes while it is read.
 SHARE_OF_MEMORY = 4
+# The share of the latest interactions that is held out of this many, and of fewer.
+LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
+# The fewest pairs that select, and that test, in a split by time.
+LEAST = 30
+AT_RANDOM = {"kind": "random", "share": 0.1}
+# By interactions: the dim up to so many, and the most epochs. Rules of thumb; 'evergram tune'
+# searches both on the data itself.
+DIMS = ((20_000, 16), (200_000, 32), (20_000_000, 64))
+LARGEST_DIM = 128
+EPOCHS = ((1_000_000, 100), (20_000_000, 50))
+FEWEST_EPOCHS = 20
 # What to do with more than one file.
 _SEVERAL = (
     "; several tables become one by 'evergram prepare FILE... FOLDER', and 'evergram init FOLDER'"
+)
+# What is in a folder, by the first of these patterns that it has a file of.
+_FOLDERS = (
+    *((PREPARED_RECORD, "prepared"), ("**/*.parquet", "table")),
+    *(("**/ratings.csv*", "movielens"), ("**/ratings.dat*", "movielens")),
+    *((f"**/*{suffix}", "table") for suffix in SUFFIXES),
 )
 
 
@@ -54,19 +65,12 @@ class Source:
 
     kind: str
     columns: Mapping[str, str] = field(default_factory=dict)
-    guessed: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-
-    @property
-    def renamed(self) -> dict[str, str]:
-        """The columns that the file calls otherwise than a recipe does."""
-        return {role: name for role, name in self.columns.items() if role != name}
+    guessed: Sequence[str] = ()
+    unread: Sequence[str] = ()
 
 
 def source_at(
-    path: Path,
-    kind: str | None = None,
-    named: Mapping[str, str] | None = None,
+    path: Path, kind: str | None = None, named: Mapping[str, str] | None = None
 ) -> Source:
     """Return what is at a path.
 
@@ -77,27 +81,66 @@ def source_at(
         too large to be read at once.
     """
     if not path.exists():
+        raise DataError(f"There is no file or folder {path}{_SEVERAL}.")
+    kind = _kind_of(path) if kind is None else kind
+    if kind not in path_kinds():
         raise DataError(
-            f"There is no file or folder {path}; give the interactions' own path{_SEVERAL}."
+            f"--kind is {kind!r}; it is one of: {', '.join(path_kinds())}"
+            f"{did_you_mean(kind, path_kinds())}."
         )
-    chosen = _kind_of(path) if kind is None else kind
-    if chosen not in path_kinds():
-        raise DataError(
-            f"--kind is {chosen!r}; it is one of: {', '.join(path_kinds())}"
-            f"{did_you_mean(chosen, path_kinds())}."
-        )
-    if chosen != "table":
+    if kind != "table":
         if named:
-            raise DataError(
-                f"--column is of columns of a table, and {path} is read as {chosen}; leave it out."
-            )
-        return Source(chosen)
-    _refuse_too_large(path)
-    first = TableStream(source_files(path)[0])
-    names = first.names
-    columns, guessed = columns_of(first.name, names, named or {}, text=first.has_header_line)
-    unread = tuple(name for name in names if name not in columns.values())
-    return Source(chosen, columns, guessed, unread)
+            raise DataError(f"{path} is read as {kind}, which has no columns: --column is of none.")
+        return Source(kind)
+    files = source_files(path)
+    size, limit = sum(file.size() for file in files), machine_memory() // SHARE_OF_MEMORY
+    if size > limit:
+        raise DataError(
+            f"{path} has {size:,} bytes, and a table of more than {limit:,} is not read at once "
+            f"here; write it to a folder by 'evergram prepare {path} FOLDER', and run 'evergram "
+            "init FOLDER'."
+        )
+    first = TableStream(files[0])
+    columns, guessed = columns_of(first.name, first.names, named or {}, text=first.has_header_line)
+    return Source(kind, columns, guessed, [n for n in first.names if n not in columns.values()])
+
+
+def _kind_of(path: Path) -> str:
+    """Return the kind that a path's name, or a folder's content, tells."""
+    name = path.name.lower()
+    if path.is_dir():
+        for pattern, found in _FOLDERS:
+            if any(path.glob(pattern)):
+                return found
+    elif name.endswith(".txt") and (separator := _header_of_a_table(path)):
+        raise DataError(
+            f"The first line of {path} names columns, so it is a table, and .txt is for lines of "
+            f"ids; give it a name that ends in {'.csv' if separator in ',;' else '.tsv'}."
+        )
+    else:
+        texts = (".txt", ".txt.gz")
+        for endings, found in (
+            (SUFFIXES, "table"),
+            (texts, "adjacency_list"),
+            ((".zip",), "movielens"),
+        ):
+            if name.endswith(endings):
+                return found
+    what = "a folder" if path.is_dir() else "a file"
+    raise DataError(
+        f"{path} is {what} of no known kind; tables end in {', '.join(SUFFIXES)}. Say by --kind "
+        f"what else it is: {', '.join(path_kinds())}{_SEVERAL}."
+    )
+
+
+def _header_of_a_table(path: Path) -> str | None:
+    """Return the separator of a first line that names a query and a candidate; None of others."""
+    with path.open("rb") as file:
+        first = file.readline(HEADER).decode("utf-8-sig", errors="replace")
+    for separator in DELIMITERS:
+        if {"query", "candidate"} <= guess(first.strip().split(separator)).keys():
+            return separator
+    return None
 
 
 def columns_of(
@@ -112,102 +155,32 @@ def columns_of(
         text: True if the names are the first line of a text, which may be a row.
     Raises: DataError: a column is missing, or cannot be told.
     """
-    has = ", ".join(names)
-    for role in named:
-        if role not in ROLES:
-            raise DataError(
-                f"--column {role}=… names no role; the roles are: {', '.join(ROLES)}"
-                f"{did_you_mean(role, ROLES)}."
-            )
+    for role in named.keys() - set(ROLES):
+        raise DataError(
+            f"--column {role}=… names no role; the roles are: {', '.join(ROLES)}"
+            f"{did_you_mean(role, ROLES)}."
+        )
     refuse_unknown(source, named.values(), names)
     if text and not named and has_no_header(names):
         raise DataError(lacking(source, {"query"}, names, {}))
-    columns = {**named, **{r: r for r in ROLES if r in names and r not in named}}
+    columns = {**{role: role for role in ROLES if role in names}, **named}
     guessed, untold = [], {}
     for role, likely in suggestions(names).items():
         left = [name for name in likely if name not in columns.values()]
         if role in columns or (not left and role in ("value", "time")):
             continue
-        if len(left) != 1:
-            untold[role] = left
-            continue
-        columns[role] = left[0]
-        guessed.append(role)
+        if len(left) == 1:
+            columns[role] = left[0]
+            guessed.append(role)
+        else:
+            untold[role] = f"may be {' or '.join(left)}" if left else "has no likely name"
     if untold:
-        roles = " and which the ".join(untold)
-        whys = "; ".join(
-            f"the {role} may be {' or '.join(left)}" if left else f"no column looks like a {role}"
-            for role, left in untold.items()
-        )
-        options = " ".join(f"--column {role}=NAME" for role in untold)
         raise DataError(
-            f"Which column of {source} is the {roles} cannot be told: {whys}; its columns are: "
-            f"{has}. Say it by {options}."
+            f"Not all columns of {source} can be told by their names: "
+            f"{'; '.join(f'the {role} {why}' for role, why in untold.items())}; its columns are: "
+            f"{', '.join(names)}. Say it by {' '.join(f'--column {role}=NAME' for role in untold)}."
         )
     return {role: columns[role] for role in ROLES if role in columns}, tuple(guessed)
-
-
-def _kind_of(path: Path) -> str:
-    """Return the kind that a path's name, or a folder's content, tells."""
-    if path.is_dir():
-        if (path / PREPARED_RECORD).is_file():
-            return "prepared"
-        if any(path.rglob("*.parquet")):
-            return "table"
-        if any(any(path.rglob(f"ratings{suffix}*")) for suffix in (".csv", ".dat")):
-            return "movielens"
-        if any(any(path.rglob(f"*{suffix}")) for suffix in SUFFIXES):
-            return "table"
-        raise DataError(
-            f"{path} is a folder of no known kind; give a file in it, or say by --kind what it is: "
-            f"{', '.join(path_kinds())}{_SEVERAL}."
-        )
-    name = path.name.lower()
-    if name.endswith(".txt") and (separator := _header_of_a_table(path)):
-        suffix = ".csv" if separator in ",;" else ".tsv"
-        raise DataError(
-            f"The first line of {path} names columns, so it is a table, and .txt is for lines of "
-            f"ids; give it a name that ends in {suffix}."
-        )
-    if name.endswith(SUFFIXES):
-        return "table"
-    if name.endswith((".txt", ".txt.gz")):
-        return "adjacency_list"
-    if name.endswith(".zip"):
-        return "movielens"
-    raise DataError(
-        f"{path} is of no known format; tables end in: {', '.join(SUFFIXES)}. Say by --kind what "
-        f"else it is: {', '.join(path_kinds())}."
-    )
-
-
-def _header_of_a_table(path: Path) -> str | None:
-    """Return the separator of a first line that names a query and a candidate; None of others."""
-    with path.open("rb") as file:
-        first = file.readline(HEADER).decode("utf-8-sig", errors="replace")
-    for separator in DELIMITERS:
-        if {"query", "candidate"} <= guess(first.strip().split(separator)).keys():
-            return separator
-    return None
-
-
-def _refuse_too_large(path: Path) -> None:
-    """Raises: DataError: a table is larger than memory can read at once."""
-    size = sum(file.size() for file in source_files(path))
-    limit = machine_memory() // SHARE_OF_MEMORY
-    if size > limit:
-        raise DataError(
-            f"{path} has {size:,} bytes, and a table of more than {limit:,} is not read at once "
-            f"here; write it to a folder by 'evergram prepare {path} FOLDER', and run 'evergram "
-            "init FOLDER'."
-        )
-
-
-# The share of the latest interactions that is held out of this many, and of fewer.
-LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
-# The fewest pairs that select, and that test, in a split by time.
-LEAST = 30
-AT_RANDOM = {"kind": "random", "share": 0.1}
 
 
 @dataclass(frozen=True)
@@ -218,8 +191,6 @@ class FirstRecipe:
     recipe: Recipe
     source: Source
     survey: Survey
-    # That `train` will take, roughly.
-    seconds: float
     # Why pairs are held out at random although there are times.
     split_again: str | None = None
 
@@ -235,25 +206,19 @@ class FirstRecipe:
             yield f"Guessed by their names: {guessed}; --column ROLE=NAME names another."
         if source.unread:
             unread = ", ".join(name or "a column without a name" for name in source.unread)
-            yield (f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one.")
+            yield f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one."
         yield from self.survey.sentences()
-        took = in_words(self.seconds)
-        yield f"Training takes {took} on an ordinary computer, once the data is read."
         if self.split_again:
             yield self.split_again
 
     def as_json(self) -> dict[str, Any]:
-        source, recipe = self.source, self.recipe
+        recipe = self.recipe
         return {
-            "kind": source.kind,
-            "columns": dict(source.columns),
-            "guessed": list(source.guessed),
-            "unread": list(source.unread),
+            **asdict(self.source),
             **self.survey.as_json(),
             "split": recipe.split.kind,
             "dim": recipe.model.dim_of(0),
             "epochs": recipe.training.epochs,
-            "seconds": round(self.seconds, 1),
         }
 
 
@@ -279,73 +244,44 @@ def first_recipe(
     Raises: DataError: the data cannot be read, the kind or a column cannot be told, or there is too
         little data to judge a model by.
     """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise DataError(
-            f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
-        ) from None
-    source = source_at(path, kind, columns)
-    name, where = _name_of(path), str(path)
-    if not path.is_absolute():
-        where = os.path.relpath(path, folder or Path())
+    source, folder = source_at(path, kind, columns), folder or Path()
+    where = str(path) if path.is_absolute() else os.path.relpath(path, folder)
     data: dict[str, Any] = {"kind": source.kind, "path": where}
-    if source.renamed:
-        data["columns"] = source.renamed
+    if renamed := {role: name for role, name in source.columns.items() if role != name}:
+        data["columns"] = renamed
     if drop_bad_rows:
         data["bad_rows"] = "drop"
+    # Of the letters of the path's name that a recipe's may have.
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.resolve().name.split(".")[0])[:60].strip("-_")
+    name = name if is_name(name) else "embeddings"
 
-    def recipe_of(more: Mapping[str, Any]) -> Recipe:
-        return Recipe.of({"name": name, "data": data, **more}, folder=folder or Path())
+    def recipe_of(**more: Any) -> Recipe:
+        return Recipe.of({"name": name, "data": data, **more}, folder=folder)
 
-    corpus = load_corpus(recipe_of({}))
+    corpus = load_corpus(recipe_of())
     held, split, split_again = _split(recipe_of, corpus)
     survey = Survey.of(corpus, split)
     text = recipe_text(name, data, held, survey)
-    recipe = Recipe.of(tomllib.loads(text), folder=folder or Path())
-    seconds = expected_seconds(recipe, split)
-    return FirstRecipe(text, recipe, source, survey, seconds, split_again)
+    recipe = Recipe.of(tomllib.loads(text), folder=folder)
+    return FirstRecipe(text, recipe, source, survey, split_again)
 
 
-def _split(recipe_of: Any, corpus: Corpus) -> tuple[dict[str, Any], Split, str | None]:
+def _split(
+    recipe_of: Callable[..., Recipe], corpus: Corpus
+) -> tuple[dict[str, Any], Split, str | None]:
     """Return the table [split], the split by it, and why it is not by time if times are there."""
-    if not corpus.has_times:
-        return AT_RANDOM, split_for(recipe_of({"split": AT_RANDOM}), corpus, 0), None
-    by_time = {"kind": "time", "last": LATEST if len(corpus) >= MANY else LATEST_OF_FEW}
-    try:
-        timed = split_for(recipe_of({"split": by_time}), corpus, 0)
-    except DataError:
-        timed = None
-    if timed is not None and _judges(timed) >= LEAST:
-        return by_time, timed, None
-    split = split_for(recipe_of({"split": AT_RANDOM}), corpus, 0)
-    if timed is not None and _judges(timed) >= _judges(split):
-        return by_time, timed, None
-    why = (
-        f"Pairs are held out at random, although there are times: the last {by_time['last']} hold "
-        f"fewer than {LEAST} new pairs to select by, or to test by."
-    )
-    return AT_RANDOM, split, why
-
-
-def _judges(split: Split) -> int:
-    """Return the pairs that select, or those that test: the fewer."""
-    return min(len(split.selection), len(split.test))
-
-
-def _name_of(path: Path) -> str:
-    """Return a name for the recipe, of the letters of the path's that a name may have."""
-    stem = path.resolve().name.split(".")[0]
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:60].strip("-_")
-    return name if is_name(name) else "embeddings"
-
-
-# By interactions: the dim up to so many, and the most epochs. Rules of thumb; 'evergram tune'
-# searches both on the data itself.
-DIMS = ((20_000, 16), (200_000, 32), (20_000_000, 64))
-LARGEST_DIM = 128
-EPOCHS = ((1_000_000, 100), (20_000_000, 50))
-FEWEST_EPOCHS = 20
+    why = None
+    if corpus.has_times:
+        by_time = {"kind": "time", "last": LATEST if len(corpus) >= MANY else LATEST_OF_FEW}
+        with suppress(DataError):  # it has too few pairs
+            timed = split_for(recipe_of(split=by_time), corpus, 0)
+            if min(len(timed.selection), len(timed.test)) >= LEAST:
+                return by_time, timed, None
+        why = (
+            f"Pairs are held out at random, although there are times: the last {by_time['last']} "
+            f"hold fewer than {LEAST} new pairs to select by, or to test by."
+        )
+    return AT_RANDOM, split_for(recipe_of(split=AT_RANDOM), corpus, 0), why
 
 
 def recipe_text(
@@ -356,33 +292,40 @@ def recipe_text(
     # No more than half of the smaller side's ids.
     dim = max(2, min(dim, min(survey.queries, survey.candidates) // 2))
     epochs = next((most for rows, most in EPOCHS if survey.rows <= rows), FEWEST_EPOCHS)
-    least, cold = [], []
-    if survey.lowest_value is not None:
+    data_lines, split_lines = [*_keys(data)], [*_keys(split)]
+    if survey.highest_value is not None:
         value = f"# minimum_value = {survey.highest_value:g}"
-        least = [f"{value}  # would leave out interactions of a smaller value"]
+        data_lines.append(f"{value}  # would leave out interactions of a smaller value")
     if survey.cold_share > 0.5:
-        cold = [
+        split_lines += [
             "# More than half of what is held out has ids that training never sees; hold out less, "
             "or describe",
             '# ids by features and set model.kind = "two_tower".',
         ]
-    lines = [
-        f"# Written by evergram init for {toml_value(data['path'])}:",
-        *(f"# {sentence}" for sentence in survey.sentences()),
-        "# docs/recipes.md explains all keys; those that are not here have defaults.",
-        f"name = {toml_value(name)}",
-        *("", "[data]", *_keys(data), *least),
-        *("", "[split]", *_keys(split), *cold),
-        *("", "[model]", 'kind = "factorization"  # a vector for each id'),
-        f"dim = {dim}  # numbers of a vector; [{dim}, N]: N from version 1 on",
-        *("", "[task]"),
-        'penalty = "auto"  # λ, the weight of the penalty on all pairs: by the size of the data',
-        'l2 = "auto"  # the weight of squared norms, likewise',
-        *("", "[training]"),
-        f"epochs = {epochs}  # at most",
-        "patience = 10  # ends after this many evaluations without a better one",
-    ]
-    return "\n".join(lines)
+    line = "\n"
+    return f"""\
+# Written by evergram init for {toml_value(data["path"])}:
+{line.join(f"# {sentence}" for sentence in survey.sentences())}
+# docs/recipes.md explains all keys; those that are not here have defaults.
+name = {toml_value(name)}
+
+[data]
+{line.join(data_lines)}
+
+[split]
+{line.join(split_lines)}
+
+[model]
+kind = "factorization"  # a vector for each id
+dim = {dim}  # numbers of a vector; [{dim}, N]: N from version 1 on
+
+[task]
+penalty = "auto"  # λ, the weight of the penalty on all pairs: by the size of the data
+l2 = "auto"  # the weight of squared norms, likewise
+
+[training]
+epochs = {epochs}  # at most
+patience = 10  # ends after this many evaluations without a better one"""
 
 
 def _keys(table: Mapping[str, Any]) -> Iterator[str]:
@@ -428,24 +371,23 @@ class Survey:
 
     @classmethod
     def of(cls, corpus: Corpus, split: Split) -> Survey:
-        """Return the survey of a corpus that is split so."""
-        repeats, sides = corpus.repeats, (len(corpus.queries), len(corpus.candidates))
-        first, last = corpus.time_span if corpus.has_times else (None, None)
+        sides, unknown = (len(corpus.queries), len(corpus.candidates)), split.unknown_queries
         values = corpus.column("value") if corpus.has_values else None
+        first, last = corpus.time_span if corpus.has_times else (None, None)
         pairs = (split.selection, split.test)
         return cls(
             len(corpus),
             *sides,
-            repeats=repeats,
-            density=(len(corpus) - repeats) / (sides[0] * sides[1]),
-            first_time=first,
-            last_time=last,
-            lowest_value=None if values is None else float(values.min()),
-            highest_value=None if values is None else float(values.max()),
-            held_out=sum(map(len, pairs)) + split.unknown_queries,
-            unknown_queries=split.unknown_queries,
-            unknown_candidates=sum(int((p.candidate < 0).sum()) for p in pairs),
-            features=summaries(corpus.queries, corpus.candidates),
+            corpus.repeats,
+            (len(corpus) - corpus.repeats) / (sides[0] * sides[1]),
+            first,
+            last,
+            None if values is None else float(values.min()),
+            None if values is None else float(values.max()),
+            sum(map(len, pairs)) + unknown,
+            unknown,
+            sum(int((p.candidate < 0).sum()) for p in pairs),
+            summaries(corpus.queries, corpus.candidates),
         )
 
     @property
@@ -462,7 +404,7 @@ class Survey:
             f"{self.rows:,} interactions of {self.queries:,} queries with {self.candidates:,} "
             f"candidates: {self.density:.3%} of all pairs."
         )
-        yield (f"{self.repeats:,} of them repeat an earlier pair ({self.repeats / self.rows:.1%}).")
+        yield f"{self.repeats:,} of them repeat an earlier pair ({self.repeats / self.rows:.1%})."
         if self.first_time is None or self.last_time is None:
             yield "There are no times."
         else:

@@ -14,15 +14,14 @@ from typing import Any, Self
 
 import torch
 
-from evergram.collectives import ALONE, Collectives
+from evergram.collectives import Collectives
 from evergram.data.split import RowPairs, Split, among
 from evergram.errors import TrainingError
 from evergram.kinds import OF_A_RUN, Trait
-from evergram.training.build import FitSettings, batch_size_of, rate_of, strengths_of
+from evergram.training.build import FitSettings, rate_of, strengths_of
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import StepSettings, Training
-from evergram.training.selection import FREE, SELECTING, distinct
 
 # Training pairs up to which a training takes seconds.
 MOST_PAIRS = 200_000
@@ -38,11 +37,6 @@ MOST_TIME = 0.3
 HELD_OUT = 0.1
 # A smaller gain is no reason to depart from the formula.
 LEAST_GAIN = 1.005
-# Seconds of one core, on the machine of docs/measured.md: for a pair and a dimension in an epoch,
-# for a step over a batch, and for a multiply-add of a ranking.
-PAIR, STEP, RANKED = 4e-8, 3e-3, 3.5e-11
-# Epochs until patience ends most trainings.
-SWEEPS, EPOCHS = 25, 50
 
 
 @dataclass
@@ -68,90 +62,47 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
         return Pilots(recipe)
     search = _PilotSearch.of(recipe, split, version, context.collectives)
     strengths = strengths_of(recipe, split.training)
-    seconds = expected_seconds(recipe, split, version, context.collectives)
     context.progress.say(
-        f"This takes {in_words(seconds)} in all from here: {search.most} short trainings (pilots) "
-        "choose task.penalty and task.l2 first; numbers for both in the recipe leave them out."
+        f"{search.most} short trainings (pilots) choose task.penalty and task.l2 first; numbers "
+        "for both in the recipe leave them out."
     )
-    measure = _Measure(search, _with_more_selection(split), version, context)
-    rate = rate_of(search.recipe)
-    start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
-    starts = _starts(start, search.recipe)[: search.most]
-    is_open = _open_settings(search.recipe) if search.climbs else set()
-    best = _climb(starts, measure, [move for move in MOVES if move[0] in is_open])
-    chosen = best.within(recipe)
-    return Pilots(_by_the_solver(chosen) if search.solves else chosen, measure.tried)
+    judged, metric = _with_more_selection(split), recipe.training.metric
+    ends = context.share_of_time(MOST_TIME)
+    tried: list[dict[str, float | str]] = []
 
-
-@dataclass
-class _Measure:
-    """Trains pilots, each of them once."""
-
-    search: _PilotSearch
-    judged: Split
-    version: int
-    context: RunContext
-    tried: list[dict[str, float | str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ends = self.context.share_of_time(MOST_TIME)
-        self.metric = self.search.recipe.training.metric
-
-    def __call__(self, settings: _Settings) -> float:
+    def measure(settings: _Settings) -> float:
+        """Train a pilot; −∞, so that the best so far stays, if it diverges or time is over."""
+        over = bool(tried) and ends is not None and time.monotonic() > ends
         # The first process alone has a limit; all train the same pilots.
-        if self.context.collectives.from_first(self.is_over):
-            return -math.inf  # the best so far stays
-        value = self.trained(settings)
-        if value > -math.inf:
-            self.tried.append({**asdict(settings), self.metric: value})
-            self.context.progress.say(
-                f"Pilot {len(self.tried)} of at most {self.search.most}: {self.metric} {value:.4f}."
-            )
-        return value
-
-    def is_over(self) -> bool:
-        return bool(self.tried) and self.ends is not None and time.monotonic() > self.ends
-
-    def trained(self, settings: _Settings) -> float:
+        if context.collectives.from_first(lambda: over):
+            return -math.inf
         quiet = replace(
-            self.context,
+            context,
             folder=None,
             callbacks=(),
-            title=f"{self.context.title} pilot {len(self.tried) + 1} of at most {self.search.most}",
+            title=f"{context.title} pilot {len(tried) + 1} of at most {search.most}",
             warns=False,
-            progress=self.context.progress.without_epochs(),
+            progress=context.progress.without_epochs(),
             ends=None,
         )
-        recipe = settings.within(self.search.recipe)
         try:
-            history = fit_encoder(recipe, self.judged, self.version, quiet).history
+            history = fit_encoder(settings.within(search.recipe), judged, version, quiet).history
         except TrainingError:
-            if not self.tried:
+            if not tried:
                 raise
-            return -math.inf  # these settings diverge; the best so far stays
-        return max(record[self.metric] for record in history)
+            return -math.inf
+        value = max(record[metric] for record in history)
+        tried.append({**asdict(settings), metric: value})
+        context.progress.say(f"Pilot {len(tried)} of at most {search.most}: {metric} {value:.4f}.")
+        return value
 
-
-def expected_seconds(
-    recipe: Recipe, split: Split, version: int = 0, together: Collectives = ALONE
-) -> float:
-    """Return how long a factorization's training takes, pilots included, roughly."""
-    search = _PilotSearch.of(recipe, split, version, together)
-    piloted = wants_pilots(recipe, split)
-    last = _by_the_solver(recipe) if piloted and search.solves else recipe
-    pilot, training = (_seconds(each, split, version) for each in (search.recipe, last))
-    return search.most * pilot * piloted + training
-
-
-def _seconds(recipe: Recipe, split: Split, version: int) -> float:
-    """Return how long one training takes, roughly."""
-    settings, dim, corpus = recipe.training, recipe.model.dim_of(version), split.training
-    steps = 1 if settings.sweeps else len(corpus) / batch_size_of(recipe, corpus)
-    epoch = PAIR * len(corpus) * dim + STEP * steps
-    work = distinct(split.selection.query) * len(corpus.candidates) * (dim + SELECTING)
-    usual = SWEEPS if settings.sweeps else EPOCHS
-    epochs = min(settings.epochs, usual) if settings.patience else settings.epochs
-    return epochs * (epoch + RANKED * min(work, FREE) / settings.evaluate_every)
+    rate = rate_of(search.recipe)
+    formula = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
+    choices = _open_settings(search.recipe)
+    starts = _starts(formula, choices)[: search.most]
+    moves = [move for move in MOVES if search.climbs and move[0] in choices]
+    chosen = _climb(starts, measure, moves).within(recipe)
+    return Pilots(_by_the_solver(chosen) if search.solves else chosen, tried)
 
 
 def _by_the_solver(recipe: Recipe) -> Recipe:
@@ -215,23 +166,22 @@ class _Settings:
 
 def _open_settings(recipe: Recipe) -> set[str]:
     """Return the settings that the recipe leaves to "auto"."""
-    task, training = recipe.task, recipe.training
-    conditions = {
-        "penalty": task.penalty == "auto",
-        "l2": task.l2 == "auto",
-        "l2_measure": task.l2 == "auto" and task.l2_measure is None,
-        "table_rate": isinstance(training, StepSettings) and training.table_rate == "auto",
-    }
-    return {name for name, is_open in conditions.items() if is_open}
+    task = recipe.task
+    found = {name for name in ("penalty", "l2") if getattr(task, name) == "auto"}
+    if "l2" in found and task.l2_measure is None:
+        found.add("l2_measure")
+    if getattr(recipe.training, "table_rate", None) == "auto":
+        found.add("table_rate")
+    return found
 
 
-def _starts(formula: _Settings, recipe: Recipe) -> list[_Settings]:
+def _starts(formula: _Settings, choices: set[str]) -> list[_Settings]:
     """Return the formula's settings, then others spread evenly around them, as single steps do not
     lead from what suits one measure of l2 or one rate to what suits another.
 
     λ is between an eighth and four times the formula's, l2 between a quarter and eight times.
     """
-    chosen, starts = _open_settings(recipe), [formula]
+    starts = [formula]
     engine = torch.quasirandom.SobolEngine(4)  # type: ignore[no-untyped-call]
     points = engine.draw(SPREAD)[1:]  # the first is a corner
     for l2, measure, penalty, rate in points.tolist():
@@ -241,7 +191,7 @@ def _starts(formula: _Settings, recipe: Recipe) -> list[_Settings]:
             "penalty": formula.penalty * 2 ** (5 * penalty - 3),
             "table_rate": formula.table_rate * (0.5, 1.0, 2.0)[int(3 * rate)],
         }
-        start = replace(formula, **{k: v for k, v in values.items() if k in chosen})
+        start = replace(formula, **{k: v for k, v in values.items() if k in choices})
         if start not in starts:
             starts.append(start)
     return starts
@@ -321,12 +271,3 @@ def wants_pilots(recipe: Recipe, split: Split) -> bool:
         and len(split.training) <= MOST_PAIRS
         and len(split.selection) > 0
     )
-
-
-def in_words(seconds: float) -> str:
-    """Return a rough number of seconds, minutes or hours."""
-    for size, unit in ((3600, "hours"), (60, "minutes")):
-        if seconds >= 1.5 * size:
-            return f"about {seconds / size:.0f} {unit}"
-    rounded = float(f"{seconds:.1g}")
-    return f"about {rounded:.0f} seconds" if rounded >= 1.5 else "about a second"

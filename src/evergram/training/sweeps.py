@@ -64,28 +64,21 @@ class _Push:
     mean: Tensor  # Σ h v ⊗ v / Σ h over all pairs, [D, D]
 
 
-@dataclass(frozen=True)
 class _Systems:
-    """A u = b of a group's rows, without forming A."""
+    """A u = b of a group's rows, without forming A, by their n p [B, R], n m [B] and f [B, K]."""
 
-    group: RowGroup
-    push: _Push
-    partners: Tensor  # rows of the held side, [B, M, D]
-    share: Tensor  # n p, [B, R]
-    norm: Tensor  # n m, [B, 1]
-    toward: Tensor | None  # n Σ_r λ_r p H_r f, [B, D]; None without a prior
-
-    @classmethod
-    def of(
-        cls, group: RowGroup, push: _Push, share: Tensor, norm: Tensor, factors: Tensor
-    ) -> _Systems:
+    def __init__(
+        self, group: RowGroup, push: _Push, share: Tensor, norm: Tensor, factors: Tensor
+    ) -> None:
+        self.group, self.push, self.share, self.norm = group, push, share, norm[:, None]
+        # Rows of the held side, [B, M, D].
         partners = push.table.index_select(0, group.partners.flatten())
-        toward = None
+        self.partners: Tensor = partners.view(*group.partners.shape, push.table.shape[1])
+        # n Σ_r λ_r p H_r f, [B, D]; None without a prior.
+        self.toward: Tensor | None = None
         if factors.shape[1]:
             each = [share[:, r, None] * (factors @ h.T) for r, h in enumerate(push.pulled)]
-            toward = torch.stack(each).sum(0)
-        shape = *group.partners.shape, push.table.shape[1]
-        return cls(group, push, partners.view(shape), share, norm[:, None], toward)
+            self.toward = torch.stack(each).sum(0)
 
     def product(self, rows: Tensor) -> Tensor:
         """Return A p of p [B, D]."""
@@ -156,13 +149,12 @@ class SweepSolver:
         terms = 0.5 * squares.target.double().square() + weight.double() * prior.double().square()
         self.constant: Tensor = terms.sum()
         for r, strength in enumerate(squares.penalty):
-            grams = [
-                _moment(squares.factors[s], squares.factors[s], self._share(s, r)) for s in SIDES
-            ]
-            self.constant = (
-                self.constant
-                + len(squares.target) * strength * grams[0].mul(grams[1]).sum().double()
+            of_query, of_candidate = (
+                _moment(squares.factors[s], squares.factors[s], squares.measures[s][:, r])
+                for s in SIDES
             )
+            both = of_query.mul(of_candidate).sum().double()
+            self.constant = self.constant + len(squares.target) * strength * both
 
     def sweep(self, tables: MutableMapping[str, Tensor]) -> Tensor:
         """Solve for queries, then for candidates, in place, in tables [N, D]. Return F, float64.
@@ -194,7 +186,7 @@ class SweepSolver:
             if group.longest < serves:
                 means = shares[rows].mean(0), norms[rows].mean(), group.pull.sum(1).mean()
                 inverse, serves = _inverse(push, *means), group.longest / SERVES
-            systems = _Systems.of(group, push, shares[rows], norms[rows], factors[rows])
+            systems = _Systems(group, push, shares[rows], norms[rows], factors[rows])
             own = table.index_select(0, rows)
             residual, value = systems.at(own)
             table[rows], gain, without_end = descend(
@@ -202,7 +194,17 @@ class SweepSolver:
             )
             endless += without_end.count_nonzero()
             total += (value - gain.sum()).double()
-        _refuse_endless(int(endless), total)
+        if endless:
+            raise TrainingError(
+                f"{int(endless)} entities have an objective without a minimum, because weights of "
+                "observed pairs are too negative; raise task.penalty or task.l2, or set "
+                "training.optimizer = 'adaptive'."
+            )
+        if not bool(torch.isfinite(total)):
+            raise TrainingError(
+                f"The objective is {float(total)} after a sweep of training.optimizer = 'als'; "
+                "lower task.penalty, or check the table's values and weights."
+            )
         return total / n
 
     def _push(self, side: str, table: Tensor) -> _Push:
@@ -212,31 +214,27 @@ class SweepSolver:
         # Weights may be negative, and a preconditioner may not.
         pull = pull.index_add_(0, squares.pairs[side], self.pull).clamp(min=0).to(table)
         factors = squares.factors[side].to(table)
-        strengths = [(r, s, self._share(side, r).to(table)) for r, s in enumerate(squares.penalty)]
+        shares = squares.measures[side].to(table).T
+        strengths = list(zip(squares.penalty, shares, strict=False))
         return _Push(
             table,
-            [s * _moment(table, table, share) for _, s, share in strengths],
-            [s * _moment(table, factors, share) for _, s, share in strengths],
+            [s * _moment(table, table, share) for s, share in strengths],
+            [s * _moment(table, factors, share) for s, share in strengths],
             _moment(table, table, pull) / pull.sum().clamp(min=torch.finfo(pull.dtype).tiny),
         )
 
-    def _share(self, side: str, r: int) -> Tensor:
-        return self.squares.measures[side][:, r]
-
-    def _groups(self, side: str, table: Tensor) -> Iterator[RowGroup]:
-        """Yield the groups of a side; they are made once."""
+    def _groups(self, side: str, table: Tensor) -> list[RowGroup]:
+        """Return the groups of a side, which are made once."""
         if side not in self.groups:
             gathered = self.gathered or GATHERED.get(table.device.type, GATHERED["cpu"])
-            other = "candidate" if side == "query" else "query"
             pairs = self.squares.pairs
+            other = pairs["candidate" if side == "query" else "query"]
+            values = self.pull.to(table), self.wanted.to(table)
+            largest = gathered // table.shape[1]
             self.groups[side] = list(
-                row_groups(
-                    *(pairs[side], pairs[other], self.pull.to(table), self.wanted.to(table)),
-                    entities=len(table),
-                    pairs=gathered // table.shape[1],
-                )
+                row_groups(pairs[side], other, *values, entities=len(table), pairs=largest)
             )
-        yield from self.groups[side]
+        return self.groups[side]
 
 
 def _moment(left: Tensor, right: Tensor, share: Tensor) -> Tensor:
@@ -251,21 +249,6 @@ def _inverse(push: _Push, shares: Tensor, norm: Tensor, pull: Tensor) -> Tensor:
     parts = [*push.gramians, push.mean, eye]
     weights = [*shares.tolist(), max(0.0, float(pull)), float(norm)]
     return preconditioner([Moment(part) for part in parts], weights, RIDGE)
-
-
-def _refuse_endless(endless: int, total: Tensor) -> None:
-    """Raises: TrainingError: some rows have no minimum, or the objective is not finite."""
-    if endless:
-        raise TrainingError(
-            f"{endless} entities have an objective without a minimum, because weights of observed "
-            "pairs are too negative; raise task.penalty or task.l2, or set training.optimizer = "
-            "'adaptive'."
-        )
-    if not bool(torch.isfinite(total)):
-        raise TrainingError(
-            f"The objective is {float(total)} after a sweep of training.optimizer = 'als'; lower "
-            "task.penalty, or check the table's values and weights."
-        )
 
 
 # A curvature below minus this share of A's size is not rounding.

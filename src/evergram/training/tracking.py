@@ -19,7 +19,6 @@ from evergram.evaluation.gramian_error import (
     Truth,
     gradient_error,
     gramian_error,
-    score_histograms,
 )
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings, SOGramSettings
@@ -30,6 +29,8 @@ from evergram.training.step import Step
 OWN = "this run"
 # Steps between two values of the objective in TensorBoard.
 OBJECTIVES = 20
+# Pairs of a histogram of scores in TensorBoard.
+SCORES = 100_000
 
 
 @dataclass
@@ -40,9 +41,6 @@ class _Shadow:
     draws: Iterator[Draw]
     upcoming: Draw | None = None
     before: Tensor | None = None
-
-    def next_draw(self, device: torch.device) -> Draw:
-        return next(self.draws).to(device)
 
 
 class Tracking(Callback):
@@ -107,10 +105,8 @@ class Tracking(Callback):
         # One that looks at every entity is shown batches all the same.
         draws_by = settings if isinstance(settings, BatchEstimatorSettings) else SOGramSettings()
         for i, side in enumerate(SIDES):
-            measures = run.measures[side][:, :1]
-            factors = run.factors[side]
-            share, dim = measures[:, 0], run.encoder.dim
-            estimator = settings.build(dim, share, factors.cpu())
+            measures, factors = run.measures[side][:, :1], run.factors[side]
+            estimator = settings.build(run.encoder.dim, measures[:, 0], factors.cpu())
             estimator.to(factors.device)
             estimator.begin(run.population(now, side))
             draws = entity_sampler(
@@ -129,7 +125,7 @@ class Tracking(Callback):
         device = batch.query.device
         draws: dict[str, Draw] = {}
         for side, shadow in shadows.items():
-            draws[side] = shadow.upcoming or shadow.next_draw(device)
+            draws[side] = shadow.upcoming or next(shadow.draws).to(device)
             shadow.estimator.begin(run.population(now, side))
         run.show_moved(now, {side: [shadow.estimator] for side, shadow in shadows.items()}, batch)
         moments = {side: [shadow.estimator.moment()] for side, shadow in shadows.items()}
@@ -144,7 +140,7 @@ class Tracking(Callback):
             )
             shadow.estimator.update(rows)
             if shadow.estimator.wants_before:
-                shadow.upcoming = shadow.next_draw(device)
+                shadow.upcoming = next(shadow.draws).to(device)
                 shadow.before = now.rows(side, shadow.upcoming.ids)
 
     def _measure(self, run: Step, now: Embeddings, step: int) -> None:
@@ -192,16 +188,13 @@ class TensorBoard(Callback):
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         if at.step % OBJECTIVES == 0:
             self._scalar("objective", float(objective), at.step)
-        tracking = self.tracking
-        if tracking is None:
+        if (tracking := self.tracking) is None:
             return
+        measured = {"Gramian": tracking.gramian_errors, "gradient": tracking.gradient_errors}
         for place in range(self.written, len(tracking.steps)):
-            for title, errors in (
-                ("Gramian error", tracking.gramian_errors),
-                ("gradient error", tracking.gradient_errors),
-            ):
+            for what, errors in measured.items():
                 for name, values in errors.items():
-                    self._scalar(f"{title}/{name}", values[place], tracking.steps[place])
+                    self._scalar(f"{what} error/{name}", values[place], tracking.steps[place])
         self.written = len(tracking.steps)
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
@@ -210,21 +203,17 @@ class TensorBoard(Callback):
                 self._scalar(name, value, at.step)
         now = at.training.encoder.embed_all(at.training.scene)
         query, candidate = (now[side].cpu() for side in SIDES)
-        scores = score_histograms(query, candidate, self.pairs)
-        ends, middles = scores.edges[1:], (scores.edges[1:] + scores.edges[:-1]) / 2
-        for name, density in (("observed", scores.observed), ("random", scores.random)):
-            shares = density * scores.edges.diff()
-            self.writer.add_histogram_raw(
-                f"scores/{name}",
-                min=float(scores.edges[0]),
-                max=float(ends[-1]),
-                num=1,
-                sum=float(shares @ middles),
-                sum_squares=float(shares @ middles.square()),
-                bucket_limits=ends.tolist(),
-                bucket_counts=shares.tolist(),
-                global_step=at.step,
-            )
+        draw = torch.Generator().manual_seed(0)
+        chosen = torch.randint(len(self.pairs[0]), (SCORES,), generator=draw)
+        random = [
+            torch.randint(len(side), (SCORES,), generator=draw) for side in (query, candidate)
+        ]
+        for name, (rows, columns) in {
+            "observed": [rows[chosen] for rows in self.pairs],
+            "random": random,
+        }.items():
+            scores = (query[rows] * candidate[columns]).sum(1)
+            self.writer.add_histogram(f"scores/{name}", scores, at.step)
 
     def on_end(self, at: Point) -> None:
         self.writer.close()

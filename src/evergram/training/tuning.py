@@ -1,18 +1,17 @@
 """Search the values of a recipe's keys: train with many of them, and keep the best by the selection
-pairs."""
+pairs. An Optuna study proposes the values, prunes trials and keeps them in a folder."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import time
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any
 
 from filelock import Timeout
 
@@ -23,17 +22,32 @@ from evergram.errors import DataError, RecipeError, TrainingError
 from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import corpus_for, split_for, with_selecting_metric
-from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
+from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import copied, overridden, resolve_paths, toml_of, value_of
 from evergram.training.resuming import difference, run_identity
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.trial import Trial as Proposal
+try:
+    import optuna
+    from optuna.distributions import (
+        BaseDistribution,
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+        distribution_to_json,
+    )
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import FrozenTrial, TrialState
+except ImportError:
+    raise RecipeError(
+        "A search needs Optuna, which is not installed: pip install 'evergram[tune]'."
+    ) from None
 
+if TYPE_CHECKING:
     from evergram.training.loop import Trainer
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 _FORMS = (
     "write KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE,…, as in "
@@ -47,238 +61,135 @@ OF_NEIGHBOURS = "task.neighbour_share=0.02..0.5"
 # A step of Adam is as long as the rate; other optimisers divide the rate by past gradients.
 RATES = ("training.table_rate=log:0.01..1.0", "training.layer_rate=log:1e-4..0.03")
 RATES_OF_ADAM = ("training.table_rate=log:0.001..0.1", RATES[1])
-
-
-@dataclass(frozen=True)
-class KeyRange:
-    """The values of one key: from `low` to `high`, both included, or one of `choices`.
-
-    Args:
-        key: "table.key".
-        low, high: integers or floats; None where there are choices.
-        log: whether the search is uniform in the logarithm.
-        choices: values as TOML writes them, or bare words.
-    """
-
-    key: str
-    low: float | int | None = None
-    high: float | int | None = None
-    log: bool = False
-    choices: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the range in a text such as "model.dim=16..128", "task.penalty=log:0.1..10" or
-        "model.dim=32,64".
-
-        Raises: RecipeError.
-        """
-        key, _, values = (part.strip() for part in text.partition("="))
-        if not (key and values):
-            raise RecipeError(f"{text!r} has no key or no values; {_FORMS}.")
-        log, ends = values.startswith("log:"), values.removeprefix("log:")
-        if log or ".." in ends:
-            first, _, last = ends.partition("..")
-            low, high = _number(text, first), _number(text, last)
-            if low >= high or (log and low <= 0):
-                raise RecipeError(
-                    f"{text!r} goes from {low} to {high}; write the smaller end first, and start "
-                    "a range by logarithm above 0."
-                )
-            return cls(key, low, high, log)
-        choices = tuple(choice.strip() for choice in values.split(","))
-        if not all(choices) or len(set(choices)) < len(choices):
-            raise RecipeError(f"{text!r} has an empty choice, or one twice; {_FORMS}.")
-        return cls(key, choices=choices)
-
-    def ends(self) -> tuple[str, ...]:
-        """Return the values that bound this range, or all choices, as TOML writes them."""
-        return self.choices or (repr(self.low), repr(self.high))
-
-    def distribution(self) -> BaseDistribution:
-        """Return the range as Optuna has it."""
-        from optuna import distributions as of
-
-        if self.low is None or self.high is None:
-            return of.CategoricalDistribution(self.choices)
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return of.IntDistribution(self.low, self.high, log=self.log)
-        return of.FloatDistribution(float(self.low), float(self.high), log=self.log)
-
-
-@dataclass(frozen=True)
-class SearchSpace:
-    """The ranges of all keys that a search may set."""
-
-    ranges: tuple[KeyRange, ...]
-
-    @classmethod
-    def parse(cls, texts: Sequence[str]) -> Self:
-        """Return the space of several texts, each as in `KeyRange.parse`. Raises: RecipeError."""
-        ranges = tuple(KeyRange.parse(text) for text in texts)
-        keys = [one.key for one in ranges]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise RecipeError(f"The key {key} comes twice in the search; write it once.")
-        return cls(ranges)
-
-    def checked(self, values: Mapping[str, Any], folder: Path | None = None) -> Self:
-        """Return the space for a recipe, which must allow both ends of each range and each choice.
-
-        A range between integers becomes one of floats where the recipe's key takes floats.
-
-        Args:
-            values: of a recipe, as in `Recipe.of`.
-            folder: where its relative paths start.
-        Raises: RecipeError: a key is unknown or has no effect, or a value is not allowed.
-        """
-        ranges = []
-        for one in self.ranges:
-            for end in one.ends():
-                override = f"{one.key}={end}"
-                source = f"The search over {override}"
-                Recipe.of(values, [override], folder=folder, source=source)
-            if isinstance(one.low, int) and isinstance(one.high, int):
-                try:
-                    Recipe.of(values, [f"{one.key}={one.low + 0.5}"], folder=folder)
-                    one = replace(one, low=float(one.low), high=float(one.high))
-                except RecipeError:
-                    pass
-            ranges.append(one)
-        return replace(self, ranges=tuple(ranges))
-
-
-def default_space(recipe: Recipe) -> SearchSpace:
-    """Return the default ranges of the keys that the recipe's task and model use.
-
-    Raises: RecipeError: there are none.
-    """
-    texts = list(OF_SOFTMAX if recipe.task.kind == "softmax_all" else OF_OTHERS)
-    if getattr(recipe.task, "neighbour_share", 0.0):
-        texts.append(OF_NEIGHBOURS)
-    texts += RATES_OF_ADAM if recipe.training.optimizer == "adam" else RATES
-    used = [text for text in texts if _is_used(recipe, text)]
-    if not used:
-        raise RecipeError(f"This recipe uses no key that is searched by default; {_FORMS}.")
-    return SearchSpace.parse(used)
-
-
-def _is_used(recipe: Recipe, text: str) -> bool:
-    try:
-        SearchSpace.parse([text]).checked(recipe.model_dump())
-    except RecipeError:
-        return False
-    return True
-
-
-def _number(text: str, written: str) -> float | int:
-    for kind in (int, float):
-        try:
-            value = kind(written)
-        except ValueError:
-            continue
-        if math.isfinite(value):
-            return value
-    raise RecipeError(f"{text!r}: {written!r} is not a finite number; {_FORMS}.")
-
-
-UNTESTED = "A search of values looks at no test pair."
 TABLES = ("model", "task", "prior", "gramian", "training")
 # What a trial is judged by, and what it never does.
 FIXED = ("training.metric", "training.refit")
 NAME, LOCK = "trials.jsonl", ".lock"
-# The value of a key as JSON holds it: a number, or a choice as TOML writes it.
-Value = float | int | str
-STATES = ("finished", "pruned", "failed")
+# The best first.
+STATES = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 # Trials that are not pruned, at first: a median of fewer says little.
 UNPRUNED = 4
-POPULARITY = "model.popularity"
+Values = CategoricalDistribution | IntDistribution | FloatDistribution
 # Draws for values that no trial has had, after which there are none.
 DRAWS = 200
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One training of a search, as it ended.
+def parse_range(text: str) -> tuple[str, Values]:
+    """Return the key and the values of a text such as "model.dim=16..128", "a.b=log:.1..10" or
+    "model.dim=32,64"; choices are as TOML writes them. Raises: RecipeError."""
+    key, _, values = (part.strip() for part in text.partition("="))
+    log, ends = values.startswith("log:"), values.removeprefix("log:")
+    try:
+        if log or ".." in ends:
+            low, high = map(float, ends.split(".."))
+            if not (key and math.isfinite(high - low)):
+                raise ValueError("a key and two finite numbers are needed")
+            if re.fullmatch(r"[+-]?\d+\.\.[+-]?\d+", ends):
+                return key, IntDistribution(int(low), int(high), log=log)
+            return key, FloatDistribution(low, high, log=log)
+        choices = tuple(choice.strip() for choice in values.split(","))
+        if not (key and all(choices)) or len(set(choices)) < len(choices):
+            raise ValueError("the key or a choice is empty, or one comes twice")
+        return key, CategoricalDistribution(choices)
+    except ValueError as error:
+        raise RecipeError(f"{text!r}: {str(error).rstrip('.')}; {_FORMS}.") from None
 
-    Args:
-        state: "pruned" is behind the median of earlier trials.
-        value: the best of its selection metric, where "auto" chooses γ with the γ that it chose;
-            None if it failed.
-        best_epoch: the one with that value.
-        seconds: of training, without evaluations.
-        history: epoch and metric of each evaluation; where "auto" chooses γ, at γ = 0.
-        error: why it failed, one sentence.
+
+def search_space(texts: Sequence[str], recipe: Recipe) -> dict[str, BaseDistribution]:
+    """Return the values of each key of a search over texts, each as in `parse_range`. Integers
+    become numbers where the key takes them.
+
+    Raises: RecipeError: a key comes twice or would change how trials are judged, or the recipe
+        does not allow an end of a range or a choice.
     """
+    space: dict[str, BaseDistribution] = {}
+    values = recipe.model_dump()
+    for key, chosen in map(parse_range, texts):
+        table, _, name = key.partition(".")
+        if not name or table not in TABLES or key in FIXED or key in space:
+            raise RecipeError(
+                f"The search over {key} cannot be: trials must be judged alike. Give keys of "
+                f"{', '.join(TABLES)}, each once, but not {' or '.join(FIXED)}."
+            )
+        if isinstance(chosen, CategoricalDistribution):
+            ends: Sequence[Any] = chosen.choices
+        else:
+            ends = (chosen.low, chosen.high)
+        for end in ends:
+            Recipe.of(values, [f"{key}={end}"], source=f"The search over {key}={end}")
+        if isinstance(chosen, IntDistribution):
+            with suppress(RecipeError):
+                Recipe.of(values, [f"{key}={chosen.low + 0.5}"])
+                chosen = FloatDistribution(chosen.low, chosen.high, log=chosen.log)
+        space[key] = chosen
+    return space
 
-    number: int
-    values: Mapping[str, Value]
-    state: Literal["finished", "pruned", "failed"]
-    value: float | None = None
-    epochs: int = 0
-    best_epoch: int = 0
-    seconds: float = 0.0
-    history: Sequence[tuple[int, float]] = field(default_factory=list)
-    error: str = ""
 
-    @classmethod
-    def of_json(cls, line: Mapping[str, Any]) -> Self:
-        """Return the trial of a journal's line. Raises: ValueError, TypeError, KeyError."""
-        STATES.index(line["state"])
-        history = [(int(epoch), float(value)) for epoch, value in line["history"]]
-        return cls(**{**line, "history": history})
-
-    @property
-    def overrides(self) -> list[str]:
-        return overrides_of(self.values)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it, with choices, which are texts as TOML writes them, as values."""
-        values = {k: value_of(v) if isinstance(v, str) else v for k, v in self.values.items()}
-        return {**asdict(self), "values": values}
+def default_ranges(recipe: Recipe) -> list[str]:
+    """Return the default ranges of the keys that the recipe's task and model use."""
+    texts = list(OF_SOFTMAX if recipe.task.kind == "softmax_all" else OF_OTHERS)
+    if getattr(recipe.task, "neighbour_share", 0.0):
+        texts.append(OF_NEIGHBOURS)
+    texts += RATES_OF_ADAM if recipe.training.optimizer == "adam" else RATES
+    used = []
+    for text in texts:
+        with suppress(RecipeError):
+            search_space([text], recipe)
+            used.append(text)
+    return used
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The trials of a search, in their order; `ended` is "trials", "minutes", "interrupted", or
-    "exhausted": there were no other values."""
+    """The trials of a search, in their order; `ended` is "trials", "interrupted", or "exhausted":
+    there were no other values.
+
+    A trial's `value` is the best of its selection metric, where "auto" chooses γ with the γ that it
+    chose; its `user_attrs` have `epochs`, `best_epoch`, `seconds` and `error`.
+    """
 
     recipe: Recipe
-    trials: Sequence[Trial]
+    trials: Sequence[FrozenTrial]
     ended: str
 
     @property
-    def ranked(self) -> list[Trial]:
-        """All trials, best first: the finished ones, then the pruned, then the failed."""
+    def ranked(self) -> list[FrozenTrial]:
+        """All trials, best first: the complete ones, then the pruned, then the failed."""
         return sorted(self.trials, key=lambda t: (STATES.index(t.state), -(t.value or 0), t.number))
 
     @property
-    def best(self) -> Trial:
-        """The finished trial of the highest value, the first of those that are equal."""
+    def best(self) -> FrozenTrial:
         return self.ranked[0]
 
     @property
     def best_recipe(self) -> Recipe:
-        """The recipe with the best trial's values."""
-        return with_values(self.recipe, self.best.values)
+        return with_values(self.recipe, self.best.params)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "metric": self.recipe.training.metric,
-            "ended": self.ended,
-            "best": self.best.as_json(),
-            "trials": [trial.as_json() for trial in self.ranked],
-        }
+        trials = [_trial_facts(trial) for trial in self.ranked]
+        metric = self.recipe.training.metric
+        return {"metric": metric, "ended": self.ended, "best": trials[0], "trials": trials}
+
+
+def _trial_facts(trial: FrozenTrial) -> dict[str, Any]:
+    values = {k: value_of(v) if isinstance(v, str) else v for k, v in trial.params.items()}
+    return {
+        "number": trial.number + 1,
+        "values": values,
+        "state": trial.state.name.lower(),
+        "value": trial.value,
+        "history": list(trial.intermediate_values.items()),
+        **trial.user_attrs,
+    }
 
 
 def tune(
     recipe: Recipe,
-    space: SearchSpace | Sequence[str] | None,
+    over: Sequence[str] | None,
     folder: Path,
     corpus: Corpus | None = None,
     *,
     trials: int = 20,
-    minutes: float | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
 ) -> Tuned:
@@ -287,238 +198,157 @@ def tune(
     refitted.
 
     Args:
-        space: of values; or its texts, as in `SearchSpace.parse`; None is `default_space`.
+        over: the keys and their values, as in `parse_range`; None is `default_ranges`.
         folder: keeps each trial as it ends; the same search in the same folder goes on.
         corpus: None reads the one that the recipe names.
         trials: in all, those in the folder included.
-        minutes: of wall-clock time, after which the running trial is dropped; None sets no limit.
         progress: whether steps and evaluations are shown on stderr.
-    Returns: also after Ctrl-C, if a trial has finished.
-    Raises: RecipeError: a key, a value or a limit is not allowed, the folder has another search or
-        a running one, or Optuna is missing. TrainingError: no trial has finished. DataError.
+    Returns: also after Ctrl-C, if a trial is complete.
+    Raises: RecipeError: a key or a value is not allowed, or the folder has another search or a
+        running one. TrainingError: no trial is complete. DataError.
     """
-    if trials < 1 or not (minutes is None or 0 < minutes < math.inf):
-        raise RecipeError(
-            f"--trials is {trials} and --minutes {minutes}; give one trial or more, and minutes "
-            "above 0 or none."
-        )
-    if not isinstance(space, SearchSpace):
-        space = SearchSpace.parse(space) if space else default_space(recipe)
-    refuse_fixed(space)
-    space = space.checked(recipe.model_dump())
-    ends = ends_after(minutes)
-    split = split_for(recipe, corpus_for(recipe, corpus), 0).without_test(UNTESTED)
+    space = search_space(over or default_ranges(recipe), recipe)
+    corpus = corpus_for(recipe, corpus)
+    split = split_for(recipe, corpus, 0).without_test("A search of values looks at no test pair.")
     shown = Progress.of_choice(progress)
     recipe, _ = with_selecting_metric(recipe, split, shown)
+    context = RunContext(pick_device(device, recipe.training.tables), shown, warns=False)
     identity = run_identity(recipe.model_dump_json(), 0, split, Companions(), "tune")
-    chosen = pick_device(device, recipe.training.tables)
-    context = RunContext(chosen, shown, warns=False, ends=ends)
-    with claimed(folder):
-        journal = Journal(folder, identity, space)
-        ended = _search(recipe, split, space, context, journal, trials)
-    ran = journal.trials
-    if not any(trial.state == "finished" for trial in ran):
-        raise TrainingError(_nothing(ran, ended))
-    return Tuned(recipe, ran, ended)
-
-
-def overrides_of(values: Mapping[str, Value]) -> list[str]:
-    """Return values as overrides of a recipe, "table.key=value" each."""
-    return [f"{k}={v if isinstance(v, str) else repr(v)}" for k, v in values.items()]
-
-
-def with_values(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
-    """Return the recipe with a trial's values. Raises: RecipeError: they do not go together."""
-    return type(recipe).of(recipe.model_dump(), overrides_of(values), source="The trial")
-
-
-def refuse_fixed(space: SearchSpace) -> None:
-    """Raises: RecipeError: a key decides what trials are judged by, or on which data."""
-    for one in space.ranges:
-        table, _, name = one.key.partition(".")
-        if not name or table not in TABLES or one.key in FIXED:
-            raise RecipeError(
-                f"The search over {one.key} would compare trials that are judged differently; "
-                f"search over keys of {', '.join(TABLES)}, but not {' or '.join(FIXED)}."
-            )
-
-
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Keep other processes from searching in a folder.
-
-    Raises: RecipeError: another process searches there. TrainingError: it cannot be written.
-    """
-    lock = file_lock(folder / LOCK, timeout=0)
+    make_folder(folder)
     try:
-        make_folder(folder)
-        lock.acquire()
+        with file_lock(folder / LOCK, timeout=0):
+            study = _study(folder, identity, space)
+            ended = _search(recipe, split, space, context, study, trials)
     except Timeout:
         raise RecipeError(
             f"Another process searches in {folder}; wait for it, or give another folder."
         ) from None
-    except OSError as error:
-        raise TrainingError(
-            f"The trials cannot be kept in {folder}: {error.strerror or error}; make room there, "
-            "or choose another folder."
-        ) from error
+    tuned = Tuned(recipe, study.trials, ended)
+    if not any(trial.state == TrialState.COMPLETE for trial in tuned.trials):
+        failed = [f" Trial {t.number + 1}: {t.user_attrs['error']}" for t in tuned.trials]
+        why = "".join(failed[:1]) or " It was interrupted."
+        raise TrainingError(f"No trial of the search is complete, so there is no best one.{why}")
+    return tuned
+
+
+def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with a trial's values. Raises: RecipeError: they do not go together."""
+    return Recipe.of(recipe.model_dump(), overrides_of(values), source="The trial")
+
+
+def overrides_of(values: Mapping[str, Any]) -> list[str]:
+    """Return values as overrides of a recipe, "table.key=value" each."""
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def _study(
+    folder: Path, identity: Mapping[str, str], space: Mapping[str, BaseDistribution]
+) -> optuna.Study:
+    """Return the study that a folder keeps, or a new one. Raises: RecipeError: it has another."""
+    path = folder / NAME
+    path.touch()
+    with path.open("r+b") as file:  # without a line whose writing was cut off
+        file.truncate(file.read().rfind(b"\n") + 1)
     try:
-        yield
-    finally:
-        # Removed while it is held: afterwards it may be another process's lock.
-        (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
-
-
-class Journal:
-    """The trials of a folder that have ended, as JSON lines, after one that names the search.
-
-    Raises: RecipeError: they are of another search.
-    """
-
-    def __init__(self, folder: Path, identity: Mapping[str, str], space: SearchSpace) -> None:
-        self.path: Path = folder / NAME
-        head = {"identity": identity, "space": [asdict(one) for one in space.ranges]}
-        self.lines: list[str] = [json.dumps(head)]
-        self.trials: list[Trial] = []
-        if not self.path.is_file():
-            return
-        try:
-            first, *lines = map(json.loads, self.path.read_text().splitlines())
-            what = difference(identity, first["identity"])
-            if not what and json.loads(self.lines[0])["space"] != first["space"]:
-                what = "other keys or values to search over"
-            self.trials += map(Trial.of_json, lines)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecipeError(
-                f"{self.path} is not a journal of trials ({error}); give another folder, or remove "
-                "it."
-            ) from None
-        if what:
-            raise RecipeError(
-                f"{folder} has the trials of {what}; give another folder, or remove it."
-            )
-        self.lines += map(json.dumps, lines)
-
-    def add(self, trial: Trial) -> None:
-        """Keep a trial. Raises: TrainingError: the file cannot be written."""
-        self.trials.append(trial)
-        self.lines.append(json.dumps(asdict(trial)))
-        try:
-            write_text(self.path, "\n".join(self.lines))
-        except OSError as error:
-            raise TrainingError(
-                f"{self.path} cannot be written: {error.strerror}; make room there, or choose "
-                "another folder."
-            ) from error
+        study = optuna.create_study(
+            study_name="evergram",
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(path))),
+            direction="maximize",
+            load_if_exists=True,
+        )
+        known = study.user_attrs
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecipeError(
+            f"{path} is not a journal of trials ({error!r}); give another folder, or remove it."
+        ) from None
+    written = {key: distribution_to_json(chosen) for key, chosen in space.items()}
+    if not study.trials:
+        study.set_user_attr("identity", dict(identity))
+        study.set_user_attr("space", written)
+    elif what := difference(identity, known["identity"]) or (
+        "other keys or values to search over" if known["space"] != written else ""
+    ):
+        raise RecipeError(f"{folder} has the trials of {what}; give another folder, or remove it.")
+    return study
 
 
 def _search(
     recipe: Recipe,
     split: Split,
-    space: SearchSpace,
+    space: Mapping[str, BaseDistribution],
     context: RunContext,
-    journal: Journal,
+    study: optuna.Study,
     count: int,
 ) -> str:
-    """Run trials until there are `count`. Return what ended the search."""
+    """Run trials until there are `count`, each kept when it ends. Return what ended the search."""
     # With `model.popularity` = "auto" evaluations are at γ = 0, and γ is chosen in the end.
-    prunes = POPULARITY not in (one.key for one in space.ranges)
+    prunes, metric = "model.popularity" not in space, recipe.training.metric
     try:
-        while len(journal.trials) < count:
-            proposal = propose(space, journal.trials, recipe.seed)
+        while (number := len(study.trials) + 1) <= count:
+            proposal = propose(space, study.trials, recipe.seed)
             if proposal is None:
                 return "exhausted"
-            if context.ends is not None and time.monotonic() >= context.ends:
-                return "minutes"
-            number, metric = len(journal.trials) + 1, recipe.training.metric
             callbacks = [Pruning(proposal, metric)] if prunes else []
             own = replace(context, callbacks=callbacks, title=f"trial {number}")
-            values: dict[str, Value] = dict(proposal.params)
+            facts = {"epochs": 0, "best_epoch": 0, "seconds": 0.0, "error": ""}
             try:
-                trained = fit_encoder(with_values(recipe, values), split, 0, own)
-                if trained.ended == "minutes":
-                    return "minutes"
-                trial = _measured(number, values, trained, metric)
+                trained = fit_encoder(with_values(recipe, proposal.params), split, 0, own)
+                ended = _measured(trained, metric)
+                facts["epochs"] = trained.history[-1]["epoch"]
+                facts |= {"best_epoch": trained.best_epoch, "seconds": trained.seconds}
             except (TrainingError, RecipeError, DataError) as error:
-                trial = Trial(number, values, "failed", error=str(error))
-            journal.add(trial)
+                ended, facts["error"] = {"state": TrialState.FAIL}, str(error)
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=proposal.params,
+                    distributions=dict(space),
+                    user_attrs=facts,
+                    **ended,
+                )
+            )
     except KeyboardInterrupt:
         return "interrupted"
     return "trials"
 
 
-def _measured(number: int, values: dict[str, Value], trained: Trained, metric: str) -> Trial:
-    """Return a trial that ended; its value is that of the model which `train` would publish."""
-    history = [(int(record["epoch"]), float(record[metric])) for record in trained.history]
-    best = next((value for epoch, value in history if epoch == trained.best_epoch), math.nan)
+def _measured(trained: Trained, metric: str) -> dict[str, Any]:
+    """Return the state, the value and the history of a trial; its value is that of the model which
+    `train` would publish."""
+    history = {int(record["epoch"]): float(record[metric]) for record in trained.history}
+    value = history.get(trained.best_epoch, math.nan)
     if trained.popularity is not None and trained.popularity.tried:
-        # Evaluations are at γ = 0 where γ is chosen in the end.
-        best = max(tried[metric] for tried in trained.popularity.tried)
-    if not math.isfinite(best):
-        return Trial(number, values, "failed", error=f"{metric} was never measured.")
-    return Trial(
-        number,
-        values,
-        "pruned" if trained.ended == "pruned" else "finished",
-        best,
-        epochs=history[-1][0],
-        best_epoch=trained.best_epoch,
-        seconds=trained.seconds,
-        history=history,
-    )
+        value = max(tried[metric] for tried in trained.popularity.tried)
+    if not math.isfinite(value):
+        raise TrainingError(f"{metric} was never measured.")
+    state = TrialState.PRUNED if trained.ended == "pruned" else TrialState.COMPLETE
+    return {"state": state, "value": value, "intermediate_values": history}
 
 
-def _nothing(trials: Sequence[Trial], ended: str) -> str:
-    why = {"minutes": "the minutes were over", "interrupted": "it was interrupted"}.get(ended, "")
-    failed = [f"trial {t.number} failed: {t.error.rstrip('.')}" for t in trials if t.error][:1]
-    reasons = "; ".join(filter(None, [why, *failed]))
-    return f"No trial of the search has finished, so there is no best one: {reasons}."
-
-
-def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal | None:
+def propose(
+    space: Mapping[str, BaseDistribution], earlier: Sequence[FrozenTrial], seed: int
+) -> optuna.Trial | None:
     """Return Optuna's proposal after these trials, by its tree-structured Parzen estimator.
 
     It is a function of the arguments, so that a search that was interrupted proposes what an
     undisturbed one would. Values that were tried already are replaced by others, drawn at random;
     None if there are no others.
 
-    Raises: RecipeError: Optuna is not installed.
     Source: Bergstra et al., *Algorithms for hyper-parameter optimization*, NeurIPS 2011.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise RecipeError(
-            "A search needs Optuna, which is not installed: pip install 'evergram[tune]'."
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ranges = {one.key: one.distribution() for one in space.ranges}
     draw = random.Random(f"{seed}/{len(earlier)}")
     study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=draw.getrandbits(32)),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED),
     )
-    of_state = optuna.trial.TrialState
-    states = dict(zip(STATES, (of_state.COMPLETE, of_state.PRUNED, of_state.FAIL), strict=True))
-    for trial in earlier:
-        study.add_trial(
-            optuna.trial.create_trial(
-                state=states[trial.state],
-                value=trial.value if trial.state == "finished" else None,
-                params=dict(trial.values),
-                distributions=ranges,
-                intermediate_values=dict(trial.history),
-            )
-        )
-    tried = [dict(trial.values) for trial in earlier]
-    proposal = study.ask(ranges)
+    study.add_trials(earlier)
+    tried = [trial.params for trial in earlier]
+    proposal = study.ask(dict(space))
     study.sampler = optuna.samplers.RandomSampler(draw.getrandbits(32))
     for _ in range(DRAWS):
         if proposal.params not in tried:
             return proposal
-        proposal = study.ask(ranges)
+        proposal = study.ask(dict(space))
     return None
 
 
@@ -526,7 +356,7 @@ class Pruning(Callback):
     """Ends a run whose best value so far is below the median of the earlier trials at that epoch,
     which Optuna's proposal knows."""
 
-    def __init__(self, proposal: Proposal, metric: str) -> None:
+    def __init__(self, proposal: optuna.Trial, metric: str) -> None:
         self.proposal = proposal
         self.metric = metric
         self.behind: bool = False
@@ -539,9 +369,6 @@ class Pruning(Callback):
         return "pruned" if self.behind else ""
 
 
-FIRST_LINE = "# Written by evergram tune: the comments of {} are not kept, its paths are absolute."
-
-
 def write_best(path: Path, source: Path, overrides: Sequence[str]) -> None:
     """Write the recipe in `source` with overrides set in it; comments are lost, paths absolute.
 
@@ -550,8 +377,11 @@ def write_best(path: Path, source: Path, overrides: Sequence[str]) -> None:
     values = copied(tomllib.loads(source.read_text()))
     resolve_paths(values, source.parent)
     wanted = Recipe.load(source, overrides)
-    values = wanted.written_of(overridden(values, overrides))
-    text = f"{FIRST_LINE.format(source.name)}\n{toml_of(values)}"
-    if Recipe.of(tomllib.loads(text), source=str(path)) != wanted:
+    tables = toml_of(wanted.written_of(overridden(values, overrides)))
+    if Recipe.of(tomllib.loads(tables), source=str(path)) != wanted:
         raise RecipeError(f"The best values cannot be written to {path} as a recipe.")
-    write_text(path, text.rstrip("\n"))
+    write_text(
+        path,
+        f"# Written by evergram tune: the comments of {source.name} are not kept, its paths are "
+        f"absolute.\n{tables.rstrip()}",
+    )
