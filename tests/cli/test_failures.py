@@ -142,7 +142,7 @@ def test_commands_end_with_the_documented_codes(tmp_path: Path) -> None:
 def test_a_training_that_fails_leaves_no_empty_folder(evergram: Command, shop: Path) -> None:
     lost = "--set gramian.kind=sagram --set training.table_rate=1e30"
     lost += " --set training.epochs=3"
-    assert "The loss is" in evergram(f"train shop.toml --lineage deep/l {lost}").err
+    assert "lower the learning rates" in evergram(f"train shop.toml --lineage deep/l {lost}").err
     assert not (shop / "deep/l").exists()
     assert evergram("train shop.toml --lineage deep/l").code == 0
     assert evergram(f"upgrade shop.toml --lineage deep/l {lost}").code == 2

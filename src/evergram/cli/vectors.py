@@ -263,12 +263,12 @@ def make(
     """
     from evergram.retrieval.version_sidecar import make_sidecar
     from evergram.vector_files.open_embeddings import open_embeddings
-    from evergram.vector_files.writers import check_writable
 
     opened = open_lineage(lineage)
     if out.suffix.lower() != ".safetensors":
         raise DataError(f"{out} must end in .safetensors, as a sidecar is such a file.")
-    check_writable(out, overwrite=force)
+    if out.exists() and not force:
+        raise DataError(f"{out} is there already; --force overwrites it.")
     if old is None and column:
         raise DataError("--column is of the file --old; give it, or leave --column out.")
     before = None if old is None else open_embeddings(old, **columns_of([old], column))
