@@ -17,7 +17,7 @@ from evergram.cli.options import (
 )
 from evergram.cli.printing import Grid, metrics_table, number, print_version, show
 from evergram.collectives import is_first_process
-from evergram.errors import DataError, RecipeError
+from evergram.errors import RecipeError
 
 if TYPE_CHECKING:
     from evergram.training.diagnose import Diagnosis
