@@ -20,7 +20,7 @@ from evergram.cli.options import (
 from evergram.cli.printing import show
 
 if TYPE_CHECKING:
-    from evergram.retrieval.backfill import Backfill, BackfillStatus
+    from evergram.retrieval.backfill import Backfill
 
 
 @command(
