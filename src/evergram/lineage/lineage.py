@@ -189,8 +189,12 @@ class Lineage:
         return self.address
 
     def __repr__(self) -> str:
-        live = f", production {self.production}" if self.readable else ""
-        return f"Lineage({self.name!r} at {self.address}, versions {self.readable}{live})"
+        readable = self.readable
+        numbers = ", ".join(map(str, readable)) or "none"
+        if len(readable) > 5:
+            numbers = f"{readable[0]} to {readable[-1]} ({len(readable)} of them)"
+        live = f", production {self.production}" if readable else ""
+        return f"Lineage({self.name!r} at {self.address}, versions {numbers}{live})"
 
     # Which versions there are.
 
@@ -278,8 +282,9 @@ class Lineage:
 
     def version_of(self, fingerprint: str) -> int | None:
         """Return the latest version, withdrawn or not, with this fingerprint; None if none has."""
-        known = {**self.manifests, **self.record.withdrawn}
-        return max((n for n, one in known.items() if one.fingerprint == fingerprint), default=None)
+        known = {n: one.fingerprint for n, one in self.manifests.items()}
+        known |= {n: one.fingerprint for n, one in self.record.withdrawn.items()}
+        return max((n for n, one in known.items() if one == fingerprint), default=None)
 
     def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
         """Refuse vectors (`what`) of another version than they are said to be of.

@@ -384,8 +384,8 @@ def read_names(rest: str, known: Sequence[str], form: str) -> AdoptedNames:
     )
     filters = tuple(unquote(one) for one in names.get("filter", "").split(",") if one)
     newest_last = dict(sorted(vectors.items()))
-    schema, key = names.get("schema"), names.get("id")
-    return AdoptedNames(names[known[0]], schema, key, newest_last, filters, fragment)
+    schema, id_name = names.get("schema"), names.get("id")
+    return AdoptedNames(names[known[0]], schema, id_name, newest_last, filters, fragment)
 
 
 def canonical_uuids(texts: Sequence[str]) -> list[str]:

@@ -484,7 +484,8 @@ class AdoptedTable(AdoptedStore):
             query += " and {id} = any(%s::{sent}[])"
             cells = self._ask(query, version, [self._ids(ids)], own=own)
             if cells:
-                yield rows_of(self.address, version, *zip(*cells, strict=True), self.id_type)
+                keys, raw = zip(*cells, strict=True)
+                yield rows_of(self.address, version, keys, raw, self.id_type)
             return
         # Page by page in the order of ids: no transaction stays open.
         last: list[Any] = []
@@ -493,7 +494,8 @@ class AdoptedTable(AdoptedStore):
             page = f"{query}{after} order by {{id}} limit {size:d}"
             cells = self._ask(page, version, last, own=own)
             if cells:
-                yield rows_of(self.address, version, *zip(*cells, strict=True), self.id_type)
+                keys, raw = zip(*cells, strict=True)
+                yield rows_of(self.address, version, keys, raw, self.id_type)
             if len(cells) < size:
                 return
             last = [cells[-1][0]]

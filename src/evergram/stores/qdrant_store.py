@@ -248,9 +248,9 @@ class QdrantStore(TablePerVersionStore):
         # Every request repeats the ids.
         step = len(queries) if ids is None else 100_000 // max(1, len(ids))
         results = []
-        for points in self._connection.search(self._at(version), queries, max(1, step), **request):
-            keys = pa.array([point.payload["id"] for point in points], self.id_type)
-            results.append((keys, np.array([point.score for point in points], dtype=np.float32)))
+        for found in self._connection.search(self._at(version), queries, max(1, step), **request):
+            keys = pa.array([point.payload["id"] for point in found], self.id_type)
+            results.append((keys, np.array([point.score for point in found], dtype=np.float32)))
         return results
 
     def _at(self, version: int) -> str:
