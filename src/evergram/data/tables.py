@@ -24,6 +24,7 @@ from evergram.data.reading.interactions import (
     InteractionSources,
     Place,
     adjacency_list,
+    comparable,
     decoded,
     float_cells,
     source_of,
@@ -165,7 +166,7 @@ def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Arra
     refuse_repeats(table["id"], str(path))
     cells = table[name]
     if numbers:
-        own, bad_rows = decoded(cells), BadRows(advice=False)
+        own, bad_rows = comparable(decoded(cells), name, str(path)), BadRows(advice=False)
         cells, faults = float_cells(own, pa.float64(), positive=True)
         bad_rows.good_rows(Place(str(path)), {name: (own, faults)}, len(own))
         bad_rows.finish()

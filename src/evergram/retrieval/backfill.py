@@ -26,7 +26,7 @@ from pydantic import (
 
 from evergram.atomic_files import file_lock, make_folder, remove_folder, replacing, write_text
 from evergram.compatibility.certificate import certify
-from evergram.errors import IntegrityError, LineageError, reason_and_remedy
+from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import check_tree, file_mode
 from evergram.retrieval.fill import Progress, fill, space_of
@@ -319,7 +319,7 @@ class Backfill:
             self.store.add_space(self.store.spaces().get(record.target, space))
             done = record.done
             last = len(order) if rows is None else min(len(order), done + rows)
-            with open_store(str(self.folder / SOURCE)) as source:
+            with self._source() as source:
                 if done < last:
                     run: dict[str, Any] = {"since": time.time(), "begun": done, "paused": False}
                     record = self._write(record, state="under way", **run)
@@ -347,7 +347,7 @@ class Backfill:
             # What was kept last first: a row that others wrote after a kill is put back, and is
             # then no longer one of `apply`.
             journals = sorted((self.folder / JOURNAL).glob("*.sealed"), reverse=True)
-            with open_store(str(self.folder / SOURCE)) as source:
+            with self._source() as source:
                 for number, path in enumerate(journals, start=1):
                     for old in journal_rows(path):
                         mask = self._ours(source, record.target, old.ids)
@@ -412,6 +412,16 @@ class Backfill:
                 same = (stored.vectors[known] == wrote).all(axis=1)
                 own.append(stored.ids.filter(pa.array(known)).filter(pa.array(same)))
         return places_among(ids, joined_ids(own, self.store.id_type))[0]
+
+    def _source(self) -> ReadableStore:
+        """Return the store of the rows to write, which the plan filled. Raises: IntegrityError."""
+        try:
+            return open_store(str(self.folder / SOURCE))
+        except EvergramError as error:
+            raise IntegrityError(
+                f"The new rows of the backfill cannot be read ({error}) Remove {self.folder} and "
+                "plan again; rows that were refreshed stay so."
+            ) from error
 
     def _record(self) -> BackfillRecord:
         """Raises: LineageError: nothing is planned. IntegrityError: the record is damaged, or of

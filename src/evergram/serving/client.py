@@ -263,7 +263,7 @@ class Client(Reopened):
 
         headers = {} if body is None else {"Content-Type": media, "Accept": ARROW}
         for attempt in count():
-            pause, last = FIRST_PAUSE * 2**attempt, attempt == self._retries
+            pause, last = FIRST_PAUSE * 2**attempt, attempt >= self._retries
             try:
                 answer = self._http.request(method, path, content=body, headers=headers)
             except httpx.TransportError as error:

@@ -118,7 +118,7 @@ class ServerProcesses(Server):
         listening: socket.socket,
     ) -> None:
         # It fills the stores and shows what can be opened; closed before the processes begin.
-        service = _service_of(*opened, replace(settings, encoders=()))
+        service = _service_of(*opened, settings)
         super().__init__(service, settings, listening)
         service.close()
         self._count, self._opened = count, (*opened, settings, log_format(), listening)

@@ -170,7 +170,8 @@ class CheckedEncoder:
                 if isinstance(error, NotFiniteError):
                     what = "gives no finite vector for"
                     text = error.text if error.text in texts else text
-                log.warning("Version %d: the encoder fails on a text. %s", self.version, error)
+                else:
+                    log.warning("Version %d: the encoder fails on a text. %s", self.version, error)
                 raise UnencodableTextError(self.version, what, text) from error
         # A check may have failed while the texts were encoded.
         self.require()

@@ -95,6 +95,8 @@ class SentenceTransformerEncoder(TextEncoder):
         return list(self._model.children())
 
     def _fingerprint(self) -> str:
+        import torch
+
         settings: list[Any] = [
             [type(part).__name__, getattr(part, "get_config_dict", dict)()]
             for part in self._model.children()

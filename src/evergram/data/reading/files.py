@@ -106,9 +106,9 @@ def _local(source: str) -> tuple[bool, list[SourceFile]]:
     path = whole_path(source, Path())
     if path.is_file():
         return True, [SourceFile(source, str(path))]
-    found, is_wild = path.rglob("*"), bool(_WILD.search(source))
-    if not path.is_dir():
-        if not is_wild:
+    found, is_wild = path.rglob("*"), not path.is_dir()
+    if is_wild:
+        if not _WILD.search(source):
             raise DataError(f"There is no file {source}.")
         found, path = Path(path.anchor).glob(str(path.relative_to(path.anchor))), Path(path.anchor)
     # Other programs leave files in folders of tables, as _SUCCESS.

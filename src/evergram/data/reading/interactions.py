@@ -273,11 +273,11 @@ class InteractionSources:
                 refuse_non_ids(own.type, name, place.source, own[0].as_py())
                 columns[role], found = ids_of_cells(own, text_file=role in place.texts)
             elif role == "time":
-                times = _comparable(own, name, place.source, dates=True)
+                times = comparable(own, name, place.source, dates=True)
                 columns[role], found, forms = _times(times)
                 self._refuse_other_forms(forms, place, own)
             else:
-                numbers = _comparable(own, name, place.source)
+                numbers = comparable(own, name, place.source)
                 columns[role], found = float_cells(numbers, pa.float32(), positive=role == "weight")
             faults[role] = own, found
         good = self.bad_rows.good_rows(place, faults, table.num_rows)
@@ -378,7 +378,7 @@ def float_cells(
     return _without(values, faults), faults
 
 
-def _comparable(cells: pa.Array, name: str, source: str, *, dates: bool = False) -> pa.Array:
+def comparable(cells: pa.Array, name: str, source: str, *, dates: bool = False) -> pa.Array:
     """Return numbers, dates, or texts that may be them, as Arrow compares them."""
     kind = cells.type
     if is_text(kind):
