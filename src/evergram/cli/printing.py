@@ -139,7 +139,11 @@ def _training_sentence(training: dict[str, Any]) -> str:
     strengths = ", ".join(f"{value:.4g}" for value in training["penalty"])
     weights = f"λ = {strengths}, l2 = {training['l2']:.4g}"
     if pilots := training.get("pilots"):
-        weights += f", as {len(pilots)} pilots chose"
+        how = f"training.table_rate = {training['table_rate']:.4g}"
+        if training.get("optimizer") == "als":
+            how = 'training.optimizer = "als"'
+        measure = f'task.l2_measure = "{training["l2_measure"]}"'
+        weights += f", {measure} and {how}, as {len(pilots)} pilots chose"
     if popularity := training.get("popularity"):
         power = f"{popularity['exponent']:.4g}"
         weights += f"; candidates times count^{power} ({popularity['reason']})"

@@ -244,6 +244,12 @@ def first_recipe(
     Raises: DataError: the data cannot be read, the kind or a column cannot be told, or there is too
         little data to judge a model by.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
+        ) from None
     source, folder = source_at(path, kind, columns), folder or Path()
     where = str(path) if path.is_absolute() else os.path.relpath(path, folder)
     data: dict[str, Any] = {"kind": source.kind, "path": where}

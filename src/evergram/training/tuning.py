@@ -257,7 +257,7 @@ def _study(
             load_if_exists=True,
         )
         known = study.user_attrs
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise RecipeError(
             f"{path} is not a journal of trials ({error!r}); give another folder, or remove it."
         ) from None
