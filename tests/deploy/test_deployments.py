@@ -152,7 +152,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         served.post("/v1/embeddings", {"input": [1, 2], "model": "line@v0"})
         served.post("/v1/embeddings", {"input": [900]})
         handler = served.http.app.state.handler  # type: ignore[attr-defined]
-        handler.metrics.connection_ended("full")
+        handler.metrics.ended.labels("full").inc()
         labels: dict[str, set[str]] = defaultdict(set)
         for family in text_string_to_metric_families(served.get("/metrics").text):
             for sample in family.samples:

@@ -258,8 +258,8 @@ FAULTS = (
     ),
     Fault(
         "stores/store.py",
-        "differ = row_checks(rows) != checks",
-        "differ = row_checks(rows) == row_checks(rows) - 1",
+        "np.flatnonzero(row_checks(rows) != checks)",
+        "np.flatnonzero(row_checks(rows) == row_checks(rows) - 1)",
         "stores/test_rows.py",
     ),
     Fault(
@@ -347,12 +347,6 @@ FAULTS = (
         "if count > limit:",
         "if count > limit + 1:",
         "serving/test_routes.py",
-    ),
-    Fault(
-        "serving/vector_routes.py",
-        "pc.invert(pc.is_in(hits.ids, value_set=known))",
-        "pc.is_in(hits.ids, value_set=known)",
-        "serving/test_vectors.py",
     ),
     Fault(
         "releasing/probes.py",

@@ -391,7 +391,7 @@ def test_what_is_no_filter_is_refused(adopted: tuple[TestClient, str], served: R
         ({"category\" = 'news' or \"category": "x"}, "may name category, year"),
         ({"year": "2001"}, "of type int4, with a text"),
         ({"year": {"gte": True}}, "of type int4, with a boolean"),
-        ({"category": "x\0"}, "no text has"),
+        ({"category": "x\0"}, "texts without NUL"),
     ):
         refused(filtered(adopted[0], conditions), 400, words)
     refused(filtered(served.http, {"category": "news"}), 400, "ids and vectors alone")

@@ -383,7 +383,7 @@ def test_candidates_that_are_elsewhere_or_beyond_memory_are_refused(
     with pytest.raises(RecipeError, match="'mapped', which needs steps that read a batch's"):
         softmax("training.tables=mapped")
     monkeypatch.setattr(build, "machine_memory", lambda: 947)
-    with pytest.raises(RecipeError, match=r"all 9 candidates .* 948 bytes"):
+    with pytest.raises(RecipeError, match="at least 948 bytes"):
         parts_of(softmax(), SOFTMAX)
     monkeypatch.setattr(build, "machine_memory", lambda: 948)
     parts_of(softmax(), SOFTMAX)
