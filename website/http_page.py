@@ -25,8 +25,8 @@ def http_page(description: dict[str, Any]) -> str:
     """Return a page of every path: what it does, what it takes, what it answers."""
     parts = [
         "# HTTP, path by path",
-        "From the service's own OpenAPI description, which it has at `/openapi.json`, and at "
-        "`/docs` to try. [The service](serving.md) explains it with examples.",
+        "From the service's own OpenAPI description, which it has at `/openapi.json`. "
+        "[The service](serving.md) explains it with examples.",
     ]
     schemas = description.get("components", {}).get("schemas", {})
     for path, methods in description["paths"].items():
