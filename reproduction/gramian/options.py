@@ -39,6 +39,11 @@ SOLVED: methods.Table = {
 # What each is compared with.
 OVER = dict.fromkeys([*list(ESTIMATORS)[1:], *SOFTMAXES, SOLVER], USUAL)
 CHOSEN = ("task.penalty", "task.temperature", "training.table_rate", "task.l2")
+OF_RATINGS: methods.Table = {
+    "data.path": "$EVERGRAM_DATA/movielens-latest-small/ml-latest-small.zip",
+    "task.target": None,
+    "training.evaluate_every": 2,
+}
 RATES = (0.025, 0.01, 5e-4)
 
 
@@ -93,11 +98,7 @@ EXPERIMENT = Experiment(
         "small": Preset(
             trainings(
                 methods.RECIPES / "ratings-small.toml",
-                **{
-                    "data.path": "$EVERGRAM_DATA/movielens-latest-small/ml-latest-small.zip",
-                    "task.target": None,
-                    "training.evaluate_every": 2,
-                },
+                **OF_RATINGS,
             ),
             "610 users and 8,950 films of MovieLens latest-small; every rating is a pair with "
             "target 1. Four passes in batches of 512, uniform measure. "
