@@ -511,3 +511,12 @@ def test_errors_name_the_row_and_the_remedy() -> None:
         with pytest.raises(DataError, match=message) as caught:
             Corpus.of(data)
         assert "\n" not in str(caught.value)
+
+
+def test_a_role_in_the_name_of_a_folder_is_refused(tmp_path: Path) -> None:
+    """Its times would be left out without a word."""
+    folder = tmp_path / "time=2024-05-31"
+    folder.mkdir()
+    pq.write_table(pa.table({"query": [1], "candidate": [2]}), folder / "x.parquet")
+    with pytest.raises(DataError, match="folder time=… is not read as a column; write time into"):
+        read_interactions(tmp_path)

@@ -518,7 +518,17 @@ def _true(mask: pa.Array) -> pa.Array:
 def sources_of_files(paths: Paths, columns: Mapping[str, str]) -> list[InteractionSource]:
     """Return the interactions of files, whose own names of the roles are `columns`."""
     check_roles(columns)
-    return [source_of(TableStream(file), columns) for file in source_files(paths)]
+    made = []
+    for file in source_files(paths):
+        source = source_of(TableStream(file), columns)
+        for name, sign, _ in (part.partition("=") for part in Path(file.path).parts[:-1]):
+            if sign and name in ROLES and name not in source.names:
+                raise DataError(
+                    f"{file.name}: the name of the folder {name}=… is not read as a column; write "
+                    f"{name} into the files."
+                )
+        made.append(source)
+    return made
 
 
 def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
