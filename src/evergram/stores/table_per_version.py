@@ -65,9 +65,9 @@ class TablePerVersionStore(Store):
         self._connect(create is not None)
         try:
             if self._found() is None and create is not None:
-                self._refuse_others()
                 with self._writing() as store:
                     if store._found() is None:
+                        store._refuse_others()
                         store._save(StoreRecord(create, {}).as_json())
             self.id_type = ID_TYPES[self._record().id_type]
         except BaseException:
