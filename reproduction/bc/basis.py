@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from reproduction.bc.columns import comparison, keep_all, of_corpus
@@ -17,6 +18,7 @@ HEADER = (
     "users, items, interactions",
     "Keep-All: recall@50",
     "ROC-AUC",
+    "objects that version 0 can embed",
     "test queries of a version",
     "passes",
     "models that end on a plateau",
@@ -41,6 +43,7 @@ def _row(runs: Runs, corpus: str) -> list[str]:
     models = [model for result in results for model in models_of(result)]
     plateaus = [model["on_plateau"] for model in models]
     unmeasured = plateaus.count(None)
+    known = [c["known"] for c in map(comparison, results) if "known" in c]
     own = [
         shown(of_corpus(runs, corpus, partial(keep_all, metric=metric)))
         for metric in ("intended", "unintended")
@@ -49,6 +52,7 @@ def _row(runs: Runs, corpus: str) -> list[str]:
         SHORT.get(corpus, corpus),
         f"{sizes['queries']:,}, {sizes['candidates']:,}, {sizes['interactions']:,}",
         *own,
+        f"{100 * fmean(known):.0f} %" if known else "",
         f"{min(queries):,} to {max(queries):,}",
         str(max(model["passes"] for model in models)),
         f"{plateaus.count(True)} of {len(models)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from reproduction.bc.methods import MUSIC, SAME
+from reproduction.bc.methods import FILMS, MUSIC, SAME
 from reproduction.claims import Margins
 from reproduction.experiment import Runs
 from reproduction.results import Result
@@ -97,10 +97,20 @@ def on_first(read: Read | ReadEach) -> Callable[[Runs], Margins]:
 def on_music(read: Read | ReadEach) -> Callable[[Runs], Margins]:
     """Return margins of Musical Instruments; of the first corpus if a preset lacks it.
 
-    It is the corpus of the paper's own figures, with all five consumer tasks.
+    It is the corpus of the paper's own figures.
     """
-
     return lambda runs: margins_of(runs, music_of(runs), read)
+
+
+def on_consumers(read: Read | ReadEach) -> Callable[[Runs], Margins]:
+    """Return margins of MovieLens, whose consumers have five tasks; of the first corpus if the runs
+    lack it."""
+    return lambda runs: margins_of(runs, consumers_of(runs), read)
+
+
+def consumers_of(runs: Runs) -> str:
+    """Return the label of the corpus that consumers are judged on."""
+    return FILMS if FILMS in runs.labels else runs.labels[0]
 
 
 def music_of(runs: Runs) -> str:

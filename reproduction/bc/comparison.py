@@ -24,7 +24,8 @@ def compare_methods(
 
     Returns: `comparison`, with `methods` (the columns of [BC] Table 3, by version too), `sweep`
         (the columns by method and λ), `trained` (by run and version, how long each model was),
-        `keep_all`, `queries` that tested each version, `tasks`, `left_out`.
+        `keep_all`, `known` (the share of the last version's objects that version 0 can embed),
+        `queries` that tested each version, `tasks`, `left_out`.
     Raises: as `compare`.
     """
     recipe = comparison.base
@@ -54,6 +55,7 @@ def compare_methods(
                 for name, run in results["runs"][recipe.seed].items()
             },
             "keep_all": {name: _number(kept[name]) for name in ("intended", "unintended")},
+            "known": min(results["runs"][recipe.seed][REFERENCE]["known"].values()),
             "times": results["times"],
             "lambda": results["lambda"],
             "protocol": results["protocol"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reproduction.bc import table3
 from reproduction.bc.claims import known_consumers
-from reproduction.bc.columns import by_task, by_version, on_music, times
+from reproduction.bc.columns import by_task, by_version, on_consumers, times
 from reproduction.bc.figure3 import HORIZONTAL
 from reproduction.bc.methods import ALIGNER, SHORT
 from reproduction.claims import Claim
@@ -70,8 +70,8 @@ EXPERIMENT = Experiment(
             "time.",
             "[BC] §5.2",
             f"{STABLE:g} points less the largest fall of a task after the first version that it is "
-            "tested at, Musical Instruments",
-            on_music(tasks_are_stable),
+            "tested at, MovieLens",
+            on_consumers(tasks_are_stable),
             premise=known_consumers,
         ),
     ),

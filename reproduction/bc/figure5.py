@@ -9,7 +9,7 @@ from typing import Any
 
 from reproduction.bc import basis, methods
 from reproduction.bc.claims import known_consumers
-from reproduction.bc.columns import of_corpus, on_first, on_music, swept
+from reproduction.bc.columns import of_corpus, on_consumers, on_first, on_music, swept
 from reproduction.bc.methods import (
     ALIGNER,
     JOINT,
@@ -135,9 +135,9 @@ CLAIMS = (
     Claim(
         "As λ increases, all the methods have smaller degradation in the unintended tasks.",
         SOURCE,
-        "how much higher (2) of each is at the largest λ than at the smallest, points, Musical "
-        "Instruments",
-        on_music(large_helps_consumers),
+        "how much higher (2) of each is at the largest λ than at the smallest, points, Amazon "
+        "Beauty",
+        on_consumers(large_helps_consumers),
         premise=known_consumers,
     ),
     Claim(

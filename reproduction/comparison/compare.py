@@ -142,6 +142,7 @@ class ComparedRuns:
             minimum=comparison.settings.minimum_ratings,
             limit=comparison.settings.max_examples,
             seed=comparison.base.seed,
+            of_first=not comparison.base.model.reads_features,
         )
         for sentence in unmeasurable(comparison, splits, self.tasks, self.left_out):
             progress.say(sentence)
@@ -298,8 +299,7 @@ def unmeasurable(
         if share < 1:
             sentences.append(
                 f"Version 0's model knows ids alone: of the objects of version {len(splits) - 1}, "
-                f"{1 - share:.0%} have no embedding of it, so (3) is measured on the others, and "
-                "(2) may be above 0."
+                f"{1 - share:.0%} have no embedding of it, so (2) and (3) are measured on the rest."
             )
     if len(comparison.seeds) == 1:
         sentences.append("With one seed no deviation is measured; set compare.seeds for more.")

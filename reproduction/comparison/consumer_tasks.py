@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,8 +24,8 @@ class Examples:
         version: k; embeddings are those of t_k.
         rows: for each side that the task reads, int64 [N], rows of version k's training corpus.
         label: bool [N].
-        absent: the number of pairs that the training corpus of t_k does not know on one side;
-            they are not among the examples.
+        absent: the number of inputs with an object that has no embedding; they are not among the
+            examples.
     """
 
     version: int
@@ -40,6 +40,12 @@ class Examples:
     def has_both(self) -> bool:
         """True if both classes occur."""
         return bool(self.label.any()) and not bool(self.label.all())
+
+    def among(self, known: Mapping[str, Tensor]) -> Examples:
+        """Return the examples all of whose rows are known, bool [rows] by side."""
+        kept = torch.stack([known[side][row] for side, row in self.rows.items()]).all(0)
+        rows = {side: row[kept] for side, row in self.rows.items()}
+        return Examples(self.version, rows, self.label[kept], self.absent + int((~kept).sum()))
 
     def drawn(self, limit: int | None, seed: int) -> Examples:
         """Return at most `limit` of the examples, drawn uniformly with `seed`."""
@@ -81,6 +87,7 @@ def consumer_tasks(
     minimum: int = 10,
     limit: int | None = None,
     seed: int = 0,
+    of_first: bool = False,
 ) -> tuple[list[ConsumerTask], list[str]]:
     """Return those of the five tasks of [BC] that the corpus allows.
 
@@ -104,6 +111,8 @@ def consumer_tasks(
         times: t_0 … t_K and the end of the last interval, ascending shares.
         training: for each k up to K, the corpus whose rows version k's embeddings have.
         limit: the most examples of a set, drawn with `seed`; None for all.
+        of_first: leave out the objects that t_0 does not have, which a model of ids alone cannot
+            embed: to have a vector at all is coverage, not compatibility.
     Returns: the tasks that can be scored, and a sentence on each that cannot.
     Raises: DataError: the corpus has no times, or there are fewer than two versions.
     Source: [BC] App. A.2; the sample's deviation and the inclusive `minimum` are its authors' code.
@@ -118,6 +127,10 @@ def consumer_tasks(
             "out: the corpus has no ratings (no column 'value')."
         )
     for task in _all_tasks(line, len(training) - 1):
+        if of_first:
+            validation = task.validation.among(line.early(task.validation.version))
+            tests = {k: e.among(line.early(k)) for k, e in task.tests.items()}
+            task = replace(task, validation=validation, tests=tests)
         problem = _problem(task)
         if problem is None:
             tests = {k: e.drawn(limit, seed) for k, e in task.tests.items()}
@@ -208,6 +221,15 @@ class _Line:
         # The middle, or the mean of the two middle ones.
         middle = means[(len(means) - 1) // 2 : len(means) // 2 + 1]
         self.threshold = float(middle.mean()) if len(middle) else float("nan")
+
+    def early(self, k: int) -> dict[str, Tensor]:
+        """Return whether t_0 has each row of version k, bool by side."""
+        early = {}
+        for side, at_first in self.row[0].items():
+            row = self.row[k][side]
+            early[side] = torch.zeros(int(row.max()) + 1, dtype=torch.bool)
+            early[side][row[row >= 0]] = at_first[row >= 0] >= 0
+        return early
 
     def activity(self, k: int, least: float | None) -> Examples:
         there = self._counts("query", 0, self.ends[k]) > 0

@@ -134,6 +134,19 @@ def test_pair_rating_by_hand(tasks: dict[str, ConsumerTask]) -> None:
     assert task.tests[2].label.tolist() == [False, True, True]
 
 
+def test_only_objects_of_version_0_by_hand() -> None:
+    line = line_of(corpus_of(ROWS), ENDS)
+    # c is new at t_1, and z at t_2; d and w are never of a version.
+    assert line.early(1)["query"].tolist() == [True, True, False]
+    assert line.early(2)["query"].tolist() == [True, True, False]
+    assert line.early(2)["candidate"].tolist() == [True, True, False]
+    tests = {task.name: task.tests[2].among(line.early(2)) for task in _all_tasks(line, 2)}
+    assert labels(tests["activity"]) == {0: True, 1: True}
+    # (a, y) 2 and (b, x) 5 are left of the last interval; (c, z) and (d, w) are not.
+    assert tests["pair-rating"].label.tolist() == [False, True]
+    assert tests["pair-rating"].absent == 2
+
+
 def test_tasks_on_a_growing_corpus_and_a_limit() -> None:
     corpus = generate(queries=200, candidates=100, interactions=8000).corpus
     times = [0.5, 0.6, 0.7, 0.8]
