@@ -658,7 +658,7 @@ TEXTS = [
         put("query-id\tcorpus-id\tscore\n" + "id1\tnone\t1\n" * 30, "j.tsv"),
     ),
 ]
-IMPATIENT = patched("evergram.stores.snapshot_files.WAIT", 0.1)
+IMPATIENT = patched("evergram.stores.snapshot_store.WAIT", 0.1)
 STORES = [
     Case("store fill l --store user=new", "user"),
     Case(f"store fill t --store query=new --store candidate={OFF}", ":9"),

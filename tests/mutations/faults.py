@@ -293,7 +293,7 @@ FAULTS = (
         "stores/test_conformance.py",
     ),
     Fault(
-        "stores/snapshot_files.py",
+        "stores/snapshot_store.py",
         "                dead[rows] = True\n",
         "",
         "stores/test_snapshot.py",

@@ -23,10 +23,9 @@ from tests.support.planted import planted, recall
 
 from evergram.errors import DataError, EvergramError, FormatError, IntegrityError, StoreError
 from evergram.stores import rows as store_rows
-from evergram.stores import snapshot_files, snapshot_store
+from evergram.stores import snapshot_store
 from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, Space
-from evergram.stores.snapshot_files import write_record
-from evergram.stores.snapshot_store import SnapshotStore
+from evergram.stores.snapshot_store import SnapshotStore, write_record
 
 SPACES = {0: Space(0, 8, "sha256:0"), 1: Space(1, 6, "sha256:1")}
 ROOT = Path(__file__).parents[2]
@@ -79,8 +78,7 @@ def test_ids_in_any_order_and_again_are_read_as_by_the_oracle(
     # Rows are compared and merged a few at a time.
     monkeypatch.setattr(snapshot_store, "LEAST_ROWS", 1)
     monkeypatch.setattr(snapshot_store, "MOST_ROWS", 32)
-    for module in (snapshot_files, snapshot_store):
-        monkeypatch.setattr(module, "BLOCK", 100)
+    monkeypatch.setattr(snapshot_store, "BLOCK", 100)
     order = np.random.default_rng(0).permutation(count) * (10**15 if ids == "sparse" else 1)
     parts = [order[: count // 2], order[count // 3 :], order[:9]]
     blocks = [rows(part.tolist(), 0, i, id_type) for i, part in enumerate(parts)]
@@ -138,13 +136,13 @@ def test_files_that_are_not_listed_leave_before_more_are_written(
         for start in (100 * version, 100 * version + 50):
             store.upsert(rows(range(start, start + 50), version, start))
     (tmp_path / "store" / "segments" / f"{'0' * 64}.vectors").write_bytes(b"of a killed load")
-    seen, write = [], snapshot_files.write_segment
+    seen, write = [], snapshot_store.write_segment
 
     def look_and_write(*args: Any) -> Any:
         seen.append(len(files(store, ".vectors")))
         return write(*args)
 
-    monkeypatch.setattr(snapshot_files, "write_segment", look_and_write)
+    monkeypatch.setattr(snapshot_store, "write_segment", look_and_write)
     monkeypatch.setattr("evergram.stores.snapshot_store.INDEXED_FROM", 1)
     store.build_index()
     assert seen == [4, 3], "two of each version, and then one of the first"
@@ -191,7 +189,7 @@ def test_rows_of_a_version_that_comes_meanwhile_are_counted_or_not(
 def test_a_second_writer_is_refused(
     store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_files, "WAIT", 0.05)
+    monkeypatch.setattr(snapshot_store, "WAIT", 0.05)
     with closing(SnapshotStore(tmp_path / "store")) as impatient:
         with FileLock(tmp_path / "store" / ".lock"):
             assert impatient.count() == {}
@@ -223,7 +221,7 @@ def test_an_interrupt_leaves_no_record_without_its_files(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(snapshot_files, "write_record", interrupted)
+        during.setattr(snapshot_store, "write_record", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.upsert(rows([1, 2]))
     with SnapshotStore.open(str(tmp_path / "store")) as again:
@@ -243,7 +241,7 @@ def test_an_interrupt_leaves_no_record_without_its_files(
 def test_a_damaged_record_and_one_of_a_later_format_are_refused(
     store: SnapshotStore, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_files, "FORMAT_VERSION", 9)
+    monkeypatch.setattr(snapshot_store, "FORMAT_VERSION", 9)
     store.upsert(rows([0]))
     monkeypatch.undo()
     with pytest.raises(FormatError, match="format_version 9; this Evergram reads 1;"):
@@ -464,12 +462,12 @@ class Failing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at: int | None = None
         for owner, name in (
-            (snapshot_files, "write_segment"),
-            (snapshot_files, "_reordered"),
-            (snapshot_files, "digest_of"),
+            (snapshot_store, "write_segment"),
+            (snapshot_store, "_reordered"),
+            (snapshot_store, "digest_of"),
             (pa.ipc, "new_file"),
             (Path, "write_bytes"),
-            (snapshot_files, "write_bytes"),
+            (snapshot_store, "write_bytes"),
             (os, "fsync"),
             (Path, "replace"),
         ):

@@ -1,49 +1,55 @@
 """The default store: immutable files in a folder, mapped into memory.
 
-Rows are read by id from mapped memory, which is what a service does most.
+Rows of one version that were written together are a segment: `SHA.vectors` has the vectors, float32
+[n, D], and `SHA.arrow` their ids in ascending order and their checksums. `SHA.dead` has a bit for
+each row that is gone, `SHA.faiss` is an index. No file is ever changed, and each is named by its
+SHA-256. `store.json` lists them; to commit is to replace it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from filelock import Timeout
+from pydantic import Field, TypeAdapter
 
-from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.atomic_files import commit, file_lock, sync, write_bytes
+from evergram.errors import DataError, FormatError, IntegrityError, StoreError, reason_and_remedy
 from evergram.stores.rows import (
     ID_TYPES,
     Checks,
     Floats,
+    Keys,
     Places,
     Rows,
     Space,
     best_first,
+    find,
     keys_of,
     products,
     row_checks,
-)
-from evergram.stores.snapshot_files import (
-    BLOCK,
-    NAME,
-    Generation,
-    IndexRecord,
-    Segment,
-    SegmentRecord,
-    SnapshotFolder,
-    faiss_module,
-    named_by_digest,
-    read_segment,
 )
 from evergram.stores.store import ReadableStore, Store
 
 T = TypeVar("T")
 
+FORMAT_VERSION = 1
+NAME = "store.json"
+# Rows that are copied at once.
+BLOCK = 16_384
+WAIT = 10.0  # seconds, for another process that writes
 # Rows that an index is built from: exact search of fewer is fast.
 INDEXED_FROM = 200_000
 # This many segments of about one size become one of the next: a row is rewritten log_8 N times,
@@ -57,6 +63,260 @@ RECALL, NEAREST, SAMPLE = 0.95, 10, 200
 TRAINING = 40
 # Scores [Q, b], and the rows [b] of a segment, or those of each query [Q, b].
 Scored = tuple[Floats, Places]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+# Anybody can write a checksum: no other file is read, or removed, in place of a segment's.
+Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True)
+class IndexRecord:
+    """A faiss index of a segment: how many lists it has, and how many a search looks into."""
+
+    sha256: Sha
+    lists: int
+    probes: int
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """Rows that were written together: the SHA-256 of their files, and how many are gone."""
+
+    version: int
+    dim: int
+    rows: int
+    vectors: Sha
+    ids: Sha
+    gone: int = 0
+    dead: Sha | None = None
+    index: IndexRecord | None = None
+
+    @property
+    def living(self) -> int:
+        return self.rows - self.gone
+
+    @property
+    def files(self) -> list[str]:
+        named = {"vectors": self.vectors, "arrow": self.ids, "dead": self.dead}
+        named["faiss"] = None if self.index is None else self.index.sha256
+        return [f"{sha256}.{kind}" for kind, sha256 in named.items() if sha256 is not None]
+
+
+@dataclass(frozen=True)
+class SnapshotRecord:
+    """What `store.json` says."""
+
+    id_type: str
+    generation: int = 0
+    spaces: tuple[Space, ...] = ()
+    segments: tuple[SegmentRecord, ...] = ()
+    side: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """The files of a segment, mapped into memory.
+
+    Args:
+        vectors: [n, D]; ids, keys and checks [n] are in the same order, ascending by key.
+        dead: bool [n], rows that are gone; None where there are none.
+        index: faiss's; None without one, and where faiss is not installed.
+    """
+
+    record: SegmentRecord
+    vectors: Floats
+    ids: pa.Array
+    keys: Keys
+    checks: Checks
+    dead: Mask | None
+    index: Any
+
+    def find(self, ids: pa.Array, keys: Keys) -> tuple[Places, Places]:
+        """Return which of some ids [n] have a living row, in their order, and the rows."""
+        which, rows = find(self.keys, ids, keys, lambda rows: self.ids.take(pa.array(rows)))
+        if self.dead is None:
+            return which, rows
+        living = ~self.dead[rows]
+        return which[living], rows[living]
+
+    def living(self) -> Places:
+        """Return the rows that are not gone."""
+        return np.arange(len(self.keys)) if self.dead is None else np.flatnonzero(~self.dead)
+
+    def take(self, rows: Places, ids: pa.Array | None = None) -> tuple[Rows, Checks]:
+        """Return copies of rows [n], whose ids may be known, with the checksums that they have."""
+        if ids is None:
+            ids = self.ids.take(pa.array(rows))
+            ids = ids if pa.types.is_integer(ids.type) else ids.cast(pa.string())
+        return Rows(self.record.version, ids, self.vectors[rows]), self.checks[rows]
+
+    def blocks(self, size: int) -> Iterator[tuple[Rows, Checks]]:
+        """Yield copies of all living rows, with their checksums."""
+        rows = self.living()
+        for start in range(0, len(rows), size):
+            yield self.take(rows[start : start + size])
+
+
+def read_segment(folder: Path, record: SegmentRecord, known: Segment | None = None) -> Segment:
+    """Map the files of a segment, but for those of `known`, which stay mapped. Raises:
+    IntegrityError. FileNotFoundError."""
+
+    def path_of(sha256: str, kind: str) -> Path:
+        path = folder / f"{sha256}.{kind}"
+        if digest_of(path) != sha256:
+            raise IntegrityError(
+                f"{path} is not what was written; restore the store from a copy, or fill it again."
+            )
+        return path
+
+    dead, index = None, None
+    if record.dead is not None:
+        bits = np.frombuffer(path_of(record.dead, "dead").read_bytes(), np.uint8)
+        dead = np.unpackbits(bits, count=record.rows, bitorder="little").view(np.bool_)
+    if known is not None and known.record.index == record.index:
+        index = known.index
+    elif record.index is not None:
+        path = path_of(record.index.sha256, "faiss")
+        with suppress(DataError):
+            faiss = faiss_module()
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+    if known is not None:
+        return replace(known, record=record, dead=dead, index=index)
+    vectors = _mapped(path_of(record.vectors, "vectors"), record.dim)
+    table = pa.ipc.open_file(pa.memory_map(str(path_of(record.ids, "arrow")))).read_all()
+    arrays = {name: table[name].chunk(0) for name in table.column_names}
+    keys = arrays.get("key", arrays["id"]).to_numpy()
+    return Segment(record, vectors, arrays["id"], keys, arrays["check"].to_numpy(), dead, index)
+
+
+def write_segment(
+    folder: Path, space: Space, blocks: Iterable[tuple[Rows, Checks]]
+) -> list[SegmentRecord]:
+    """Write rows of a version; a later row of an id replaces the one before. Vectors go to the disk
+    as they come, and ids are in memory until the end. Returns: the segment; none without a row."""
+    path, ids, checks = folder / "new", [], []
+    with path.open("wb") as file:
+        for rows, some in blocks:
+            file.write(np.ascontiguousarray(rows.vectors, dtype="<f4").data)
+            is_text = pa.types.is_string(rows.ids.type)
+            # The offsets of a string array have 32 bits.
+            ids.append(rows.ids.cast(pa.large_string()) if is_text else rows.ids)
+            checks.append(some)
+    if not ids:
+        return []
+    joined = pa.concat_arrays(ids)
+    keys = keys_of(joined)
+    order: Places = np.argsort(keys, kind="stable")
+    ranked = keys[order]
+    if (ranked[1:] == ranked[:-1]).any():
+        # The first of an id when counted from the end.
+        codes = joined.dictionary_encode().indices.to_numpy()[::-1]
+        last = np.zeros(len(joined), dtype=bool)
+        last[len(joined) - 1 - np.unique(codes, return_index=True)[1]] = True
+        order = order[last[order]]
+    if not np.array_equal(order, np.arange(len(joined))):
+        path = _reordered(path, order, space.dim)
+    vectors = named_by_digest(path, "vectors")
+    columns = {"id": joined.take(pa.array(order)), "check": np.concatenate(checks)[order]}
+    if not pa.types.is_integer(joined.type):
+        columns["key"] = keys[order]
+    table = pa.table(columns)
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    sha256 = named_by_digest(path, "arrow")
+    return [SegmentRecord(space.version, space.dim, len(order), vectors, sha256)]
+
+
+def _reordered(path: Path, order: Places, dim: int) -> Path:
+    source, ordered = _mapped(path, dim), path.with_name("ordered")
+    with ordered.open("wb") as file:
+        for start in range(0, len(order), BLOCK):
+            file.write(source[order[start : start + BLOCK]].data)
+    return ordered
+
+
+def _mapped(path: Path, dim: int) -> Floats:
+    return np.frombuffer(pa.memory_map(str(path)).read_buffer(), "<f4").reshape(-1, dim)
+
+
+def digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def named_by_digest(path: Path, kind: str) -> str:
+    """Sync a file that is whole now, and rename it. Returns: its SHA-256."""
+    sha256 = digest_of(path)
+    commit(path, path.with_name(f"{sha256}.{kind}"), sync_parent=False)
+    return sha256
+
+
+class Generation:
+    """A snapshot at one moment: its record and its segments, which never change, so that threads
+    read one generation while the next is written.
+
+    `store.json` stays open, so that no later one can get its inode: a look at the inode then tells
+    whether there is another generation.
+
+    Raises: OSError. IntegrityError: a file is damaged. FormatError: a later Evergram wrote it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.segments: tuple[Segment, ...] = ()
+        self._path = str(path)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with os.fdopen(self._descriptor, "rb", closefd=False) as file:
+            self.record: SnapshotRecord = _parsed(file.read(), path)
+            self._identity = _identity(os.fstat(self._descriptor))
+
+    def of(self, version: int) -> list[Segment]:
+        return [one for one in self.segments if one.record.version == version]
+
+    def is_newest(self) -> bool:
+        """Return whether `store.json` is still this one, or was the last one there: who has a store
+        open goes on reading it when another process removes it."""
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - asked at every call
+        except FileNotFoundError:
+            return True
+        return self._identity == _identity(status)
+
+    def __del__(self) -> None:
+        # Not earlier: a thread may be comparing inodes.
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
+
+
+def _parsed(text: bytes, path: Path) -> SnapshotRecord:
+    try:
+        content = json.loads(text)
+        body = content["store"]
+        if content["sha256"] != _digest(body):
+            raise ValueError
+        if body["format_version"] == FORMAT_VERSION:
+            return TypeAdapter(SnapshotRecord).validate_python(body)
+    except (ValueError, KeyError, TypeError):
+        raise IntegrityError(
+            f"{path} is damaged; restore the store from a copy, or fill it again."
+        ) from None
+    raise FormatError(
+        f"{path} has format_version {body['format_version']}; this Evergram reads "
+        f"{FORMAT_VERSION}; use a later Evergram."
+    )
+
+
+def write_record(path: Path, record: SnapshotRecord) -> None:
+    """Replace `store.json` by one rename."""
+    body: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(record)}
+    text = json.dumps({"sha256": _digest(body), "store": body}, indent=1)
+    write_bytes(path, text.encode() + b"\n")
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 class SnapshotStore(Store):
@@ -77,33 +337,54 @@ class SnapshotStore(Store):
     _moment: Generation | None = None
 
     def __init__(self, path: Path) -> None:
-        self._folder = SnapshotFolder(path)
-        self.address = self._folder.address
-        self.id_type = ID_TYPES[self._folder.record.id_type]
+        self._path, self._segments = path, path / "segments"
+        self.address = f"snapshot:{path}"
+        self._generation: Generation | None = None
+        self._refreshing, self._one_writer = threading.RLock(), threading.RLock()
+        # Processes are kept apart by the file, threads of this one by the other lock.
+        self._file_lock = file_lock(path / ".lock", thread_local=False)
+        self.id_type = ID_TYPES[self._record.id_type]
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> SnapshotStore:
         """See `open_store`. Raises: IntegrityError: a file of it is not what was written."""
         path = Path(address.removeprefix("snapshot:"))
-        if not (path / NAME).exists():
+        record, segments = path / NAME, path / "segments"
+        if not record.exists():
             if create is None:
                 raise DataError(f"There is no store at {path}; give the folder of one, or fill it.")
-            SnapshotFolder(path).create(create)
+            try:
+                # Writing would remove them.
+                if segments.is_dir() and any(segments.iterdir()) and not record.exists():
+                    raise StoreError(
+                        f"{path} cannot be made a store: it has a folder 'segments' with other "
+                        f"files, and no {NAME}; give another folder."
+                    )
+                segments.mkdir(parents=True, exist_ok=True)
+                with file_lock(path / ".lock", timeout=WAIT):
+                    if not record.exists():
+                        write_record(record, SnapshotRecord(create))
+                        sync(path.parent)
+            except OSError as error:
+                raise StoreError(
+                    f"{path} cannot be made a store: {error.strerror or error}; give another "
+                    "folder."
+                ) from error
         return cls(path)
 
     @property
     def place(self) -> str:
-        return f"snapshot:{self._folder.path.resolve()}"
+        return f"snapshot:{self._path.resolve()}"
 
     @property
     def side(self) -> str | None:
-        return self._current().record.side
+        return self._record.side
 
     def spaces(self) -> dict[int, Space]:
-        return {space.version: space for space in self._current().record.spaces}
+        return {space.version: space for space in self._record.spaces}
 
     def count(self) -> dict[int, int]:
-        held = self._current().record
+        held = self._record
         counts = {space.version: 0 for space in held.spaces}
         for segment in held.segments:
             counts[segment.version] += segment.living
@@ -117,7 +398,7 @@ class SnapshotStore(Store):
 
     def close(self) -> None:
         """Close the files; a later call opens them again."""
-        self._folder.close()
+        self._generation = None
 
     def load(self, space: Space, blocks: Iterable[Rows]) -> int:
         """Write all rows of a version into one segment and return their number.
@@ -142,12 +423,10 @@ class SnapshotStore(Store):
                 if len(rows):
                     yield rows, row_checks(rows)
 
-        with self._folder.writing():
-            for record in self._folder.write(space.version, checked()):
-                segment = read_segment(self._folder.segments, record)
-                others = self._folder.without(segment.ids, segment.keys)
-                self._folder.commit(segments=(*others, record))
-                self._tidy()
+        with self._writing():
+            for record in write_segment(self._segments, space, checked()):
+                segment = read_segment(self._segments, record)
+                self._add(segment.ids, segment.keys, [record])
         return total
 
     def build_index(self) -> list[int]:
@@ -157,49 +436,173 @@ class SnapshotStore(Store):
 
         Raises: DataError: an index is needed, and faiss is not installed.
         """
-        with self._folder.writing():
+        with self._writing():
             for version in self.spaces():
-                segments = self._folder.current().of(version)
-                segments = [one for one in segments if one.record.index is None]
+                segments = [s for s in self._current().of(version) if s.record.index is None]
                 if sum(one.record.living for one in segments) < INDEXED_FROM:
                     continue
                 if len(segments) > 1 or segments[0].dead is not None:
                     segments = [self._merged(segments)]
-                index = build(self._folder.segments, segments[0])
+                index = build(self._segments, segments[0])
                 if index is not None:
                     self._replace(segments, [replace(segments[0].record, index=index)])
-        held = self._current().record
-        return sorted({one.version for one in held.segments if one.index is not None})
+        return sorted({one.version for one in self._record.segments if one.index is not None})
+
+    @property
+    def _record(self) -> SnapshotRecord:
+        return self._current().record
 
     def _current(self) -> Generation:
-        return self._folder.current() if self._moment is None else self._moment
+        """Return the generation of a view, else the newest. Raises: IntegrityError, StoreError."""
+        if self._moment is not None:
+            return self._moment
+        generation = self._generation
+        try:
+            if generation is None or not generation.is_newest():
+                generation = self._refreshed()
+        except OSError as error:
+            sentence = f"{self.address} cannot be read: {error.strerror or error}."
+            raise StoreError(sentence) from error
+        return generation
+
+    def _refreshed(self) -> Generation:
+        path = self._path / NAME
+        with self._refreshing:
+            while True:
+                before, after = self._generation, Generation(path)
+                known = {one.record.ids: one for one in before.segments} if before else {}
+                try:
+                    after.segments = tuple(
+                        read_segment(self._segments, one, known.get(one.ids))
+                        for one in after.record.segments
+                    )
+                except FileNotFoundError as error:
+                    # Another process may have committed a later generation meanwhile.
+                    if after.is_newest():
+                        raise IntegrityError(
+                            f"A file that {path} lists is not there ({error.filename or error}); "
+                            "restore the store from a copy, or fill it again."
+                        ) from None
+                    continue
+                self._generation = after
+                return after
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the write lock, and delete all files that are not listed, before and after: those of
+        a write that was killed or failed, and replaced ones. Raises: StoreError."""
+        try:
+            with self._one_writer, self._file_lock.acquire(timeout=WAIT):
+                if self._file_lock.lock_counter > 1:
+                    raise StoreError(
+                        f"{self.address} is being loaded; what gives the blocks cannot write to it."
+                    )
+                self._clear()
+                try:
+                    yield
+                finally:
+                    self._clear()
+        except Timeout:
+            raise StoreError(
+                f"Another process is writing to {self.address}; wait for it and try again."
+            ) from None
+        except OSError as error:
+            raise StoreError(
+                f"{self.address} cannot be written: {reason_and_remedy(error, 'it is as it was')}."
+            ) from error
+
+    def _clear(self) -> None:
+        """Delete all files that are not listed. A reader that has one mapped keeps it; one that
+        cannot be deleted is left to a later write."""
+        listed = {name for one in self._record.segments for name in one.files}
+        with suppress(OSError):
+            for path in self._segments.iterdir():
+                if path.name not in listed:
+                    path.unlink()
+
+    def _commit(self, **changed: Any) -> None:
+        """Replace `store.json` by one with other fields, and delete the files that it does not
+        list."""
+        before = self._record
+        record = replace(before, generation=before.generation + 1, **changed)
+        try:
+            sync(self._segments)
+            write_record(self._path / NAME, record)
+        except OSError as error:
+            # It may have come after the rename.
+            if self._record.generation == before.generation:
+                raise
+            raise StoreError(
+                f"{self.address} was written, and the disk does not confirm it: "
+                f"{error.strerror or error}; write the same again."
+            ) from error
+        self._clear()
+
+    def _add(self, ids: pa.Array, keys: Keys, records: list[SegmentRecord]) -> None:
+        """Commit segments of some ids, whose other rows are gone from then on. Then merge segments
+        until there are few."""
+        left = []
+        for segment in self._current().segments:
+            rows, record = segment.find(ids, keys)[1], segment.record
+            if len(rows):
+                dead = np.zeros(record.rows, bool) if segment.dead is None else segment.dead.copy()
+                dead[rows] = True
+                path = self._segments / "new"
+                path.write_bytes(np.packbits(dead, bitorder="little").tobytes())
+                sha256 = named_by_digest(path, "dead")
+                record = replace(record, gone=record.gone + len(rows), dead=sha256)
+            if record.living:
+                left.append(record)
+        if (segments := (*left, *records)) == self._record.segments:
+            return
+        self._commit(segments=segments)
+        # Where there is no room, a later write merges them: the rows are acknowledged already.
+        with suppress(OSError):
+            while some := _next_merge(self._current()):
+                self._merged(some)
+
+    def _merged(self, segments: list[Segment]) -> Segment:
+        """Merge segments of one version into one and return it."""
+        first = segments[0].record
+
+        def proved() -> Iterator[tuple[Rows, Checks]]:
+            for segment in segments:
+                for rows, checks in segment.blocks(BLOCK):
+                    # A damaged row must not get a new hash.
+                    self._verify(rows, checks)
+                    yield rows, checks
+
+        space = self.spaces()[first.version]
+        self._replace(segments, write_segment(self._segments, space, proved()))
+        return self._current().segments[-1]
+
+    def _replace(self, segments: list[Segment], records: list[SegmentRecord]) -> None:
+        removed = [one.record for one in segments]
+        others = [one for one in self._record.segments if one not in removed]
+        self._commit(segments=(*others, *records))
 
     def _add_space(self, space: Space) -> None:
-        with self._folder.writing():
-            there = self._folder.record.spaces
-            if space.version not in [other.version for other in there]:
-                spaces = sorted([*there, space], key=lambda other: other.version)
-                self._folder.commit(spaces=tuple(spaces))
+        with self._writing():
+            spaces = self.spaces()
+            if space.version not in spaces:
+                added = {**spaces, space.version: space}
+                self._commit(spaces=tuple(added[version] for version in sorted(added)))
 
     def _set_side(self, side: str) -> None:
-        with self._folder.writing():
-            if self._folder.record.side is None:
-                self._folder.commit(side=side)
+        with self._writing():
+            if self.side is None:
+                self._commit(side=side)
 
     def _write(self, rows: Rows, checks: Checks) -> None:
-        with self._folder.writing():
-            written = self._folder.write(rows.version, [(rows, checks)])
-            others = self._folder.without(rows.ids, keys_of(rows.ids))
-            self._folder.commit(segments=(*others, *written))
-            self._tidy()
+        with self._writing():
+            space = self.spaces()[rows.version]
+            written = write_segment(self._segments, space, [(rows, checks)])
+            self._add(rows.ids, keys_of(rows.ids), written)
 
     def _delete(self, ids: pa.Array) -> None:
-        with self._folder.writing():
+        with self._writing():
             ids = ids.unique()
-            left = tuple(self._folder.without(ids, keys_of(ids)))
-            if left != self._folder.record.segments:
-                self._folder.commit(segments=left)
-                self._tidy()
+            self._add(ids, keys_of(ids), [])
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         keys, blocks = keys_of(ids), []
@@ -225,59 +628,24 @@ class SnapshotStore(Store):
         # Rows are numbered through all segments.
         starts = np.cumsum([0, *(one.record.rows for one in segments)])
 
-        def scored() -> Iterator[tuple[Floats, Places]]:
+        def scored() -> Iterator[Scored]:
             for segment, start in zip(segments, starts, strict=False):
                 among = None if asked is None else segment.find(*asked)[1]
                 for scores, rows in scored_rows(segment, queries, k, among):
                     yield scores, rows + start
 
-        best = best_rows(len(queries), k, scored())
-        return [
-            self._proved(segments, starts, rows, query)
-            for rows, query in zip(best, queries, strict=True)
-        ]
-
-    def _proved(
-        self, segments: list[Segment], starts: Places, rows: Places, query: Floats
-    ) -> tuple[pa.Array, Floats]:
-        """Return the ids of rows, best first, and their scores, which are made from copies of the
-        rows that were compared with their checksums."""
-        ids, scores = [pa.array([], self.id_type)], [np.zeros(0, np.float32)]
-        of_segment = np.searchsorted(starts, rows, "right") - 1
-        for number in np.unique(of_segment):
-            copied, checks = segments[number].take(rows[of_segment == number] - starts[number])
-            self._verify(copied, checks)
-            ids.append(copied.ids)
-            scores.append(products(query[None], copied.vectors)[0])
-        return best_first(pa.concat_arrays(ids), np.concatenate(scores))
-
-    # Few segments.
-
-    def _tidy(self) -> None:
-        """Merge segments until there are few. Where there is no room, a later write merges them:
-        the rows are acknowledged already."""
-        with suppress(OSError):
-            while segments := _next_merge(self._folder.current()):
-                self._merged(segments)
-
-    def _merged(self, segments: list[Segment]) -> Segment:
-        """Merge segments of one version into one and return it."""
-
-        def proved() -> Iterator[tuple[Rows, Checks]]:
-            for segment in segments:
-                for rows, checks in segment.blocks(BLOCK):
-                    # A damaged row must not get a new hash.
-                    self._verify(rows, checks)
-                    yield rows, checks
-
-        written = self._folder.write(segments[0].record.version, proved())
-        self._replace(segments, written)
-        return self._folder.current().segments[-1]
-
-    def _replace(self, segments: list[Segment], records: list[SegmentRecord]) -> None:
-        removed = [one.record for one in segments]
-        others = [one for one in self._folder.record.segments if one not in removed]
-        self._folder.commit(segments=(*others, *records))
+        best = []
+        for rows, query in zip(best_rows(len(queries), k, scored()), queries, strict=True):
+            # Scores are made from copies of the rows that were compared with their checksums.
+            found, scores = [pa.array([], self.id_type)], [np.zeros(0, np.float32)]
+            of_segment = np.searchsorted(starts, rows, "right") - 1
+            for number in np.unique(of_segment):
+                copied, checks = segments[number].take(rows[of_segment == number] - starts[number])
+                self._verify(copied, checks)
+                found.append(copied.ids)
+                scores.append(products(query[None], copied.vectors)[0])
+            best.append(best_first(pa.concat_arrays(found), np.concatenate(scores)))
+        return best
 
 
 def _next_merge(generation: Generation) -> list[Segment]:
@@ -298,6 +666,17 @@ def _next_merge(generation: Generation) -> list[Segment]:
 
 # Searches in a segment: of all its rows, or by a faiss index (IVF), whose lists a query is compared
 # with a few of.
+
+
+def faiss_module() -> Any:
+    """Return faiss. Raises: DataError: it is not installed."""
+    try:
+        import faiss
+    except ImportError:
+        raise DataError(
+            "A fast index of a snapshot needs faiss: pip install 'evergram[faiss]'."
+        ) from None
+    return faiss
 
 
 def best_rows(queries: int, k: int, scored: Iterable[Scored]) -> list[Places]:
