@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -44,126 +44,6 @@ IDLE = 8
 BLOCK = 8_192
 
 
-class SqliteFile:
-    """The connections of one store. Raises: DataError: there is no such file. StoreError: it cannot
-    be opened."""
-
-    def __init__(self, path: Path, shown: str, create: bool) -> None:
-        self._path = path.absolute()
-        self._shown = shown
-        self._closed = False
-        self._idle: list[apsw.Connection] = []
-        if create:
-            with self.errors():
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-        elif not self._path.exists():
-            raise no_store(shown)
-        flags = apsw.SQLITE_OPEN_READWRITE
-        self._flags = flags | (apsw.SQLITE_OPEN_CREATE if create else 0)
-
-    @contextmanager
-    def moment(self, begin: str = "begin") -> Iterator[apsw.Connection]:
-        """Lend a connection with a transaction: one that sees the file as it is now, and only that,
-        or, with "begin immediate", the one that writes; it is whole, and on the disk, when the
-        block ends, or undone where it raises.
-
-        Errors of the block are its own: ask in `errors`.
-        """
-        with self._lent() as connection:
-            try:
-                with self.errors():
-                    connection.execute(begin)
-                    # The first question fixes the moment.
-                    connection.execute("select 1 from sqlite_master limit 1").fetchall()
-                yield connection
-                with self.errors():
-                    connection.execute("commit")
-            finally:
-                # SQLite has itself ended a transaction that a full disk broke, say.
-                if connection.in_transaction:
-                    with self.errors():
-                        connection.execute("rollback")
-
-    def log_ahead(self) -> None:
-        """Have the file write into a log (WAL), for good, so that readers do not wait for writers.
-
-        It changes the file, so call it once it is known to hold a store.
-        """
-        until = time.monotonic() + WAIT
-        with self._lent() as connection, self.errors():
-            while connection.pragma("journal_mode") != "wal":
-                # SQLite does not wait by itself here, where two change it at once.
-                try:
-                    if connection.pragma("journal_mode", "wal") != "wal":
-                        raise StoreError(
-                            f"{self._shown} cannot have a write-ahead log, for which SQLite needs "
-                            "shared memory; move it to a local disk."
-                        )
-                except apsw.BusyError:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.05)
-
-    def close(self) -> None:
-        self._closed = True
-        while self._idle:
-            self._drop(self._idle.pop())
-
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Raise every error of SQLite as a StoreError."""
-        todo = (
-            "see that it is an SQLite file that may be read and written, with its folder, and that "
-            "the disk has room; or restore it from a copy"
-        )
-        with errors_as_store_errors(self._shown, todo):
-            try:
-                yield
-            except apsw.BusyError:
-                raise StoreError(
-                    f"Another process has been writing {self._shown} for {WAIT:.0f} s; try again "
-                    "later."
-                ) from None
-
-    @contextmanager
-    def _lent(self) -> Iterator[apsw.Connection]:
-        if self._closed:
-            raise was_closed(self._shown)
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            with self.errors():
-                connection = self._connected()
-        try:
-            yield connection
-        finally:
-            if self._closed or len(self._idle) >= IDLE:
-                self._drop(connection)
-            else:
-                self._idle.append(connection)
-
-    def _connected(self) -> apsw.Connection:
-        try:
-            connection: apsw.Connection = apsw.Connection(str(self._path), flags=self._flags)
-        except apsw.CantOpenError:
-            # SQLite does not say why; the system does.
-            with self._path.open("r+b" if self._path.exists() else "xb"):
-                raise
-        try:
-            connection.set_busy_timeout(round(WAIT * 1000))
-            # A commit is on the disk when it returns, whatever this SQLite was built to do.
-            connection.execute("pragma synchronous = full")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _drop(self, connection: apsw.Connection) -> None:
-        # What was written is on the disk already; the last one to leave only tidies up the log.
-        with suppress(apsw.Error):
-            connection.close()
-
-
 class SqliteStore(TablePerVersionStore):
     kind: ClassVar[str] = "sqlite"
     form: ClassVar[str] = "sqlite:FILE#NAME"
@@ -174,8 +54,19 @@ class SqliteStore(TablePerVersionStore):
 
     def __init__(self, place: str, name: str, create: str | None) -> None:
         super().__init__(place, name, create)
-        # Of a file that is there too: a copy of one may have no log.
-        self._file.log_ahead()
+        # Readers do not wait for writers where these write into a log (WAL), which a copy of a file
+        # may lack. It changes the file, so only one that is known to hold a store.
+        until = time.monotonic() + WAIT
+        with self._lent() as connection, self._errors():
+            while connection.pragma("journal_mode") != "wal":
+                # SQLite does not wait by itself here, where two change it at once.
+                try:
+                    connection.pragma("journal_mode", "wal")
+                    break
+                except apsw.BusyError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.05)
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
@@ -184,53 +75,109 @@ class SqliteStore(TablePerVersionStore):
         return super().open(address, create)
 
     def _connect(self, create: bool) -> None:
-        self._file = SqliteFile(Path(self._place), self.address, create)
+        self._path = Path(self._place).absolute()
+        self._closed = False
+        self._idle: list[apsw.Connection] = []
+        self._flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+        if create:
+            with self._errors():
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+        elif not self._path.exists():
+            raise no_store(self.address)
 
-    @property
-    def _key(self) -> str:
-        """What pages of rows go by: for integers the id itself."""
-        return "id" if pa.types.is_integer(self.id_type) else "place"
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise every error of SQLite as a StoreError."""
+        todo = (
+            "see that it is an SQLite file that may be read and written, with its folder, and that "
+            "the disk has room; or restore it from a copy"
+        )
+        with errors_as_store_errors(self.address, todo):
+            try:
+                yield
+            except apsw.BusyError:
+                raise StoreError(
+                    f"Another process has been writing {self.address} for {WAIT:.0f} s; try again "
+                    "later."
+                ) from None
+
+    @contextmanager
+    def _lent(self) -> Iterator[apsw.Connection]:
+        if self._closed:
+            raise was_closed(self.address)
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            with self._errors():
+                connection = apsw.Connection(str(self._path), flags=self._flags)
+                connection.set_busy_timeout(round(WAIT * 1000))
+                # A commit is on the disk when it returns, whatever this SQLite was built to do.
+                connection.execute("pragma synchronous = full")
+        try:
+            yield connection
+        finally:
+            self._idle.append(connection)
+            self._close_surplus()
+
+    @contextmanager
+    def _view(self, begin: str = "begin") -> Iterator[Self]:
+        """Yield a view with a transaction: one that sees the file as it is now, and only that, or,
+        with "begin immediate", the one that writes; it is whole, and on the disk, when the block
+        ends, or undone where it raises."""
+        if self._connection is not None:
+            yield self
+            return
+        with self._lent() as connection:
+            try:
+                with self._errors():
+                    connection.execute(begin)
+                    # The first question fixes the moment.
+                    connection.execute("select 1 from sqlite_master limit 1").fetchall()
+                view = copy(self)
+                view._connection = connection
+                yield view
+                with self._errors():
+                    connection.execute("commit")
+            finally:
+                # SQLite has itself ended a transaction that a full disk broke, say.
+                if connection.in_transaction:
+                    with self._errors():
+                        connection.execute("rollback")
+
+    def close(self) -> None:
+        self._closed = True
+        self._close_surplus()
+
+    def _close_surplus(self) -> None:
+        while len(self._idle) > (0 if self._closed else IDLE):
+            # What was written is on the disk already; the last one to leave only tidies up the log.
+            with suppress(apsw.Error, IndexError):
+                self._idle.pop().close()
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
-        return self._at_one_moment(work)
-
-    def _at_one_moment(self, work: Callable[[Self], T]) -> T:
-        if self._connection is not None:
-            return work(self)
-        with self._file.moment() as connection:
-            view = copy(self)
-            view._connection = connection
+        with self._view() as view:
             return work(view)
 
     def build_index(self) -> list[int]:
         """Build nothing: every search compares all rows."""
         return []
 
-    def close(self) -> None:
-        self._file.close()
-
     def filled(self) -> dict[int, Space]:
         # To count is to look at every page.
-        def look(view: Self) -> dict[int, Space]:
-            spaces = view.spaces()
-            query = "select 1 from {} limit 1"
+        with self._view() as view:
+            spaces, query = view.spaces(), "select 1 from {} limit 1"
             return {v: spaces[v] for v in spaces if view._ask(query.format(view._table(v)))}
 
-        return self._at_one_moment(look)
-
     def count(self) -> dict[int, int]:
-        return self._at_one_moment(lambda view: super().count())
+        with self._view() as view:
+            return super(SqliteStore, view).count()
 
     def _count(self, version: int) -> int:
         ((count,),) = self._ask(f"select count(*) from {self._table(version)}")
         return int(count)
 
-    @contextmanager
-    def _writing(self) -> Iterator[Self]:
-        with self._file.moment("begin immediate") as connection:
-            view = copy(self)
-            view._connection = connection
-            yield view
+    def _writing(self) -> AbstractContextManager[Self]:
+        return self._view("begin immediate")
 
     def _load(self) -> Mapping[str, Any] | None:
         table = f"{self._name}_record"
@@ -285,32 +232,27 @@ class SqliteStore(TablePerVersionStore):
             yield self._block(version, cells)
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        return self._at_one_moment(lambda view: super()._read(ids))
+        with self._view() as view:
+            return super(SqliteStore, view)._read(ids)
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         # Page by page: no transaction stays open, in which the log of writes would only grow.
-        last: int | None = None
-        query = f"select id, vector, checksum, {self._key} from {self._table(version)}"
-        while True:
-            after = "" if last is None else f" where {self._key} > ?"
-            values = (size,) if last is None else (last, size)
-            cells = self._ask(f"{query}{after} order by {self._key} limit ?", *values)
-            if not cells:
-                return
-            if last is not None and cells[-1][3] <= last:
+        key = "id" if pa.types.is_integer(self.id_type) else "place"
+        query = f"select id, vector, checksum, {key} from {self._table(version)}"
+        after, last = "", []
+        while cells := self._ask(f"{query}{after} order by {key} limit ?", *last, size):
+            if last and cells[-1][3] <= last[0]:
                 raise StoreError(
                     f"{self.address} has rows out of their order: its file is damaged; restore "
                     "it from a copy."
                 )
             yield self._block(version, cells)
-            if len(cells) < size:
-                return
-            last = cells[-1][3]
+            after, last = f" where {key} > ?", [cells[-1][3]]
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        def compared(view: Self) -> list[tuple[pa.Array, Floats]]:
+        with self._view() as view:
             if ids is not None:
                 return view._best_among(version, queries, k, ids)
             blocks = view._scan(version, BLOCK)
@@ -322,10 +264,8 @@ class SqliteStore(TablePerVersionStore):
                 for query, (found, _) in zip(queries, best, strict=True)
             ]
 
-        return self._at_one_moment(compared)
-
     def _block(self, version: int, cells: list[Any]) -> tuple[Rows, Checks]:
-        with self._file.errors():
+        with self._errors():
             keys, raw, checks, *_ = zip(*cells, strict=True)
             if len({len(one) for one in raw}) > 1:
                 raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
@@ -342,10 +282,6 @@ class SqliteStore(TablePerVersionStore):
 
     def _ask_each(self, query: str, several: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Return the rows of a query that is asked with each of several values."""
-
-        def ask(view: Self) -> list[Any]:
+        with self._view() as view, self._errors():
             assert view._connection is not None
-            with view._file.errors():
-                return list(view._connection.executemany(query, several))
-
-        return self._at_one_moment(ask)
+            return list(view._connection.executemany(query, several))
