@@ -1,4 +1,4 @@
-"""Loaders that only the papers' experiments need: Amazon reviews, MediaWiki's dumps, Wikispeedia.
+"""Loaders that only the papers' experiments need: Amazon reviews and Wikispeedia.
 
 Each is an extension as docs/extend/loader.md describes; importing `reproduction` adds their kinds
 to those that a recipe may name. Importing this does not import torch.
@@ -6,7 +6,6 @@ to those that a recipe may name. Importing this does not import torch.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Literal
 
 from evergram.data.loaders import LOADERS, PathData
@@ -33,20 +32,6 @@ class AmazonData(PathData):
         )
 
 
-class MediaWikiData(PathData):
-    """The folder of one dump; see `mediawiki.load_mediawiki`."""
-
-    kind: Literal["mediawiki"] = "mediawiki"
-
-    def load(self, seed: int) -> Corpus:
-        from reproduction.loaders.mediawiki import load_mediawiki
-
-        corpus, report = load_mediawiki(self.source)
-        for sentence in report.warnings():
-            logging.getLogger(__name__).warning(sentence)
-        return corpus
-
-
 class WikispeediaData(PathData):
     """The folder of Wikispeedia; see `wikispeedia.load_wikispeedia`."""
 
@@ -58,4 +43,4 @@ class WikispeediaData(PathData):
         return load_wikispeedia(self.source)
 
 
-LOADERS |= {"amazon": AmazonData, "mediawiki": MediaWikiData, "wikispeedia": WikispeediaData}
+LOADERS |= {"amazon": AmazonData, "wikispeedia": WikispeediaData}

@@ -8,18 +8,18 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.reading.files import DAMAGED, SourceFile, TableStream, unpacked
 from evergram.errors import DataError
-from reproduction.loaders.page_features import page_features
 
 
 def load_wikispeedia(folder: Path) -> Corpus:
     """Return articles as queries and candidates, under one vocabulary of names, and links as pairs.
 
     Names are percent-decoded, with their underscores. Features, the same on both sides: `title`
-    (the n-grams of `title_ngrams`) and `category` (the whole path, as in
+    (see `page_features`) and `category` (the whole path, as in
     "subject.Science.Physics"). An article without a link, to it or from it, is left out.
 
     Args:
@@ -46,7 +46,7 @@ def load_wikispeedia(folder: Path) -> Corpus:
         known(column, source)
     categories, where = _read(folder, "categories", ["name", "category"])
     entity = names.rows(known(categories["name"], where)).numpy().astype(np.int64)
-    features = page_features(names.keys, names.keys, entity, categories["category"])
+    features = page_features(names.keys, entity, categories["category"])
     return Corpus.from_tables(pa.table(links), features, features, shared_ids=True, source=source)
 
 
@@ -77,3 +77,40 @@ def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Arr
             raise DataError(f"{path}: a name decodes to {text!r}, which is not UTF-8.") from error
         decoded[name] = pa.array(plain, pa.string()).take(encoded.indices)
     return decoded, str(path)
+
+
+def page_features(titles: pa.Array, entity: NDArray[np.int64], categories: pa.Array) -> pa.Table:
+    """Return the features of [G1] section 4.1: the ids (titles), the words and
+    pairs of neighbouring words of the title, and its categories, lists of distinct strings.
+
+    The paper says "a bag-of-words representation of the set of n-grams of the page's title" and
+    not how long they are; these are n = 1 and 2. A word is a run of letters, marks and digits of
+    any script, in lower case; where a script puts no blanks between words that is a phrase.
+
+    Args:
+        titles: strings, [N]; underscores stand for blanks.
+        entity, categories: page `entity[k]` (a place in `titles`) is in category `categories[k]`.
+    """
+    spaced = pc.replace_substring_regex(pc.utf8_lower(titles), r"[^\pL\pM\pN]+", " ")
+    words = pc.split_pattern(pc.utf8_trim(spaced, " "), " ")
+    page = pc.list_parent_indices(words).to_numpy().astype(np.int64)
+    flat = pc.list_flatten(words)
+    some = pc.not_equal(flat, "")  # a title without a word is split into one empty string
+    flat, page = flat.filter(some), page[some.to_numpy(zero_copy_only=False)]
+    neighbours = page[:-1] == page[1:]
+    pairs = pc.binary_join_element_wise(flat[:-1], flat[1:], " ").filter(pa.array(neighbours))
+    pages, ngrams = np.concatenate([page, page[:-1][neighbours]]), pa.concat_arrays([flat, pairs])
+    count = len(titles)
+    columns = (titles, _bags(pages, ngrams, count), _bags(entity, categories, count))
+    return pa.table(dict(zip(("id", "title", "category"), columns, strict=True)))
+
+
+def _bags(entity: NDArray[np.int64], keys: pa.Array, count: int) -> pa.ListArray:
+    """Return lists [count] of each entity's distinct keys, in order of their first appearance."""
+    encoded = keys if pa.types.is_dictionary(keys.type) else keys.dictionary_encode()
+    names = encoded.dictionary
+    size = max(len(names), 1)
+    codes = encoded.indices.to_numpy().astype(np.int64)
+    entity, codes = np.divmod(np.unique(entity * size + codes), size)
+    offsets = np.searchsorted(entity, np.arange(count + 1)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(codes)))

@@ -51,8 +51,7 @@ MISSING = """## What is missing
 - **Weights of single pairs** ([G2] App. C) have no row but that observed pairs are left out: no
   corpus here has weights.
 - **Global orthogonal regularisation and decreasing α**, both of [G2], are not implemented.
-- **Known consumers** ([BC] §6) have no row here; errors can be weighed by them in
-  [a loop of your own](aligner.md)."""
+- **Losses weighed by known consumers** ([BC] §6, future work) are not implemented."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from evergram.compatibility.alignment_loss import (
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_forms import KINDS as CLOSED_FORMS
 from evergram.compatibility.closed_forms import SecondMoments
-from evergram.compatibility.consumers import consumer_metric
 from evergram.compatibility.kinds import (
     TRANSFORMS,
     LinearSettings,
@@ -274,17 +273,10 @@ def test_one_matrix_stands_for_all_of_history(
 
 
 @pytest.mark.parametrize("steps", ["multi", "single"])
-@pytest.mark.parametrize("weighed", [False, True])
-def test_its_gradient_is_that_of_the_formula(
-    steps: Literal["multi", "single"], weighed: bool
-) -> None:
+def test_its_gradient_is_that_of_the_formula(steps: Literal["multi", "single"]) -> None:
     back, transform, new, old = history(3, 7)
     chain = Chain([LinearTransform.from_matrix(step) for step in back], back[0].shape[0])
-    own = metrics_of(3, [chain.dim(n) for n in range(3)]) if weighed else None
-    loss = AlignmentLoss(chain, steps, metrics=own)
-    if own is not None and steps == "single":
-        assert loss.metric is not None
-        assert torch.equal(loss.metric, own[2])
+    loss = AlignmentLoss(chain, steps)
     weight = torch.tensor([1, 0, 1, 1, 0, 1, 1], dtype=torch.float64)
 
     def of(matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
@@ -323,75 +315,31 @@ def test_the_papers_unit_is_three_means_over_dims_too() -> None:
     torch.testing.assert_close(16 * summed, alignment_weight(16.0, "paper", 256) * ours)
 
 
-def metrics_of(seed: int, dims: list[int]) -> dict[int, torch.Tensor]:
-    """A_j of every version but version 1, which has no consumers."""
-    draw = torch.Generator().manual_seed(seed)
-    made = {}
-    for version, dim in enumerate(dims):
-        rows = torch.randn(2, dim, generator=draw, dtype=torch.float64)
-        made[version] = consumer_metric([rows.T @ rows], 0.7)
-    made.pop(1, None)
-    return made
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 10**6), st.sampled_from(["norm", "paper"]), st.booleans())
-def test_consumers_weigh_the_error_at_each_version(
+def test_walking_down_the_past_is_the_same_as_one_matrix(
     versions: int, seed: int, unit: Literal["norm", "paper"], walks: bool
 ) -> None:
-    """(1/k) Σ_{j<k} (W_{k-1}^j δ)ᵀ A_j (W_{k-1}^j δ), row by row, with every product written out;
-    by one matrix, and by walking down transforms that are not known to be affine."""
+    """(1/k) Σ_{j<k} ‖W_{k-1}^j δ‖², row by row, with every product written out; by one matrix, and
+    by walking down transforms that are not known to be affine."""
     steps, transform, new, old = history(versions, seed)
     dims = [steps[0].shape[0] if steps else old.shape[1], *(s.shape[1] for s in steps)]
-    own = metrics_of(seed, dims)
     past: list[Transform] = [LinearTransform.from_matrix(step) for step in steps]
     if walks:
         for i, step in enumerate(steps):
             past[i] = ResidualMLPTransform(step.shape[0], step.shape[1], hidden=3).double()
             past[i].weight = torch.nn.Parameter(step.clone())
-    loss = AlignmentLoss(Chain(past, dims[0]), unit=unit, metrics=own)
+    loss = AlignmentLoss(Chain(past, dims[0]), unit=unit)
     expected = 0.0
     for z, before in zip(new, old, strict=True):
         walked = transform.weight.detach() @ z - before
         for version in range(versions - 1, -1, -1):
-            a = own.get(version, torch.eye(dims[version], dtype=torch.float64))
             share = dims[-1] / dims[version] if unit == "paper" else 1.0
-            expected += share * float(walked @ a @ walked)
+            expected += share * float(walked @ walked)
             if version:
                 walked = steps[version - 1] @ walked
     value = loss(transform, new, loss.lifted(old), torch.ones(ROWS).double())
     assert float(value.detach()) == pytest.approx(expected / ROWS / versions, rel=1e-9)
-
-
-@pytest.mark.parametrize("steps", ["multi", "single"])
-@pytest.mark.parametrize("versions", [1, 3])
-def test_without_consumers_nothing_changes_by_a_bit(
-    versions: int, steps: Literal["multi", "single"]
-) -> None:
-    back, transform, new, old = history(versions, 5)
-    dim = back[0].shape[0] if back else old.shape[1]
-    chain = Chain([LinearTransform.from_matrix(step) for step in back], dim)
-    eyes = {n: torch.eye(chain.dim(n), dtype=torch.float64) for n in range(versions)}
-    values = []
-    for metrics in (None, {}, eyes):
-        loss = AlignmentLoss(chain, steps, metrics=metrics)
-        value = loss(transform, new, loss.lifted(old), torch.ones(ROWS).double())
-        values.append(float(value.detach()))
-    assert values[0] == values[1] == values[2]
-
-
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        ({1: torch.eye(2)}, "version 1"),
-        ({0: torch.eye(3)}, r"\[3, 3\]"),
-        ({0: torch.diag(torch.tensor([1.0, 0.0]))}, "definite"),
-        ({0: torch.tensor([[1.0, 0.5], [0.0, 1.0]])}, "symmetric"),
-    ],
-)
-def test_a_metric_that_does_not_fit_is_refused(metrics: dict[int, Tensor], message: str) -> None:
-    with pytest.raises(ShapeError, match=message):
-        AlignmentLoss(Chain([], 2), metrics=metrics)
 
 
 def past_of(steps: list[Tensor], old: Tensor) -> int | list[Transform]:
@@ -574,20 +522,3 @@ def test_inputs_are_computed_in_the_dtype_of_the_transform(dtype: torch.dtype) -
         value = backward(torch.ones(2, 4, dtype=dtype), torch.ones(2, 3, dtype=dtype))
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, backward(torch.ones(2, 4), torch.ones(2, 3)))
-
-
-def test_consumers_weigh_errors_at_their_versions() -> None:
-    back, transform, new, old = history(2, 3)
-    own = metrics_of(3, [step.shape[0] for step in back] + [old.shape[1]])
-    past = [LinearTransform.from_matrix(step) for step in back]
-    backward = BackwardAlignment(new.shape[1], past, transform, weight=2.0)
-    plain = float(backward(new, old).detach())
-    backward.weigh(own)
-    loss = AlignmentLoss(Chain(past, back[0].shape[0]), metrics=own)
-    expected = loss(transform, new, loss.lifted(old), torch.ones(ROWS).double())
-    torch.testing.assert_close(backward(new, old), 2 * expected)
-    assert float(backward(new, old).detach()) != plain
-    with pytest.raises(ShapeError, match="of version 2 was given"):
-        backward.weigh({2: torch.eye(2)})
-    backward.weigh({})
-    assert float(backward(new, old).detach()) == plain

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.dumps import old_dump
 from tests.support.prepared import write_prepared
 
 import reproduction  # noqa: F401  # adds its loaders
@@ -32,10 +31,6 @@ def amazon(folder: Path) -> DataSettings:
     lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
     (folder / "reviews.json").write_text("\n".join(lines) + "\n")
     return of("amazon", folder / "reviews.json")
-
-
-def mediawiki(folder: Path) -> DataSettings:
-    return of("mediawiki", old_dump(folder))
 
 
 def wikispeedia(folder: Path) -> DataSettings:
@@ -70,7 +65,5 @@ def synthetic(folder: Path) -> DataSettings:
 # By kind, as `LOADERS` with the loaders of `reproduction`.
 EXAMPLES: dict[str, Callable[[Path], DataSettings]] = {
     loader.__name__: loader
-    for loader in (
-        *(movielens, amazon, mediawiki, wikispeedia, adjacency_list, table, prepared, synthetic),
-    )
+    for loader in (*(movielens, amazon, wikispeedia, adjacency_list, table, prepared, synthetic),)
 }

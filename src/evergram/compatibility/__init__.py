@@ -16,8 +16,7 @@ Read in this order:
    `backward_alignment`.
 3. Solved transforms: `closed_forms` (second moments, the solvers, the choice of the ridge)
    and `aligner/`.
-4. Consumers that are known: `consumers`, what they make of an error.
-5. Their error: `chance` and `certificate` (Eq. 9). `sidecar/` keeps, beside each new
+4. Their error: `chance` and `certificate` (Eq. 9). `sidecar/` keeps, beside each new
    vector, a few bytes of it.
 
 >>> from evergram import compatibility
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from evergram.compatibility.chain import Chain as Chain
     from evergram.compatibility.closed_forms import SecondMoments as SecondMoments
     from evergram.compatibility.closed_forms import fit_closed_form as fit_closed_form
-    from evergram.compatibility.consumers import consumer_metric as consumer_metric
-    from evergram.compatibility.consumers import input_fisher as input_fisher
     from evergram.compatibility.transforms import Transform as Transform
 
 export_lazily(__name__)

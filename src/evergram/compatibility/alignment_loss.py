@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
@@ -17,33 +17,24 @@ from evergram.compatibility.transforms import Transform
 from evergram.errors import ShapeError
 
 
-def history_metric(
-    matrices: Sequence[Tensor],
-    dim: int,
-    unit: LambdaUnit = "norm",
-    metrics: Mapping[int, Tensor] | None = None,
-) -> Tensor:
+def history_metric(matrices: Sequence[Tensor], dim: int, unit: LambdaUnit = "norm") -> Tensor:
     """Return S_{k-1}, float64 [D_{k-1}, D_{k-1}]: all past versions in one matrix.
 
     δᵀ S_{k-1} δ = Σ_{j<k} ‖W_{k-1}^j δ‖², and the cost of the multi-step loss does not grow with
     the number of versions. It is made by S_0 = I and S_i = I + W_iᵀ S_{i-1} W_i. In unit "paper"
     each version's term is D_{k-1}/D_j times as heavy, since the authors' code takes means over each
-    version's own dims: S_i = I + (D_i/D_{i-1}) W_iᵀ S_{i-1} W_i. With A_i of known consumers in the
-    place of I it is Σ_{j<k} (W_{k-1}^j δ)ᵀ A_j (W_{k-1}^j δ).
+    version's own dims: S_i = I + (D_i/D_{i-1}) W_iᵀ S_{i-1} W_i.
 
     Args:
         matrices: W_1 … W_{k-1}, W_i of [D_{i-1}, D_i].
         dim: D_0.
-        metrics: A_i [D_i, D_i] by version, of `consumer_metric`; I for the others.
     """
-    own = {version: a.double().cpu() for version, a in (metrics or {}).items()}
-    metric = own.get(0, torch.eye(dim, dtype=torch.float64))
-    for version, matrix in enumerate(matrices, start=1):
+    metric = torch.eye(dim, dtype=torch.float64)
+    for matrix in matrices:
         step = matrix.detach().double().cpu()
         old_dim, new_dim = step.shape
         share = new_dim / old_dim if unit == "paper" else 1.0
-        here = own.get(version, torch.eye(new_dim, dtype=torch.float64))
-        metric = here + share * (step.T @ metric @ step)
+        metric = torch.eye(new_dim, dtype=torch.float64) + share * (step.T @ metric @ step)
     return metric
 
 
@@ -71,11 +62,6 @@ class AlignmentLoss(nn.Module):
         steps: "multi" or "single".
         unit: "norm": versions' terms are weighted alike; "paper": that of version j is D_{k-1}/D_j
             times as heavy, see `history_metric`.
-        metrics: by version j, A_j [D_j, D_j], positive definite: what the version's known consumers
-            make of an error there, δᵀ A_j δ in place of ‖δ‖²; see `consumer_metric`. With steps =
-            "single" that of version k-1 alone counts.
-    Raises: ShapeError: there is no such version, or its A has another dim or is not positive
-        definite.
     Attributes:
         metric: S, float64 [D_{k-1}, D_{k-1}]; None where it is I, or where there is no matrix.
     Source: [BC] Eq. (7), (10); docs/method.md, "One matrix for all of history".
@@ -86,11 +72,9 @@ class AlignmentLoss(nn.Module):
         chain: Chain,
         steps: Literal["multi", "single"] = "multi",
         unit: LambdaUnit = "norm",
-        metrics: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__()
         past = chain.newest
-        own = {version: _checked(chain, version, a) for version, a in (metrics or {}).items()}
         # Scales of versions k-1, k-2, …, 0 in what is compared.
         self.scales: list[float] = [
             sqrt(chain.dim(past) / chain.dim(n)) if unit == "paper" else 1.0
@@ -104,19 +88,11 @@ class AlignmentLoss(nn.Module):
         if steps == "multi" and past:
             if chain.is_affine(past, 0):
                 back = [chain.matrix(n, n - 1) for n in range(1, past + 1)]
-                self.metric = history_metric(back, chain.dim(0), unit, own)
+                self.metric = history_metric(back, chain.dim(0), unit)
                 root = torch.linalg.cholesky(self.metric, upper=True)
             else:
                 past_steps = [copy.deepcopy(t) for t in reversed(chain.transforms)]
                 self.walk = nn.ModuleList(past_steps).requires_grad_(False)
-        elif past in own:
-            self.metric = own[past]
-            root = torch.linalg.cholesky(self.metric, upper=True)
-        # Of levels that are walked down to, in the order of `scales`.
-        self.level_roots: list[Tensor | None] = [
-            torch.linalg.cholesky(own[n], upper=True) if n in own and self.walk else None
-            for n in range(past, -1, -1)
-        ]
         self.register_buffer("root", root, persistent=False)
 
     def lifted(self, embeddings: Tensor) -> Tensor:
@@ -128,10 +104,7 @@ class AlignmentLoss(nn.Module):
             levels.append(step(levels[-1]))
         if len(levels) == 1:
             return embeddings
-        scaled = [
-            scale * (level if root is None else level @ root.to(level).T)
-            for scale, level, root in zip(self.scales, levels, self.level_roots, strict=True)
-        ]
+        scaled = [scale * level for scale, level in zip(self.scales, levels, strict=True)]
         return torch.cat(scaled, dim=-1)
 
     def forward(
@@ -166,26 +139,6 @@ class AlignmentLoss(nn.Module):
         total = weight.sum()
         # Without an object there is no loss, rather than 0 / 0.
         return squared.sum() / torch.where(total > 0, total, 1) / self.versions
-
-
-def _checked(chain: Chain, version: int, metric: Tensor) -> Tensor:
-    """Return A_j, float64 on the CPU. Raises: ShapeError: as `AlignmentLoss`."""
-    if not 0 <= version <= chain.newest:
-        raise ShapeError(
-            f"A metric of version {version} was given; there are versions 0 to {chain.newest}."
-        )
-    dim, matrix = chain.dim(version), metric.detach().double().cpu()
-    if matrix.shape != (dim, dim):
-        raise ShapeError(
-            f"The metric of version {version} is {list(matrix.shape)}; it must be [{dim}, {dim}]."
-        )
-    symmetric = torch.allclose(matrix, matrix.T)
-    if not symmetric or float(torch.linalg.eigvalsh(matrix)[0]) <= 0:
-        raise ShapeError(
-            f"The metric of version {version} is not symmetric and positive definite; "
-            "`consumer_metric` makes one that is."
-        )
-    return matrix
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Literal
 
@@ -87,7 +87,6 @@ class BackwardAlignment(nn.Module):
                 transform, old_dim, new_dim, generator=torch.default_generator
             )
         self.loss: AlignmentLoss = AlignmentLoss(self._past, steps, unit)
-        self._counted: tuple[Literal["multi", "single"], LambdaUnit] = steps, unit
         self.strength: float = alignment_weight(weight, unit, old_dim)
 
     def forward(self, new: Tensor, old: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -124,16 +123,6 @@ class BackwardAlignment(nn.Module):
                 old = torch.where(weight[:, None] > 0, old, 0.0)
             aligned: Tensor = self.loss(self.transform, new, self.loss.lifted(old), weight)
             return self.strength * aligned + self.transform.penalty().to(aligned)
-
-    def weigh(self, metrics: Mapping[int, Tensor]) -> None:
-        """Count errors by what known consumers make of them, δᵀ A_j δ at version j.
-
-        Args:
-            metrics: by version j, A_j [D_j, D_j] of `consumer_metric`; I for the others.
-        Raises: ShapeError: there is no such version, or its matrix has another dim or is not
-            positive definite.
-        """
-        self.loss = AlignmentLoss(self._past, *self._counted, metrics)
 
     def chain(self) -> Chain:
         """Return the chain of all versions, B_k as it is now included: `chain.apply(z, k, j)`."""
