@@ -1,120 +1,28 @@
-"""Changing a model under an index: half migrated, in a cascade, and re-ranked."""
+"""Changing a model under an index: in a cascade, and re-ranked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vectors
 from tests.support.two_models import searched
 
 from evergram.errors import DataError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.migration.cascade import EncodingLimitError, KeptVectors, cascade, reranked_search
-from evergram.migration.half_migrated import HalfMigratedSearch, Search
 from evergram.releasing.align import align
-from evergram.retrieval.reader import Metric, Reader
-from evergram.stores.rows import Floats, Hits, Rows, best_by
+from evergram.retrieval.reader import Reader
+from evergram.stores.rows import Floats
 
 
 def drawn(seed: int, *shape: int) -> Floats:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-HALF_ROWS, HALF_DIM = 80, 6
-
-
-def half(
-    metric: Metric, migrated: np.ndarray, seed: int, *, everything_old: bool
-) -> tuple[HalfMigratedSearch, Search, Floats, Floats]:
-    """Return a half-migrated index, the fully old one, and queries by both models.
-
-    The new model turns, stretches and (by inner product, which stays a rank by it) shifts the old
-    one's vectors: both rank alike, with scores of another size.
-    """
-    old, queries = drawn(seed, HALF_ROWS, HALF_DIM), drawn(seed + 1, 5, HALF_DIM)
-    turn = np.linalg.qr(drawn(seed + 2, HALF_DIM, HALF_DIM))[0]
-    if metric == "ip":
-        new, new_queries = 0.1 * old @ turn + 3 * turn[0], queries @ turn
-    else:
-        lengths = 0.3 + np.random.default_rng(seed).random((HALF_ROWS, 1)) * 3
-        old *= lengths.astype(np.float32)
-        new, new_queries = 3 * old @ turn, 3 * queries @ turn
-
-    def search(held: np.ndarray, version: int) -> Search:
-        def best(asked: Floats, k: int) -> list[Hits]:
-            blocks = [Rows(version, pa.array(held), (new if version else old)[held])]
-            return best_by(metric, asked, k, blocks, version, pa.int64())
-
-        return best
-
-    every = np.arange(HALF_ROWS)
-    stays = every if everything_old else np.flatnonzero(~migrated)
-    moved = search(np.flatnonzero(migrated), 1)
-    found = HalfMigratedSearch(search(stays, 0), moved, old[:30], new[:30], metric)
-    return found, search(every, 0), queries, new_queries
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from(["ip", "cosine", "l2"]), st.integers(0, 10**6), st.floats(0, 1), st.booleans()
-)
-def test_no_hit_of_the_fully_old_index_is_lost(
-    metric: Metric, seed: int, share: float, everything: bool
-) -> None:
-    migrated = np.random.default_rng(seed).random(HALF_ROWS) < share
-    found, whole, queries, new_queries = half(metric, migrated, seed, everything_old=everything)
-    hits = found.search(queries, new_queries, 10)
-    for one, expected in zip(hits, whole(queries, 10), strict=True):
-        assert set(one.ids.to_pylist()) == set(expected.ids.to_pylist())
-        assert (np.diff(one.scores) <= 0).all()
-
-
-def test_what_cannot_be_calibrated_is_refused() -> None:
-    found, _, queries, new_queries = half("ip", np.ones(HALF_ROWS, bool), 0, everything_old=True)
-    old, new = found.sample_old, found.sample_new
-    for samples, error, named in (
-        ((old[:19], new[:19]), DataError, "at least 20"),
-        ((np.zeros_like(old), new), DataError, "same old score"),
-        ((old, new[:29]), ShapeError, "5 and 29 new ones"),
-    ):
-        with pytest.raises(error, match=named):
-            replace(found, sample_old=samples[0], sample_new=samples[1]).search(
-                queries, new_queries, 5
-            )
-    with pytest.raises(ShapeError, match="3 and 30 new ones"):
-        found.search(queries, new_queries[:3], 5)
-    with pytest.raises(DataError, match="k is 0"):
-        found.search(queries, new_queries, 0)
-    with pytest.raises(DataError, match="'euclid'"):
-        replace(found, metric="euclid").search(queries, new_queries, 5)  # type: ignore[arg-type]
-
-
-def test_ids_of_two_types_are_the_same_as_text() -> None:
-    vectors = drawn(0, 30, HALF_DIM)
-
-    def answers(ids: pa.Array) -> Search:
-        scores = np.ones(len(ids), np.float32)
-        return lambda asked, _: [Hits(ids, scores, np.zeros(len(ids), np.int64)) for _ in asked]
-
-    none = pa.array([], pa.null())
-    texts = pa.array(["8", "9"])
-    for old, new, expected in (
-        (pa.array(["7", "8"]), texts.cast(pa.large_string()), {"7", "8", "9"}),
-        (pa.array([7, 8]), texts, {"7", "8", "9"}),
-        (pa.array([7, 8]), none, {7, 8}),
-        (none, texts, {"8", "9"}),
-    ):
-        found = HalfMigratedSearch(answers(old), answers(new), vectors, vectors, "ip")
-        assert set(found.search(vectors[:1], vectors[:1], 5)[0].ids.to_pylist()) == expected
 
 
 ROWS, OLD, NEW, QUERIES = 60, 5, 8, 7

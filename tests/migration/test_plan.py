@@ -105,14 +105,6 @@ def swapped(vectors: MigrationVectors) -> MigrationVectors:
     return replace(vectors, old_queries=vectors.new_queries, new_queries=vectors.old_queries)
 
 
-def with_two_models(vectors: MigrationVectors, name: str) -> MigrationVectors:
-    """Return vectors of which every second text's, by one model, are those of a third model."""
-    rows = getattr(vectors, name).clone()
-    turn = torch.linalg.qr(torch.randn(len(rows.T), len(rows.T)))[0]
-    rows[::2] = rows[::2] @ turn
-    return replace(vectors, **{name: rows})
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -120,8 +112,6 @@ def with_two_models(vectors: MigrationVectors, name: str) -> MigrationVectors:
         (lambda v: mixed_up(v, "new", "new_queries"), "texts mixed up"),
         (lambda v: mixed_up(v, "new_queries"), "queries were swapped"),
         (swapped, "queries were swapped"),
-        (lambda v: with_two_models(v, "old"), "file of old texts holds vectors of two models"),
-        (lambda v: with_two_models(v, "new"), "file of new texts holds vectors of two models"),
     ],
 )
 def test_files_that_cannot_be_judged_get_no_verdict(
@@ -276,17 +266,6 @@ def test_queries_of_another_encoder_are_refused_where_files_say_so(tmp_path: Pat
     assert MigrationVectors.of((old, new), (old, new)).queries
     with pytest.raises(DataError, match=r"was not encoded by the encoder of .* texts differ"):
         MigrationVectors.of((old, new), (other, new))
-
-
-def test_it_is_known_whether_lengths_differ(tmp_path: Path) -> None:
-    for lengths, differ in (((1.0, 2.0), False), ((1.5, 2.0), True), ((1.0, 3.0), True)):
-        pair = []
-        for length, rest in zip(lengths, (1.0, 2.0), strict=True):
-            path, rows = tmp_path / f"{rest}.npy", torch.diag(torch.tensor([length, rest, rest]))
-            write_vectors(path, [(pa.array(["a", "b", "c"]), rows)], overwrite=True)
-            pair.append(open_embeddings(path))
-        both = pair[0], pair[1]
-        assert MigrationVectors.of(both, both).lengths_differ is differ
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

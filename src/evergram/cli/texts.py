@@ -61,7 +61,7 @@ def encode(
     chosen = Texts(ids, rows, role)
     opened, progress = open_with_prompts(encoder, query_prompt, document_prompt), new_progress()
     rest = plan_rest(chosen, opened, kept) if kept else None
-    facts: dict[str, Any] = {"texts": len(rows), **({} if rest is None else rest.report())}
+    facts: dict[str, Any] = {"texts": len(rows), **({} if rest is None else rest.counts)}
     if not dry_run:
         more: dict[str, Any] = {"matryoshka": matryoshka or (), "overwrite": force, "known": rest}
         record = encode_file(chosen, opened, out, progress=progress, **more)
@@ -171,11 +171,6 @@ def _remarks(report: dict[str, Any]) -> Iterator[str]:
         yield (
             f"Vectors of zeros: {', '.join(zeros)}. No model gives them, but a call that failed "
             "may: look at how the files were made."
-        )
-    if report["lengths_ignored"]:
-        yield (
-            "Vectors differ in length, and these figures are by cosine: search with the metric "
-            '"cosine" too, or compare with --similarity dot.'
         )
     yield f"Verdict: {report['verdict'] or 'none'}."
     yield from (f"- {reason}" for reason in report["reasons"])

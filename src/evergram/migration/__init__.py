@@ -1,7 +1,7 @@
 """From one embedding model to another.
 
 `migration_plan`: the `ways` measured on judged queries, and the verdict. `cascade`: old hits,
-re-ranked by new vectors. `half_migrated`: search while an index moves.
+re-ranked by new vectors.
 `make_sidecar`: a few bytes next to each new vector for old readers (`retrieval.version_sidecar`).
 `encoded_files`: texts become vectors, and the file that ends a migration.
 """
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from evergram.migration.cascade import reranked_search as reranked_search
     from evergram.migration.encoded_files import Texts as Texts
     from evergram.migration.encoded_files import encode_file as encode_file
-    from evergram.migration.half_migrated import HalfMigratedSearch as HalfMigratedSearch
     from evergram.migration.migration_plan import plan_migration as plan_migration
     from evergram.retrieval.version_sidecar import make_sidecar as make_sidecar
 

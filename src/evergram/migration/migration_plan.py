@@ -28,14 +28,8 @@ LEAST_QUERIES = 20
 SAME_QUERY = 1 - 1e-5
 # Queries compared at once.
 BLOCK = 1024
-# Texts by which a file is searched for a second model, and principal components that they keep.
-TEXTS, NEW_DIMS, OLD_DIMS = 2000, 16, 64
-# How far a row is from following two maps alike is |e₁ − e₂| / (e₁ + e₂). Where one model made all
-# rows, it is spread around 0, and its first decile was at most .31 of its median in 384 made-up
-# pairs of models. Where two did, hardly any row is near 0, and it is .4 to .8.
-APART = 0.4
-# Starts that are tried; two groups are settled when at most such a share of the rows changes.
-STARTS, SETTLED, ROUNDS = 3, 0.01, 50
+# Texts that a map between the models is fitted to, for the check of the ids.
+TEXTS = 2000
 
 
 def distinct_queries(vectors: MigrationVectors) -> Tensor:
@@ -82,77 +76,7 @@ def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
             "than with the queries mixed up: the two files of queries were swapped, are of other "
             "models than the texts, or the same id is not the same query in both."
         )
-    for name, source, target in (("old texts", new, old), ("new texts", old, new)):
-        share = second_model(source[drawn], target[drawn])
-        if share is not None:
-            reasons.append(
-                f"{name[:3].capitalize()} vectors of about {share:.0%} of the texts follow another "
-                f"map than the rest: the file of {name} holds vectors of two models; encode all "
-                "texts by one."
-            )
     return reasons
-
-
-def second_model(source: Tensor, target: Tensor) -> float | None:
-    """Return the share of the rows of `target` that another model made than the others; None if
-    one model made all.
-
-    Two linear maps from `source` are fitted to one half of the rows, each to those that it reads
-    better; the other half says whether rows follow one map or the other. Residuals of the map that
-    fits all rows show where to start: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean between rows of one
-    model, and a negative one between those of two.
-    """
-    x, y = _components(source, NEW_DIMS), _components(target, OLD_DIMS)
-    x = torch.cat([x, x.square().sum(1).mean().sqrt().expand(len(x), 1)], dim=1)
-    half = len(x) // 2
-    seen, others = slice(0, half), slice(half, None)
-    residual = y[seen] - x[seen] @ _fit(x[seen], y[seen])
-    kernel = (residual @ residual.T) * (x[seen] @ x[seen].T)
-    directions = torch.linalg.eigh(kernel)[1][:, -STARTS:].T
-    found = [_two_maps(x[seen], y[seen], direction > 0) for direction in directions]
-    if not (groups := [maps for maps in found if maps is not None]):
-        return None
-    maps = min(groups, key=lambda m: float(torch.minimum(*_errors(x[seen], y[seen], m)).sum()))
-    one, two = _errors(x[others], y[others], maps)
-    apart = (one - two).abs() / (one + two).clamp_min(1e-30)
-    few, half_of_rows = apart.quantile(torch.tensor([0.1, 0.5], dtype=apart.dtype)).tolist()
-    share = float((one < two).double().mean())
-    return min(share, 1 - share) if few > APART * half_of_rows else None
-
-
-def _two_maps(x: Tensor, y: Tensor, first: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return two maps, each fitted to the rows that it reads better than the other does; None if
-    nearly all rows follow one. The first map starts from the rows `first`."""
-    maps = None
-    for _ in range(ROUNDS):
-        if min(int(first.sum()), int((~first).sum())) < 2 * x.shape[1]:
-            return None
-        maps = _fit(x[first], y[first]), _fit(x[~first], y[~first])
-        one, two = _errors(x, y, maps)
-        nearer = one < two
-        if int((nearer != first).sum()) <= SETTLED * len(x):
-            break
-        first = nearer
-    return maps
-
-
-def _components(vectors: Tensor, most: int) -> Tensor:
-    """Return centred vectors [n, D] by their first principal components, float64 [n, ≤ most]."""
-    centred = vectors.double() - vectors.double().mean(0)
-    components: Tensor = torch.linalg.eigh(centred.T @ centred)[1][:, -most:]
-    return centred @ components
-
-
-def _fit(x: Tensor, y: Tensor) -> Tensor:
-    square = x.T @ x
-    ridge = 0.01 * square.trace() / len(square) * torch.eye(len(square), dtype=x.dtype)
-    map_: Tensor = torch.linalg.solve(square + ridge, x.T @ y)
-    return map_
-
-
-def _errors(x: Tensor, y: Tensor, maps: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the squared error [n] of each row by both maps."""
-    return (y - x @ maps[0]).square().sum(1), (y - x @ maps[1]).square().sum(1)
 
 
 # Ways from the cheapest to the one that encodes all texts.
@@ -271,8 +195,7 @@ def plan_migration(
     Returns: JSON: `texts`, `queries` (different ones that were measured), `judged`, `repeated`
         (queries with the vectors of another), `incomplete` (judged queries that were left out, as
         relevant texts of theirs are not among the texts), `absent` (how many such pairs),
-        `lengths_ignored` (searches must be by cosine to have these figures), `zeros` (how many
-        vectors of each file that was measured are zeros), `unjudged` (why there
+        `zeros` (how many vectors of each file that was measured are zeros), `unjudged` (why there
         can be no verdict; see `reasons_not_to_judge`), `ways` by name (`encoded`, `bytes_a_text`,
         `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`, `recall@100`,
         `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an interval `mean`,
@@ -321,7 +244,6 @@ def plan_migration(
         if not unjudged:
             ndcg = {name: values["ndcg@10"] for name, values in metrics.items()}
             verdict = decide(ndcg, situation, settings.seed)
-    cosine = settings.similarity == "cosine"
     return {
         "texts": len(vectors.texts),
         "queries": queries,
@@ -330,7 +252,6 @@ def plan_migration(
         "incomplete": incomplete,
         "absent": absent,
         "dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]},
-        "lengths_ignored": cosine and vectors.lengths_differ,
         "zeros": vectors.zeros,
         "settings": {**asdict(settings), **asdict(situation)},
         "unjudged": unjudged,

@@ -26,9 +26,6 @@ from evergram.stores.rows import Hits
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
 
-# Lengths that differ by a larger share move hits, if they are not divided by.
-SAME_LENGTH = 0.01
-
 
 @dataclass(frozen=True)
 class MigrationVectors:
@@ -65,12 +62,6 @@ class MigrationVectors:
             name: int((rows.norm(dim=1, dtype=torch.float64) < SHORTEST).sum())
             for name, rows in self.files.items()
         }
-
-    @property
-    def lengths_differ(self) -> bool:
-        """Whether texts have vectors of different lengths by one model: searches by inner product
-        and by cosine then have different hits."""
-        return _differ_in_length(self.old) or _differ_in_length(self.new)
 
     def of_queries(self, rows: Tensor) -> MigrationVectors:
         """Return the same texts with some of the queries."""
@@ -111,11 +102,6 @@ class MigrationVectors:
 def unit(vectors: Tensor) -> Tensor:
     """Return vectors [N, D] of length 1; one of zeros stays as it is."""
     return torch.nn.functional.normalize(vectors, dim=1)
-
-
-def _differ_in_length(vectors: Tensor) -> bool:
-    lengths = vectors.norm(dim=1)
-    return bool((lengths - lengths.mean()).abs().max() > SAME_LENGTH * lengths.mean())
 
 
 def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, Tensor]:
