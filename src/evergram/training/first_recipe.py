@@ -13,7 +13,7 @@ from typing import Any
 
 from evergram.data.corpus import Corpus, FeatureSummary, summaries
 from evergram.data.loaders import path_kinds
-from evergram.data.prepared.files import NAME as PREPARED_RECORD
+from evergram.data.prepared.prepare import NAME as PREPARED_RECORD
 from evergram.data.prepared.prepare import machine_memory
 from evergram.data.reading.column_names import (
     guess,

@@ -21,8 +21,8 @@ from torch import Tensor
 from evergram.atomic_files import make_folder, replacing_path
 from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
-from evergram.data.prepared.files import sha256_of
 from evergram.data.prepared.mapped_corpus import MappedCorpus
+from evergram.data.prepared.prepare import sha256_of
 from evergram.data.split import Split
 from evergram.encoders.features import SIDES
 from evergram.errors import IntegrityError, RecipeError, TrainingError

@@ -18,8 +18,7 @@ from torch import Tensor
 from evergram.data import Corpus
 from evergram.data.prepared import block_sampler
 from evergram.data.prepared.block_sampler import BlockOrder, BlockSampler, generator
-from evergram.data.prepared.files import ColumnFile
-from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared
+from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared, mapped_column
 from evergram.data.sampling import Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
 
@@ -82,7 +81,7 @@ def test_a_buffer_leaves_no_page_of_the_files_in_memory(
 ) -> None:
     values = np.random.default_rng(0).integers(0, 1 << 30, 1_000_003).astype("<i4")
     np.save(tmp_path / "a.npy", values)
-    column = ColumnFile.open(tmp_path / "a.npy", len(values)).mapped(at_random=True)
+    column = mapped_column(tmp_path / "a.npy", len(values), at_random=True)
     order = BlockOrder(len(values), 32, 1 << 16, 0)
     (buffer, _), *_ = order.buffers(0)
     whole = buffer.take(values, buffer.shuffled())
@@ -284,7 +283,7 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
         sampler(bare)
     with pytest.raises(DataError, match=r"task\.sparse = 'weight' needs a column 'weight'"):
         sampler(bare, PairDraws(), weighted=True)
-    path = prepared(generated(500), tmp_path / "q").columns["candidate"].path
+    path = prepared(generated(500), tmp_path / "q").columns["candidate"]
     values = np.load(path)
     values[7] = 0x7FFFFFFF
     np.save(path, values)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ from evergram.data import (
     load_table,
     prepare,
 )
-from evergram.data.prepared.files import PreparedRecord
 from evergram.data.prepared.mapped_corpus import load_prepared
-from evergram.data.prepared.prepare import Database, machine_memory
+from evergram.data.prepared.prepare import Database, PreparedRecord, machine_memory
 from evergram.errors import DataError
 
 PREPARE = "evergram.data.prepared.prepare"
@@ -90,7 +90,7 @@ def test_each_step_is_reported_and_counted(tmp_path: Path, monkeypatch: pytest.M
     lines: list[str] = []
     chosen = PrepareSettings(bad_rows="drop")
     summary = prepare(tmp_path / "events.csv.gz", tmp_path / "out", chosen, progress=lines.append)
-    assert lines.pop(1).startswith("read 5 rows, ")
+    assert lines.pop(1).startswith("read 5 rows")
     assert [line.split()[0] for line in lines] == [
         *("reading", "sorting", "numbering", "writing", "writing")
     ]
@@ -194,7 +194,7 @@ def test_many_rows_in_several_threads_are_in_the_order_of_numpys_sort(
 def test_what_the_engine_cannot_do_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Database(tmp_path, 16 << 20) as database:
+    with closing(Database(tmp_path, 16 << 20)) as database:
         schema = pa.schema([("x", pa.int64())])
         batches = [pa.record_batch([pa.array(np.arange(1 << 21))], schema=schema)]
         database.create("t", schema, batches)

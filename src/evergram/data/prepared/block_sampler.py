@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergram.data.prepared.files import Column, release
-from evergram.data.prepared.mapped_corpus import MappedCorpus
+from evergram.data.prepared.mapped_corpus import MappedCorpus, mapped_column
+from evergram.data.prepared.prepare import Column, release
 from evergram.data.reading.interactions import SIDES
 from evergram.data.sampling import Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
@@ -133,7 +133,7 @@ class BlockSampler(ExampleSampler):
         self.shuffle: BlockOrder = BlockOrder(len(corpus), self.block, self.pairs, seed)
         # Mappings of their own, which stay even if the files are removed.
         self.files: dict[str, Column] = {
-            name: corpus.columns[name].mapped(at_random=True) for name in self.names
+            name: mapped_column(corpus.columns[name], at_random=True) for name in self.names
         }
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -186,9 +186,11 @@ class BlockSampler(ExampleSampler):
         chance = torch.rand(size, generator=draw, dtype=torch.float64)
         index = self.corpus.index
         place = index.offsets[query] + (chance * self.degrees[query]).long()
-        columns = {n: query if n == "query" else index.at(n, place) for n in self.names}
+        columns = {n: torch.from_numpy(c)[place] for n, c in index.columns.items()}
+        self.corpus.check_rows(columns["candidate"], "candidate")
+        columns["query"] = query
         index.release()
-        return {name: column[begins:] for name, column in columns.items()}
+        return {name: columns[name][begins:] for name in self.names}
 
     def _batch(self, columns: Columns, draw: torch.Generator) -> Batch:
         query, candidate = columns["query"].long(), columns["candidate"].long()

@@ -2,20 +2,20 @@
 
 What is derived from prepared columns, the part that a rule marks and an index by query, lies in a
 folder of its own, which may be removed at any time. Each set of files is written whole or not at
-all, with the SHA-256 of each file, and one that is damaged is written anew.
+all.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
+import mmap
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -36,23 +36,13 @@ from evergram.data.corpus import (
     take_ragged,
     to_tensor,
 )
-from evergram.data.prepared.files import (
-    NAME,
-    Column,
-    ColumnFile,
-    PreparedRecord,
-    check_rows,
-    check_sha256,
-    new_column,
-    release,
-    sha256_of,
-)
-from evergram.data.reading.interactions import SIDES
+from evergram.data.prepared.prepare import NAME, Column, PreparedRecord, release, sha256_of
+from evergram.data.reading.interactions import SIDES, SideName
 from evergram.errors import DataError
 
-# The folder, in a prepared one, of what is derived from it; and files in it.
-CACHE, LOCK, DIGESTS = ".splits", ".lock", "sha256.json"
-INDEX, INDEXED = "by-query", ("candidate", "value", "weight")
+# The folder, in a prepared one, of what is derived from it.
+CACHE, LOCK = ".splits", ".lock"
+INDEXED = ("candidate", "value", "weight")
 # In the order of a corpus in memory.
 COLUMNS = ("query", "candidate", "value", "time", "weight")
 # Interactions that are worked on at a time.
@@ -64,8 +54,48 @@ ASKED_AT_ONCE = 1 << 14
 READ_IN_BLOCKS = {"query": np.int64, "candidate": np.int64, "value": np.float32}
 # Interactions up to which a column may be read whole, half a gibibyte of int64.
 WHOLE = 1 << 26
+# What NumPy raises for a file that is damaged.
+DAMAGE = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError)
 Types = Mapping[str, np.dtype[Any]]
-log: logging.Logger = logging.getLogger(__name__)
+
+
+def mapped_column(
+    path: Path, length: int | None = None, kind: str = "", *, at_random: bool = False
+) -> Column:
+    """Return the numbers of a .npy file of one dimension, mapped into memory, also once the file
+    was removed; nothing written there is kept, and `at_random` nothing is read ahead.
+
+    Raises: DataError: it is damaged, or has not `length` numbers of a kind where these are given.
+    """
+    try:
+        # Copy on write, since torch warns of arrays that cannot be written.
+        mapped: Any = np.lib.format.open_memmap(path, mode="c")
+    except DAMAGE as error:
+        raise DataError(f"{path} cannot be read: {error}; prepare the data again.") from error
+    if mapped.ndim != 1 or length not in (None, len(mapped)) or kind not in ("", mapped.dtype):
+        raise DataError(
+            f"{path} has the shape {mapped.shape} of {mapped.dtype}, and a column of "
+            f"{length or 'any'} numbers{kind and f' of {kind}'} is expected; the file was "
+            "changed or is damaged. Prepare the data again."
+        )
+    if at_random and hasattr(mmap, "MADV_RANDOM"):
+        mapped._mmap.madvise(mmap.MADV_RANDOM)
+    column: Column = mapped
+    return column
+
+
+def check_sha256(path: Path, expected: str | None) -> None:
+    """Raise a DataError if the file cannot be read, or has another SHA-256 than the expected one,
+    if that is known."""
+    remedy = "Prepare the data again, or bring the file back from a copy."
+    try:
+        digest = expected and sha256_of(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from error
+    if digest != expected:
+        raise DataError(
+            f"{path} is not as it was written; the file was changed or is damaged. {remedy}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,35 +108,32 @@ class MappedCorpus(Corpus):
     Args:
         interactions: Arrow table over the mapped columns.
         columns: the files by the name of the column.
+        mapped: the columns, whose pages are released as blocks are read.
         cache: folder of what is derived; it may be removed at any time.
         entity_counts: interactions of each entity of a side, int64 [N].
-        mapped: the columns of `interactions`, whose pages are released as blocks are read.
+        sha256: of each file as it was written, by its name, if it is known.
     """
 
-    columns: Mapping[str, ColumnFile] = field(default_factory=dict, compare=False)
+    columns: Mapping[str, Path] = field(default_factory=dict, compare=False)
+    mapped: Mapping[str, Column] = field(default_factory=dict, compare=False)
     fingerprint: str = ""
     cache: Path = field(default=Path(), compare=False)
     entity_counts: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
-    mapped: Sequence[Column] = field(default=(), compare=False)
+    sha256: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of_files(
-        cls,
-        sides: tuple[Side, Side],
-        columns: Mapping[str, ColumnFile],
-        counts: Mapping[str, Tensor],
-        **rest: Any,
+        cls, sides: tuple[Side, Side], mapped: Mapping[str, Column], folder: Path, **rest: Any
     ) -> MappedCorpus:
-        """Return the corpus of columns in files."""
-        mapped = {name: file.mapped() for name, file in columns.items()}
-        table = pa.table({name: pa.array(column) for name, column in mapped.items()})
-        views = list(mapped.values())
-        return cls(*sides, table, columns=columns, entity_counts=counts, mapped=views, **rest)
+        """Return the corpus of the mapped columns of a folder."""
+        table = pa.table({name: pa.array(np.asarray(column)) for name, column in mapped.items()})
+        columns = {name: folder / f"{name}.npy" for name in mapped}
+        return cls(*sides, table, columns=columns, mapped=mapped, **rest)
 
     @property
     def types(self) -> dict[str, np.dtype[Any]]:
         """The type of each column on disk."""
-        return {name: file.dtype for name, file in self.columns.items()}
+        return {name: column.dtype for name, column in self.mapped.items()}
 
     def column(self, name: str) -> Tensor:
         if len(self) > WHOLE:
@@ -121,7 +148,7 @@ class MappedCorpus(Corpus):
             return values
         self.check_rows(values, name)
         rows = values.long()
-        release(self.mapped)
+        release(self.mapped.values())
         return rows
 
     def blocks(self) -> Iterator[PairBlock]:
@@ -135,11 +162,11 @@ class MappedCorpus(Corpus):
                 self.check_rows(columns[side], side)
             yield PairBlock(start, **columns)
             # Those of the other columns, too, which the reader of the block may have read.
-            release(self.mapped)
+            release(self.mapped.values())
 
     @property
     def _read_in_blocks(self) -> list[str]:
-        return [n for n in READ_IN_BLOCKS if n in self.interactions.column_names]
+        return [n for n in READ_IN_BLOCKS if n in self.mapped]
 
     @property
     def repeats(self) -> int:
@@ -156,11 +183,14 @@ class MappedCorpus(Corpus):
         return has
 
     def pairs_of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        pieces = []
+        query, candidate, index = list[Tensor](), list[Tensor](), self.index
+        candidates = torch.from_numpy(index.columns["candidate"])
         for some in torch.split(torch.unique(queries), ASKED_AT_ONCE):
-            pieces.append(self.index.pairs_of(some))
-            self.index.release()
-        query, candidate = zip(*pieces, strict=True)
+            taken, offsets = take_ragged(candidates, index.offsets, some)
+            self.check_rows(taken, "candidate")
+            query.append(torch.repeat_interleave(some, offsets.diff()))
+            candidate.append(taken.long())
+            index.release()
         return torch.cat(query), torch.cat(candidate)
 
     def before(self, time: float) -> int:
@@ -168,10 +198,18 @@ class MappedCorpus(Corpus):
 
     @cached_property
     def index(self) -> PairIndex:
-        """Its pairs by query, in a file; written at the first use."""
-        folder = self.cache / f"{self.fingerprint[:32]}-{INDEX}"
+        """Its pairs by query, in files; written at the first use."""
+        folder = self.cache / f"{self.fingerprint[:32]}-by-query"
         _write_once(folder, lambda new: write_index(self, new))
-        return PairIndex.open(self, folder)
+        counts = self.counts("query")
+        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
+        torch.cumsum(counts, 0, out=offsets[1:])
+        columns = {
+            name: mapped_column(folder / f"{name}.npy", int(offsets[-1]), at_random=True)
+            for name in self.types
+            if name in INDEXED
+        }
+        return PairIndex(offsets, columns, int(np.load(folder / "distinct.npy")))
 
     def where(self, rule: PairRule) -> Corpus:
         """Return the corpus of the interactions that a rule marks, and of their entities only; its
@@ -180,8 +218,8 @@ class MappedCorpus(Corpus):
         digest = hashlib.sha256(f"{self.fingerprint} {rule.key}".encode()).hexdigest()
         folder = self.cache / digest[:32]
         _write_once(folder, lambda new: write_part(self, rule, new))
-        files = {name: ColumnFile.open(folder / f"{name}.npy") for name in self.types}
-        if not files["query"].length:
+        mapped = {name: mapped_column(folder / f"{name}.npy") for name in self.types}
+        if not len(mapped["query"]):
             return self.in_memory().restrict(torch.zeros(0, dtype=torch.int64))
         rows, counts = (
             {str(s): torch.from_numpy(np.load(folder / f"{s}-{name}.npy")) for s in SIDES}
@@ -193,8 +231,9 @@ class MappedCorpus(Corpus):
             candidates = Side(queries.vocabulary, candidates.features)
         return MappedCorpus.of_files(
             (queries, candidates),
-            files,
-            counts,
+            mapped,
+            folder,
+            entity_counts=counts,
             shared_ids=self.shared_ids,
             fingerprint=digest,
             cache=self.cache,
@@ -213,8 +252,7 @@ class MappedCorpus(Corpus):
         """Read columns through, each once. Raises: DataError: one has another SHA-256 than it was
         written with."""
         for name in sorted(set(names) - self._verified):
-            file, remedy = self.columns[name], "bring the file back from a copy."
-            check_sha256(file.path, file.sha256, f"Prepare the data again, or {remedy}")
+            check_sha256(self.columns[name], self.sha256.get(f"{name}.npy"))
             self._verified.add(name)
 
     @cached_property
@@ -223,47 +261,27 @@ class MappedCorpus(Corpus):
 
     def check_rows(self, rows: Tensor, side: str) -> None:
         """Raise a DataError if one of the rows that are read from files is outside of its side."""
-        remedy = "Prepare the data again."
-        if self.cache in self.columns[side].path.parents:
-            remedy = f"Remove {self.cache} and run it again; it is written anew."
-        check_rows(rows, side, len(self.queries if side == "query" else self.candidates), remedy)
+        size = len(self.queries if side == "query" else self.candidates)
+        least, most = (int(end) for end in rows.aminmax()) if rows.numel() else (0, 0)
+        if least < 0 or most >= max(1, size):
+            raise DataError(
+                f"The column {side!r} of prepared data names the rows {least} to {most} and there "
+                f"are {size:,}; the files are damaged. Remove {self.cache}, which is written anew, "
+                "or prepare the data again."
+            )
 
 
 def _write_once(folder: Path, write: Callable[[Path], None]) -> None:
-    """Fill a folder of derived files by `write`, unless it is there and undamaged; another process
-    that needs the same folder waits."""
-    if _damage(folder) is None:
+    """Fill a folder of derived files by `write`, unless it is there; another process that needs the
+    same folder waits."""
+    if folder.is_dir():
         return
-    with _writing(folder):
-        problem = _damage(folder)  # another process may have written it meanwhile
-        if problem is None:
-            return
-        if folder.is_dir():
-            log.warning("Files beside the prepared data are written anew: %s.", problem)
-            remove_tree(folder)
-        with new_folder(folder) as part:
-            write(part)
-            digests = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
-            (part / DIGESTS).write_text(json.dumps(digests))
-
-
-def _damage(folder: Path) -> str | None:
-    """Read all derived files through, and return how one differs from what was written, if so."""
-    try:
-        digests = json.loads((folder / DIGESTS).read_bytes())
-        found = {path.name: sha256_of(path) for path in folder.iterdir() if path.name != DIGESTS}
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{folder} cannot be read ({error!r})"
-    return None if found == digests else f"{folder} is not as it was written"
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder around `folder`."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.parent / LOCK):
-            yield
+            if not folder.is_dir():  # another process may have written it meanwhile
+                with new_folder(folder) as part:
+                    write(part)
     except OSError as error:
         why = error.strerror or str(error).rstrip(".")
         raise DataError(
@@ -302,11 +320,15 @@ def write_part(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
 
 @contextmanager
 def _new_columns(folder: Path, types: Types, size: int) -> Iterator[dict[str, IO[bytes]]]:
+    """Yield files open for writing, each after the header of a column of `size` numbers. They are
+    written by system calls, so that a full disk is an OSError and no signal."""
     with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(new_column(folder / f"{name}.npy", dtype, size))
-            for name, dtype in types.items()
-        }
+        files = {}
+        for name, dtype in types.items():
+            files[name] = stack.enter_context((folder / f"{name}.npy").open("wb"))
+            header = {"descr": dtype.str, "fortran_order": False, "shape": (size,)}
+            np.lib.format.write_array_header_1_0(files[name], header)
+        yield files
 
 
 @dataclass(frozen=True)
@@ -317,39 +339,15 @@ class PairIndex:
         offsets: int64 [N + 1]; query a owns the interactions `offsets[a]` to `offsets[a + 1]`.
         columns: `candidate`, and `value` and `weight` if the corpus has them, [n] each, mapped.
         distinct: the number of distinct pairs.
-        candidates: the number of rows of that side.
     """
 
     offsets: Tensor
     columns: Mapping[str, Column]
     distinct: int
-    candidates: int
-    folder: Path
-
-    @classmethod
-    def open(cls, corpus: MappedCorpus, folder: Path) -> PairIndex:
-        """Return the index of a corpus that `write_index` wrote."""
-        counts = corpus.counts("query")
-        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
-        torch.cumsum(counts, 0, out=offsets[1:])
-        columns = {
-            name: ColumnFile.open(folder / f"{name}.npy", int(offsets[-1])).mapped(at_random=True)
-            for name in corpus.types
-            if name in INDEXED
-        }
-        distinct = int(np.load(folder / "distinct.npy"))
-        return cls(offsets, columns, distinct, len(corpus.candidates), folder)
 
     def release(self) -> None:
         """Take the pages of its files out of this process's memory until they are read again."""
         release(self.columns.values())
-
-    def at(self, name: str, places: Tensor) -> Tensor:
-        """Return a column at places of the index, int64 [m]."""
-        values = torch.from_numpy(self.columns[name])[places]
-        if name == "candidate":
-            self._check(values)
-        return values
 
     def has(self, query: Tensor, candidate: Tensor) -> Tensor:
         """Return bool [m], True for pairs of rows (int64 [m] each) that are in the corpus."""
@@ -364,18 +362,6 @@ class PairIndex:
             high = torch.where(less, high, torch.minimum(high, middle))
             low = torch.where(less, middle + 1, low)
         return (low < end) & (candidates[low.clamp(max=last)] == candidate)
-
-    def pairs_of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the query and the candidate, int64 [m] each, of all interactions of distinct
-        queries."""
-        candidates = torch.from_numpy(self.columns["candidate"])
-        candidate, offsets = take_ragged(candidates, self.offsets, queries)
-        self._check(candidate)
-        return torch.repeat_interleave(queries, offsets.diff()), candidate.long()
-
-    def _check(self, candidate: Tensor) -> None:
-        remedy = f"Remove {self.folder} and run it again; it is written anew."
-        check_rows(candidate, "candidate", self.candidates, remedy)
 
 
 def write_index(corpus: MappedCorpus, folder: Path) -> None:
@@ -429,13 +415,8 @@ def load_prepared(path: Path) -> MappedCorpus:
             for s, v in vocabularies.items()
         ]
     )
-    columns = {
-        name: ColumnFile.open(
-            path / f"{name}.npy",
-            record.interactions,
-            record.sha256.get(f"{name}.npy"),
-            record.columns[name],
-        )
+    mapped = {
+        name: mapped_column(path / f"{name}.npy", record.interactions, record.columns[name])
         for name in COLUMNS
         if name in record.columns
     }
@@ -446,26 +427,25 @@ def load_prepared(path: Path) -> MappedCorpus:
             remove_tree(other)
     return MappedCorpus.of_files(
         (Side(vocabularies["query"], features[0]), Side(vocabularies["candidate"], features[1])),
-        columns,
-        {side: to_tensor(tables[side][f"{side}_count"]) for side in SIDES},
+        mapped,
+        path,
+        entity_counts={side: to_tensor(tables[side][f"{side}_count"]) for side in SIDES},
         shared_ids=record.shared_ids,
         fingerprint=record.fingerprint,
         cache=cache,
+        sha256=record.sha256,
     )
 
 
-def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
+def _entities(path: Path, record: PreparedRecord, side: SideName) -> pa.Table:
     """Return the entities of a side: `id`, the count of interactions, and its features."""
-    file = path / f"{side}.arrow"
-    again = "Prepare the data again."
+    file, expected, count = path / f"{side}.arrow", record.sides[side], f"{side}_count"
     try:
         with pa.memory_map(str(file)) as source:
             table = ipc.open_file(source).read_all()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{file} cannot be read: {error}; prepare the data again.") from error
-    check_sha256(file, record.sha256.get(file.name), again)
-    expected = record.sides["query" if side == "query" else "candidate"]
-    count = f"{side}_count"
+    check_sha256(file, record.sha256.get(file.name))
     names = ["id", count, *expected.features]
     missing = [name for name in names if name not in table.column_names]
     counted = 0 if missing else pc.sum(table[count]).as_py() or 0
@@ -473,13 +453,6 @@ def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
         raise DataError(
             f"{file} has {len(table):,} entities of {counted:,} interactions and the columns "
             f"{', '.join(table.column_names)}; {path / NAME} says {expected.entities:,} of "
-            f"{record.interactions:,} and {', '.join(missing) or 'these'}. {again}"
+            f"{record.interactions:,} and {', '.join(missing) or 'these'}. Prepare the data again."
         )
-    ids = table["id"].cast(pa.string()) if table["id"].type == pa.large_string() else table["id"]
-    if ids.type not in (pa.int64(), pa.string()) or ids.null_count:
-        raise DataError(
-            f"The ids of {file} are {ids.type} with {ids.null_count} missing; they must be int64 "
-            f"or string, each one there. {again}"
-        )
-    columns = {"id": ids, count: table[count].cast(pa.int64())}
-    return pa.table(columns | {name: table[name] for name in expected.features})
+    return table.select(names)

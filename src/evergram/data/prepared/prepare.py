@@ -1,4 +1,5 @@
-"""`prepare`: interactions of any size, from files to a prepared folder, in bounded memory.
+"""`prepare`: interactions of any size, from files to a prepared folder, in bounded memory;
+`PreparedRecord` is the folder's `prepared.json`, see docs/large-data.md.
 
 DuckDB orders and numbers them. Its table `interactions` has one column a role, in order of time;
 `entities_query` and `entities_candidate` have `id` and `pairs`, the number of its interactions. In
@@ -8,18 +9,28 @@ each of them, `rowid` is the place of a row.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 from filelock import Timeout
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from numpy.typing import NDArray
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from evergram.atomic_files import (
     commit,
@@ -32,15 +43,6 @@ from evergram.atomic_files import (
     write_text,
 )
 from evergram.data.feature_types import typed
-from evergram.data.prepared.files import (
-    FORMAT_VERSION,
-    NAME,
-    ColumnType,
-    PreparedRecord,
-    SideRecord,
-    release,
-    sha256_of,
-)
 from evergram.data.reading.files import MemoryTable, Paths
 from evergram.data.reading.interactions import (
     SIDES,
@@ -56,10 +58,12 @@ from evergram.data.reading.keyed_table import read_features, rows_by_id
 from evergram.data.rolling_window import date_text
 from evergram.errors import DataError, reason_and_remedy
 from evergram.ids import refuse_repeats
+from evergram.validation import sentence_of
 
+NAME = "prepared.json"
+Column = NDArray[Any]
+ColumnType: TypeAlias = Literal["int32", "int64", "float32", "float64"]
 Report: TypeAlias = Callable[[str], object]
-# By side, tables in the types of the files of entities.
-Features = Mapping[SideName, pa.Table]
 # Columns in the order of `prepared.json`.
 ORDER = ("query", "candidate", "value", "weight", "time")
 # The engine's memory where none is named: a quarter of the machine's, between these.
@@ -69,6 +73,77 @@ EVERY = 5.0
 # Rows that are fetched from the engine at once, and batches that are written before their pages
 # are released.
 FETCHED, RELEASED = 1 << 17, 16
+
+
+class SideRecord(BaseModel):
+    entities: int = Field(ge=1)
+    features: list[str]
+
+
+class PreparedRecord(BaseModel):
+    """The whole record.
+
+    Args:
+        interactions: n.
+        columns: the type of each column of interactions that there is.
+        sources: names of the files that it was made of.
+        fingerprint: changes whenever the content of the folder does; it names a folder of derived
+            files.
+        sha256: of each file; one without it is not checked.
+    """
+
+    # A later writer may add keys that this reader does not need.
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
+
+    format_version: Literal[1] = 1
+    shared_ids: bool
+    interactions: int = Field(ge=1)
+    sides: dict[SideName, SideRecord]
+    columns: dict[str, ColumnType]
+    sources: list[str] = []
+    fingerprint: str = Field(pattern=r"^[A-Za-z0-9_-]{8,200}$")
+    sha256: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _agrees(self) -> PreparedRecord:
+        if set(self.sides) != set(SIDES) or not set(SIDES) <= set(self.columns):
+            raise ValueError(
+                f"it has the sides {', '.join(self.sides)} and the columns "
+                f"{', '.join(self.columns)}, and query and candidate must be among both"
+            )
+        return self
+
+    @classmethod
+    def load(cls, folder: Path) -> PreparedRecord:
+        path = folder / NAME
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DataError(
+                f"{folder} is no prepared corpus, as it has no {NAME}, which `evergram prepare` "
+                f"writes last; `evergram prepare SOURCE {folder}` makes one."
+            ) from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+        except ValidationError as error:
+            problem = sentence_of(error, cls).rstrip(".")
+            raise DataError(f"{path} is damaged: {problem}; prepare the corpus again.") from error
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def release(columns: Iterable[Column]) -> None:
+    """Take the pages of mapped columns, or of slices of them, out of this process's memory until
+    one is read again; other columns are left as they are."""
+    for column in columns:
+        memory: Any = column
+        while isinstance(memory, np.ndarray):
+            memory = memory.base
+        if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            memory.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -95,8 +170,6 @@ class PrepareSettings:
 
     def __post_init__(self) -> None:
         check_roles(self.columns)
-        if self.bad_rows not in get_args(BadRowsChoice):
-            raise DataError(f"bad_rows is {self.bad_rows!r}; it is 'refuse' or 'drop'.")
         _ = self.memory_bytes
 
     @property
@@ -195,16 +268,24 @@ def prepare(
     """
     started = time.monotonic()
     out, settings = Path(out).absolute(), settings or PrepareSettings()
-    with _writing(out):
-        _check_place(out, overwrite=overwrite)
-        with _new_content(out) as folder:
-            interactions, features = _opened(sources, settings)
-            record = _fill(folder, interactions, features, settings.memory_bytes, progress)
-            first = last = None
-            if "time" in record.columns:
-                times = np.load(folder / "time.npy", mmap_mode="r")
-                first, last = times[0].item(), times[-1].item()
-    bad = interactions.bad_rows
+    with _writing(out, overwrite=overwrite) as folder:
+        if isinstance(sources, pa.Table):
+            opened = [source_of(MemoryTable(sources, "The table"), settings.columns)]
+        else:
+            opened = sources_of_files(sources, settings.columns)
+        bad = BadRows(settings.bad_rows)
+        interactions = InteractionSources(opened, shared_ids=settings.shared_ids, bad_rows=bad)
+        # What cannot be used is refused before hours of interactions are read.
+        files = settings.query_features, settings.candidate_features
+        features = {
+            side: _checked_features(table, side)
+            for side, table in read_features(*files, settings.columns, settings.bad_rows).items()
+        }
+        record = _fill(folder, interactions, features, settings.memory_bytes, progress)
+        first = last = None
+        if "time" in record.columns:
+            times = np.load(folder / "time.npy", mmap_mode="r")
+            first, last = times[0].item(), times[-1].item()
     return PrepareSummary(
         out=str(out),
         fingerprint=record.fingerprint,
@@ -213,7 +294,7 @@ def prepare(
         interactions=record.interactions,
         entities={str(side): record.sides[side].entities for side in SIDES},
         columns=dict(record.columns),
-        unread=list(dict.fromkeys(name for one in interactions.sources for name in one.unread)),
+        unread=list(dict.fromkeys(name for one in opened for name in one.unread)),
         first_time=first,
         last_time=last,
         size=sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
@@ -221,39 +302,56 @@ def prepare(
     )
 
 
-def _opened(
-    sources: Paths | pa.Table, settings: PrepareSettings
-) -> tuple[InteractionSources, Features]:
-    """Return the interactions of the sources, and the features of each side.
+@contextmanager
+def _writing(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield a folder to fill, which takes the place of `out` when the block ends well, while no
+    other process writes there; what a killed run left beside it is removed."""
+    lock, part = out.with_name(f".{out.name}.lock"), part_of(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock.open("ab").close()  # the lock waits where no file can be made
+        with file_lock(lock, timeout=0):
+            try:
+                restore_displaced(out)
+                remove_tree(part)
+                if out.is_file() or out.is_symlink():
+                    raise DataError(f"{out} is a file or a link; name a new folder.")
+                if out.is_dir() and any(out.iterdir()):
+                    if not (out / NAME).is_file():
+                        why = "holds other files and is no prepared corpus; name a new folder"
+                        raise DataError(f"{out} {why}.")
+                    if not overwrite:
+                        raise DataError(
+                            f"{out} is a prepared corpus already; --overwrite replaces it."
+                        )
+                part.mkdir(parents=True)
+                yield part
+                for path in (*part.rglob("*"), part):
+                    sync(path)
+                exchange_folders(part, out) if out.exists() else commit(part, out)
+            finally:
+                remove_tree(part)
+                # filelock refuses a file that was removed between its opening and its locking.
+                lock.unlink(missing_ok=True)
+    except Timeout:
+        raise DataError(f"Another process is preparing {out}; wait for it and try again.") from None
+    except OSError as error:
+        why = reason_and_remedy(error, "it is as it was")
+        raise DataError(f"{out} cannot be written: {why}.") from error
 
-    Features are read whole: what cannot be used is refused before hours of interactions are read.
-    """
-    if isinstance(sources, pa.Table):
-        opened = [source_of(MemoryTable(sources, "The table"), settings.columns)]
-    else:
-        opened = sources_of_files(sources, settings.columns)
-    interactions = InteractionSources(
-        opened,
-        shared_ids=settings.shared_ids,
-        bad_rows=BadRows(settings.bad_rows),
-    )
-    files = settings.query_features, settings.candidate_features
-    features = read_features(*files, settings.columns, settings.bad_rows)
-    return interactions, {side: _stored(table, side) for side, table in features.items()}
 
-
-def _stored(table: pa.Table, side: SideName) -> pa.Table:
+def _checked_features(table: pa.Table, side: SideName) -> pa.Table:
     """Return a table of features in the types of the files of entities, see `typed`."""
     source = f"{side} features"
     refuse_repeats(table["id"], source)
-    if _count(side) in table.column_names:
-        raise DataError(f"{source} have a column {_count(side)!r}, which is taken; rename it.")
+    if f"{side}_count" in table.column_names:
+        raise DataError(f"{source} have a column '{side}_count', which is taken; rename it.")
     names = [name for name in table.column_names if name != "id"]
     return pa.table({"id": table["id"], **{n: typed(table[n], n, source) for n in names}})
 
 
 class Database:
-    """A DuckDB of tables that may exceed memory; a context manager.
+    """A DuckDB of tables that may exceed memory.
 
     Args:
         folder: exists; its maker removes it with everything in it.
@@ -268,7 +366,7 @@ class Database:
                 "A corpus is prepared by DuckDB, which is not installed: "
                 "pip install 'evergram[prepare]'."
             ) from None
-        self._errors: type[Exception] = duckdb.Error
+        self._errors = (duckdb.Error, pa.ArrowException)  # Arrow wraps errors of the engine
         self._exhaustion = (duckdb.OutOfMemoryException, duckdb.IOException, pa.ArrowException)
         self._memory, self._folder = memory, folder
         mine = getattr(os, "sched_getaffinity", None)  # Linux: of this process or container
@@ -285,15 +383,20 @@ class Database:
             },
         )
 
-    def __enter__(self) -> Database:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._connection.close()
 
-    def run(self, *statements: str) -> None:
-        for statement in statements:
-            self.rows(statement)
+    def rows(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements, and return the rows of the last one, which are few."""
+        rows: list[tuple[Any, ...]] = []
+        with self._sentences():
+            for statement in statements:
+                rows = self._connection.execute(statement).fetchall()
+        return rows
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        with self._sentences():
+            yield from self._connection.sql(query).to_arrow_reader(FETCHED)
 
     def create(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         """Make a table of batches, in their order; an error that they raise is raised as it is."""
@@ -309,7 +412,7 @@ class Database:
         reader = pa.RecordBatchReader.from_batches(schema, noted())
         self._connection.register("arrow_batches", reader)
         try:
-            self.run(f"CREATE TABLE {table} AS SELECT * FROM arrow_batches")
+            self.rows(f"CREATE OR REPLACE TABLE {table} AS SELECT * FROM arrow_batches")
         except Exception:
             if errors:
                 raise errors[0] from None
@@ -320,64 +423,61 @@ class Database:
     def size(self, table: str) -> int:
         return int(self.rows(f"SELECT count(*) FROM {table}")[0][0])
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Return all rows of a query, which are few."""
+    @contextmanager
+    def _sentences(self) -> Iterator[None]:
+        """Raise the engine's errors as DataErrors."""
         try:
-            rows: list[tuple[Any, ...]] = self._connection.execute(query).fetchall()
+            yield
         except self._errors as error:
-            raise self._refusal(error) from error
-        return rows
-
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._connection.sql(query).to_arrow_reader(FETCHED)
-        except (self._errors, pa.ArrowException) as error:  # Arrow wraps errors of the engine
-            raise self._refusal(error) from error
-
-    def _refusal(self, error: Exception) -> DataError:
-        text = " ".join(str(error).split("\n")[0].split()).rstrip(".")
-        if not isinstance(error, self._exhaustion):
-            return DataError(f"The engine cannot use the data: {text}.")
-        return DataError(
-            f"The engine could not go on with {self._memory >> 20} MiB of memory and the disk of "
-            f"{self._folder.parent} ({text}); give it more memory by --memory, or "
-            "a disk with more room."
-        )
+            text = " ".join(str(error).split("\n")[0].split()).rstrip(".")
+            if not isinstance(error, self._exhaustion):
+                raise DataError(f"The engine cannot use the data: {text}.") from error
+            raise DataError(
+                f"The engine could not go on with {self._memory >> 20} MiB of memory and the disk "
+                f"of {self._folder.parent} ({text}); give it more memory by --memory, or "
+                "a disk with more room."
+            ) from error
 
 
 def _fill(
-    folder: Path, interactions: InteractionSources, features: Features, memory: int, report: Report
+    folder: Path,
+    interactions: InteractionSources,
+    features: Mapping[SideName, pa.Table],
+    memory: int,
+    report: Report,
 ) -> PreparedRecord:
     """Fill an empty folder, and return its record, which is written last."""
     scratch = folder / ".engine"
     scratch.mkdir()
-    with Database(scratch, memory) as database:
+    types = interactions.types
+    with closing(Database(scratch, memory)) as database:
         _load(database, interactions, report)
         report("numbering ids")
         number_ids(database, shared=interactions.shared_ids)
         report("writing interactions")
-        dtypes = _dtypes(interactions)
+        dtypes = {
+            role: np.dtype("int32" if role in SIDES else types[role].to_pandas_dtype())
+            for role in ORDER
+            if role in types
+        }
         _write_columns(database, folder, dtypes)
         report("writing entities")
+        sides: dict[SideName, SideRecord] = {}
         for side in SIDES:
-            _write_entities(database, folder, side, interactions.types[side], features.get(side))
-        sides = {
-            side: SideRecord(
-                entities=database.size(f"entities_{side}"),
-                features=features[side].column_names[1:] if side in features else [],
-            )
-            for side in SIDES
-        }
+            table = _entities(database, side, types[side], features.get(side))
+            path = str(folder / f"{side}.arrow")
+            with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+            sides[side] = SideRecord(entities=len(table), features=table.column_names[2:])
         rows = database.size("interactions")
     remove_tree(scratch)
     digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
     content = " ".join(f"{name} {digest}" for name, digest in digests.items())
     record = PreparedRecord(
-        format_version=FORMAT_VERSION,
         shared_ids=interactions.shared_ids,
         interactions=rows,
         sides=sides,
-        columns=cast(dict[str, ColumnType], {role: dtype.name for role, dtype in dtypes.items()}),
+        columns={role: cast(ColumnType, dtype.name) for role, dtype in dtypes.items()},
         sources=[source.table.name for source in interactions.sources],
         fingerprint=hashlib.sha256(content.encode()).hexdigest(),
         sha256=digests,
@@ -393,7 +493,7 @@ def _load(database: Database, interactions: InteractionSources, report: Report) 
     def watched(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Note whether rows are in order of time, and report how many there are."""
         nonlocal in_order
-        started = shown = time.monotonic()
+        shown = time.monotonic()
         in_order, last = True, -np.inf
         for batch in batches:
             if "time" in interactions.types and batch.num_rows and in_order:
@@ -402,19 +502,16 @@ def _load(database: Database, interactions: InteractionSources, report: Report) 
                 last = times[-1]
             if time.monotonic() - shown > EVERY:
                 shown = time.monotonic()
-                speed = interactions.rows / (shown - started)
-                report(f"read {interactions.rows:,} rows, {speed:,.0f} rows/s")
+                report(f"read {interactions.rows:,} rows")
             yield batch
 
-    def fill(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        database.run("DROP TABLE IF EXISTS interactions")
-        database.create("interactions", schema, watched(batches))
-
     report(f"reading {sources} source{'s' if sources > 1 else ''}")
-    interactions.read(fill)
+    interactions.read(
+        lambda schema, batches: database.create("interactions", schema, watched(batches))
+    )
     if not in_order:
         report(f"sorting {database.size('interactions'):,} interactions by time")
-        database.run(
+        database.rows(
             "CREATE TABLE sorted AS SELECT * FROM interactions ORDER BY time, rowid",
             "DROP TABLE interactions",
             "ALTER TABLE sorted RENAME TO interactions",
@@ -431,7 +528,7 @@ def number_ids(database: Database, *, shared: bool) -> None:
             f"{'count(*)' if one == side else '0'} AS pairs FROM interactions GROUP BY {one}"
             for number, one in enumerate(SIDES if shared else [side])
         )
-        database.run(
+        database.rows(
             f"CREATE TABLE entities_{side} AS SELECT id, sum(pairs)::BIGINT AS pairs "
             f"FROM ({each}) GROUP BY id ORDER BY min(first)"
         )
@@ -439,14 +536,19 @@ def number_ids(database: Database, *, shared: bool) -> None:
 
 def _write_columns(database: Database, folder: Path, dtypes: Mapping[str, np.dtype[Any]]) -> None:
     """Write the interactions by rows as .npy files, in their order."""
-    rows = database.size("interactions")
+    rows, columns = database.size("interactions"), dict[str, Any]()
+    for role, dtype in dtypes.items():
+        path = folder / f"{role}.npy"
+        columns[role] = np.lib.format.open_memmap(path, "w+", dtype.newbyteorder("<"), (rows,))
+        if hasattr(os, "posix_fallocate"):  # a full disk must not end a write to the mapping
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     others = "".join(f", i.{role}" for role in dtypes if role not in SIDES)
     in_no_order = database.batches(
         f"SELECT i.rowid AS place, q.rowid::INT AS query, c.rowid::INT AS candidate{others} "
         "FROM interactions i JOIN entities_query q ON i.query = q.id "
         "JOIN entities_candidate c ON i.candidate = c.id"
     )
-    columns = {r: _new_column(folder / f"{r}.npy", dtype, rows) for r, dtype in dtypes.items()}
     for written, batch in enumerate(in_no_order):
         place = batch["place"].to_numpy()
         for role, column in columns.items():
@@ -457,93 +559,16 @@ def _write_columns(database: Database, folder: Path, dtypes: Mapping[str, np.dty
         column.flush()
 
 
-def _write_entities(
-    database: Database, folder: Path, side: str, kind: pa.DataType, features: pa.Table | None
-) -> None:
-    schema = pa.schema({"id": kind, _count(side): pa.int64()})
-    ordered = f"SELECT id, pairs AS {_count(side)} FROM entities_{side} ORDER BY rowid"
+def _entities(
+    database: Database, side: SideName, kind: pa.DataType, features: pa.Table | None
+) -> pa.Table:
+    """Return the ids of a side in their order, the number of interactions of each, and features."""
+    schema = pa.schema({"id": kind, f"{side}_count": pa.int64()})
+    ordered = f"SELECT id, pairs AS {side}_count FROM entities_{side} ORDER BY rowid"
     batches = [batch.cast(schema) for batch in database.batches(ordered)]
     table = pa.Table.from_batches(batches, schema).combine_chunks()
     if features is not None:
-        ids = table["id"].combine_chunks()
-        rows = rows_by_id(features["id"], ids, f"{side} features")
+        rows = rows_by_id(features["id"], table["id"].combine_chunks(), f"{side} features")
         for name in features.column_names[1:]:
             table = table.append_column(name, features[name].take(rows))
-    path = folder / f"{side}.arrow"
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-
-
-def _count(side: str) -> str:
-    """Return the column of entities that counts the interactions of a side."""
-    return f"{side}_count"
-
-
-def _new_column(path: Path, dtype: np.dtype[Any], rows: int) -> Any:
-    """Return a new mapped column; its blocks exist, as a full disk must not end a write to them."""
-    column = np.lib.format.open_memmap(path, "w+", dtype.newbyteorder("<"), (rows,))
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return column
-
-
-def _dtypes(interactions: InteractionSources) -> dict[str, np.dtype[Any]]:
-    """Return the type of each column on disk, in the order of `prepared.json`."""
-    kinds = {role: interactions.types[role] for role in ORDER if role in interactions.types}
-    kinds |= dict.fromkeys(SIDES, pa.int32())
-    return {role: np.dtype(kind.to_pandas_dtype()) for role, kind in kinds.items()}
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    """Hold the lock of a prepared folder, and remove what a killed run left beside it.
-
-    Raises: DataError: another process holds it, or something cannot be written.
-    """
-    path = out.with_name(f".{out.name}.lock")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()  # the lock waits where no file can be made
-        with file_lock(path, timeout=0):
-            try:
-                restore_displaced(out)
-                remove_tree(part_of(out))
-                yield
-            finally:
-                # filelock refuses a file that was removed between its opening and its locking.
-                path.unlink(missing_ok=True)
-    except Timeout:
-        raise DataError(f"Another process is preparing {out}; wait for it and try again.") from None
-    except OSError as error:
-        why = reason_and_remedy(error, "it is as it was")
-        raise DataError(f"{out} cannot be written: {why}.") from error
-
-
-def _check_place(out: Path, *, overwrite: bool) -> None:
-    """Refuse to write over something."""
-    if out.is_file() or out.is_symlink():
-        raise DataError(f"{out} is a file or a link; name a new folder.")
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    if not (out / NAME).is_file():
-        raise DataError(f"{out} holds other files and is no prepared corpus; name a new folder.")
-    if not overwrite:
-        raise DataError(f"{out} is a prepared corpus already; --overwrite replaces it.")
-
-
-@contextmanager
-def _new_content(out: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which takes the place of `out` when the block ends well."""
-    part = part_of(out)
-    try:
-        part.mkdir(parents=True)
-        yield part
-        for path in (*part.rglob("*"), part):
-            sync(path)
-        if out.exists():
-            exchange_folders(part, out)
-        else:
-            commit(part, out)
-    finally:
-        remove_tree(part)
+    return table
