@@ -21,8 +21,7 @@ from evergram.compatibility.chain import Chain
 from evergram.compatibility.kinds import build_transform
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval import id_lookup, metric_search
-from evergram.retrieval.id_lookup import IdLookup
+from evergram.retrieval import metric_search
 from evergram.retrieval.metric_search import (
     Field,
     by_cosine,
@@ -31,7 +30,7 @@ from evergram.retrieval.metric_search import (
     near_by_cosine,
 )
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.rows import Hits, Rows, Space
+from evergram.stores.rows import ID_TYPES, Hits, Rows, Space, find, keys_of
 
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 
@@ -359,49 +358,22 @@ def test_distances_are_those_of_float64_where_rows_are_far_from_0_and_near_each_
 
 
 TEXTS = st.text(alphabet="ab1", max_size=3)
-
 NUMBERS = st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)
+ONES_AND_OTHERS = st.one_of(
+    *(
+        st.tuples(st.lists(one, min_size=1, unique=True, max_size=12), st.lists(one, max_size=12))
+        for one in (TEXTS, NUMBERS)
+    )
+)
 
 
 @settings(deadline=None)
-@given(
-    st.one_of(
-        *(
-            st.tuples(
-                st.lists(one, unique=True, max_size=12), st.lists(one | st.none(), max_size=12)
-            )
-            for one in (TEXTS, NUMBERS)
-        )
-    )
-)
-def test_the_rows_are_those_of_a_dictionary(ids: tuple[list[int | str], list[int | str]]) -> None:
-    stored, asked = ids
-    expected = {value: row for row, value in enumerate(stored)}
-    kind = pa.string() if any(isinstance(i, str) for i in (*stored, *asked)) else pa.int64()
-    rows = IdLookup(pa.array(stored, kind)).rows(pa.chunked_array([pa.array(asked, kind)]))
-    assert rows.tolist() == [expected.get(value, -1) for value in asked]
-
-
-def test_rows_of_none_ids_of_other_types_and_texts_of_one_hash(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts, numbers = IdLookup(pa.array(["a", "1.0"])), IdLookup(pa.array([1]))
-    assert texts.rows(pa.array(["1.0", None, "c"], pa.string_view())).tolist() == [1, -1, -1]
-    assert texts.rows(pa.nulls(2)).tolist() == [-1, -1]
-    run_ends = pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), pa.array(["a"]))
-    refused = [
-        *((texts, pa.array([1])), (numbers, pa.array([1, 2**63], pa.uint64()))),
-        *((texts, pa.array([True])), (numbers, pa.array([True])), (texts, pa.array([1.0]))),
-        *((texts, pa.array([b"a"])), (texts, run_ends), (numbers, pa.array([[1]]))),
-        (texts, pa.array([1.0]).dictionary_encode()),
-    ]
-    for lookup, asked in refused:
-        with pytest.raises(DataError) as caught:
-            lookup.rows(asked)
-        assert str(asked.type) in str(caught.value)
-    monkeypatch.setattr(
-        id_lookup, "keys_of", lambda ids: np.array([len(i) for i in ids.to_pylist()], np.uint64)
-    )
-    lookup = IdLookup(pa.array(["aa", "b", "bb"]))
-    assert lookup.rows(pa.array(["bb", "b", "ab", None, "aa"])).tolist() == [2, 1, -1, -1, 0]
-    assert IdLookup(pa.array(["aa", "b"])).rows(pa.array(["bb", "b"])).tolist() == [-1, 1]
+@given(ONES_AND_OTHERS)
+def test_ids_are_found_as_in_a_dictionary(ids: tuple[list[int | str], list[int | str]]) -> None:
+    kind = "string" if isinstance(ids[0][0], str) else "int64"
+    stored, asked = (pa.array(one, ID_TYPES[kind]) for one in ids)
+    order = np.argsort(keys_of(stored), kind="stable")
+    keys, ordered = keys_of(stored)[order], stored.take(pa.array(order))
+    which, places = find(keys, asked, keys_of(asked), lambda at: ordered.take(pa.array(at)))
+    expected = [(n, ids[0].index(one)) for n, one in enumerate(ids[1]) if one in ids[0]]
+    assert list(zip(which.tolist(), order[places].tolist(), strict=True)) == expected

@@ -13,7 +13,7 @@ from tests.support.store_kinds import STORES
 
 from evergram.errors import DataError, StoreError
 from evergram.stores.open_store import open_store
-from evergram.stores.postgres_connection import read_address, show_address
+from evergram.stores.pgvector_store import read_address, show_address
 from evergram.stores.rows import Space
 
 ADDRESSES: dict[str, Callable[[Path], str]] = {
@@ -131,7 +131,7 @@ EXTRAS = [
     ("apsw", "sqlite", "sqlite:{}/s.db#emb"),
     ("psycopg", "pgvector", "postgresql://ann@db/vectors#emb"),
 ]
-CLIENTS = ["lance_store", "qdrant_store", "sqlite_store", "pgvector_store", "postgres_connection"]
+CLIENTS = ["lance_store", "qdrant_store", "sqlite_store", "pgvector_store"]
 
 
 @pytest.mark.parametrize(("module", "extra", "address"), EXTRAS)

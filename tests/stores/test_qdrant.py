@@ -29,7 +29,6 @@ from evergram.errors import DataError, FormatError, IntegrityError, StoreError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Metric, Reader
-from evergram.stores import qdrant_store
 from evergram.stores.open_store import open_store
 from evergram.stores.qdrant_store import QdrantStore, points_of
 from evergram.stores.rows import Rows, Space
@@ -293,16 +292,6 @@ def test_a_server_is_asked_to_score_by_whole_vectors(tmp_path: Path) -> None:
         store.search({0: queries[:1]}, 3, ids=[1, 2, 3, 4])
         whole = {"hnsw_ef": 128, "exact": True, "quantization": {"ignore": True, "rescore": True}}
         assert parameters_of(server) == [whole, whole]
-
-
-@pytest.mark.parametrize(("state", "words"), [("UNFINISHED", "still indexing"), ("FAILED", "log")])
-def test_a_server_that_does_not_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, words: str
-) -> None:
-    monkeypatch.setattr(qdrant_store, state, "green")
-    monkeypatch.setattr(qdrant_store, "INDEXING", 0.0)
-    with served(tmp_path) as (store, _), pytest.raises(StoreError, match=words):
-        store.build_index()
 
 
 QUERY = {0: np.ones((1, DIMS[0]), np.float32)}

@@ -5,8 +5,7 @@ Read in this order:
 1. `reader`: `Reader`, a lineage and its stores, which are `side_stores`.
 2. `version_maps`: from the version that a row was made with to the one that is asked for.
    `metric_search`: distance and cosine on an index that knows inner products alone.
-   `text_vectors`: texts, by the newest version's encoder, at any version. `id_lookup`: the rows of
-   many ids, batch after batch.
+   `text_vectors`: texts, by the newest version's encoder, at any version.
 3. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
    first. `version_sidecar`, `sidecar_files`: rows and hits at an old version, by a few bytes of
    each old vector.

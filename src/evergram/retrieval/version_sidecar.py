@@ -24,8 +24,7 @@ from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage, side_of
-from evergram.retrieval.id_lookup import IdLookup
-from evergram.stores.rows import Floats, Rows
+from evergram.stores.rows import Floats, Keys, Places, Rows, find, keys_of
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 
@@ -73,9 +72,8 @@ def same_marks(vectors: Floats, marks: Floats) -> npt.NDArray[np.bool_]:
 
 def near(marks: Floats, others: Floats, lengths: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Return which marks [n, MARKS] are of vectors of these lengths [n] that are the same."""
-    apart = np.abs(marks.astype(np.float64) - others).max(axis=1, initial=0.0)
-    same: npt.NDArray[np.bool_] = apart <= TOLERANCE * lengths
-    return same
+    apart: npt.NDArray[np.float64] = np.abs(marks.astype(np.float64) - others).max(axis=1)
+    return apart <= TOLERANCE * lengths
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,8 @@ class VersionSidecar:
     way_back_error: float
     worse: float
 
-    # By the type of the ids that are asked for.
-    _lookups: dict[pa.DataType, IdLookup] = field(
+    # By the type of the ids that are asked for: its own, their keys in order, and their places.
+    _sorted: dict[pa.DataType, tuple[pa.Array, Keys, Places]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -128,12 +126,20 @@ class VersionSidecar:
     def places(self, ids: pa.Array) -> npt.NDArray[np.int64]:
         """Return the row of each id [n]; -1 for one that it has no codes of. Stores may have text
         ids where the lineage has integers, and the other way round."""
-        if ids.type not in self._lookups:
+        places = np.full(len(ids), -1, dtype=np.int64)
+        if ids.type not in self._sorted:
             try:
-                self._lookups[ids.type] = IdLookup(self.ids.cast(ids.type))
+                own = self.ids.cast(ids.type)
             except pa.ArrowInvalid:  # texts that are no numbers
-                return np.full(len(ids), -1, dtype=np.int64)
-        return self._lookups[ids.type].rows(ids)
+                return places
+            keys = keys_of(own)
+            order = np.argsort(keys, kind="stable")
+            self._sorted[ids.type] = own, keys[order], order
+        own, keys, order = self._sorted[ids.type]
+        if len(own):
+            which, at = find(keys, ids, keys_of(ids), lambda p: own.take(pa.array(order[p])))
+            places[which] = order[at]
+        return places
 
     def known(self, rows: Rows) -> npt.NDArray[np.int64]:
         """Return the places of rows [n] of its version; -1 unless the vector is the published one:
@@ -183,8 +189,15 @@ class VersionSidecar:
             "codes": torch.from_numpy(np.ascontiguousarray(self.codes)),
             "marks": torch.from_numpy(np.ascontiguousarray(self.marks)),
             "old_marks": torch.from_numpy(np.ascontiguousarray(self.old_marks)),
-            **_id_tensors(self.ids),
         }
+        if pa.types.is_integer(self.ids.type):
+            tensors["ids"] = torch.from_numpy(self.ids.to_numpy().astype(np.int64))
+        else:
+            # The bytes of texts, and where each ends.
+            texts = [text.encode() for text in self.ids.to_pylist()]
+            content = np.frombuffer(b"".join(texts), dtype=np.uint8).copy()
+            ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+            tensors |= {"id_bytes": torch.from_numpy(content), "id_ends": torch.from_numpy(ends)}
         record = {
             "format_version": FORMAT_VERSION,
             "content": content_digest(tensors),
@@ -216,7 +229,12 @@ class VersionSidecar:
                 )
             codes = tensors["codes"]
             sidecar = Sidecar.of_tensors(tensors, codes, record)
-            ids, marks = _ids_of(tensors), (tensors["marks"], tensors["old_marks"])
+            if "ids" in tensors:
+                ids = pa.array(tensors["ids"].numpy(), pa.int64())
+            else:
+                raw, ends = tensors["id_bytes"].numpy().tobytes(), tensors["id_ends"].tolist()
+                ids = pa.array([raw[a:b].decode() for a, b in pairwise([0, *ends])], pa.string())
+            marks = tensors["marks"], tensors["old_marks"]
             shapes = {tuple(part.shape) for part in marks} | {(len(ids), MARKS)}
             whole = record["content"] == content_digest(tensors)
             if sidecar is None or not whole or len(codes) != len(ids) or len(shapes) > 1:
@@ -248,24 +266,6 @@ def content_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _id_tensors(ids: pa.Array) -> dict[str, Tensor]:
-    """Return ids as tensors: integers, or the bytes of texts and where each ends."""
-    if pa.types.is_integer(ids.type):
-        return {"ids": torch.from_numpy(ids.to_numpy().astype(np.int64))}
-    texts = [text.encode() for text in ids.to_pylist()]
-    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-    content = np.frombuffer(b"".join(texts), dtype=np.uint8).copy()
-    return {"id_bytes": torch.from_numpy(content), "id_ends": torch.from_numpy(ends)}
-
-
-def _ids_of(tensors: dict[str, Tensor]) -> pa.Array:
-    if "ids" in tensors:
-        return pa.array(tensors["ids"].numpy(), pa.int64())
-    content, ends = tensors["id_bytes"].numpy().tobytes(), [0, *tensors["id_ends"].tolist()]
-    texts = [content[a:b].decode() for a, b in pairwise(ends)]
-    return pa.array(texts, pa.string())
-
-
 def make_sidecar(
     lineage: Lineage,
     old: EmbeddingFile | None = None,
@@ -292,7 +292,18 @@ def make_sidecar(
     """
     if (size is None) == (error is None):
         raise DataError("A sidecar has a number of bytes or an error; give one of the two.")
-    number, target = _checked_versions(lineage, version)
+    if not lineage.versions:
+        raise LineageError(f"{lineage} has no versions.")
+    number = lineage.newest if version is None else lineage.resolve(version)
+    before = [m.version for m in lineage.versions if m.version < number]
+    if not before:
+        raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
+    target = max(before)
+    if not lineage.chain.is_affine(number, target):
+        raise LineageError(
+            f"The backward transform from version {number} is not affine, and a sidecar needs an "
+            "affine one."
+        )
     side = side_of(lineage.manifest(number).embeddings, str(lineage), side)
     stored = open_embeddings(lineage.stored(side, number))
     if old is not None:
@@ -306,7 +317,14 @@ def make_sidecar(
     pairing = Pairing(past, stored)
     if error is not None and progress is not None:
         progress(0, len(pairing))  # the bytes for an error take a while to be found
-    sidecar = _fitted(pairing, lineage.chain.affine(number, target), size, error)
+    weight, offset = lineage.chain.affine(number, target)
+    backward = weight, offset if bool(offset.any()) else None
+    sampled_old, sampled_new = _sampled(pairing, len(weight))
+    if error is not None:
+        sidecar = Sidecar.fit_for_error(*backward, sampled_new, sampled_old, error)
+    else:
+        assert size is not None
+        sidecar = Sidecar.fit(*backward, sampled_new, sampled_old, size)
     arrays, errors, distances = _encoded(pairing, sidecar, progress)
     if old is not None:
         kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
@@ -327,41 +345,8 @@ def make_sidecar(
         target=target,
         side=side,
         fingerprints=[lineage.manifest(v).fingerprint for v in (number, target)],
-        error=errors["error"],
-        way_back_error=errors["way_back_error"],
-        worse=errors["worse"],
+        **errors,
     )
-
-
-def _checked_versions(lineage: Lineage, version: int | None) -> tuple[int, int]:
-    """Return the version, and the one before it that was not withdrawn. Raises: LineageError: there
-    is none, or the backward transform between them is not affine."""
-    if not lineage.versions:
-        raise LineageError(f"{lineage} has no versions.")
-    number = lineage.newest if version is None else lineage.resolve(version)
-    before = [m.version for m in lineage.versions if m.version < number]
-    if not before:
-        raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
-    if not lineage.chain.is_affine(number, max(before)):
-        raise LineageError(
-            f"The backward transform from version {number} is not affine, and a sidecar needs an "
-            "affine one."
-        )
-    return number, max(before)
-
-
-def _fitted(
-    pairing: Pairing, backward: tuple[Tensor, Tensor], size: int | None, error: float | None
-) -> Sidecar:
-    """Return a sidecar of a sample of the pairs, given the weight and the offset of the backward
-    transform."""
-    weight, offset = backward
-    shift = offset if bool(offset.any()) else None
-    before, after = _sampled(pairing, len(weight))
-    if error is not None:
-        return Sidecar.fit_for_error(weight, shift, after, before, error)
-    assert size is not None
-    return Sidecar.fit(weight, shift, after, before, size)
 
 
 def _encoded(
@@ -443,8 +428,7 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage, version: int, side: st
 
 
 def _floats(pairing: Pairing) -> Iterator[tuple[Tensor, Tensor]]:
-    for past, present in pairing.blocks():
-        yield past.float(), present.float().contiguous()
+    return ((past.float(), present.float().contiguous()) for past, present in pairing.blocks())
 
 
 def _sampled(pairing: Pairing, dim: int) -> tuple[Tensor, Tensor]:

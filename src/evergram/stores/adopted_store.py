@@ -286,22 +286,22 @@ class AdoptedStore(ReadableStore):
     def _check_columns(
         self,
         types: dict[str, Any],
-        uses: Iterable[tuple[Iterable[str], Callable[[Any], bool], str]],
+        names: Iterable[str],
+        fits: Callable[[Any], object],
+        needed: str,
     ) -> None:
-        """Raises: StoreError: the table does not have a column, or it is of another type than those
-        allowed for its use."""
-        for names, fits, allowed in uses:
-            for name in names:
-                if name not in types:
-                    raise StoreError(
-                        f"{self.address} names the column {name!r}, which the table does not have; "
-                        f"it has {', '.join(sorted(types))}."
-                    )
-                if not fits(types[name]):
-                    raise StoreError(
-                        f"The column {name!r} of {self.address} is of type {types[name]}; it must "
-                        f"be {allowed}."
-                    )
+        """Raises: StoreError: the table lacks one of these columns, or it is of another type."""
+        for name in names:
+            if name not in types:
+                raise StoreError(
+                    f"{self.address} names the column {name!r}, which the table does not have; it "
+                    f"has {', '.join(sorted(types))}."
+                )
+            if not fits(types[name]):
+                raise StoreError(
+                    f"The column {name!r} of {self.address} is of type {types[name]}; it must be "
+                    f"{needed}."
+                )
 
     def _facts(self) -> TableFacts:
         """Raises: StoreError: the ids have another type than when the table was opened."""

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from evergram.errors import DataError
@@ -98,3 +99,16 @@ def of_other_type(condition: Condition, column_type: str) -> DataError:
         f"{type_of(condition)}; numbers are compared with numbers, booleans with one or several "
         "booleans, and texts, dates (such as '2026-01-31') and UUIDs with texts."
     )
+
+
+def moment_of(condition: Condition, text: str, column_type: str) -> datetime:
+    """Return a date or a time, which without a zone is of UTC. Raises: DataError: it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise DataError(
+            f"A filter compares the field {condition.field[:80]!r}, of {column_type}, with "
+            f"{text[:40]!r}; give a date such as '2026-01-31', and in a column of times perhaps "
+            "'2026-01-31T12:00:00'."
+        ) from None

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
-from datetime import UTC, date, datetime, timedelta
+from datetime import time, timedelta
 from math import ceil, isqrt
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -21,7 +21,7 @@ from filelock import Timeout
 from evergram.atomic_files import file_lock, write_bytes
 from evergram.errors import DataError, IntegrityError, StoreError, reason_and_remedy
 from evergram.stores.adopted_store import AdoptedStore, TableFacts
-from evergram.stores.filters import SIGNS, Condition, of_other_type, type_of
+from evergram.stores.filters import SIGNS, Condition, moment_of, of_other_type, type_of
 from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, best_first, products
 from evergram.stores.store import (
     ReadableStore,
@@ -275,26 +275,24 @@ class AdoptedLanceTable(AdoptedStore):
             quoted(column)
         self._check_columns(
             types,
-            [
-                (
-                    [self._id],
-                    lambda kind: not pa.types.is_dictionary(kind) and _sort(kind) in IDS,
-                    "whole numbers of at most 64 bits with a sign, or string, for ids",
-                ),
-                (
-                    columns.values(),
-                    lambda kind: (
-                        pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
-                    ),
-                    "a fixed_size_list of float, double or halffloat, for vectors",
-                ),
-                (
-                    self._names.filters,
-                    lambda kind: _sort(kind) is not None,
-                    "whole numbers, float, double, bool, string, date32 or timestamp, to be named "
-                    "by filter=",
-                ),
-            ],
+            [self._id],
+            lambda kind: not pa.types.is_dictionary(kind) and _sort(kind) in IDS,
+            "whole numbers of at most 64 bits with a sign, or string, for ids",
+        )
+        self._check_columns(
+            types,
+            columns.values(),
+            lambda kind: (
+                pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
+            ),
+            "a fixed_size_list of float, double or halffloat, for vectors",
+        )
+        self._check_columns(
+            types,
+            self._names.filters,
+            _sort,
+            "whole numbers, float, double, bool, string, date32 or timestamp, to be named by "
+            "filter=",
         )
         id_type = ID_TYPES["int64" if pa.types.is_integer(types[self._id]) else "string"]
         return TableFacts(id_type, {v: int(types[c].list_size) for v, c in columns.items()}, types)
@@ -473,26 +471,14 @@ def _condition(condition: Condition, column: pa.DataType) -> str:
         case "text", "text":
             values = [literal(str(value)) for value in condition.values]
         case "time", "text":
-            values = [_time(condition, str(value), column) for value in condition.values]
+            moments = [moment_of(condition, str(v), str(column)) for v in condition.values]
+            values = [f"timestamp '{one.replace(tzinfo=None).isoformat(' ')}'" for one in moments]
+            if pa.types.is_date32(column):
+                if any(one.time() != time() for one in moments):
+                    raise of_other_type(condition, str(column))
+                values = [f"date '{one.date()}'" for one in moments]
         case _:
             raise of_other_type(condition, str(column))
     if condition.operator == "in":
         return f"{name} in ({', '.join(values)})"
     return f"{name} {SIGNS[condition.operator]} {values[0]}"
-
-
-def _time(condition: Condition, text: str, column: pa.DataType) -> str:
-    """Return a date or a time, which without a zone is of UTC. Raises: DataError: it is none."""
-    try:
-        if pa.types.is_date32(column):
-            return f"date '{date.fromisoformat(text).isoformat()}'"
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is not None:
-            moment = moment.astimezone(UTC).replace(tzinfo=None)
-        return f"timestamp '{moment.isoformat(sep=' ')}'"
-    except (ValueError, OverflowError):
-        raise DataError(
-            f"A filter compares the field {condition.field[:80]!r}, of type {column}, with "
-            f"{text[:40]!r}; give a date such as '2026-01-31', and in a column of times perhaps "
-            "'2026-01-31T12:00:00'."
-        ) from None

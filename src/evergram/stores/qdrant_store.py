@@ -11,12 +11,10 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 from uuid import UUID, uuid4, uuid5
@@ -33,7 +31,7 @@ from evergram.stores.adopted_store import (
     canonical_uuids,
     wrong_address,
 )
-from evergram.stores.filters import Condition, type_of
+from evergram.stores.filters import Condition, moment_of, type_of
 from evergram.stores.rows import ID_TYPES, Checks, Floats, Hits, Rows, Space, best_by, merge_hits
 from evergram.stores.store import (
     ReadableStore,
@@ -64,11 +62,12 @@ LOOKED_UP = 10_000
 LOOKS = 10
 # Every point's id is made with it, so it never changes.
 NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
-INDEXING = 3_600.0  # seconds that a server may take
-UNFINISHED, FAILED = "yellow", "red"
 # The least points that a search of the graph looks at.
 LOOKED_AT = 128
 WHOLE = {"with_payload": True, "with_vectors": True}
+TODO = (
+    "see that a Qdrant server runs at this address, or that no other process has this folder open"
+)
 
 
 class QdrantStore(TablePerVersionStore):
@@ -112,21 +111,8 @@ class QdrantStore(TablePerVersionStore):
         return int(self._ask("count", self._at(version), exact=True).count)
 
     def build_index(self) -> list[int]:
-        """Wait until a server has indexed by itself; the local mode has no index. Raises:
-        StoreError: it takes too long, or fails."""
-        spaces = list(self.spaces()) if self._remote else []
-        until = time.monotonic() + INDEXING
-        for version in spaces:
-            status = UNFINISHED
-            while status == UNFINISHED:
-                status = self._ask("get_collection", self._at(version)).status.value
-                if status == FAILED or time.monotonic() > until:
-                    raise StoreError(
-                        f"The server of {self.address} is still indexing after {INDEXING:.0f} s, "
-                        "or could not index: see its log, and try again."
-                    )
-                time.sleep(0.5 if status == UNFINISHED else 0)
-        return spaces
+        """Return the versions that a server indexes by itself; the local mode has no index."""
+        return list(self.spaces()) if self._remote else []
 
     def close(self) -> None:
         self._connection.close()
@@ -155,8 +141,7 @@ class QdrantStore(TablePerVersionStore):
             self._ask("upsert", self._name, [point], wait=True)
             return
         # What is there stays, and another process may set the side meanwhile.
-        new = {k: v for k, v in record.items() if held.get(k) is None and v is not None}
-        self._set_fields(new)
+        self._set_fields({k: v for k, v in record.items() if held.get(k) is None and v is not None})
 
     def _set_fields(self, fields: dict[str, Any]) -> None:
         """Set some fields of the record; the others stay."""
@@ -257,7 +242,7 @@ class QdrantStore(TablePerVersionStore):
         return f"{self._name}-v{version}"
 
     def _block(self, version: int, points: Sequence[Any]) -> tuple[Rows, Checks]:
-        with self._connection.errors_as_store_errors():
+        with errors_as_store_errors(self.address, TODO):
             keys = pa.array([point.payload["id"] for point in points], self.id_type)
             vectors = np.array([point.vector for point in points], dtype=np.float32)
             checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
@@ -344,7 +329,7 @@ class AdoptedCollection(AdoptedStore):
                     "distance Dot, Cosine or Euclid."
                 )
         if self._kind_of_id is None:
-            first = next(self._pages(self._having(None), [], 1), None)
+            first = next(self._pages(self._of(None), [], 1), None)
             key = None if first is None else self._id_of(first[0])
             if isinstance(key, bool) or not isinstance(key, (int, str)):
                 raise StoreError(
@@ -462,21 +447,18 @@ class AdoptedCollection(AdoptedStore):
             else:
                 yield models.FieldCondition(key=self._field, match=models.MatchAny(any=some))
 
-    def _of(self, version: int, among: Any = None, own: bool = True) -> Any:
-        """Return the filter for the rows of a version, or for all with its vector."""
-        later = [name for one, name in self._names.vectors.items() if own and one > version]
-        return self._having(self._names.vectors[version], [among, self._chosen], later)
-
-    def _having(
-        self, vector: str | None, more: Sequence[Any] = (), without: Sequence[str] = ()
-    ) -> Any:
-        """Return the filter for points with an id, a vector and not others, and more conditions."""
-        must: list[Any] = [] if vector is None else [models.HasVectorCondition(has_vector=vector)]
-        must += [one for one in more if one is not None]
-        must_not: list[Any] = [models.HasVectorCondition(has_vector=name) for name in without]
+    def _of(self, version: int | None, among: Any = None, own: bool = True) -> Any:
+        """Return the filter for the rows of a version, or for all with its vector; of all versions
+        for None."""
+        must: list[Any] = [one for one in (among, self._chosen) if one is not None]
+        must_not: list[Any] = []
         if self._field is not None:
-            field = models.PayloadField(key=self._field)
-            must_not.append(models.IsEmptyCondition(is_empty=field))
+            must_not.append(models.IsEmptyCondition(is_empty=models.PayloadField(key=self._field)))
+        for one, name in self._names.vectors.items() if version is not None else ():
+            if one == version:
+                must.append(models.HasVectorCondition(has_vector=name))
+            elif own and one > version:
+                must_not.append(models.HasVectorCondition(has_vector=name))
         return models.Filter(must=must, must_not=must_not)
 
 
@@ -490,9 +472,17 @@ def _condition(condition: Condition) -> Any:
         return models.FieldCondition(key=condition.field, **test)
 
     values: list[Any] = list(condition.values)
-    sort = type_of(condition)
-    if condition.operator != "in":
-        return of_field(range=_range(condition, values[0]))
+    sort, operator = type_of(condition), condition.operator
+    if operator != "in":
+        if sort == "text":
+            moment = moment_of(condition, values[0], "times and numbers")
+            return of_field(range=models.DatetimeRange(**{operator: moment}))
+        if sort == "number" and not (isinstance(values[0], int) and abs(values[0]) > EXACT):
+            return of_field(range=models.Range(**{operator: values[0]}))
+        raise DataError(
+            f"A bound of field {condition.field[:80]!r} is {str(values[0])[:40]}; Qdrant orders "
+            "doubles and times alone: give a number, a whole one of at most 2**53."
+        )
     if sort == "text":
         return of_field(match=models.MatchAny(any=values))
     # Qdrant matches a whole number with whole numbers alone, and 3 shall be 3.0; it compares ranges
@@ -504,23 +494,6 @@ def _condition(condition: Condition) -> Any:
         for v in values
     ]
     return models.Filter(should=equal)
-
-
-def _range(condition: Condition, bound: Any) -> Any:
-    """Return a range of numbers, or of times, which without a zone are of UTC."""
-    sort, bounds = type_of(condition), {condition.operator: bound}
-    if sort == "number" and not (isinstance(bound, int) and abs(bound) > EXACT):
-        return models.Range(**bounds)
-    try:
-        moment = datetime.fromisoformat(bound if sort == "text" else "")
-    except ValueError:
-        raise DataError(
-            f"A bound of field {condition.field[:80]!r} is {str(bound)[:40]!r}; Qdrant orders "
-            "doubles and times alone: give a number, a whole one of at most 2**53, or a date or a "
-            "time such as '2026-01-31T12:00:00Z'."
-        ) from None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return models.DatetimeRange(**{condition.operator: moment})
 
 
 def is_url(place: str) -> bool:
@@ -564,7 +537,7 @@ class QdrantConnection:
         self.writing: threading.RLock = threading.RLock()
         self._folder = None if is_url(place) else Path(place).resolve()
         if self._folder is None:
-            with self.errors_as_store_errors():
+            with errors_as_store_errors(self._shown, TODO):
                 # It asks for the server's version and only warns where nobody answers.
                 self._client = QdrantClient(
                     url=place,
@@ -575,7 +548,7 @@ class QdrantConnection:
             return
         if not create and not (self._folder / "meta.json").exists():
             raise no_store(shown)
-        with self._opening, self.errors_as_store_errors():
+        with self._opening, errors_as_store_errors(self._shown, TODO):
             local = self._living.get(self._folder)
             if local is None or not local.users:
                 local = self._living[self._folder] = LocalClient(self._folder)
@@ -588,7 +561,7 @@ class QdrantConnection:
         if self._closed:
             raise was_closed(self._shown)
         call = getattr(self._client, method)
-        with self.errors_as_store_errors():
+        with errors_as_store_errors(self._shown, TODO):
             if self._folder is not None:
                 # Filters of warnings cost a tenth of a small search, and only writing gives advice.
                 with self.writing, _without_advice() if method == "upsert" else nullcontext():
@@ -625,17 +598,6 @@ class QdrantConnection:
         for some in blocks_of(requests, at_once):
             for answer in self.ask("query_batch_points", collection, some):
                 yield answer.points
-
-    @contextmanager
-    def errors_as_store_errors(self) -> Iterator[None]:
-        """Raise every error of the client as a StoreError."""
-        todo = (
-            "see that the server runs at this address and is a Qdrant"
-            if self._folder is None
-            else "see that no other process has this folder open, or give another"
-        )
-        with errors_as_store_errors(self._shown, todo):
-            yield
 
     def close(self) -> None:
         """Let go of the client, and close it after its last store; closing twice is no error."""
