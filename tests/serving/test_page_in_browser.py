@@ -15,10 +15,10 @@ from tests.support.dashboards import Service, make_lineage, serve
 from tests.support.running_service import server
 
 from evergram.lineage.consumers import ConsumerRegistry
+from evergram.retrieval.backfill import BackfillProgress
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.dashboard import (
-    BackfillFacts,
     ConsumerFacts,
     DashboardData,
     Health,
@@ -40,9 +40,7 @@ CONSUMERS = [
     ConsumerFacts(name="ads", pinned="v0", version=0, since="2026-02-01", probe=PROBE),
     ConsumerFacts(name="feed", pinned="stable", version=3, since="2026-03-01"),
 ]
-FILLED = BackfillFacts(
-    side="object", version=3, state="under way", done=9, total=20, per_minute=600, left=1.1
-)
+FILLED = BackfillProgress(side="object", version=3, state="under way", done=9, total=20)
 LIVE = Live(
     started="2026-11-21T08:00:00+00:00",
     traffic=[
@@ -171,7 +169,7 @@ def test_it_shows_what_the_service_says(
             ["(no token)", "not known", "345", "▲ 7"],
         ],
         "rows": [["object", "v2", "11"], ["object", "v3", "20"]],
-        "backfill": [["object", "v3", "under way", "9 of 20 (45 %)", "600", "1 s"]],
+        "backfill": [["object", "v3", "under way", "9 of 20 (45 %)"]],
     }
     assert {name: rows(browser, name) for name in tables} == tables
     assert "2.25 ms" in text(browser, "#latency")
@@ -260,7 +258,7 @@ def test_names_are_shown_as_text(browser: Browser, service: Service, data: Dashb
         started=evil,
         traffic=[Traffic(consumer=evil, version=0, requests=1, errors=0)],
         rows={evil: {0: 1}},
-        backfill=[BackfillFacts(side=evil, version=0, done=0, total=1, state=evil)],
+        backfill=[BackfillProgress(side=evil, version=0, done=0, total=1, state=evil)],
     )
     consumer = ConsumerFacts(name=evil, pinned=evil, version=0, since=evil, probe=probe)
     facts = {"lineage": evil, "versions": versions, "consumers": [consumer], "live": live}

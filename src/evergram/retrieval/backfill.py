@@ -41,15 +41,14 @@ from evergram.validation import sentence_of
 BATCH = 10_000
 # The error of a row of a withdrawn version, which is refreshed before all others.
 OF_WITHDRAWN = 1e9
-# A backfill has stalled when it wrote nothing for PATIENCE seconds and for the time of this many
-# batches.
-PATIENCE, BATCHES = 60.0, 5
+# A backfill has stalled when it wrote nothing for so many seconds.
+PATIENCE = 600.0
 # The state of a backfill whose files are damaged.
 UNREADABLE = "cannot be read; plan again"
 RECORD, ORDER, JOURNAL, SOURCE = "backfill.json", "order.sealed", "journal", "source"
 _HASH = 32
 
-State = Literal["planned", "under way", "applied", "rolling back", "rolled back"]
+State = Literal["planned", "under way", "paused", "applied", "rolling back", "rolled back"]
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,7 @@ class BackfillStatus:
 
 class BackfillRecord(BaseModel):
     """All that a backfill's folder says of it, in one file that is replaced after each batch: `at`
-    is when it was written, `since` and `begun` when the last `apply` began and how many rows were
-    refreshed then, `paused` whether it stopped after the rows that it was asked for."""
+    is when it was written. It is paused where it stopped after the rows that it was asked for."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
 
@@ -96,9 +94,6 @@ class BackfillRecord(BaseModel):
     state: State = "planned"
     done: NonNegativeInt = 0
     at: FiniteFloat = 0.0
-    paused: bool = False
-    since: FiniteFloat | None = None
-    begun: NonNegativeInt = 0
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -115,38 +110,19 @@ class BackfillRecord(BaseModel):
                 f"{path} cannot be read: {reason_and_remedy(error, 'the backfill is as it was')}."
             ) from error
 
-    def progress(self, now: float) -> BackfillProgress:
-        """Return the progress as it looks at a time, in seconds since 1970."""
-        rate, idle, state = None, now - self.at, str(self.state)
-        if self.since is not None and self.done > self.begun and self.at > self.since:
-            rate = (self.done - self.begun) / (self.at - self.since)
-        if state == "under way":
-            # A time ahead of this machine's clock says as little as one that is long past.
-            stalled = abs(idle) > max(PATIENCE, BATCHES * self.batch / rate if rate else 0.0)
-            state = "paused" if self.paused else "stalled" if stalled else state
-        return BackfillProgress(self.side, self.target, self.done, self.rows, state, rate, idle)
-
 
 @dataclass(frozen=True)
 class BackfillProgress:
-    """The progress of one backfill, as its files show it: rows, rows a second in the last `apply`,
-    seconds since it was last written. The state is one of `State`, "paused", "stalled" (under way,
-    and nothing was written for long) or `UNREADABLE`."""
+    """The progress of one backfill, as its files show it, and the seconds since they were last
+    written. The state is one of `State`, "stalled" (under way, and nothing was written for
+    `PATIENCE`) or `UNREADABLE`."""
 
     side: str
     version: int
     done: int
     total: int
     state: str
-    rate: float | None = None
     idle: float | None = None
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until all rows are done at this rate; None if not running or not known."""
-        if self.state != "under way" or not self.rate:
-            return None
-        return (self.total - self.done) / self.rate
 
 
 def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillProgress]:
@@ -155,10 +131,17 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
     found = []
     for path in sorted((lineage / "backfills").glob(f"*/{RECORD}")):
         try:
-            found.append(BackfillRecord.read(path).progress(time.time() if now is None else now))
+            record = BackfillRecord.read(path)
         except IntegrityError:
             side = path.parent.name.rpartition("-")[0]
             found.append(BackfillProgress(side, 0, 0, 0, UNREADABLE))
+            continue
+        idle, state = (time.time() if now is None else now) - record.at, str(record.state)
+        # A time ahead of this machine's clock says as little as one that is long past.
+        if state == "under way" and abs(idle) > PATIENCE:
+            state = "stalled"
+        progress = record.side, record.target, record.done, record.rows, state, idle
+        found.append(BackfillProgress(*progress))
     return found
 
 
@@ -246,7 +229,7 @@ class Backfill:
                 earlier = BackfillRecord.read(self.folder / RECORD)
                 # One to a version that is no longer in production may stay unfinished: its rows
                 # are refreshed from where they are.
-                going_on = earlier.state == "under way"
+                going_on = earlier.state in ("under way", "paused")
                 going_on = going_on and earlier.target == self.lineage.production
                 if going_on or earlier.state == "rolling back":
                     how = "'apply', or undo it by 'rollback'" if going_on else "'rollback'"
@@ -320,18 +303,15 @@ class Backfill:
             done = record.done
             last = len(order) if rows is None else min(len(order), done + rows)
             with self._source() as source:
-                if done < last:
-                    run: dict[str, Any] = {"since": time.time(), "begun": done, "paused": False}
-                    record = self._write(record, state="under way", **run)
                 while done < last:
+                    record = self._write(record, state="under way", done=done)
                     ids = order.slice(done, min(record.batch, last - done))
                     self._refresh(source, record.target, ids, f"{done:012d}")
                     done += len(ids)
-                    record = self._write(record, done=done, paused=last <= done < len(order))
                     if progress is not None:
                         progress(done, len(order))
-            if done == len(order):
-                self._write(record, state="applied")
+            state = "applied" if done == len(order) else "paused" if done else record.state
+            self._write(record, state=state, done=done)
         return self.status()
 
     def rollback(self, progress: Progress | None = None) -> BackfillStatus:
@@ -360,7 +340,7 @@ class Backfill:
                         self.store.upsert(Rows(old.version, ids, old.vectors[mask]))
                     if progress is not None:
                         progress(number, len(journals))
-            self._write(record, state="rolled back", done=0, since=None)
+            self._write(record, state="rolled back", done=0)
         return self.status()
 
     def status(self) -> BackfillStatus:
@@ -522,6 +502,6 @@ def journal_rows(path: Path) -> Iterator[Rows]:
         yield Rows(int(version), mine["id"].combine_chunks(), vectors)
 
 
-def _keys(rows: Rows) -> Iterator[tuple[int, int | str, bytes]]:
-    for id_, vector in zip(rows.ids.to_pylist(), rows.vectors, strict=True):
-        yield rows.version, id_, vector.tobytes()
+def _keys(rows: Rows) -> list[tuple[int, int | str, bytes]]:
+    pairs = zip(rows.ids.to_pylist(), rows.vectors, strict=True)
+    return [(rows.version, id_, vector.tobytes()) for id_, vector in pairs]

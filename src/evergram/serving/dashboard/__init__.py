@@ -30,7 +30,7 @@ from evergram.lineage.diagnosis import (
     standard_errors,
 )
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import UNREADABLE, backfill_progress
+from evergram.retrieval.backfill import UNREADABLE, BackfillProgress, backfill_progress
 from evergram.retrieval.reader import Reader
 
 # Digits of a fingerprint that are shown.
@@ -157,21 +157,6 @@ class Traffic(_Facts):
     errors: int
 
 
-class BackfillFacts(_Facts):
-    """Progress of bringing the rows of a store's side to a version: its `state` is that of
-    `BackfillProgress`; rows `per_minute` in the last run, seconds `left` at that rate while it
-    runs, and seconds `idle` since the last row."""
-
-    side: str
-    version: int
-    done: int
-    total: int
-    state: str
-    per_minute: float | None = None
-    left: float | None = None
-    idle: float | None = None
-
-
 class Live(_Facts):
     """Facts of the running service: how many requests it `failed` to answer in the last ten
     minutes; `problems` are sentences on what it could not load or reach; `latency_ms` has "p50" and
@@ -183,7 +168,7 @@ class Live(_Facts):
     problems: list[str] = []
     latency_ms: dict[str, float] | None = None
     rows: dict[str, dict[int, int]] | None = None
-    backfill: list[BackfillFacts] = []
+    backfill: list[BackfillProgress] = []
 
 
 class Reason(_Facts):
@@ -519,7 +504,6 @@ class TrafficLog:
         traffic.sort(key=lambda row: (row.consumer, -1 if row.version is None else row.version))
         times = list(self._seconds.copy())
         p50, p99 = np.percentile(times or [0.0], [50, 99]).tolist()
-        shown = BackfillFacts.model_fields.keys() - {"per_minute"}
         return Live(
             started=self._started,
             traffic=traffic,
@@ -527,11 +511,5 @@ class TrafficLog:
             problems=problems,
             latency_ms={"p50": p50 * 1000, "p99": p99 * 1000} if times else None,
             rows=self._rows,
-            backfill=[
-                BackfillFacts(
-                    per_minute=None if backfill.rate is None else backfill.rate * 60,
-                    **{name: getattr(backfill, name) for name in shown},
-                )
-                for backfill in backfill_progress(reader.lineage.path)
-            ],
+            backfill=backfill_progress(reader.lineage.path),
         )

@@ -134,12 +134,10 @@ export function drawStore(live) {
     Object.entries(versions).map(([version, n]) => [side, `v${version}`, count(n)]));
   table(at("rows"), "Rows by side and version", ["side", "version", "rows"], rows,
     { numeric: [2], empty: live.rows ? "The store is empty." : "Not known." });
-  table(at("backfill"), "Backfill", ["side", "to version", "state", "rows done", "rows a minute", "time left"],
+  table(at("backfill"), "Backfill", ["side", "to version", "state", "rows done"],
     live.backfill.map((b) => [b.side, `v${b.version}`, state(b),
-      `${count(b.done)} of ${count(b.total)}${b.total ? ` (${Math.floor((100 * b.done) / b.total)} %)` : ""}`,
-      b.per_minute === null ? UNKNOWN : number(b.per_minute),
-      b.state === "under way" ? lasting(b.left) : "–"]),
-    { numeric: [3, 4, 5], empty: "None is under way." });
+      `${count(b.done)} of ${count(b.total)}${b.total ? ` (${Math.floor((100 * b.done) / b.total)} %)` : ""}`]),
+    { numeric: [3], empty: "None is under way." });
 }
 
 export const summary = (data) =>
