@@ -324,9 +324,9 @@ FAULTS = (
         "retrieval/test_stores_of_a_lineage.py",
     ),
     Fault(
-        "retrieval/version_search.py",
-        "if target >= self._lineage.production:",
-        "if target <= self._lineage.production:",
+        "retrieval/reader.py",
+        "if target >= self.lineage.production:",
+        "if target <= self.lineage.production:",
         "retrieval/test_reader.py",
     ),
     # The service and its consumers.

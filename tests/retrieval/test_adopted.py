@@ -18,7 +18,7 @@ from tests.support.postgres_server import postgres
 
 from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval import version_search as adopted_search
+from evergram.retrieval import reader as adopted_search
 from evergram.retrieval.reader import Metric, Reader
 from evergram.stores.adopted_store import AdoptedStore
 

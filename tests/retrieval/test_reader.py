@@ -420,7 +420,7 @@ def test_what_is_no_list_of_texts_is_refused(of_texts: Reader) -> None:
     refused: list[tuple[Any, str]] = [
         ("word1", r"\['word1'\]"),
         ([], "no texts to encode"),
-        (["word1", " \t"], "empty text at 1"),
+        (["word1", " \t"], "text at 1 is empty"),
         (["word1", 7], "text at 1 is a int"),
     ]
     for texts, named in refused:

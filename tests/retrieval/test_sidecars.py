@@ -29,9 +29,8 @@ from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.fill import fill
-from evergram.retrieval.reader import Metric, Reader
+from evergram.retrieval.reader import Metric, Reader, SearchOptions
 from evergram.retrieval.sidecar_files import SidecarFiles
-from evergram.retrieval.version_search import SearchOptions
 from evergram.retrieval.version_sidecar import (
     KEY,
     MARKS,
@@ -149,7 +148,7 @@ def test_a_search_ranks_by_what_is_read(made: Made, metric: Metric) -> None:
         with closing(Reader.open(made.lineage)) as plain:
             narrow, store = queries.astype(np.float32), plain.store()
             asked = SearchOptions(0, SIDE, metric)
-            proposed = plain._search._best(store, store.filled(), narrow, depth, asked, True)
+            proposed = plain._best(store, store.filled(), narrow, depth, asked, True)
             if metric != "cosine":
                 nearest = plain.search(queries, depth, 0, metric=metric)
                 assert [h.ids for h in proposed] == [h.ids for h in nearest]

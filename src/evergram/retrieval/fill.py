@@ -12,8 +12,9 @@ import pyarrow as pa
 from evergram.atomic_files import remove_tree
 from evergram.errors import DataError, EvergramError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.store_check import check_store, take_side
+from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps, stored_rows
+from evergram.stores.adopted_store import read_only
 from evergram.stores.open_store import open_store, snapshot_folder
 from evergram.stores.rows import Rows, Space
 from evergram.stores.store import Store
@@ -52,7 +53,10 @@ def fill(
     """
     version = lineage.production if version is None else version
     file = open_embeddings(lineage.stored(side, version))
-    take_side(lineage, store, side, withdrawn=True)
+    if not isinstance(store, Store):
+        raise read_only(store.address)
+    check_store(lineage, store, side, withdrawn=True)
+    store.take_side(side)
     maps = VersionMaps(lineage)
     there = store.spaces().get(version)
     # An empty space may be another lineage's, too, so its fingerprint is compared.

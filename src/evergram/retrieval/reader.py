@@ -1,13 +1,17 @@
-"""Stored embeddings at any version: fetched by id, searched, recommended."""
+"""Stored embeddings at any version: fetched by id, searched, recommended.
+
+The user's own tables do not store ‖A z + b‖, which cosine and distance at another version need. At
+the rows' own version the database computes these; otherwise the rows are read here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +25,33 @@ from evergram.errors import DataError, LineageError
 from evergram.gramian.query_form import QueryForm
 from evergram.ids import Lists, as_lists
 from evergram.lineage.lineage import Lineage, PairHistory
-from evergram.lineage.score_maps import QueryVectors
+from evergram.lineage.score_maps import QueryVectors, ScoredSearch, ScoreMaps, query_version_of
 from evergram.lineage.view import Missing, fold_in
 from evergram.reopening import Reopened
-from evergram.retrieval.metric_search import Metric
+from evergram.retrieval.metric_search import (
+    Field,
+    Metric,
+    by_cosine,
+    by_distance,
+    by_inner_product,
+    near_by_cosine,
+)
 from evergram.retrieval.side_stores import SideStores, opened_stores
-from evergram.retrieval.sidecar_files import Paths, SidecarFiles
+from evergram.retrieval.sidecar_files import HITS, Paths, SidecarFiles, reread
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
-from evergram.retrieval.version_search import Scores, SearchOptions, VersionSearch
+from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.filters import Filter
-from evergram.stores.rows import Embedded, Floats, Hits, Rows, check_k, places_among
+from evergram.stores.rows import (
+    Embedded,
+    Floats,
+    Hits,
+    Rows,
+    Space,
+    check_k,
+    merge_hits,
+    places_among,
+)
 from evergram.stores.store import ReadableStore
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
@@ -40,8 +60,39 @@ Version = int | str | None
 QUERY, CANDIDATE = "query", "candidate"
 # Candidates that are looked up for each recommended one at first, and at least.
 WIDER, LEAST = 2, 32
+# Rows of a table that one search may read here.
+MOST_READ = 200_000
+SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
+# For hits that are ranked anew.
+PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
+Scores = Literal["raw", "calibrated"]
+# How far from 1 a length may be that is 1 in half precision.
+UNIT = 1e-3
 
 __all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version"]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Everything about a search except the query vectors and k; see `Reader.search`. Raises:
+    DataError: there is no such metric, or no such scores."""
+
+    target: int
+    side: str
+    metric: Metric = "ip"
+    ids: pa.Array | None = None
+    filter: Filter | None = None
+    scores: Scores = "raw"
+    query_side: str | None = None
+    query_vectors: QueryVectors | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric not in get_args(Metric):
+            raise DataError(f"There is no metric {self.metric!r}; there is ip, l2 and cosine.")
+        if self.scores not in get_args(Scores):
+            raise DataError(
+                f"There are no scores {self.scores!r}; there are raw and calibrated ones."
+            )
 
 
 class Reader(Reopened):
@@ -86,7 +137,9 @@ class Reader(Reopened):
         self._sidecars = self._sidecar_files.read(lineage)
         self._stores = SideStores(lineage, stores, canaries, settled)
         self._maps = VersionMaps(lineage)
-        self._search = VersionSearch(lineage, self._stores, self._maps, self._sidecars, self.embed)
+        self._score_maps = ScoreMaps(lineage)
+        # Whether a version's own vectors of a side have length 1.
+        self._unit: dict[tuple[int, str], bool] = {}
         self._texts = TextVectors(lineage, encoder, self._maps)
         self._forms: dict[int, QueryForm | None] = {}
 
@@ -247,7 +300,122 @@ class Reader(Reopened):
             query_vectors,
         )
         check_k(k)
-        return self._search.search(self.queries(queries, target), k, asked)
+        return self._searched(self.queries(queries, target), k, asked)
+
+    def _searched(self, queries: Floats, k: int, asked: SearchOptions) -> list[Hits]:
+        store, own = self._stores.at(asked.side, asked.target), self._stores.of(asked.side)
+        calibrates = asked.scores == "calibrated"
+        if calibrates:
+            query_side = asked.query_side
+            if query_side is None:
+                query_side = QUERY if QUERY in self.sides else asked.side
+            made = query_version_of(asked.query_vectors, asked.target, self.lineage.production)
+            sides = query_side, asked.side
+            scored = ScoredSearch(asked.target, sides, asked.metric, self.lineage.resolve(made))
+        if asked.filter is not None and store is not own:
+            raise DataError(
+                f"Version {asked.target} is after production ({self.lineage.production}), and "
+                f"{own.address} has no rows of it, or some that cannot be read as it, so that the "
+                "published vectors are searched, which have no metadata: write its vectors there "
+                "and open the store again, or search without a filter."
+            )
+        depth = k if calibrates else self._sidecars.depth(asked.side, asked.target, k)
+        read = depth if asked.ids is None else min(depth, len(asked.ids))
+        at_once = max(1, HITS // max(1, read)) if depth > k else len(queries)
+        if len(queries) > at_once:
+            parts_of_queries = np.split(queries, range(at_once, len(queries), at_once))
+            return [hits for part in parts_of_queries for hits in self._searched(part, k, asked)]
+
+        def search(view: ReadableStore) -> tuple[bool, list[list[Hits]]]:
+            chosen = view if asked.filter is None else view.where(asked.filter)
+            filled = chosen.filled()
+            if not calibrates:
+                rereads = self._sidecars.apply(asked.side, asked.target, filled)
+                width = depth if rereads else k
+                return rereads, [self._best(chosen, filled, queries, width, asked, rereads)]
+            # Before they are calibrated, scores of two versions' rows are not comparable.
+            parts = [{version: space} for version, space in filled.items()]
+            return False, [self._best(chosen, one, queries, k, asked) for one in parts or [{}]]
+
+        # Spaces are searched one after the other. A row that moves to another version meanwhile
+        # would be in none of them, so all are read as of one moment.
+        with span("search", store=store.kind, version=asked.target, rows=len(queries), k=k):
+            rereads, parts = store.read_consistently(search)
+        if rereads:
+            embed = partial(self.embed, version=asked.target, side=asked.side)
+            return reread(embed, parts[0], queries, asked.metric, k)
+        if not calibrates:
+            return parts[0]
+        apart = [
+            [self._score_maps.hits(h, scored) if len(h) else h for h in part] for part in parts
+        ]
+        return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
+
+    def _best(
+        self,
+        view: ReadableStore,
+        filled: Mapping[int, Space],
+        queries: Floats,
+        k: int,
+        asked: SearchOptions,
+        proposals: bool = False,
+    ) -> list[Hits]:
+        """Return the k best rows of some spaces of a view of a store for each query [Q, D_j].
+
+        Args:
+            proposals: whether the hits are ranked anew, so that they need not be quite the best,
+                and their scores mean nothing.
+        Raises: LineageError: a transform on the way is not affine; or the store was never filled.
+            DataError: too many rows of a table would have to be read; a query has length 0 and so
+            no cosine.
+        """
+        if not filled and not view.spaces() and not isinstance(view, AdoptedStore):
+            raise LineageError(
+                f"{view.address} was never filled; 'evergram store fill' or fill(lineage, "
+                "store, side) fills it."
+            )
+        if not filled:
+            nothing = pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
+            return [Hits(*nothing) for _ in queries]
+        if isinstance(view, AdoptedStore):
+            parts = [self._of_table(view, version, queries, k, asked) for version in filled]
+            return [merge_hits(of_query, k) for of_query in zip(*parts, strict=True)]
+        fields = [
+            Field(view, self._maps, version, asked.target, self._maps.dim(version), space.dim)
+            for version, space in filled.items()
+        ]
+        search = (PROPOSALS if proposals else SEARCHES)[asked.metric]
+        return search(fields, queries, k, asked.ids)
+
+    def _of_table(
+        self, view: AdoptedStore, version: int, queries: Floats, k: int, asked: SearchOptions
+    ) -> list[Hits]:
+        """Return the k best rows of a version in a table for each query, all rows compared."""
+        metric, target = asked.metric, asked.target
+        if metric == "cosine" and not queries.any(axis=1).all():
+            raise DataError("A query has length 0, so it has no cosine; give another.")
+        among = None if asked.ids is None else pc.unique(view.as_ids(asked.ids))
+        computed = view.computes(metric, version)
+        if metric == "ip" and computed:
+            turned, offset = self._maps.affine(version, target).queries(queries)
+            offsets = None if offset is None else {version: offset}
+            return view.search({version: turned}, k, offsets=offsets, ids=among)
+        if version == target and computed:
+            return view.nearest_by(metric, version, queries, k, among)
+        # Only here, as counting takes a database as long as a search.
+        count = view.count().get(version, 0) if among is None else len(among)
+        if count > MOST_READ:
+            raise DataError(
+                f"A search by {metric} at version {target} would read {count} rows of version "
+                f"{version} from {view.address}, and one search reads {MOST_READ} at most: search "
+                f"{'by ip, ' if view.computes('ip', version) else ''}among fewer rows by a filter "
+                "or by ids, or by a metric that the database itself computes at the rows' own "
+                "version, or fill a store of Evergram's, which has the lengths."
+            )
+        read = partial(self._maps.rows, source=version, target=target)
+        return view.nearest_by(
+            metric, version, queries, k, among, None if version == target else read
+        )
 
     def default_metric(self, version: Version = None, side: str | None = None) -> Metric:
         """Return the metric of a search that names none: "ip", or "cosine" at a version before
@@ -256,8 +424,15 @@ class Reader(Reopened):
         By such vectors both rank alike, but rows that are read back have other lengths, and then
         the inner product ranks by these, too.
         """
-        side = self.default_side if side is None else side
-        return self._search.default_metric(self.lineage.resolve(version), side)
+        target, side = self.lineage.resolve(version), self.default_side if side is None else side
+        if target >= self.lineage.production:
+            return "ip"
+        if (target, side) not in self._unit:
+            canaries = self.lineage.canaries(target).get(side)
+            lengths = torch.zeros(1) if canaries is None else canaries[1].double().norm(dim=1)
+            unit = len(lengths) > 0 and float((lengths - 1).abs().max()) < UNIT
+            self._unit[target, side] = unit
+        return "cosine" if self._unit[target, side] else "ip"
 
     def encode(
         self,

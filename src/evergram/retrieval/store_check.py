@@ -13,8 +13,8 @@ import torch
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
-from evergram.stores.adopted_store import AdoptedStore, read_only
-from evergram.stores.store import ReadableStore, Store, other_side
+from evergram.stores.adopted_store import AdoptedStore
+from evergram.stores.store import ReadableStore, other_side
 from evergram.vector_files.open_embeddings import open_embeddings
 
 # A vector is the published one if it differs from it by less than this part of its length: the
@@ -26,27 +26,12 @@ AGREEING = 0.9
 LOOKED_FOR = 200
 
 
-def check_adopted(lineage: Lineage, store: AdoptedStore, side: str) -> None:
-    """Refuse a table whose columns do not hold what the lineage published.
-
-    A column that has no vector yet is checked before the first row of its version is read.
+def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> None:
+    """Compare vectors of one version with those that were published.
 
     Raises: IntegrityError: a column holds other vectors, of another dim, or none that could be
-        compared. LineageError: a version is not in the lineage.
+        compared. LineageError: the version is not in the lineage.
     """
-    store.set_check(partial(_check_version, lineage, store, side))
-    filled = store.filled()
-    if not filled:
-        raise IntegrityError(
-            f"{store.address} has no row with a vector yet, so that it cannot be proved to be of "
-            f"{lineage}; write its rows first."
-        )
-    for version in filled:
-        store.require(version)
-
-
-def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> None:
-    """Compare vectors of one version with those that were published. Raises: as `check_adopted`."""
     known = {manifest.version: manifest for manifest in lineage.versions}
     if version not in known:
         raise LineageError(
@@ -127,48 +112,27 @@ def check_store(
 ) -> None:
     """Refuse a store of another lineage or another side. Nothing is written to it.
 
+    Of a table of the user's own, a column that has no vector yet is compared with what was
+    published before the first row of its version is read.
+
     Args:
         withdrawn: whether it may have rows of a withdrawn version, which nobody can read.
     Raises: IntegrityError: a store holds vectors of another lineage or of another side, or it has
         rows and does not say of which side. LineageError: it has rows of a withdrawn version.
     """
+    filled = store.filled()
     if isinstance(store, AdoptedStore):
-        check_adopted(lineage, store, side)
+        store.set_check(partial(_check_version, lineage, store, side))
+        if not filled:
+            raise IntegrityError(
+                f"{store.address} has no row with a vector yet, so that it cannot be proved to be "
+                f"of {lineage}; write its rows first."
+            )
+        for version in filled:
+            store.require(version)
         return
-    _check_spaces(lineage, store, withdrawn=withdrawn)
-    recorded = store.side
-    if recorded == side:
-        return
-    if recorded is not None:
-        raise other_side(store, side)
-    versions = store.filled().keys()
-    sides = {name for manifest in lineage.versions for name in manifest.embeddings}
-    if not versions or sides == {side}:
-        return
-    raise IntegrityError(
-        f"{store.address} does not say which side it holds, and cannot be used for side {side!r}: "
-        "fill another store by 'evergram store fill', or, if you know that its rows are of this "
-        f"side, say so: store.take_side({side!r})."
-    )
-
-
-def take_side(
-    lineage: Lineage, store: ReadableStore, side: str, *, withdrawn: bool = False
-) -> None:
-    """Check a store, and record in it for good that it is of this side.
-
-    Raises: as `check_store`. StoreError: it is only read.
-    """
-    if not isinstance(store, Store):
-        raise read_only(store.address)
-    check_store(lineage, store, side, withdrawn=withdrawn)
-    store.take_side(side)
-
-
-def _check_spaces(lineage: Lineage, store: ReadableStore, *, withdrawn: bool) -> None:
-    """Refuse a store that holds vectors of another lineage. Raises: as `check_store`."""
     known = {m.version: m for m in lineage.versions}
-    for version, space in store.filled().items():
+    for version, space in filled.items():
         gone = lineage.withdrawn.get(version)
         owner = gone if gone is not None else known.get(version)
         mark = "not there" if owner is None else owner.fingerprint
@@ -178,16 +142,25 @@ def _check_spaces(lineage: Lineage, store: ReadableStore, *, withdrawn: bool) ->
                 f"{space.fingerprint}; that of {lineage.path} is {mark}. It was "
                 "filled from another lineage; use another store."
             )
-        if gone is None:
-            dim = known[version].dim
-            if space.dim not in (dim, dim + version + 1):
-                raise IntegrityError(
-                    f"{store.address} holds vectors of version {version} with {space.dim} "
-                    f"coordinates; the version has {dim}."
-                )
-        elif not withdrawn:
+        if gone is not None and not withdrawn:
             raise LineageError(
                 f"{store.address} holds rows of version {version}, which was withdrawn: put back "
                 "what they replaced by 'evergram store backfill rollback', or fill the store again "
                 "by 'evergram store fill'."
             )
+        dim = space.dim if gone is not None else known[version].dim
+        if space.dim not in (dim, dim + version + 1):
+            raise IntegrityError(
+                f"{store.address} holds vectors of version {version} with {space.dim} "
+                f"coordinates; the version has {dim}."
+            )
+    sides = {name for manifest in lineage.versions for name in manifest.embeddings}
+    recorded = store.side
+    if recorded not in (None, side):
+        raise other_side(store, side)
+    if recorded is None and filled and sides != {side}:
+        raise IntegrityError(
+            f"{store.address} does not say which side it holds, and cannot be used for side "
+            f"{side!r}: fill another store by 'evergram store fill', or, if you know that its rows "
+            f"are of this side, say so: store.take_side({side!r})."
+        )

@@ -29,15 +29,11 @@ class TextVectors:
     """
 
     def __init__(
-        self,
-        lineage: Lineage,
-        encoder: str | Sequence[str] | None = None,
-        maps: VersionMaps | None = None,
+        self, lineage: Lineage, encoder: str | Sequence[str] | None, maps: VersionMaps
     ) -> None:
-        self._lineage = lineage
+        self._lineage, self._maps = lineage, maps
         named = (RECORDED,) if encoder is None else encoder
         self.addresses: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named)
-        self._maps = VersionMaps(lineage) if maps is None else maps
         self._encoders: dict[int, RecordedEncoder] = {}
         self._opening = threading.Lock()
 
@@ -48,10 +44,31 @@ class TextVectors:
             or it cannot be opened, is not the recorded one, or must be named. ServiceError: it is
             elsewhere and cannot be reached.
         """
-        _check(texts, role)
+        if role not in ("query", "document"):
+            raise DataError(f"There is no role {role!r}; there is query and document.")
+        if isinstance(texts, str):
+            short = texts[:40]
+            raise DataError(f"texts is the text {short!r}; give a list, such as [{short!r}].")
+        if not len(texts):
+            raise DataError("There are no texts to encode; give at least one.")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(f"The text at {number} is empty, or is no string; leave it out.")
         source = max(version, self._lineage.production)
         with span("encoder", version=source, rows=len(texts)):
-            vectors = self._own_vectors(source, texts, role)
+            with self._opening:
+                if source not in self._encoders:
+                    self._encoders[source] = self._opened(source)
+                encoder = self._encoders[source]
+            try:
+                vectors = encoder.encode(texts, role)
+            except MismatchError as error:
+                with self._opening:
+                    self._encoders.pop(source, None)
+                raise DataError(
+                    f"{encoder.encoder.address} is no longer the encoder that version {source} "
+                    f"records: {error}."
+                ) from error
         dim = self._lineage.manifest(source).dim
         return self._maps.rows(checked_vectors(vectors, dim, source), source, version)
 
@@ -61,22 +78,6 @@ class TextVectors:
             for opened in self._encoders.values():
                 opened.encoder.close()
             self._encoders.clear()
-
-    def _own_vectors(self, version: int, texts: Sequence[str], role: Role) -> Floats:
-        """Return texts as a version's own encoder encodes them, [n, D]."""
-        with self._opening:
-            if version not in self._encoders:
-                self._encoders[version] = self._opened(version)
-            encoder = self._encoders[version]
-        try:
-            return encoder.encode(texts, role)
-        except MismatchError as error:
-            with self._opening:
-                self._encoders.pop(version, None)
-            raise DataError(
-                f"{encoder.encoder.address} is no longer the encoder that version {version} "
-                f"records: {error}."
-            ) from error
 
     def _opened(self, version: int) -> RecordedEncoder:
         """Return the encoder of a version. Raises: DataError: it cannot be opened."""
@@ -104,20 +105,3 @@ class TextVectors:
                 f"Version {version} was encoded by {recorded}, and {tried} cannot be "
                 f"opened: {error} Give its address on this machine in 'encoder'."
             ) from error
-
-
-def _check(texts: Sequence[str], role: str) -> None:
-    """Refuse what is no list of texts. Raises: DataError."""
-    if role not in ("query", "document"):
-        raise DataError(f"There is no role {role!r}; there is query and document.")
-    if isinstance(texts, str):
-        short = texts[:40]
-        raise DataError(f"texts is the text {short!r}; give a list, such as [{short!r}].")
-    if not len(texts):
-        raise DataError("There are no texts to encode; give at least one.")
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            kind = type(text).__name__
-            raise DataError(f"The text at {number} is a {kind}; give strings alone.")
-        if not text.strip():
-            raise DataError(f"There is an empty text at {number}; leave it out.")
