@@ -421,7 +421,7 @@ def test_what_is_no_list_of_texts_is_refused(of_texts: Reader) -> None:
         ("word1", r"\['word1'\]"),
         ([], "no texts to encode"),
         (["word1", " \t"], "text at 1 is empty"),
-        (["word1", 7], "text at 1 is a int"),
+        (["word1", 7], "text at 1 is empty, or is no string"),
     ]
     for texts, named in refused:
         with pytest.raises(DataError, match=named):
