@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 
-from evergram.atomic_files import remove_tree
-from evergram.errors import DataError, EvergramError
+from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores.adopted_store import read_only
-from evergram.stores.open_store import open_store, snapshot_folder
+from evergram.stores.open_store import open_store
 from evergram.stores.rows import Rows, Space
 from evergram.stores.store import Store
 from evergram.vector_files.open_embeddings import open_embeddings
@@ -105,8 +104,7 @@ def fill_stores(
 ) -> list[FilledStore]:
     """Write all embeddings of a version to stores, created where there are none.
 
-    All stores are opened and checked before the first row is written to any. A snapshot that was
-    made and got no row is removed again.
+    All stores are opened and checked before the first row is written to any.
 
     Args:
         addresses: side to address.
@@ -119,29 +117,21 @@ def fill_stores(
     number = lineage.resolve(version)
     kinds = {side: id_type(lineage, side, number) for side in addresses}
     refuse_shared(addresses)  # before one is made
-    places = {side: snapshot_folder(address) for side, address in addresses.items()}
-    new = {side: place for side, place in places.items() if place and not place.exists()}
-    stores: dict[str, Store] = {}
     filled = []
     with ExitStack() as opened:
-        try:
-            for side, address in addresses.items():
-                stores[side] = opened.enter_context(open_store(address, create=kinds[side]))
-            refuse_shared({side: store.place for side, store in stores.items()})
-            for side, store in stores.items():
-                check_store(lineage, store, side, withdrawn=True)
-            for side, store in stores.items():
-                of_side = None if progress is None else partial(progress, side, number)
-                rows = fill(lineage, store, side, number, progress=of_side)
-                if index:
-                    store.build_index()
-                filled.append(FilledStore(store.address, side, rows, store.count()))
-        except BaseException:
-            for side in new.keys() & stores.keys():
-                with suppress(EvergramError):  # another error is on its way
-                    if not stores[side].count():
-                        remove_tree(new[side])
-            raise
+        stores = {
+            side: opened.enter_context(open_store(address, create=kinds[side]))
+            for side, address in addresses.items()
+        }
+        refuse_shared({side: store.place for side, store in stores.items()})
+        for side, store in stores.items():
+            check_store(lineage, store, side, withdrawn=True)
+        for side, store in stores.items():
+            of_side = None if progress is None else partial(progress, side, number)
+            rows = fill(lineage, store, side, number, progress=of_side)
+            if index:
+                store.build_index()
+            filled.append(FilledStore(store.address, side, rows, store.count()))
     return filled
 
 

@@ -24,7 +24,7 @@ from evergram.data.split import PairHash
 from evergram.errors import DataError, LineageError
 from evergram.gramian.query_form import QueryForm
 from evergram.ids import Lists, as_lists
-from evergram.lineage.lineage import Lineage, PairHistory
+from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import QueryVectors, ScoredSearch, ScoreMaps, query_version_of
 from evergram.lineage.view import Missing, fold_in
 from evergram.reopening import Reopened
@@ -506,14 +506,8 @@ class Reader(Reopened):
             have no queries and candidates; or what was seen is not recorded.
         """
         check_k(k)
-        if not {QUERY, CANDIDATE} <= set(self.sides):
-            raise LineageError(
-                f"{self.lineage} has the sides {', '.join(self.sides)}; candidates are recommended "
-                "to queries, so a lineage whose models were trained is needed. Use search() for "
-                "objects."
-            )
         target = self.lineage.resolve(version)
-        queries = self.embed(ids, target, QUERY)
+        queries, store = self.embed(ids, target, QUERY), self.store(CANDIDATE, target)
         if len(queries.missing):
             raise DataError(
                 f"{len(queries.missing)} of {len(queries.ids)} queries are not stored; the first "
@@ -528,23 +522,20 @@ class Reader(Reopened):
                 "were seen cannot be left out: give exclude_seen=False, and leave them out "
                 "yourself."
             )
-        return self._unseen(queries, k, history)
-
-    def _unseen(self, queries: Embedded, k: int, history: PairHistory) -> list[Hits]:
-        """Return k candidates that each query was not trained with, by ever wider searches."""
-        stored = sum(self.store(CANDIDATE, queries.version).count().values())
-        none = Hits(pa.array([]), np.zeros(0, np.float32), np.zeros(0, np.int64))
-        best, waiting = [none] * len(queries.ids), list(range(len(queries.ids)))
-        width = max(LEAST, WIDER * k)
+        hasher, best, waiting = PairHash(history.salt), {}, list(range(len(queries.ids)))
+        # Searches get wider until each query has k, or all candidates were looked at.
+        width, stored = max(LEAST, WIDER * k), max(1, sum(store.count().values()))
         while waiting:
-            asked = queries.vectors[waiting], min(width, stored) or 1, queries.version, CANDIDATE
-            for place, hits in zip(waiting, self.search(*asked, "ip"), strict=True):
-                best[place] = _without_seen(hits, queries.ids[place], history).first(k)
-            waiting = [place for place in waiting if len(best[place]) < k]
-            if width >= stored:
-                break
+            vectors = queries.vectors[waiting]
+            found = self.search(vectors, min(width, stored), target, CANDIDATE, "ip")
+            for place, hits in zip(waiting, found, strict=True):
+                if len(hits):
+                    pairs = hasher.of_pairs(pa.repeat(queries.ids[place], len(hits)), hits.ids)
+                    hits = hits.where(~history.trained.has(pairs))
+                best[place] = hits.first(k)
+            waiting = [place for place in waiting if len(best[place]) < k and width < stored]
             width *= 4
-        return best
+        return [best[place] for place in range(len(queries.ids))]
 
     def fold_in(
         self,
@@ -667,11 +658,3 @@ class Reader(Reopened):
 
 def _versions(view: ReadableStore) -> set[int]:
     return set(view.filled())
-
-
-def _without_seen(hits: Hits, query: pa.Scalar, history: PairHistory) -> Hits:
-    if not len(hits):
-        return hits
-    assert history.salt is not None
-    pairs = PairHash(history.salt).of_pairs(pa.repeat(query, len(hits)), hits.ids)
-    return hits.where(~history.trained.has(pairs))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from pathlib import Path
 from typing import NamedTuple, overload
 
 from evergram.errors import DataError
@@ -48,14 +47,6 @@ KINDS = {
     ),
     "sqlite": StoreKind("sqlite:FILE#NAME", "sqlite_store", "SqliteStore"),
 }
-
-
-def snapshot_folder(address: str) -> Path | None:
-    """Return the folder of a snapshot's address; None if it is of another kind."""
-    scheme, _, rest = address.partition(":")
-    if scheme == "snapshot":
-        return Path(rest)
-    return None if scheme in KINDS else Path(address)
 
 
 @overload
