@@ -6,7 +6,12 @@ BIN := .venv/bin
 TORCH_INDEX ?=
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo docs test test-all lint release-check lower-bounds sbom bench clean
+# What a machine with CUDA computes, and how fast: one JSON, and what the documents say about GPUs. It runs in
+# the environment of PYTHON, with pytest, numpy and what pyproject.toml needs, because a GPU's torch is its own.
+gpu-check:
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu_check
+
+.PHONY: demo docs gpu-check test test-all lint release-check lower-bounds sbom bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
