@@ -53,7 +53,6 @@ class Trait(Enum):
     # Of [model].
     SIZED = "an encoder that the recipe makes (model.kind other than 'module')"
     FREE_VECTORS = "a free vector for each entity (model.kind = 'factorization')"
-    OWN_ROWS = "a row for each id (model.kind = 'factorization' without model.hash_rows)"
     MADE_START = "tables that start from vectors (model.start = 'smooth')"
     UNIT_ROWS = "rows of unit norm (model.normalize = true)"
     FREE_NORMS = "rows of any norm (model.normalize = false)"

@@ -1,16 +1,13 @@
-"""Tables are drawn, hashed, looked up and mapped as plain ones in memory would be."""
+"""Tables are drawn, looked up and mapped as plain ones in memory would be."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,7 +21,6 @@ from evergram.encoders.encoder import (
     look_up,
     unit_rows,
 )
-from evergram.encoders.features import HashedRows
 from evergram.encoders.mapped_tensors import (
     copied_beside,
     mapped_zeros,
@@ -161,46 +157,3 @@ def test_unit_rows_are_torchs_with_its_gradient() -> None:
         torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-12)
     inputs = rows[:2].clone().requires_grad_()
     assert torch.autograd.gradcheck(unit_rows, inputs)
-
-
-IDS = st.one_of(
-    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30),
-    st.lists(st.text(st.characters(blacklist_categories=["Cs"]), max_size=12), max_size=30),
-)
-
-
-def row_of(text: str, table: str, count: int, seed: int) -> int:
-    """The definition in the class's docstring, one id at a time."""
-    key = hashlib.blake2b(f"{table}\0hash_rows {seed}".encode()).digest()
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
-    return int.from_bytes(digest, "little") % count
-
-
-@settings(deadline=None)
-@given(IDS, st.integers(1, 2**31 - 1), st.integers(0, 9), st.sampled_from(["id", "query.id"]))
-def test_a_row_is_that_of_the_definition(
-    ids: list[int] | list[str], count: int, seed: int, table: str
-) -> None:
-    kind = pa.string() if ids and isinstance(ids[0], str) else pa.int64()
-    rows = HashedRows(count, seed).rows(pa.array(ids, kind), table)
-    assert rows.dtype == torch.int64
-    assert rows.tolist() == [row_of(str(one), table, count, seed) for one in ids]
-
-
-def test_a_missing_id_has_no_row() -> None:
-    rows = HashedRows(10).rows(pa.array(["a", None, "b"]), "id")
-    assert (rows >= 0).tolist() == [True, False, True]
-
-
-def test_rows_are_uniform_and_independent_of_seed_and_table() -> None:
-    """χ² over 64 rows, and over the cells of two hashes' rows; 5 σ above their expectation."""
-    ids, count = pa.array(np.arange(40_000)), 64
-    chosen = [
-        HashedRows(count, seed).rows(ids, table)
-        for seed, table in ((0, "query.id"), (1, "query.id"), (0, "candidate.id"))
-    ]
-    cells = [chosen[0], *(chosen[0] * count + other for other in chosen[1:])]
-    for rows, size in zip(cells, (count, count**2, count**2), strict=True):
-        expected = len(ids) / size
-        chi = float(((torch.bincount(rows, minlength=size) - expected) ** 2 / expected).sum())
-        assert abs(chi - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5

@@ -75,7 +75,6 @@ _CHANGES: dict[str, Tables] = {
         "training": {"batch_size": 256},
     },
     "softmax-mapped": {
-        "model": {"hash_rows": 64},
         "task": {"kind": "softmax", "penalty": 1.0},
         "training": {"tables": "mapped"},
         "upgrade": {"method": "fix-m0"},

@@ -1,4 +1,4 @@
-"""Tables in files or hashed, and data on disk: the models of plain tables, bit for bit."""
+"""Tables in files, and data on disk: the models of plain tables, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow.csv import write_csv
-from tests.support.fits import CPU, assert_same, changed, split_of, trainer_of, untimed
+from tests.support.fits import CPU, assert_same, changed, split_of, untimed
 from tests.support.prepared import generated, write_prepared
 from tests.support.several_processes import ROOT, assert_near, called
 
-from evergram import PretrainedEncoder
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
@@ -24,7 +23,7 @@ from evergram.data.sampling import ExampleSampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.mapped_tensors import mapping_folder
-from evergram.errors import DataError, RecipeError, ShapeError
+from evergram.errors import DataError, RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
@@ -164,16 +163,12 @@ def test_the_least_memory_is_less_than_a_run_holds(small: Recipe, overrides: str
     assert 0 < needed_bytes(recipe.model, schema_of(split_of(recipe).training), 0) <= most
 
 
-def test_the_dim_of_the_version_counts_and_so_do_hashed_rows(small: Recipe) -> None:
+def test_the_dim_of_the_version_counts(small: Recipe) -> None:
     corpus = split_of(small).training
     wide = changed(small, "model.dim=[8, 10_000_000]", "training.tables=memory")
     place_tables(FitSettings.of(wide, corpus, 0), schema_of(corpus), CPU, None)
     with pytest.raises(RecipeError, match=r"model\.dim = 10000000 .*[\d,]{15,} bytes"):
         place_tables(FitSettings.of(wide, corpus, 1), schema_of(corpus), CPU, None)
-    entities = len(corpus.queries) + len(corpus.candidates)
-    hashed = changed(small, "model.hash_rows=10")
-    needed = [needed_bytes(recipe.model, schema_of(corpus), 0) for recipe in (small, hashed)]
-    assert needed[0] - needed[1] == 4 * 8 * (entities - 2 * 10)
 
 
 def fit_settings(recipe: Recipe, *overrides: str) -> tuple[FitSettings, Corpus]:
@@ -223,70 +218,6 @@ def tables(encoder: Encoder) -> dict[str, torch.Tensor]:
     return {
         s: parameters[f"tables.{s}/id.weight" if is_tower else f"{s}.weight"].data for s in SIDES
     }
-
-
-@pytest.mark.parametrize("kind", ["factorization", "two_tower"])
-def test_without_collisions_it_is_the_model_with_a_row_for_each_id(
-    small: Recipe, kind: str
-) -> None:
-    """The same steps from the same start, up to the order of the rows."""
-    recipe = changed(small, f"model.kind={kind}")
-    recipe = changed(recipe, "model.hidden=[6]") if kind == "two_tower" else recipe
-    plain, other = trainer_of(recipe), trainer_of(changed(recipe, "model.hash_rows=2000000"))
-    with torch.no_grad():
-        for name, value in other.encoder.named_parameters():
-            if "hidden" in name:
-                value.copy_(dict(plain.encoder.named_parameters())[name])
-        for side in SIDES:
-            rows = other.step.scene.inputs[side].table_rows
-            assert len(set(rows.tolist())) == len(rows)
-            tables(other.encoder)[side][rows] = tables(plain.encoder)[side]
-    for run in (plain, other):
-        run.fit(epochs=2)
-    one, two = (run.encoder.embed_all(run.step.scene) for run in (plain, other))
-    for side in SIDES:
-        # Rows that a batch holds twice are summed in another order.
-        torch.testing.assert_close(one[side], two[side], rtol=1e-5, atol=1e-6)
-
-
-def test_it_is_published_read_back_and_upgraded(small: Recipe, tmp_path: Path) -> None:
-    hashed = "model.dim=8", "model.hash_rows=150"
-    recipe = changed(small, *hashed, "upgrade.start=previous")
-    lineage = Lineage.create(tmp_path / "line", "line")
-    artefact = train(recipe, device="cpu")
-    assert artefact.encoder is not None
-    assert artefact.encoder.options["hash_rows"] == 150
-    assert len(artefact.encoder.state["query.weight"]) == 150
-    publish(lineage, artefact)
-    ids, published = artefact.block("query")
-    # Through Python, the published encoder gives the published vectors, and refuses unseen ids.
-    pretrained = PretrainedEncoder.of_version(lineage, 0)
-    torch.testing.assert_close(torch.from_numpy(pretrained.encode(ids, "query")), published)
-    with pytest.raises(DataError, match="no vector for 1 of 1 objects"):
-        pretrained.encode([10**9], "query")
-    assert upgrade(recipe, lineage).encoder is not None
-    for other, hashing in (
-        (changed(recipe, "model.hash_rows=140"), "140"),
-        (changed(small, "model.dim=8", "upgrade.start=previous"), "no hash"),
-    ):
-        with pytest.raises(ShapeError, match=hashing):
-            upgrade(other, lineage)
-
-
-def test_an_unseen_id_has_a_row_and_is_not_known(small: Recipe) -> None:
-    recipe = changed(small, "model.hash_rows=50")
-    corpus = split_of(recipe).training
-    encoder = trainer_of(recipe, corpus=corpus).encoder
-    first = corpus.queries.vocabulary.keys[0].as_py()
-    pairs = {"query": [first, 10**9], "candidate": [10**9, 10**9]}
-    scene = encoder.read(Corpus.of(pa.table(pairs)))
-    assert encoder.known("query", scene).tolist() == [True, False]
-    vectors = encoder.embed_all(scene)["query"]
-    table = tables(encoder)["query"]
-    for row, one in zip(scene.inputs["query"].table_rows, (first, 10**9), strict=True):
-        assert encoder.schema.hashed_rows("query", pa.array([one])) == row
-    assert vectors.shape == (2, 8)
-    assert torch.equal(vectors, table[scene.inputs["query"].table_rows])
 
 
 def recipe_of(folder: Path, *overrides: str) -> Recipe:

@@ -304,16 +304,12 @@ class Encoder(nn.Module, ABC):
         """Return bool [N], True for entities that the encoder has learned anything about."""
 
     def keyed(self) -> dict[str, str]:
-        """Return, by parameter name, the vocabulary of each parameter with one row for each key.
-
-        Tables whose rows are hashed are none of them.
-        """
+        """Return, by parameter name, the vocabulary of each parameter with one row for each key."""
         return {}
 
     def start_from(self, other: Encoder) -> None:
-        """Copy the parameters of another encoder; rows of keys that it lacks stay as they are, the
-        bucket of a number gets the row of the bucket that its start is in, and hashed rows are
-        copied whole.
+        """Copy the parameters of another encoder; rows of keys that it lacks stay as they are, and
+        the bucket of a number gets the row of the bucket that its start is in.
 
         Raises: ShapeError: it has another architecture. DataError: a feature has another type.
         """
@@ -321,12 +317,6 @@ class Encoder(nn.Module, ABC):
             raise ShapeError(
                 f"The encoder has {self.dim} dims, and the one to start from {other.dim}; set "
                 f"model.dim = {other.dim}, or upgrade.start = 'fresh'."
-            )
-        if self.schema.hashing != other.schema.hashing:
-            hashes = [s.hashing or "no hash" for s in (self.schema, other.schema)]
-            raise ShapeError(
-                f"Rows of ids are by {hashes[0]} here and by {hashes[1]} in the encoder to start "
-                "from; use its model.hash_rows, or upgrade.start = 'fresh'."
             )
         mine, theirs = (_learned(encoder) for encoder in (self, other))
         own_tables, their_tables = self.keyed(), other.keyed()

@@ -41,16 +41,15 @@ def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -
     if ID in columns:
         refuse_other_ids(columns[ID], side, schema)
     size = len(next(iter(columns.values())))
-    ids, hashed = torch.full((size,), -1, dtype=torch.int64), None
+    ids = torch.full((size,), -1, dtype=torch.int64)
     if ID in columns:
-        keys = _keys(columns[ID], ID)
-        ids, hashed = schema.ids(side).rows(keys), schema.hashed_rows(side, keys)
+        ids = schema.ids(side).rows(_keys(columns[ID], ID))
     bags = {
         name: _bag(columns.get(name), size, schema.vocabularies[vocabulary], name)
         for name, vocabulary in names_of(side, schema).items()
         if name != ID
     }
-    inputs = EntityInputs(ids, bags, hashed=hashed)
+    inputs = EntityInputs(ids, bags)
     refuse_unknown(inputs.is_known, columns)
     return inputs
 

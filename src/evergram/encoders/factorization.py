@@ -17,7 +17,6 @@ class Factorization(RowEncoder):
     Args:
         scale: standard deviation of the initial rows.
         generator: draws them.
-        hash_rows: so many rows a table, shared by ids of one hash; None gives each id its own.
         folder: where the tables are mapped from files; None keeps them in memory.
     """
 
@@ -31,19 +30,17 @@ class Factorization(RowEncoder):
         generator: torch.Generator,
         scale: float = 0.1,
         normalize: bool = False,
-        hash_rows: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        super().__init__(schema.with_hashed_rows(hash_rows), dim, normalize)
+        super().__init__(schema, dim, normalize)
         self.tables_folder = folder
-        sizes = (self.schema.table_size(self.schema.inputs[side]["id"]) for side in SIDES)
-        queries, candidates = sizes
+        queries, candidates = (len(schema.ids(side)) for side in SIDES)
         self.query: nn.Embedding = embedding_table(queries, dim, scale, generator, folder)
         self.candidate: nn.Embedding = embedding_table(candidates, dim, scale, generator, folder)
 
     def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
         table: nn.Embedding = self.query if side == "query" else self.candidate
-        return look_up(table, inputs.table_rows, has_all=inputs.has_all_ids)
+        return look_up(table, inputs.ids, has_all=inputs.has_all_ids)
 
     @torch.no_grad()
     def rescale(self) -> None:
@@ -52,8 +49,6 @@ class Factorization(RowEncoder):
             table.weight.copy_(nn.functional.normalize(table.weight, dim=1))
 
     def keyed(self) -> dict[str, str]:
-        if self.schema.hashing is not None:
-            return {}
         return {f"{side}.weight": self.schema.inputs[side]["id"] for side in SIDES}
 
     def known(self, side: str, scene: Scene) -> Tensor:

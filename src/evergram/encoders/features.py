@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side, Vocabulary, take_ragged
 from evergram.data.feature_types import bucket_starts, is_measure, positions, type_name
-from evergram.data.split import PairHash
 from evergram.errors import DataError
 
 SIDES = ("query", "candidate")
@@ -28,15 +26,12 @@ class EntityInputs:
             of a number or time that is missing, none.
         has_all_ids: True where no id is -1, so that reading a table needs no mask.
         in_order: True where ids are 0 to B - 1, as of the corpus that the vocabularies are of.
-        hashed: int64 [B], rows of the id table where these are hashed, -1 for a missing id; else
-            None.
     """
 
     ids: Tensor
     bags: Mapping[str, tuple[Tensor, Tensor]]
     has_all_ids: bool = False
     in_order: bool = False
-    hashed: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,21 +58,14 @@ class EntityInputs:
         rows = torch.where(empty, of_missing, first)
         return rows, torch.arange(len(rows) + 1, device=rows.device)
 
-    @property
-    def table_rows(self) -> Tensor:
-        """int64 [B], rows of the id table, -1 for an id that has none."""
-        return self.ids if self.hashed is None else self.hashed
-
     def take(self, rows: Tensor) -> EntityInputs:
         bags = {name: take_ragged(*bag, rows) for name, bag in self.bags.items()}
         ids = rows if self.in_order else self.ids[rows]
-        hashed = None if self.hashed is None else self.hashed[rows]
-        return EntityInputs(ids, bags, self.has_all_ids, hashed=hashed)
+        return EntityInputs(ids, bags, self.has_all_ids)
 
     def to(self, device: torch.device) -> EntityInputs:
         bags = {n: (i.to(device), o.to(device)) for n, (i, o) in self.bags.items()}
-        hashed = None if self.hashed is None else self.hashed.to(device)
-        return replace(self, ids=self.ids.to(device), bags=bags, hashed=hashed)
+        return replace(self, ids=self.ids.to(device), bags=bags)
 
 
 def table_name(vocabulary: str) -> str:
@@ -93,12 +81,10 @@ class Schema:
         vocabularies: by name.
         inputs: for each side, input name ("id" or a feature) to vocabulary name. Two inputs that
             name one vocabulary read the same keys.
-        hashing: gives ids their rows in tables; None gives each id of a vocabulary its own.
     """
 
     vocabularies: Mapping[str, Vocabulary]
     inputs: Mapping[str, Mapping[str, str]]
-    hashing: HashedRows | None = None
 
     @classmethod
     def of(cls, corpus: Corpus, *, features: bool) -> Schema:
@@ -124,27 +110,6 @@ class Schema:
 
     def ids(self, side: str) -> Vocabulary:
         return self.vocabularies[self.inputs[side]["id"]]
-
-    def with_hashed_rows(self, count: int | None) -> Schema:
-        """Return the schema in which ids are hashed into so many rows; None leaves it as it is."""
-        return self if count is None else replace(self, hashing=HashedRows(count))
-
-    @property
-    def hashed_tables(self) -> list[str]:
-        """The vocabularies of ids whose rows are hashed."""
-        if self.hashing is None:
-            return []
-        return sorted({names["id"] for names in self.inputs.values()})
-
-    def table_size(self, vocabulary: str) -> int:
-        """Return the number of rows of a vocabulary's table."""
-        if self.hashing is not None and vocabulary in self.hashed_tables:
-            return self.hashing.count
-        return len(self.vocabularies[vocabulary])
-
-    def hashed_rows(self, side: str, ids: pa.Array) -> Tensor | None:
-        """Return the row of each id [n] of a side, see `EntityInputs.hashed`."""
-        return None if self.hashing is None else self.hashing.rows(ids, self.inputs[side]["id"])
 
     def read(self, side: str, entities: Side) -> EntityInputs:
         """Return the inputs of entities of any corpus, in their order.
@@ -172,8 +137,7 @@ class Schema:
         # Once for a corpus: a batch could not tell without waiting for its device.
         in_order = torch.equal(ids, torch.arange(len(ids)))
         has_all = in_order or bool((ids >= 0).all())
-        hashed = self.hashed_rows(side, entities.vocabulary.keys)
-        return EntityInputs(ids, bags, has_all, in_order, hashed)
+        return EntityInputs(ids, bags, has_all, in_order)
 
 
 def refuse_other_types(feature: str, mine: Vocabulary, other: Vocabulary) -> None:
@@ -200,32 +164,3 @@ def _vocabulary_of(corpus: Corpus, feature: str) -> Vocabulary:
     given = np.concatenate([values[column.indices.numpy()] for column in columns])
     missing = any(bool((c.offsets[1:] == c.offsets[:-1]).any()) for c in columns)
     return Vocabulary(bucket_starts(given, vocabulary.keys.type, missing=missing))
-
-
-@dataclass(frozen=True)
-class HashedRows:
-    """The row of an id is h(id) mod N; ids with the same row share a vector.
-
-    h is the first eight bytes, little endian, of BLAKE2b of the id's text, keyed by BLAKE2b of the
-    table's name and the seed (`PairHash.of_ids`): the same in every process and version, whatever
-    the other ids are. 5 and "5" are one id.
-
-    Args:
-        count: N.
-        seed: another one gives independent rows.
-    """
-
-    count: int
-    seed: int = 0
-
-    def rows(self, ids: pa.Array, table: str) -> Tensor:
-        """Return the row of each id, int64 [n]; -1 for an id that is missing.
-
-        Args:
-            table: the name of the ids' vocabulary; tables of two names have independent rows.
-        """
-        hashes = PairHash(f"hash_rows {self.seed}").of_ids(ids, table)
-        rows = torch.from_numpy((hashes % np.uint64(self.count)).astype(np.int64))
-        if ids.null_count:
-            rows[torch.from_numpy(ids.is_null().to_numpy(zero_copy_only=False).copy())] = -1
-        return rows

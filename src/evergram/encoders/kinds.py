@@ -13,7 +13,6 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    model_validator,
 )
 
 from evergram.kinds import (
@@ -129,12 +128,8 @@ class EncoderSettings(KindSettings):
             }
         )
 
-    def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
-        """Return the rows of all tables of ids, for so many entities.
-
-        Args:
-            shared: whether both sides share their ids.
-        """
+    def table_rows(self, queries: int, candidates: int) -> int:
+        """Return the rows of all tables of ids, for so many entities."""
         return queries + candidates
 
     def layer_numbers(self, dim: int, version: int) -> int:
@@ -152,51 +147,27 @@ def at_version(values: list[int], version: int) -> int:
     return values[min(version, len(values) - 1)]
 
 
-class IdTableSettings(EncoderSettings):
-    """Tables of ids with one row for each id, or with `hash_rows` rows that ids share by a hash."""
-
-    maps_tables = True
-    hash_rows: Annotated[Positive, Field(lt=2**31)] | None = None
-
-    def options(self, version: int) -> dict[str, Any]:
-        options = super().options(version)
-        return options if self.hash_rows else {k: v for k, v in options.items() if k != "hash_rows"}
-
-    def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
-        if self.hash_rows is None:
-            return queries + candidates
-        return self.hash_rows * (1 if shared else 2)
-
-
-class FactorizationSettings(IdTableSettings):
+class FactorizationSettings(EncoderSettings):
     """A free vector for each entity."""
 
     kind: Literal["factorization"] = "factorization"
     built = "evergram.encoders.factorization.Factorization"
     reads_features = False
+    maps_tables = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
-    # What the tables start from: Gaussian rows, or vectors made of the pairs, see `starts/`.
+    # What the tables start from: Gaussian rows, or vectors made of the pairs, see `smooth_start`.
     start: Literal["random", "smooth"] = "random"
-
-    @model_validator(mode="after")
-    def _starts_with_own_rows(self) -> Self:
-        if self.start != "random" and self.hash_rows is not None:
-            raise ValueError(
-                f"model.start = {self.start!r} writes a vector into the row of each id, and ids "
-                "share the rows of model.hash_rows; leave one of them out"
-            )
-        return self
 
     def options(self, version: int) -> dict[str, Any]:
         return {k: v for k, v in super().options(version).items() if k != "start"}
 
     @property
     def traits(self) -> frozenset[Trait]:
-        own = {Trait.OWN_ROWS: self.hash_rows is None, Trait.MADE_START: self.start != "random"}
-        return super().traits | {Trait.FREE_VECTORS} | traits_where(own)
+        made = traits_where({Trait.MADE_START: self.start != "random"})
+        return super().traits | {Trait.FREE_VECTORS} | made
 
 
-class TwoTowerSettings(IdTableSettings):
+class TwoTowerSettings(EncoderSettings):
     """Ids and features through layers.
 
     `input_dim` is the width of each input embedding, by default `dim`; `hidden` are the widths of
@@ -206,6 +177,7 @@ class TwoTowerSettings(IdTableSettings):
     kind: Literal["two_tower"] = "two_tower"
     built = "evergram.encoders.two_tower.TwoTower"
     mixes_precision = True
+    maps_tables = True
     size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "hidden")
     input_dim: Positive | None = None
     hidden: list[Positive] = Field(default=[64])
@@ -266,7 +238,7 @@ class MeanOfCandidatesSettings(EncoderSettings):
     needs_graph = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
 
-    def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
+    def table_rows(self, queries: int, candidates: int) -> int:
         return candidates
 
 

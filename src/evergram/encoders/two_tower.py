@@ -39,7 +39,6 @@ class TwoTower(RowEncoder):
             needs `residual` false.
         scale: standard deviation of the initial id tables; of all tables where `residual` is false.
         normalize: True scales embeddings to unit norm.
-        hash_rows: so many rows a table of ids, shared by ids of one hash; None gives each its own.
         folder: where the tables are mapped from files; None keeps them in memory.
     """
 
@@ -57,10 +56,8 @@ class TwoTower(RowEncoder):
         concatenate: bool = False,
         scale: float = 0.1,
         normalize: bool = False,
-        hash_rows: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        schema = schema.with_hashed_rows(hash_rows)
         super().__init__(schema, dim, normalize)
         self.tables_folder = folder
         width = dim if input_dim is None else input_dim
@@ -71,13 +68,13 @@ class TwoTower(RowEncoder):
         self.tables: nn.ModuleDict = nn.ModuleDict(
             {
                 table_name(name): embedding_table(
-                    schema.table_size(name),
+                    len(keys),
                     width,
                     scale if name in ids or not residual else 0.0,
                     generator,
                     folder,
                 )
-                for name in schema.vocabularies
+                for name, keys in schema.vocabularies.items()
             }
         )
         self.skip: nn.ModuleDict = nn.ModuleDict()
@@ -93,9 +90,7 @@ class TwoTower(RowEncoder):
             self.hidden[side] = _layers(inputs * width, hidden, dim, generator, zero=residual)
 
     def keyed(self) -> dict[str, str]:
-        hashed = self.schema.hashed_tables
-        names = [name for name in self.schema.vocabularies if name not in hashed]
-        return {f"tables.{table_name(name)}.weight": name for name in names}
+        return {f"tables.{table_name(name)}.weight": name for name in self.schema.vocabularies}
 
     def feature_tables(self) -> list[nn.Parameter]:
         ids = {table_name(self.schema.inputs[side]["id"]) for side in SIDES}
@@ -116,7 +111,7 @@ class TwoTower(RowEncoder):
             table = self.tables[table_name(vocabulary)]
             assert isinstance(table, nn.Embedding)
             if name == "id":
-                parts.append(look_up(table, inputs.table_rows, has_all=inputs.has_all_ids))
+                parts.append(look_up(table, inputs.ids, has_all=inputs.has_all_ids))
                 continue
             of_missing = self.schema.vocabularies[vocabulary].row_of_missing
             indices, offsets = inputs.bag(name, of_missing)

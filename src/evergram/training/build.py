@@ -476,4 +476,4 @@ def _tables_and_vectors(model: EncoderSettings, schema: Schema, version: int) ->
     """Return the bytes of the tables of ids, and of one vector for each entity."""
     query, candidate = (schema.ids(side) for side in SIDES)
     sizes, row = (len(query), len(candidate)), FLOAT * model.dim_of(version)
-    return row * model.table_rows(*sizes, shared=query is candidate), row * sum(sizes)
+    return row * model.table_rows(*sizes), row * sum(sizes)

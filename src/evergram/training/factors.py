@@ -174,7 +174,7 @@ def start_tables(encoder: Encoder, model: FactorizationSettings, corpus: Corpus,
         known = (corpus.counts(side) > 0) & rows.any(dim=1)  # the others keep their random rows
         rows = rows if model.normalize else rows * scale
         with torch.no_grad():
-            table.weight[scene.inputs[side].table_rows[known]] = rows[known].to(table.weight)
+            table.weight[scene.ids(side)[known]] = rows[known].to(table.weight)
 
 
 # Added to the pairs of an entity, so that one with few of them does not weigh as much as its few.

@@ -71,7 +71,6 @@ WRONG = [
     ("upgrade.method=magic", "keep-all"),
     ("upgrade.method=non-bc|upgrade.transform=affine", "a transform that is not fitted"),
     ("upgrade.method=post-closed|upgrade.transform=residual_mlp", "closed form"),
-    ("model.hash_rows=9|model.start=smooth", "hash_rows"),
     # What needs something of another table: the key, and what it needs.
     ("split.kind=given", "split.kind is 'given', which needs a file of test pairs"),
     ("data={kind='python', columns={query='user'}}", "data.columns is {'query': 'user'}, which"),

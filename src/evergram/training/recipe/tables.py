@@ -357,7 +357,7 @@ class SweepTraining(TrainingSettings):
     optimizer: Annotated[
         Literal["als"],
         Needs(
-            *(Trait.OWN_ROWS, Trait.FREE_NORMS, Trait.SQUARED_LOSS),
+            *(Trait.FREE_VECTORS, Trait.FREE_NORMS, Trait.SQUARED_LOSS),
             *(Trait.NO_JOINT_TRANSFORM, Trait.ONE_PROCESS),
             values=("als",),
         ),
