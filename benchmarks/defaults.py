@@ -25,7 +25,7 @@ import torch
 from benchmarks import gowalla
 from benchmarks.tiny import recipes
 from evergram.data.split import RowPairs, Split
-from evergram.training.corpora import final_split, load_corpus, split_for
+from evergram.training.build import final_split, load_corpus, split_for
 from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.pilots import run_pilots
 from evergram.training.recipe import Recipe

@@ -28,7 +28,7 @@ from evergram.gramian import QueryForm
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.view import fold_in, stored_lookup
 from evergram.releasing.upgrade import train
-from evergram.training.corpora import load_corpus
+from evergram.training.build import load_corpus
 from evergram.training.recipe import Recipe
 
 METRIC = "recall@20"

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks import gowalla
 from evergram.data.split import RowPairs, Split
 from evergram.evaluation.ranking import rank_metrics, relevance_of
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
 METRICS = ("recall@20", "ndcg@20")

@@ -14,7 +14,7 @@ from benchmarks.by_command import await_ready, run, served
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.demo import rated_above_median
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
 RECIPE = "recipes/movielens-growing.toml"

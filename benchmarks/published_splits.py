@@ -25,7 +25,7 @@ from benchmarks.defaults import interval
 from benchmarks.peers import METRICS
 from benchmarks.tiny import recipes
 from evergram.data.split import Split
-from evergram.training.corpora import final_split, load_corpus, split_for
+from evergram.training.build import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 

@@ -12,8 +12,7 @@ import torch
 
 from evergram.data.corpus import Corpus
 from evergram.process_settings import while_training
-from evergram.training.build import FitSettings, prepare
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import FitSettings, load_corpus, prepare, split_for
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import AdaptiveTraining

@@ -19,10 +19,9 @@ from benchmarks.defaults import of_some_queries, one_thread
 from benchmarks.peers import Result, implicit_als
 from benchmarks.tiny import recipes
 from evergram.data.split import Split
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.process_settings import while_training
-from evergram.training.build import FitSettings, prepare
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import FitSettings, load_corpus, prepare, split_for
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 

@@ -13,7 +13,7 @@ from evergram.encoders.encoder import Embeddings
 from evergram.training.build import FitSettings, build_sampler
 from evergram.training.joint import JointAlignment
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.upgrade import PosthocUpgrade
+from evergram.training.recipe.tables import PosthocUpgrade
 
 
 class FixedEmbeddings(Embeddings):

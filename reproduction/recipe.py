@@ -32,20 +32,18 @@ from evergram.kinds import Kinds, Needs, Positive, Rate, Settings, Trait
 from evergram.training.recipe.tables import (
     SPLITS,
     TRAININGS,
+    UPGRADES,
     AdamTraining,
     AdaptiveTraining,
+    AlignedObjects,
+    GradientUpgrade,
+    JointUpgrade,
+    PosthocUpgrade,
     RandomSplit,
     SplitSettings,
     StepSettings,
     TimeSplit,
     Training,
-)
-from evergram.training.recipe.upgrade import (
-    UPGRADES,
-    AlignedObjects,
-    GradientUpgrade,
-    JointUpgrade,
-    PosthocUpgrade,
     TransformTraining,
     UpgradeSettings,
 )

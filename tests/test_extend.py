@@ -19,15 +19,14 @@ from evergram.cli.models import diagnosis_parts
 from evergram.cli.printing import show
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
-from evergram.tasks.kinds import TASKS
-from evergram.tasks.losses import LOSSES
+from evergram.tasks.kinds import LOSSES, TASKS
+from evergram.training.build import load_corpus
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 
 PAGES = Path(__file__).parents[1] / "docs" / "extend"

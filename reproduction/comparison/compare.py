@@ -21,9 +21,8 @@ from evergram.lineage.artefact import Artefact, plain_numbers
 from evergram.lineage.diagnosis import LEAST_QUERIES
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.build import pick_device
+from evergram.training.build import corpus_for, pick_device, split_for
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import corpus_for, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
 from evergram.training.recipe.tables import TimeSplit

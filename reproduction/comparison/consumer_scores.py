@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evergram.atomic_files import replace_file
 from evergram.data.corpus import Corpus
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_versions import known_vectors
 from evergram.training.checkpoint import load_encoder

@@ -13,13 +13,12 @@ from evergram.data.split import Split
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import RecipeError
 from evergram.kinds import Positive, Settings, Weight
-from evergram.training.corpora import with_selecting_metric
+from evergram.training.build import with_selecting_metric
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.recipe import values_of_file
-from evergram.training.recipe.upgrade import METHODS as UPGRADES
-from evergram.training.recipe.upgrade import JointUpgrade, Method
-from evergram.training.recipe.values import overridden, override_keys
+from evergram.training.recipe.recipe import overridden, override_keys, values_of_file
+from evergram.training.recipe.tables import METHODS as UPGRADES
+from evergram.training.recipe.tables import JointUpgrade, Method
 from evergram.validation import sentence_of
 from reproduction.recipe import PAPER_UPGRADES, PaperRecipe
 

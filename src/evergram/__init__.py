@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from evergram.releasing.upgrade import upgrade as upgrade
     from evergram.retrieval.reader import Reader as Reader
     from evergram.serving.client import Client as Client
+    from evergram.training.build import load_corpus as load_corpus
+    from evergram.training.build import split_for as split_for
     from evergram.training.checkpoint import load_encoder as load_encoder
-    from evergram.training.corpora import load_corpus as load_corpus
-    from evergram.training.corpora import split_for as split_for
     from evergram.training.diagnose import diagnose as diagnose
     from evergram.training.recipe import Recipe as Recipe
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import (
+    SIDES,
     Encoder,
     PopularityFactor,
     RowEncoder,
+    Schema,
     popularity_factors,
 )
 from evergram.encoders.factory import build_encoder, publish_by_popularity, restore_encoder
-from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.module_encoder import (
     EncoderModules,

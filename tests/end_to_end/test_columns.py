@@ -15,7 +15,7 @@ from tests.support.command import Command
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.lineage.lineage import Lineage
-from evergram.training.corpora import load_corpus
+from evergram.training.build import load_corpus
 from evergram.training.recipe import Recipe
 
 TRAIN = "train shop.toml --lineage l --set data.path=clicks.csv"

@@ -25,7 +25,7 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.module_encoder import EncoderModules
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.corpora import load_corpus
+from evergram.training.build import load_corpus
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import gowalla, pinned
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.corpora import load_corpus
+from evergram.training.build import load_corpus
 from evergram.training.recipe import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

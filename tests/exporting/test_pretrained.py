@@ -15,7 +15,7 @@ from tests.support.encoders import CANDIDATES, DIM, QUERIES, lineage_with_encode
 
 import evergram
 from evergram.data.corpus import Corpus
-from evergram.encoders.features import EntityInputs
+from evergram.encoders.encoder import EntityInputs
 from evergram.errors import DataError, FormatError, IntegrityError, LineageError
 from evergram.exporting.pretrained_encoder import PretrainedEncoder, _Config
 from evergram.lineage.lineage import Lineage

@@ -21,15 +21,6 @@ from tests.support.subclasses import concrete_subclasses
 from torch import Tensor
 
 import evergram.gramian
-from evergram.gramian.averaging_rate import (
-    FASTEST,
-    NOISE_EVERY,
-    SLOWEST,
-    UNSEEN,
-    WINDOW,
-    AveragingRate,
-    best_rate,
-)
 from evergram.gramian.estimator import (
     EntityBatch,
     ExactGramian,
@@ -49,7 +40,18 @@ from evergram.gramian.kinds import (
     StormSettings,
 )
 from evergram.gramian.sagram import SAGram
-from evergram.gramian.sogram import RATES, AdaptiveSOGram, SOGram
+from evergram.gramian.sogram import (
+    FASTEST,
+    NOISE_EVERY,
+    RATES,
+    SLOWEST,
+    UNSEEN,
+    WINDOW,
+    AdaptiveSOGram,
+    AveragingRate,
+    SOGram,
+    best_rate,
+)
 from evergram.gramian.storm import Storm
 
 # Every kind as a recipe makes it by default, and the settings of ours that take another way.

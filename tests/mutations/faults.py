@@ -51,7 +51,7 @@ FAULTS = (
         "gramian training/test_processes.py",
     ),
     Fault(
-        "gramian/averaging_rate.py",
+        "gramian/sogram.py",
         "(1 - (1 - rate) ** 2)",
         "(1 - (1 - rate))",
         "gramian",
@@ -119,7 +119,7 @@ FAULTS = (
     ),
     # Losses, sampling and metrics.
     Fault(
-        "tasks/losses.py",
+        "tasks/kinds.py",
         "(1 - target) * (1 + score).clamp(min=0)",
         "(1 - target) * (1 - score).clamp(min=0)",
         "tasks",

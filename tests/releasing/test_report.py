@@ -19,7 +19,7 @@ from torch import nn
 from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
 from evergram.data.synthetic import generate
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.evaluation.ranking import query_metrics
 from evergram.lineage.lineage import Lineage, PairHistory
@@ -32,7 +32,7 @@ from evergram.releasing.past_versions import (
     reading_report,
 )
 from evergram.releasing.upgrade import train, upgrade, version_report
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import load_corpus, split_for
 from evergram.training.diagnose import diagnose
 from evergram.training.fit import Trained
 

@@ -23,8 +23,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.split import HeldOut, random_split
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import DataError, RecipeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
@@ -64,8 +63,8 @@ from evergram.releasing.upgrade import (
 )
 from evergram.retrieval.reader import Reader
 from evergram.training import selection
+from evergram.training.build import load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext
 from evergram.training.recipe import Recipe
 
@@ -378,7 +377,7 @@ def test_the_test_of_a_frozen_model_counts_new_ids_as_unknown(
     small: Recipe, first: tuple[Lineage, Corpus]
 ) -> None:
     lineage, corpus = first
-    recipe = frozen(small, "upgrade.alone=true", "training.epochs=1", "prior.kind=version")
+    recipe = frozen(small, "upgrade.alone=true", "training.epochs=1")
     split = split_for(recipe, corpus, 1, lineage.pair_history)
     known = stored_in({s: lineage.embeddings(s)[0] for s in ("query", "candidate")}, split.training)
     of_known = known["query"][split.test.query]

@@ -47,18 +47,18 @@ from tests.support.tiny_training import tiny_lineage, tiny_recipe
 
 from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import RecipeError
 from evergram.lineage.diagnosis import LEAST_QUERIES
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_versions import known_vectors
 from evergram.releasing.upgrade import train, upgrade
+from evergram.training.build import load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
 from evergram.training.recipe.recipe import DONE
-from evergram.training.recipe.upgrade import METHODS as ALL_METHODS
+from evergram.training.recipe.tables import METHODS as ALL_METHODS
 
 DOCUMENT = Path(__file__).parents[2] / "reproduction" / "comparison" / "README.md"
 METHODS = ["keep-all", "fix-m0", "non-bc", "post-lin-sloss", "bc-aligner"]

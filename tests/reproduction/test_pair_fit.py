@@ -18,7 +18,7 @@ from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import ExampleSampler, PairDraws
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.releasing.upgrade import upgrade
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 

@@ -8,9 +8,8 @@ import pyarrow as pa
 import torch
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import Encoder
+from evergram.encoders.encoder import Encoder, Schema
 from evergram.encoders.factory import build_encoder
-from evergram.encoders.features import Schema
 from evergram.encoders.kinds import ENCODERS
 
 TAGS = {"x": ["a", "b"], "y": ["b"], "z": [], "new": ["c"]}

@@ -17,9 +17,8 @@ from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch, EntitySampler, ExampleSampler
 from evergram.data.split import Split
 from evergram.lineage.artefact import Artefact
-from evergram.training.build import Companions, FitSettings, prepare
+from evergram.training.build import Companions, FitSettings, load_corpus, prepare, split_for
 from evergram.training.callbacks import Callback, Point
-from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.loop import Trainer, run_epoch
 from evergram.training.recipe import Recipe

@@ -15,7 +15,7 @@ from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.training.build import Companions, FitSettings, prepare
 from evergram.training.joint import JointAlignment, JointAlignmentSettings

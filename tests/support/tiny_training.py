@@ -12,7 +12,7 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.values import override_keys
+from evergram.training.recipe.recipe import override_keys
 
 PAPER_KEYS = PaperRecipe.key_types().keys() - Recipe.key_types().keys()
 

@@ -27,8 +27,7 @@ from evergram.errors import IntegrityError, RecipeError, TrainingError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.build import Companions
-from evergram.training.corpora import load_corpus
+from evergram.training.build import Companions, load_corpus
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import (
     PATIENCE,
@@ -163,8 +162,6 @@ def test_every_column_id_feature_module_and_file_of_a_run_counts(tmp_path: Path)
         modules(joint=module_of(1.0, 3.0)),
         modules(start=module_of(1.0, 2.0)),
         modules(own=module_of(1.0, 2.0)),
-        modules(past={"query": torch.ones(2)}),
-        modules(past={"query": torch.zeros(2)}),
     ]
     query, weights = tmp_path / "query.parquet", tmp_path / "weights.csv"
     recipe = {

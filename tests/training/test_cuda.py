@@ -11,9 +11,8 @@ from torch import Tensor
 
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.build import pick_device
+from evergram.training.build import load_corpus, pick_device
 from evergram.training.callbacks import Callback, Point
-from evergram.training.corpora import load_corpus
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings

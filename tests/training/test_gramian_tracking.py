@@ -16,7 +16,7 @@ from tests.support.tiny_training import recipe_class
 from torch import Tensor
 
 from evergram.data.sampling import Batch
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import DataError, TrainingError
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment, exact_moment
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
@@ -24,10 +24,18 @@ from evergram.gramian.sagram import SAGram
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.training.callbacks import Callback, Point
-from evergram.training.diagnose import WITHOUT_GRAMIAN, diagnose, effective_rank, rivals, spectrum
+from evergram.training.diagnose import (
+    OWN,
+    WITHOUT_GRAMIAN,
+    TensorBoard,
+    Tracking,
+    diagnose,
+    effective_rank,
+    rivals,
+    spectrum,
+)
 from evergram.training.loop import Trainer
 from evergram.training.recipe import Recipe
-from evergram.training.tracking import OWN, TensorBoard, Tracking
 
 
 def tracking(recipe: Recipe, chosen: dict[str, Any], **options: Any) -> Tracking:

@@ -14,10 +14,9 @@ from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weigh
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.sampling import Batch
-from evergram.encoders.encoder import Embeddings
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES, Embeddings
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
-from evergram.training.recipe.upgrade import AlignedObjects
+from evergram.training.recipe.tables import AlignedObjects
 
 USERS, ITEMS = 50, 30
 

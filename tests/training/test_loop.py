@@ -18,8 +18,8 @@ from evergram.data.sampling import Batch
 from evergram.errors import TrainingError
 from evergram.log_lines import LogFormat, set_log_format
 from evergram.training import loop, progress
+from evergram.training.build import final_split
 from evergram.training.callbacks import Callback, Limits, Point
-from evergram.training.corpora import final_split
 from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.loop import Trainer
 from evergram.training.progress import Progress

@@ -20,8 +20,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import ExampleSampler
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.encoder import SIDES, Encoder, Schema
 from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.artefact import Artefact
@@ -29,8 +28,15 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training import build
-from evergram.training.build import FitSettings, build_sampler, needed_bytes, place_tables, prepare
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import (
+    FitSettings,
+    build_sampler,
+    load_corpus,
+    needed_bytes,
+    place_tables,
+    prepare,
+    split_for,
+)
 from evergram.training.distributed import join_processes
 from evergram.training.loop import Trainer
 from evergram.training.recipe import Recipe

@@ -20,8 +20,8 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training import build
+from evergram.training.build import load_corpus
 from evergram.training.callbacks import Callback, Point
-from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings
 

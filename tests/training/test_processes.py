@@ -31,7 +31,7 @@ import evergram
 from evergram.cli.failures import sentence_and_code
 from evergram.collectives import ALONE, RANK, WORLD, Collectives, is_first_process
 from evergram.data.sampling import Draw
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import EvergramError, TrainingError
 from evergram.training import selection

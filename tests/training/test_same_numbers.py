@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.corpora import load_corpus
+from evergram.training.build import load_corpus
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "training-1.safetensors"
 BASE: dict[str, Any] = {

@@ -35,7 +35,7 @@ from evergram.training.pilots import (
     run_pilots,
 )
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.values import toml_of
+from evergram.training.recipe.recipe import toml_of
 from evergram.training.tuning import (
     LOCK,
     NAME,
@@ -118,7 +118,6 @@ def test_what_is_decided_already_needs_no_pilot(
         "training.budget=5.0",
         "training.epochs=2",
         "training.patience=0",
-        "prior.kind=version",
         "task.kind=bpr",
         "model.normalize=true",
     ):

@@ -28,15 +28,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
-from evergram.encoders.encoder import Encoder
+from evergram.encoders.encoder import SIDES, Encoder, Schema
 from evergram.encoders.factory import build_encoder, publish_by_popularity
-from evergram.encoders.features import SIDES, Schema
 from evergram.evaluation import ranking
 from evergram.evaluation.metric_sample import MetricSample
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.releasing.upgrade import train
 from evergram.training import fit
-from evergram.training.corpora import final_split, load_corpus, split_for
+from evergram.training.build import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder, warned
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe

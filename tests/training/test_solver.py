@@ -17,7 +17,7 @@ from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import RecipeError, TrainingError
 from evergram.gramian.estimator import Moment
 from evergram.lineage.artefact import Artefact

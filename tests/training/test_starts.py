@@ -16,9 +16,8 @@ from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import Encoder
+from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.factorization import Factorization
-from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
@@ -150,7 +149,7 @@ def test_files_are_joined_by_id(tmp_path: Path) -> None:
     query = vectors(tmp_path / "q.parquet", [keys[2], keys[0], 99], [[1, 2], [3, 4], [5, 6]])
     known = data.candidates.vocabulary.keys.to_pylist()
     candidate = vectors(tmp_path / "c.parquet", known, [[float(i), 1.0] for i in range(len(known))])
-    prior = FilesSettings(query=query, candidate=candidate).build(data, None, 0)
+    prior = FilesSettings(query=query, candidate=candidate).build(data, 0)
     assert prior["query"][:3].tolist() == [[3, 4], [0, 0], [1, 2]]
     assert prior["candidate"][:, 0].tolist() == list(range(len(known)))
 
@@ -166,7 +165,7 @@ def test_files_that_cannot_be_a_prior(tmp_path: Path) -> None:
     ):
         query = vectors(tmp_path / "q.parquet", [key], [row])
         with pytest.raises(DataError, match=message):
-            FilesSettings(query=query, candidate=candidate).build(data, None, 0)
+            FilesSettings(query=query, candidate=candidate).build(data, 0)
 
 
 def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix(
@@ -177,12 +176,12 @@ def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix(
     observed[data.column("query"), data.column("candidate")] = 1  # repeats count once
     values = np.linalg.svd(observed, compute_uv=False)
     most = min(len(data.queries), len(data.candidates)) - 1
-    assert SVDSettings().build(data, None, 0)["query"].shape[1] == most < SVDSettings.rank
+    assert SVDSettings().build(data, 0)["query"].shape[1] == most < SVDSettings.rank
     monkeypatch.setattr(SVDSettings, "rank", 3)
-    prior = SVDSettings().build(data, None, 0)
+    prior = SVDSettings().build(data, 0)
     error = ((prior["query"] @ prior["candidate"].T).numpy() - observed) ** 2
     assert error.sum() == pytest.approx((values[3:] ** 2).sum(), rel=1e-3)
-    again = SVDSettings().build(data, None, 0)
+    again = SVDSettings().build(data, 0)
     assert torch.equal(prior["query"], again["query"])
 
 

@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch, ExampleSampler, Pool
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES, Encoder
 from evergram.errors import RecipeError, ShapeError
 from evergram.gramian.estimator import HostBuffers, Moment
 from evergram.gramian.penalty import preconditioner

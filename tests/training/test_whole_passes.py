@@ -17,16 +17,14 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.encoders.encoder import ROWS, CandidatesAtHand
-from evergram.encoders.features import SIDES
-from evergram.encoders.graph.graph_encoder import GraphEncoder
-from evergram.encoders.graph.graphsage import GraphSage
+from evergram.encoders.encoder import ROWS, SIDES, CandidatesAtHand
+from evergram.encoders.graph_encoders import GraphEncoder, GraphSage
 from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training import build
+from evergram.training.build import final_split, load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.step import Step

@@ -59,8 +59,8 @@ def init(
     recipe = first.recipe
     assert isinstance(recipe.training, StepSettings)
     show(
-        {"recipe": str(out), **first.as_json()},
-        *first.sentences(),
+        {"recipe": str(out), **first.facts},
+        *first.sentences,
         f"Recipe: {out}, with {recipe.model.dim_of(0)} dims, batches of "
         f"{recipe.training.batch_size} and at most {recipe.training.epochs} epochs.",
         f"Next: evergram train {shlex.quote(str(out))} --lineage lineages/{recipe.name}",

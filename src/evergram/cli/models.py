@@ -160,7 +160,7 @@ def diagnose(
 
 def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
     """Yield the spectrum of each side, the scores, and the error of each estimator."""
-    from evergram.training.tracking import OWN
+    from evergram.training.diagnose import OWN
 
     yield Grid(
         f"Version {diagnosis.version}",

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.encoders.encoder import SIDES as SIDES
     from evergram.encoders.encoder import Embeddings as Embeddings
     from evergram.encoders.encoder import Encoder as Encoder
     from evergram.encoders.encoder import RowEncoder as RowEncoder
+    from evergram.encoders.encoder import Schema as Schema
     from evergram.encoders.factorization import Factorization as Factorization
-    from evergram.encoders.features import SIDES as SIDES
-    from evergram.encoders.features import Schema as Schema
-    from evergram.encoders.graph.graphsage import GraphSage as GraphSage
-    from evergram.encoders.graph.lightgcn import LightGCN as LightGCN
+    from evergram.encoders.graph_encoders import GraphSage as GraphSage
+    from evergram.encoders.graph_encoders import LightGCN as LightGCN
     from evergram.encoders.kinds import ENCODERS as ENCODERS
     from evergram.encoders.kinds import EncoderSettings as EncoderSettings
     from evergram.encoders.two_tower import TwoTower as TwoTower

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Vocabulary, to_tensor
 from evergram.data.feature_types import is_measure, measures_of, type_name
-from evergram.encoders.features import EntityInputs, Schema
+from evergram.encoders.encoder import EntityInputs, Schema
 from evergram.errors import DataError
 
 ID = "id"

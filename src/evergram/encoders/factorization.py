@@ -7,8 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from evergram.encoders.encoder import RowEncoder, Scene, embedding_table, look_up
-from evergram.encoders.features import SIDES, EntityInputs, Schema
+from evergram.encoders.encoder import (
+    SIDES,
+    EntityInputs,
+    RowEncoder,
+    Scene,
+    Schema,
+    embedding_table,
+    look_up,
+)
 
 
 class Factorization(RowEncoder):

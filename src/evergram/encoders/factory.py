@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import Schema
+from evergram.encoders.encoder import Encoder, Schema
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import IntegrityError, LineageError, RecipeError
 

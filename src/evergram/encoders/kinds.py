@@ -195,7 +195,7 @@ class GraphSageSettings(EncoderSettings):
     """
 
     kind: Literal["graphsage"] = "graphsage"
-    built = "evergram.encoders.graph.graphsage.GraphSage"
+    built = "evergram.encoders.graph_encoders.GraphSage"
     needs_graph = True
     passes_over_graph = True
     rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
@@ -221,7 +221,7 @@ class LightGCNSettings(EncoderSettings):
     """Free vectors, smoothed `layers` times over the graph."""
 
     kind: Literal["lightgcn"] = "lightgcn"
-    built = "evergram.encoders.graph.lightgcn.LightGCN"
+    built = "evergram.encoders.graph_encoders.LightGCN"
     needs_graph = True
     passes_over_graph = True
     rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
@@ -233,7 +233,7 @@ class MeanOfCandidatesSettings(EncoderSettings):
     """A free vector for each candidate; a query is the mean of those that it met."""
 
     kind: Literal["mean_of_candidates"] = "mean_of_candidates"
-    built = "evergram.encoders.graph.mean_of_candidates.MeanOfCandidates"
+    built = "evergram.encoders.mean_of_candidates.MeanOfCandidates"
     reads_features = False
     needs_graph = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)

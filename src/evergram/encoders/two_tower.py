@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evergram.encoders.encoder import RowEncoder, embedding_table, look_up
-from evergram.encoders.features import SIDES, EntityInputs, Schema, table_name
+from evergram.encoders.encoder import (
+    SIDES,
+    EntityInputs,
+    RowEncoder,
+    Schema,
+    embedding_table,
+    look_up,
+    table_name,
+)
 
 
 class TwoTower(RowEncoder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evergram.gramian.averaging_rate import AveragingRate
 from evergram.gramian.estimator import (
     EntityBatch,
     GramianEstimator,
@@ -13,6 +12,7 @@ from evergram.gramian.estimator import (
     batch_noise,
     projected,
 )
+from evergram.gramian.sogram import AveragingRate
 
 
 class Storm(GramianEstimator):

@@ -23,13 +23,13 @@ from evergram.compatibility.closed_forms import fit_closed_form, moments_by_use
 from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import DataError
 from evergram.ids import id_hashes
 from evergram.releasing.past_versions import PastModel, held_out_rows, known_vectors
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.upgrade import (
+from evergram.training.recipe.tables import (
     GradientUpgrade,
     JointUpgrade,
     PosthocUpgrade,

@@ -15,7 +15,7 @@ from evergram.evaluation.probes import roc_auc
 from evergram.evaluation.version_distance import as_dim
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import TimeSplit

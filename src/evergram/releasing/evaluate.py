@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import LineageError
 from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
 from evergram.evaluation.ranking import (
@@ -23,8 +23,7 @@ from evergram.releasing.past_versions import (
     stored_in,
     unknown_counts,
 )
-from evergram.training.build import pick_device
-from evergram.training.corpora import corpus_for, final_split, split_for
+from evergram.training.build import corpus_for, final_split, pick_device, split_for
 from evergram.training.recipe import Recipe
 
 

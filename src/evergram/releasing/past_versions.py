@@ -16,8 +16,7 @@ from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Corpus, PairBlock, PairRule, Side, Vocabulary
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.split import RowPairs, Split, known_pairs
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import LineageError, RecipeError
 from evergram.evaluation.metric_sample import QueryDraw, SampledRanking

@@ -16,9 +16,8 @@ from evergram.collectives import ALONE, Collectives, is_first_process
 from evergram.compatibility.certificate import StepError, certify
 from evergram.data.corpus import Corpus, summaries
 from evergram.data.split import Split, TrainedPairs
-from evergram.encoders.encoder import Encoder, popularity_factors
+from evergram.encoders.encoder import SIDES, Encoder, popularity_factors
 from evergram.encoders.factory import publish_by_popularity
-from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import EncoderSettings, ModuleSettings
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import RecipeError
@@ -38,20 +37,21 @@ from evergram.releasing.past_versions import (
     unknown_counts,
     with_known_queries,
 )
-from evergram.training.build import Companions, pick_device
+from evergram.training.build import (
+    Companions,
+    corpus_for,
+    final_split,
+    pick_device,
+    recorded_recipe,
+    salt_of,
+    split_for,
+    with_selecting_metric,
+)
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import (
     make_artefact,
     options_of,
     trained_pairs,
-)
-from evergram.training.corpora import (
-    corpus_for,
-    final_split,
-    recorded_recipe,
-    salt_of,
-    split_for,
-    with_selecting_metric,
 )
 from evergram.training.distributed import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
@@ -137,7 +137,7 @@ class UpgradePlan:
         if exponent is not None:
             factors = popularity_factors(corpus.counts("candidate"), exponent)
         own = own_encoder(self.options.encoder, corpus, self.recipe)
-        return Companions(backward.joint(factors), backward.past, start, own)
+        return Companions(backward.joint(factors), start, own)
 
 
 def own_encoder(
@@ -368,7 +368,7 @@ def board_callbacks(folder: str | Path | None, version: int, split: Split) -> li
     TensorBoard; none without a folder, or in another process than the first."""
     if folder is None or not is_first_process():
         return []
-    from evergram.training.tracking import TensorBoard, Tracking
+    from evergram.training.diagnose import TensorBoard, Tracking
 
     corpus = split.training
     tracking = Tracking({}, {s: corpus.counts(s) for s in SIDES}, every=100)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import TrainingError
 from evergram.training.progress import Handle, Progress
 from evergram.training.step import Step

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evergram.data.corpus import Corpus, FeatureSummary, summaries
 from evergram.data.loaders import path_kinds
@@ -29,9 +29,9 @@ from evergram.data.split import Split
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.lineage.record import is_name
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import load_corpus, split_for
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.values import toml_value
+from evergram.training.recipe.recipe import toml_value
 
 # A table takes a few times its file's bytes while it is read.
 SHARE_OF_MEMORY = 4
@@ -56,17 +56,30 @@ _FOLDERS = (
     *(("**/ratings.csv*", "movielens"), ("**/ratings.dat*", "movielens")),
     *((f"**/*{suffix}", "table") for suffix in SUFFIXES),
 )
+# What a file is, by the end of its name.
+_FILES = ((SUFFIXES, "table"), ((".txt", ".txt.gz"), "adjacency_list"), ((".zip",), "movielens"))
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The data at a path: `data.kind` of a recipe, and of a table the file's own name of the column
     of each role, the roles that nobody named, and the columns that are not read."""
 
     kind: str
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = {}
     guessed: Sequence[str] = ()
     unread: Sequence[str] = ()
+
+    def sentences(self) -> Iterator[str]:
+        """Yield what the data is read as, and what was guessed, in sentences."""
+        yield f"Read as {self.kind}."
+        if self.columns:
+            yield f"Columns: {', '.join(f'{r} is {name}' for r, name in self.columns.items())}."
+        if self.guessed:
+            guessed = ", ".join(self.guessed)
+            yield f"Guessed by their names: {guessed}; --column ROLE=NAME names another."
+        if self.unread:
+            unread = ", ".join(name or "a column without a name" for name in self.unread)
+            yield f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one."
 
 
 def source_at(
@@ -109,38 +122,26 @@ def _kind_of(path: Path) -> str:
     """Return the kind that a path's name, or a folder's content, tells."""
     name = path.name.lower()
     if path.is_dir():
-        for pattern, found in _FOLDERS:
-            if any(path.glob(pattern)):
-                return found
-    elif name.endswith(".txt") and (separator := _header_of_a_table(path)):
-        raise DataError(
-            f"The first line of {path} names columns, so it is a table, and .txt is for lines of "
-            f"ids; give it a name that ends in {'.csv' if separator in ',;' else '.tsv'}."
-        )
+        told = [kind for pattern, kind in _FOLDERS if any(path.glob(pattern))]
     else:
-        texts = (".txt", ".txt.gz")
-        for endings, found in (
-            (SUFFIXES, "table"),
-            (texts, "adjacency_list"),
-            ((".zip",), "movielens"),
-        ):
-            if name.endswith(endings):
-                return found
-    what = "a folder" if path.is_dir() else "a file"
-    raise DataError(
-        f"{path} is {what} of no known kind; tables end in {', '.join(SUFFIXES)}. Say by --kind "
-        f"what else it is: {', '.join(path_kinds())}{_SEVERAL}."
-    )
-
-
-def _header_of_a_table(path: Path) -> str | None:
-    """Return the separator of a first line that names a query and a candidate; None of others."""
-    with path.open("rb") as file:
-        first = file.readline(HEADER).decode("utf-8-sig", errors="replace")
-    for separator in DELIMITERS:
-        if {"query", "candidate"} <= guess(first.strip().split(separator)).keys():
-            return separator
-    return None
+        told = [kind for endings, kind in _FILES if name.endswith(endings)]
+    if not told:
+        what = "a folder" if path.is_dir() else "a file"
+        raise DataError(
+            f"{path} is {what} of no known kind; tables end in {', '.join(SUFFIXES)}. Say by "
+            f"--kind what else it is: {', '.join(path_kinds())}{_SEVERAL}."
+        )
+    if name.endswith(".txt"):  # a first line that names a query and a candidate is of a table
+        with path.open("rb") as file:
+            line = file.readline(HEADER).decode("utf-8-sig", errors="replace").strip()
+        for separator in DELIMITERS:
+            if {"query", "candidate"} <= guess(line.split(separator)).keys():
+                raise DataError(
+                    f"The first line of {path} names columns, so it is a table, and .txt is for "
+                    "lines of ids; give it a name that ends in "
+                    f"{'.csv' if separator in ',;' else '.tsv'}."
+                )
+    return told[0]
 
 
 def columns_of(
@@ -183,43 +184,14 @@ def columns_of(
     return {role: columns[role] for role in ROLES if role in columns}, tuple(guessed)
 
 
-@dataclass(frozen=True)
-class FirstRecipe:
-    """A recipe that fits data, as TOML with comments and checked, and what the data is."""
+class FirstRecipe(NamedTuple):
+    """A recipe that fits data, as TOML with comments and checked; and what the data is, as JSON
+    (docs/commands.md) and in sentences."""
 
     text: str
     recipe: Recipe
-    source: Source
-    survey: Survey
-    # Why pairs are held out at random although there are times.
-    split_again: str | None = None
-
-    def sentences(self) -> Iterator[str]:
-        """Yield what was seen, and what was guessed, in sentences."""
-        source = self.source
-        yield f"Read as {source.kind}."
-        if source.columns:
-            listed = ", ".join(f"{role} is {name}" for role, name in source.columns.items())
-            yield f"Columns: {listed}."
-        if source.guessed:
-            guessed = ", ".join(source.guessed)
-            yield f"Guessed by their names: {guessed}; --column ROLE=NAME names another."
-        if source.unread:
-            unread = ", ".join(name or "a column without a name" for name in source.unread)
-            yield f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one."
-        yield from self.survey.sentences()
-        if self.split_again:
-            yield self.split_again
-
-    def as_json(self) -> dict[str, Any]:
-        recipe = self.recipe
-        return {
-            **asdict(self.source),
-            **self.survey.as_json(),
-            "split": recipe.split.kind,
-            "dim": recipe.model.dim_of(0),
-            "epochs": recipe.training.epochs,
-        }
+    facts: dict[str, Any]
+    sentences: list[str]
 
 
 def first_recipe(
@@ -264,30 +236,32 @@ def first_recipe(
     def recipe_of(**more: Any) -> Recipe:
         return Recipe.of({"name": name, "data": data, **more}, folder=folder)
 
-    corpus = load_corpus(recipe_of())
-    held, split, split_again = _split(recipe_of, corpus)
-    survey = Survey.of(corpus, split)
-    text = recipe_text(name, data, held, survey)
-    recipe = Recipe.of(tomllib.loads(text), folder=folder)
-    return FirstRecipe(text, recipe, source, survey, split_again)
-
-
-def _split(
-    recipe_of: Callable[..., Recipe], corpus: Corpus
-) -> tuple[dict[str, Any], Split, str | None]:
-    """Return the table [split], the split by it, and why it is not by time if times are there."""
-    why = None
+    corpus, why = load_corpus(recipe_of()), []
+    held: dict[str, Any] = AT_RANDOM
+    split = None
     if corpus.has_times:
         by_time = {"kind": "time", "last": LATEST if len(corpus) >= MANY else LATEST_OF_FEW}
         with suppress(DataError):  # it has too few pairs
             timed = split_for(recipe_of(split=by_time), corpus, 0)
             if min(len(timed.selection), len(timed.test)) >= LEAST:
-                return by_time, timed, None
-        why = (
-            f"Pairs are held out at random, although there are times: the last {by_time['last']} "
-            f"hold fewer than {LEAST} new pairs to select by, or to test by."
-        )
-    return AT_RANDOM, split_for(recipe_of(split=AT_RANDOM), corpus, 0), why
+                held, split = by_time, timed
+        if split is None:
+            why.append(
+                f"Pairs are held out at random, although there are times: the last "
+                f"{by_time['last']} hold fewer than {LEAST} new pairs to select by, or to test by."
+            )
+    if split is None:
+        split = split_for(recipe_of(split=AT_RANDOM), corpus, 0)
+    survey = Survey.of(corpus, split)
+    text = recipe_text(name, data, held, survey)
+    recipe = Recipe.of(tomllib.loads(text), folder=folder)
+    chosen = {
+        "split": held["kind"],
+        "dim": recipe.model.dim_of(0),
+        "epochs": recipe.training.epochs,
+    }
+    facts = {**source._asdict(), **asdict(survey), "cold_share": survey.cold_share, **chosen}
+    return FirstRecipe(text, recipe, facts, [*source.sentences(), *survey.sentences(), *why])
 
 
 def recipe_text(
@@ -335,19 +309,18 @@ patience = 10  # ends after this many evaluations without a better one"""
 
 
 def _keys(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines of keys, with comments after their values."""
+    held_out = "are held out: some choose the epoch, the others are reported"
+    comments = {
+        "path": "" if Path(table.get("path", "")).is_absolute() else "relative to this file",
+        "columns": "the file's own names",
+        "bad_rows": "rows that cannot be used are left out, with a warning",
+        "last": f"the latest {held_out}",
+        "share": f"of the pairs {held_out}",
+    }
     for key, value in table.items():
-        about = "" if key == "path" and Path(value).is_absolute() else _ABOUT.get(key, "")
-        yield f"{key} = {toml_value(value)}{about}"
-
-
-# Comments on keys, after their values.
-_ABOUT = {
-    "path": "  # relative to this file",
-    "columns": "  # the file's own names",
-    "bad_rows": "  # rows that cannot be used are left out, with a warning",
-    "last": "  # the latest are held out: some choose the epoch, the others are reported",
-    "share": "  # of the pairs are held out: some choose the epoch, the others are reported",
-}
+        about = comments.get(key)
+        yield f"{key} = {toml_value(value)}{f'  # {about}' if about else ''}"
 
 
 @dataclass(frozen=True)
@@ -400,9 +373,6 @@ class Survey:
     def cold_share(self) -> float:
         """The share of held-out pairs with an id that training never saw."""
         return (self.unknown_queries + self.unknown_candidates) / max(1, self.held_out)
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "cold_share": self.cold_share}
 
     def sentences(self) -> Iterator[str]:
         """Yield what was counted, in sentences."""

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES, Encoder
 from evergram.evaluation.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import selection
@@ -24,8 +23,7 @@ from evergram.training.callbacks import Callback, Limits, ProgressReport, SoundN
 from evergram.training.loop import Trainer
 from evergram.training.progress import QUIET, Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.tables import TrainingSettings
-from evergram.training.recipe.upgrade import GradientUpgrade
+from evergram.training.recipe.tables import GradientUpgrade, TrainingSettings
 from evergram.training.resuming import AUTOMATIC, Checkpoints, CheckpointSettings, run_identity
 from evergram.training.selection import (
     EarlyStopping,

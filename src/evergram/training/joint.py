@@ -13,9 +13,8 @@ from evergram.collectives import Collectives
 from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
-from evergram.encoders.encoder import Embeddings
-from evergram.encoders.features import SIDES
-from evergram.training.recipe.upgrade import AlignedObjects
+from evergram.encoders.encoder import SIDES, Embeddings
+from evergram.training.recipe.tables import AlignedObjects
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.mapped_tensors import copied_beside, mapping_folder
 from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback, Point

@@ -263,8 +263,6 @@ def wants_pilots(recipe: Recipe, split: Split) -> bool:
         and task.kind == "pointwise"
         and recipe.model.kind == "factorization"
         and not recipe.model.normalize
-        # It distils a version that pilots are not given.
-        and recipe.prior.kind != "version"
         and training.budget is None
         # Trainings too short to end by themselves would be compared by their speed.
         and 0 < training.patience < training.epochs

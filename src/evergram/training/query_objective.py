@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
+from evergram.encoders.mean_of_candidates import MeanOfCandidates
 from evergram.gramian.query_form import Length, QueryForm, Rule, Term
 from evergram.tasks.kinds import (
     PointwiseSettings,

@@ -24,7 +24,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.prepared.prepare import sha256_of
 from evergram.data.split import Split
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import IntegrityError, RecipeError, TrainingError
 from evergram.training.callbacks import Callback
 from evergram.training.distributed import ProcessCollectives
@@ -162,13 +162,12 @@ def corpus_digest(corpus: Corpus) -> str:
 
 
 def modules_digest(companions: Companions) -> str:
-    """Return a digest of the modules and embeddings that a run starts from or aligns to: of a joint
-    module its buffers, which hold the past."""
-    joint, past = companions.joint, companions.past or {}
+    """Return a digest of the modules that a run starts from or aligns to: of a joint module its
+    buffers, which hold the past."""
+    joint, others = companions.joint, (companions.start, companions.own)
     groups: list[Any] = [() if joint is None else joint.named_buffers()]
-    for module in (companions.start, companions.own):
-        groups.append(() if module is None else module.state_dict().items())
-    return _hashed(("|", group) for group in (*groups, sorted(past.items())))
+    groups += [() if module is None else module.state_dict().items() for module in others]
+    return _hashed(("|", group) for group in groups)
 
 
 def _hashed(value: Any) -> str:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from evergram.collectives import ALONE, Collectives
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES, Encoder
 from evergram.evaluation.metric_sample import MetricSample, SampledRanking, sample_queries
 from evergram.evaluation.ranking import (
     popularity,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch, Draw, ExampleSampler
-from evergram.encoders.features import SIDES
+from evergram.encoders.encoder import SIDES
 from evergram.errors import TrainingError
 from evergram.gramian.estimator import Moment
 from evergram.gramian.penalty import preconditioner

@@ -19,13 +19,18 @@ from evergram.atomic_files import file_lock, make_folder, write_text
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.errors import DataError, RecipeError, TrainingError
-from evergram.training.build import Companions, pick_device
+from evergram.training.build import (
+    Companions,
+    corpus_for,
+    pick_device,
+    split_for,
+    with_selecting_metric,
+)
 from evergram.training.callbacks import Callback, Point
-from evergram.training.corpora import corpus_for, split_for, with_selecting_metric
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.values import copied, overridden, resolve_paths, toml_of, value_of
+from evergram.training.recipe.recipe import copied, overridden, resolve_paths, toml_of, value_of
 from evergram.training.resuming import difference, run_identity
 
 try:

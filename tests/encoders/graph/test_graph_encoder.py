@@ -13,20 +13,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import Encoder, Scene
+from evergram.encoders.encoder import SIDES, Encoder, Scene, Schema
 from evergram.encoders.factory import build_encoder
-from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graph.adjacency import (
+from evergram.encoders.graph_encoders import (
+    GraphEncoder,
+    GraphSage,
+    LightGCN,
     adjacency,
     degrees,
     neighbour_balanced,
     neighbour_mean,
     neighbour_sum,
 )
-from evergram.encoders.graph.graph_encoder import GraphEncoder
-from evergram.encoders.graph.graphsage import GraphSage
-from evergram.encoders.graph.lightgcn import LightGCN
-from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
+from evergram.encoders.mean_of_candidates import MeanOfCandidates
 
 Pairs = list[tuple[int, int]]
 

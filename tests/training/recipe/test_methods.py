@@ -14,10 +14,10 @@ from evergram.errors import RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
+from evergram.training.build import load_corpus
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.upgrade import METHODS
+from evergram.training.recipe.tables import METHODS
 
 
 @pytest.fixture

@@ -21,9 +21,8 @@ from evergram.training.build import (
     strengths_of,
 )
 from evergram.training.recipe import Recipe, flat
-from evergram.training.recipe.tables import TimeSplit
-from evergram.training.recipe.upgrade import METHODS, UPGRADES
-from evergram.training.recipe.values import overridden
+from evergram.training.recipe.recipe import overridden
+from evergram.training.recipe.tables import METHODS, UPGRADES, TimeSplit
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,7 +6,6 @@
 and whole paths. Checking a recipe does not import torch, but for `split.last`.
 """
 
-from evergram.training.recipe.recipe import Recipe
-from evergram.training.recipe.values import flat
+from evergram.training.recipe.recipe import Recipe, flat
 
 __all__ = ["Recipe", "flat"]

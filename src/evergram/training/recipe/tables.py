@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from evergram.errors import DataError, RecipeError
+from evergram.compatibility.kinds import (
+    TRANSFORMS,
+    LinearSettings,
+    TransformSettings,
+    TruncateSettings,
+)
+from evergram.errors import DataError
 from evergram.kinds import (
     Finite,
     Kinds,
@@ -31,8 +38,6 @@ if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
 
 
-# Embeddings of the version before, [N, D] of each side; None of version 0.
-Past = Mapping[str, "Tensor"] | None
 VERSIONS = [0.8, 0.9]
 
 
@@ -111,11 +116,9 @@ class PriorSettings(KindSettings):
     needs = (Trait.PENALTY,)
 
     @abstractmethod
-    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
-        """Return Q and R, float32 [N, K] of each side; K = 0 is the zero prior.
-
-        Raises: RecipeError: the prior needs a version before. DataError: a file cannot be used.
-        """
+    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
+        """Return Q and R, float32 [N, K] of each side; K = 0 is the zero prior. Raises: DataError:
+        a file cannot be used."""
 
 
 class ZeroSettings(PriorSettings):
@@ -123,7 +126,7 @@ class ZeroSettings(PriorSettings):
 
     kind: Literal["zero"] = "zero"
 
-    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
         import torch
 
         sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
@@ -136,7 +139,7 @@ class ConstantSettings(PriorSettings):
     kind: Literal["constant"] = "constant"
     value: Finite = 0.0
 
-    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
         import torch
 
         query = torch.full((len(corpus.queries), 1), self.value)
@@ -150,7 +153,7 @@ class FilesSettings(PriorSettings):
     query: str
     candidate: str
 
-    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
         from evergram.training.factors import read_vectors
 
         vectors = {
@@ -172,7 +175,7 @@ class SVDSettings(PriorSettings):
     kind: Literal["svd"] = "svd"
     rank: ClassVar[int] = 32
 
-    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
+    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
         import torch
 
         from evergram.training.factors import svd_factors
@@ -184,22 +187,8 @@ class SVDSettings(PriorSettings):
         return svd_factors(observed, max(1, min(self.rank, min(sizes) - 1)), seed)
 
 
-class VersionSettings(PriorSettings):
-    """The scores of the version before, which are distilled into the new one."""
-
-    kind: Literal["version"] = "version"
-
-    def build(self, corpus: Corpus, past: Past, seed: int) -> dict[str, Tensor]:
-        if past is None:
-            raise RecipeError(
-                "prior.kind = 'version' distils the scores of the version before, and version 0 "
-                "has none; use it with upgrade."
-            )
-        return {side: vectors.float() for side, vectors in past.items()}
-
-
 PRIORS: Kinds[PriorSettings] = Kinds(
-    "prior", (ZeroSettings, ConstantSettings, FilesSettings, SVDSettings, VersionSettings)
+    "prior", (ZeroSettings, ConstantSettings, FilesSettings, SVDSettings)
 )
 
 
@@ -378,4 +367,202 @@ class SweepTraining(TrainingSettings):
 Training = AdaptiveTraining | AdamTraining | SweepTraining
 TRAININGS: Kinds[TrainingSettings] = Kinds(
     "training", (AdaptiveTraining, AdamTraining, SweepTraining), chooser="optimizer"
+)
+
+
+Fit = Literal["joint", "posthoc", "none"]
+Start = Literal["fresh", "previous", "frozen"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """[BC] §4, Table 1.
+
+    Args:
+        fit: the transform is trained together with the model, afterwards, or not at all.
+        start, transform: the defaults of these keys of [upgrade].
+        steps: the alignment loss counts errors at all past versions or at the one before.
+        solver: the transform is trained by Adam, or solved for in closed form; of joint methods
+            afterwards, where the closed form has the smaller error.
+    """
+
+    fit: Fit
+    start: Start = "fresh"
+    transform: Literal["linear", "truncate"] = "linear"
+    steps: Literal["multi", "single"] = "multi"
+    solver: Literal["gradient", "closed"] = "gradient"
+
+
+_ALONE = Method("none", transform="truncate")
+
+METHODS: dict[str, Method] = {
+    # Consumers of a past version keep reading that model; it is trained like Non-BC.
+    "keep-all": _ALONE,
+    "fix-m0": Method("none", "frozen", "truncate"),
+    "finetune-m0": Method("none", "previous", "truncate"),
+    "non-bc": _ALONE,
+    "post-lin-sloss": Method("posthoc", steps="single"),
+    "post-lin-mloss": Method("posthoc"),
+    "joint-notrans": Method("joint", transform="truncate", steps="single"),
+    "joint-lin-sloss": Method("joint", steps="single"),
+    "bc-aligner": Method("joint"),
+    # Ours: a post-hoc transform in closed form, and BC-Aligner with a closed form at the end, which
+    # is the default.
+    "post-closed": Method("posthoc", solver="closed"),
+    "evergram": Method("joint", solver="closed"),
+}
+
+
+# Which objects the mean of the joint alignment loss is over.
+AlignedObjects = Literal["all", "paper-code", "batch"]
+
+
+class UpgradeSettings(Settings):
+    """The keys of every method. [BC] §3, Table 1."""
+
+    method: str
+    transform: Annotated[TransformSettings, TRANSFORMS] = LinearSettings()
+    # The model is new, goes on from the version before, or is the version before.
+    start: Start = "fresh"
+    # Share of known objects that alignment never sees; its error is measured on them.
+    held_out: Share = 0.05
+    # Also train the same model without alignment, to say what compatibility cost.
+    alone: bool = True
+
+    @property
+    def fit(self) -> Fit:
+        """Whether the transform is trained with the model, afterwards, or not at all."""
+        return METHODS[self.method].fit
+
+    @property
+    def steps(self) -> Literal["multi", "single"]:
+        """Whether errors count at all past versions (BC-Aligner) or only at the one before."""
+        return METHODS[self.method].steps
+
+    @property
+    def solver(self) -> Literal["gradient", "closed"]:
+        """Whether the transform is Adam's, or in the end the closed form if there is one."""
+        return METHODS[self.method].solver if self.transform.has_closed_form else "gradient"
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return traits_where(
+            {
+                Trait.NEW_MODEL: self.start != "previous",
+                Trait.FITTED_AFTERWARDS: self.fit != "joint",
+                Trait.NOTHING_TO_FIT: not self.transform.is_learned,
+                Trait.CLOSED_FORM: self.transform.has_closed_form,
+            }
+        )
+
+
+Unfitted = Literal["non-bc", "finetune-m0", "fix-m0", "keep-all"]
+
+
+class UnfittedUpgrade(UpgradeSettings):
+    """Nothing is fitted: a transform that is learned would stay as it was drawn."""
+
+    method: Annotated[Unfitted, Needs(Trait.NOTHING_TO_FIT, values=get_args(Unfitted))] = "non-bc"
+    transform: Annotated[TransformSettings, TRANSFORMS] = TruncateSettings()
+
+
+@dataclass(frozen=True)
+class TransformTraining:
+    """How Adam trains a transform. The experiments of [BC] change it, see `reproduction/recipe.py`.
+
+    Args:
+        rate: Adam's learning rate.
+        objects: what the loss is a mean over: "all" objects, as [BC] has it; "paper-code": a
+            batch's, with negatives, as in its authors' code, where W also starts as PyTorch's
+            layers do, uniform in ±1/√D_k; "batch": a batch's pairs.
+        rows: of each side, the most that "all" draws for a step, or that "batch" takes.
+        epochs: passes over the objects, or over the pairs, of a transform that is trained after the
+            model.
+        select_after: the best epoch (posthoc: the transform with the smallest error) is looked for
+            after so many.
+        fit: trains a posthoc transform in the place of passes over all objects; it is called with
+            the `JointAlignment`, z_k of each side, the recipe, the corpus and the version.
+    """
+
+    rate: float = 3e-3
+    objects: AlignedObjects = "all"
+    rows: int = 512
+    epochs: int = 100
+    select_after: int = 0
+    fit: Callable[..., object] | None = None
+
+
+class GradientUpgrade(UpgradeSettings):
+    """The keys of transforms that are trained by Adam."""
+
+    @property
+    def transform_training(self) -> TransformTraining:
+        """How Adam trains the transform."""
+        return TransformTraining()
+
+
+class JointUpgrade(GradientUpgrade):
+    """The transform is trained together with the model, λ = `weight`."""
+
+    method: Literal["evergram", "bc-aligner", "joint-lin-sloss", "joint-notrans"] = "evergram"
+    weight: Weight = 16.0
+
+
+class PosthocUpgrade(GradientUpgrade):
+    """The transform is trained after the model, by passes over the objects."""
+
+    method: Literal["post-lin-mloss", "post-lin-sloss"] = "post-lin-mloss"
+
+
+class SolvedUpgrade(UpgradeSettings):
+    """The transform is solved for after the model was trained."""
+
+    method: Annotated[Literal["post-closed"], Needs(Trait.CLOSED_FORM, values=("post-closed",))] = (
+        "post-closed"
+    )
+
+
+class Upgrades(Kinds[UpgradeSettings]):
+    """The methods; `transform` and `start` are the method's where they are not written."""
+
+    def completed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values with their method's defaults, and the keys of a transform in its own
+        table."""
+        method = METHODS.get(str(values.get("method", self.default)))
+        if method is not None:
+            values = {"transform": method.transform, "start": method.start, **values}
+        kind = values.get("transform")
+        if isinstance(kind, str) and kind in TRANSFORMS:
+            fields = TRANSFORMS[kind].model_fields.keys() - {"kind"}
+            own = {key: values[key] for key in fields & values.keys()}
+            values = {k: v for k, v in values.items() if k not in own}
+            values["transform"] = {"kind": kind, **own}
+        return values
+
+    def without_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values without the keys that are as their method has them, so that another
+        method may have its own."""
+        method = METHODS.get(str(values.get("method", self.default)))
+        kept = dict(values)
+        for key in ("transform", "start"):
+            value = kept.get(key)
+            kind = value.get("kind") if isinstance(value, Mapping) else value
+            if method is not None and kind == getattr(method, key):
+                del kept[key]
+        return kept
+
+    def unknown(self, key: str, settings: type[UpgradeSettings], name: str) -> str:
+        if any(key in each.model_fields for each in TRANSFORMS.values()):
+            return (
+                f"upgrade.{key} is used with upgrade.transform = "
+                f"{' or '.join(repr(k) for k, t in TRANSFORMS.items() if key in t.model_fields)} "
+                "only; leave it out, or change upgrade.transform"
+            )
+        return super().unknown(key, settings, name)
+
+
+UPGRADES: Upgrades = Upgrades(
+    "upgrade",
+    (JointUpgrade, SolvedUpgrade, PosthocUpgrade, UnfittedUpgrade),
+    chooser="method",
 )

@@ -9,9 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import ROWS, Embeddings, Encoder, Scene, embedding_table, look_up
-from evergram.encoders.features import Schema
-from evergram.encoders.graph.adjacency import adjacency
+from evergram.encoders.encoder import (
+    ROWS,
+    Embeddings,
+    Encoder,
+    Scene,
+    Schema,
+    embedding_table,
+    look_up,
+)
+from evergram.encoders.graph_encoders import adjacency
 
 
 class MeanOfCandidates(Encoder):
