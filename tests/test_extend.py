@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evergram.encoders.features import SIDES
+from evergram.training.corpora import load_corpus
 from tests.support.command import Command
 
 import evergram
@@ -19,13 +21,12 @@ from evergram.cli.models import diagnosis_parts
 from evergram.cli.printing import show
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS
-from evergram.encoders.encoder import SIDES
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
-from evergram.tasks.kinds import LOSSES, TASKS
-from evergram.training.build import load_corpus
+from evergram.tasks.kinds import TASKS
+from evergram.tasks.losses import LOSSES
 from evergram.training.checkpoint import load_encoder
 from evergram.training.recipe import Recipe
 

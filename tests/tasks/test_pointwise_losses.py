@@ -14,7 +14,7 @@ from tests.support.task_batches import batch_of, normal
 from torch import Tensor
 
 from evergram.errors import ShapeError
-from evergram.tasks.kinds import LOSSES, loss_named
+from evergram.tasks.losses import LOSSES, loss_named
 from evergram.tasks.task import Encoded, Pointwise
 
 

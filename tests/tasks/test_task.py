@@ -18,10 +18,10 @@ from evergram.data.sampling import Batch
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import Moment
 from evergram.tasks.kinds import (
-    LOSSES,
     TASKS,
     PointwiseSettings,
 )
+from evergram.tasks.losses import LOSSES
 from evergram.tasks.task import Encoded, Pointwise, Spread, Task
 from evergram.training.recipe import Recipe
 

@@ -17,7 +17,7 @@ from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import Moment
 from evergram.gramian.penalty import BatchSide, penalty_of_batch
-from evergram.tasks.kinds import PairLoss, loss_named
+from evergram.tasks.losses import PairLoss, loss_named
 
 # For each side, one moment a measure.
 Moments = Mapping[str, list[Moment]]

@@ -246,7 +246,8 @@ class _Job:
         folder = context.folder if context.collectives.is_first else None
         where = context.device, self.companions, folder, context.collectives
         run = Trainer(*prepare(settings, split.training, *where), seed=settings.version_seed)
-        identity, metric = None, None if stopping is None else stopping.metric
+        metric = None if stopping is None else stopping.metric
+        identity: dict[str, str] = {}
         if folder is not None:
             purpose = f"refit, {steps} steps" if stopping is None else ""
             recipe = self.recipe.model_dump_json()

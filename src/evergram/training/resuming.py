@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # Seconds between two checkpoints where nothing is chosen: short runs write none on their way.
 SECONDS = 60.0
+# Checkpoints that are kept; one less while another is written.
+KEPT = 2
 # Large states are written less often: the next checkpoint comes after at least this many times the
 # seconds that the last one took, so that writing takes at most 2 % of the time.
 PATIENCE = 50
@@ -58,14 +60,12 @@ class CheckpointSettings:
     Args:
         every: the time between two checkpoints, such as "60s", "5m" or "1h"; or the number of
             steps, such as 1000. None is `SECONDS`, or longer where writing one takes long.
-        keep: number of checkpoints to keep; one less (but never none) while one is written.
         resume: "auto" resumes a run of the same recipe and data from its newest checkpoint;
             "never" drops its checkpoints and trains from the start.
     Raises: RecipeError: a value is not allowed.
     """
 
     every: str | int | None = None
-    keep: int = 2
     resume: Literal["auto", "never"] = "auto"
 
     def __post_init__(self) -> None:
@@ -74,8 +74,6 @@ class CheckpointSettings:
                 f"--checkpoint-every {self.every} is not understood; give a time such as 60s, 5m "
                 "or 1h, or a number of steps such as 1000."
             )
-        if self.keep < 1:
-            raise RecipeError(f"keep = {self.keep} keeps no checkpoint; it must be 1 or more.")
         if self.resume not in ("auto", "never"):
             raise RecipeError(f"--resume {self.resume} is not known; it must be auto or never.")
 
@@ -103,35 +101,29 @@ AUTOMATIC = CheckpointSettings()
 def run_identity(
     recipe: str, version: int, split: Split, companions: Companions, purpose: str = ""
 ) -> dict[str, str]:
-    """Return digests of everything that decides a run's result on one machine; `purpose` tells
-    runs apart that are otherwise the same, such as a refit."""
+    """Return, by its name, everything that decides a run's result on one machine, as digests;
+    `purpose` tells runs apart that are otherwise the same, such as a refit."""
     return {
         "recipe": recipe,
         "version": str(version),
         "corpus": corpus_digest(split.training),
-        "selection": _hashed([split.selection.query, split.selection.candidate]),
-        "modules": modules_digest(companions),
-        "purpose": purpose,
+        "choice of pairs that select an epoch": _hashed(
+            [split.selection.query, split.selection.candidate]
+        ),
+        "set of modules or version before it": modules_digest(companions),
+        "number of steps": purpose,
         "torch": torch.__version__,
-        "files": files_digest(json.loads(recipe)),
+        "content of a file that [prior] or a measure names": files_digest(json.loads(recipe)),
     }
-
-
-_DIFFERENCES = {
-    "": "",
-    "selection": "other pairs that select an epoch",
-    "modules": "other modules, or another version before it",
-    "purpose": "another number of steps",
-    "files": "other contents of the files that [prior] or a measure of [task] names",
-}
 
 
 def difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
     """Return how another run differs from this one, such as "another corpus"; or ""."""
-    first = next((name for name, value in mine.items() if other.get(name) != value), "")
-    named = _DIFFERENCES.get(first, f"another {first}")
-    shows = first in ("torch", "version")
-    return f"{named} ({other.get(first)}, here {mine[first]})" if shows else named
+    for name, value in mine.items():
+        if other.get(name) != value:
+            shown = f" ({other.get(name)}, here {value})" if name in ("torch", "version") else ""
+            return f"another {name}{shown}"
+    return ""
 
 
 def files_digest(recipe: Mapping[str, Any]) -> str:
@@ -276,8 +268,8 @@ class Checkpoints(Callback):
     Args:
         folder: None saves nothing.
         title: the run's name in the folder, and in messages.
-        identity: of the run; None only without a folder.
-        settings: when checkpoints are written, how many are kept, and whether they are read.
+        identity: of the run.
+        settings: when checkpoints are written, and whether they are read.
     """
 
     everywhere = True
@@ -286,7 +278,7 @@ class Checkpoints(Callback):
         self,
         folder: Path | None,
         title: str,
-        identity: Mapping[str, str] | None = None,
+        identity: Mapping[str, str],
         settings: CheckpointSettings = AUTOMATIC,
         progress: Progress = QUIET,
     ) -> None:
@@ -302,12 +294,13 @@ class Checkpoints(Callback):
 
     def on_start(self, run: Trainer) -> None:
         state = state_of_first(self.load(), run.step.collectives)
-        if state is None:
-            return
-        run.load_state(state)
-        inside = f"in epoch {run.epoch}, after {run.batches:,} of its {len(run.sampler):,} batches"
-        where = inside if run.batches else f"after epoch {run.epoch}"
-        self.progress.say(f"{self.title}: resumes {where}")
+        if state is not None:
+            run.load_state(state)
+            where = f"after epoch {run.epoch}"
+            if run.batches:
+                batches = f"{run.batches:,} of its {len(run.sampler):,} batches"
+                where = f"in epoch {run.epoch}, after {batches}"
+            self.progress.say(f"{self.title}: resumes {where}")
 
     def on_step_end(self, run: Trainer) -> None:
         self._save_if(self.due(run.steps), run)
@@ -332,16 +325,19 @@ class Checkpoints(Callback):
 
         Raises: TrainingError: it cannot be written; an earlier one is still there.
         """
-        if self.folder is None or self.identity is None:
+        if self.folder is None:
             return
-        path, keep = self.folder / f"{self._stem}.{steps:012d}{SUFFIX}", self.settings.keep
+        path = self.folder / f"{self._stem}.{steps:012d}{SUFFIX}"
         # Make room first. On a full disk one good checkpoint is worth more than none: the only one
         # stays until the next one is whole.
         others = [p for p in self._kept if p != path]
-        _remove(others[: max(0, len(others) - max(1, keep - 1))])
+        for old in others[: 1 - KEPT]:
+            old.unlink(missing_ok=True)
         write_state(path, self.identity, state)
-        self._kept = [*(p for p in others if p.exists()), path][-keep:]
-        _remove(p for p in self._paths() if p not in self._kept)
+        self._kept = [*others[1 - KEPT :], path]
+        for old in self._paths():
+            if old not in self._kept:
+                old.unlink(missing_ok=True)
         self._saved, self._steps = time.monotonic(), steps
 
     def load(self) -> TrainingState | None:
@@ -350,14 +346,12 @@ class Checkpoints(Callback):
         With `resume` "never" every checkpoint of the title is removed. A warning names checkpoints
         that are damaged or of another run.
         """
-        if self.folder is None or self.identity is None:
-            return None
         paths = self._paths()
-        if self.settings.resume == "never":
-            if paths:
-                newest = paths[-1].name
-                log.warning(f"--resume never: drops {newest}, and trains {self.title} anew.")
-            _remove(paths)
+        if paths and self.settings.resume == "never":
+            newest = paths[-1].name
+            log.warning(f"--resume never: drops {newest}, and trains {self.title} anew.")
+            for path in paths:
+                path.unlink(missing_ok=True)
             return None
         while paths:
             try:
@@ -368,22 +362,17 @@ class Checkpoints(Callback):
                 if not paths:
                     remedy = f"{self.title} is trained anew, and its first checkpoint replaces it."
                 log.warning(f"{error} {remedy}")
-                continue
-            self._kept = paths
-            return state
+            else:
+                self._kept = paths
+                return state
         return None
 
     def _paths(self) -> list[Path]:
         """Return the files of the run's title, oldest first."""
-        name = re.compile(rf"{re.escape(self._stem)}\.\d{{12}}{re.escape(SUFFIX)}")
         if self.folder is None or not self.folder.is_dir():
             return []
+        name = re.compile(rf"{re.escape(self._stem)}\.\d{{12}}{re.escape(SUFFIX)}")
         return sorted(p for p in self.folder.iterdir() if name.fullmatch(p.name))
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def state_of_first(state: TrainingState | None, together: Collectives) -> TrainingState | None:
