@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from evergram.encoders.features import SIDES
 from evergram.training.corpora import load_corpus
 from tests.support.command import Command
 
@@ -21,6 +20,7 @@ from evergram.cli.models import diagnosis_parts
 from evergram.cli.printing import show
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS
+from evergram.encoders.encoder import SIDES
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import EntityBatch

@@ -52,19 +52,11 @@ def test_the_first_training_says_that_pilots_run_first(evergram: Command, clicks
     assert upgraded.json["training"]["optimizer"] == "adaptive"
 
 
-def test_a_training_is_limited_by_minutes_and_made_thorough(
-    evergram: Command, clicks: Path
-) -> None:
+def test_a_training_is_limited_by_minutes(evergram: Command, clicks: Path) -> None:
     evergram("init", "clicks.csv")
     limited = evergram.json("train", "recipe.toml", "--lineage", "l", "--minutes", 0)
     assert (limited["training"]["ended"], limited["training"]["epochs"]) == ("minutes", 1)
     assert len(limited["training"]["pilots"]) == 1
-    few = [f"--set=training.{key}" for key in ("epochs=3", "patience=2", "thorough=true")]
-    thorough = evergram.json(
-        "train", "recipe.toml", "--lineage", "t", "--set=training.thorough=true", *few
-    )
-    assert len(thorough["training"]["pilots"]) > 8
-    assert thorough["training"]["optimizer"] == "adaptive"
 
 
 def test_a_recipe_is_overwritten_only_if_it_is_asked_for(evergram: Command, clicks: Path) -> None:

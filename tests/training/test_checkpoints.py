@@ -86,11 +86,10 @@ def test_the_newest_whole_checkpoints_are_kept_and_loaded(
     save(folder, 9, 8)
     assert (loaded(), numbers(tmp_path)) == (9, [6, 8])
     cut = tmp_path / "version-1.000000000008.safetensors"
-    for path, damaged in (
-        (cut, cut.read_bytes()[:-3]),
-        (flipped, flipped.read_bytes()[:-1] + b"x"),
-    ):
-        path.write_bytes(damaged)
+    cut.write_bytes(cut.read_bytes()[:-3])
+    content = bytearray(flipped.read_bytes())
+    content[-1] ^= 1
+    flipped.write_bytes(content)
     caplog.clear()
     assert opened(tmp_path).load() is None
     assert [m.split(":")[0] for m in caplog.messages] == [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
-from tests.support.fits import CPU, changed, split_of
+from tests.support.fits import CPU, split_of
 
 from evergram.atomic_files import file_lock
 from evergram.data.corpus import Corpus
@@ -25,11 +24,9 @@ from evergram.data.split import RowPairs, Split
 from evergram.errors import RecipeError, TrainingError
 from evergram.releasing.upgrade import train
 from evergram.training import tuning
-from evergram.training.build import rate_of
 from evergram.training.fit import RunContext, ends_after, fit_encoder
 from evergram.training.pilots import (
     LEAST_GAIN,
-    MOST_PILOTS,
     PILOTS,
     Pilots,
     run_pilots,
@@ -61,7 +58,6 @@ def recipe_of(*overrides: str, **tables: Any) -> Recipe:
 
 
 OPEN = recipe_of()
-THOROUGH = recipe_of("training.thorough=true")
 
 
 @pytest.fixture(scope="module")
@@ -127,31 +123,6 @@ def test_what_is_decided_already_needs_no_pilot(
     assert run_pilots(OPEN, split, 0, CONTEXT) == Pilots(OPEN)
 
 
-def by_l2(recipe: Recipe) -> float:
-    """Best far below the formula's l2 and at a large rate."""
-    l2, rate = float(recipe.task.l2), rate_of(recipe)
-    return 1 / (1 + abs(math.log2(l2 / 1e-3)) + abs(math.log2(rate / 3)))
-
-
-def test_thorough_pilots_climb_to_the_best_of_what_is_left_open(
-    monkeypatch: pytest.MonkeyPatch, split: Split
-) -> None:
-    ran = measured(monkeypatch, by_l2)
-    pilots = run_pilots(THOROUGH, split, 0, CONTEXT)
-    assert len(ran) == len(pilots.tried) == MOST_PILOTS
-    assert by_l2(pilots.recipe) >= max(float(p["recall@20"]) for p in pilots.tried) / LEAST_GAIN
-    assert by_l2(pilots.recipe) > max(float(p["recall@20"]) for p in pilots.tried[:16])
-    for override, key, value in (
-        ("task.l2=0.1", "l2", 0.1),
-        ("task.l2=0.1", "l2_measure", "examples"),
-        ("task.l2_measure=penalty", "l2_measure", "penalty"),
-        ("training.table_rate=0.05", "table_rate", 0.05),
-    ):
-        tried = run_pilots(changed(THOROUGH, override), split, 0, CONTEXT).tried
-        assert {pilot[key] for pilot in tried} == {value}
-        assert len({pilot["penalty"] for pilot in tried}) > 1
-
-
 def test_settings_that_diverge_are_not_chosen_and_end_nothing_but_by_the_formula(
     monkeypatch: pytest.MonkeyPatch, split: Split
 ) -> None:
@@ -161,13 +132,26 @@ def test_settings_that_diverge_are_not_chosen_and_end_nothing_but_by_the_formula
         return 0.5
 
     ran = measured(monkeypatch, diverges)
-    pilots = run_pilots(THOROUGH, split, 0, CONTEXT)
-    assert (len(pilots.tried), pilots.recipe) == (1, ran[0][0])
-    # Sixteen starts; then a step of l2, λ and the rate each way, and the other measure.
-    assert len(ran) == 16 + 7
+    pilots = run_pilots(OPEN, split, 0, CONTEXT)
+    assert (len(pilots.tried), pilots.recipe.task) == (1, ran[0][0].task)
+    assert len(ran) == PILOTS
     ran.insert(0, (OPEN, split))
     with pytest.raises(TrainingError):
-        run_pilots(THOROUGH, split, 0, CONTEXT)
+        run_pilots(OPEN, split, 0, CONTEXT)
+
+
+def test_what_a_recipe_says_is_not_tried(monkeypatch: pytest.MonkeyPatch, split: Split) -> None:
+    measured(monkeypatch, lambda recipe: 0.5)
+    for override, key, value in (
+        ("task.l2=0.1", "l2", 0.1),
+        ("task.l2=0.1", "l2_measure", "examples"),
+        ("task.l2_measure=penalty", "l2_measure", "penalty"),
+        ("training.table_rate=0.05", "table_rate", 0.05),
+    ):
+        recipe = recipe_of(override, "task.loss=logistic")
+        tried = run_pilots(recipe, split, 0, CONTEXT).tried
+        assert {pilot[key] for pilot in tried} == {value}
+        assert len({pilot["penalty"] for pilot in tried}) > 1
 
 
 def test_pilots_look_at_no_test_pair(split: Split) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from evergram.collectives import Collectives
 from evergram.data.split import RowPairs, Split, among
 from evergram.errors import TrainingError
 from evergram.kinds import OF_A_RUN, Trait
@@ -28,15 +26,15 @@ MOST_PAIRS = 200_000
 # Settings that are tried, and sweeps of the solver for each: the order of settings hardly changes
 # afterwards.
 PILOTS, PILOT_SWEEPS = 8, 5
-# With `training.thorough`: trainings at most, and how many of them are spread around the formula's
-# numbers.
-MOST_PILOTS, SPREAD = 24, 16
 # Share of the time until a run's limit that pilots may take.
 MOST_TIME = 0.3
 # Share of the training pairs that judge pilots, in addition to the selection pairs.
 HELD_OUT = 0.1
 # A smaller gain is no reason to depart from the formula.
 LEAST_GAIN = 1.005
+# The measures of l2. The other one is the same for an entity of average count; less for rare ones,
+# more for frequent ones.
+OTHER = {"penalty": "examples", "examples": "penalty"}
 
 
 @dataclass
@@ -53,24 +51,33 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     tenth of the training pairs; no test pair is looked at.
 
     A pilot is a few sweeps of the solver where it can minimise the objective, and version 0 is then
-    trained by it, too, unless the recipe says otherwise. Else, and with `training.thorough`, a
-    pilot is a whole training by the recipe's steps, and the tables' rate is chosen as well.
+    trained by it, too, unless the recipe says otherwise. Else a pilot is a whole training by the
+    recipe's steps, and the tables' rate is chosen as well.
 
     The recipe is returned as it is unless `wants_pilots`.
     """
     if not wants_pilots(recipe, split):
         return Pilots(recipe)
-    search = _PilotSearch.of(recipe, split, version, context.collectives)
-    strengths = strengths_of(recipe, split.training)
+    training = recipe.training
+    sweeps = training.swept(epochs=PILOT_SWEEPS, evaluate_every=PILOT_SWEEPS, patience=0)
+    tried_by = recipe.model_copy(update={"training": sweeps})
+    run = OF_A_RUN - ({Trait.ONE_PROCESS} if context.collectives.size > 1 else set())
+    unmet = FitSettings.of(tried_by, split.training, version).unmet(run)
+    if solves := not unmet and training.tables != "mapped":
+        # Upgrades may train a transform with the model, which the solver cannot.
+        by_default = recipe.gramian == type(recipe).model_fields["gramian"].default
+        solves = version == 0 and training.may_sweep and by_default
+    else:
+        tried_by = recipe
     context.progress.say(
-        f"{search.most} short trainings (pilots) choose task.penalty and task.l2 first; numbers "
+        f"{PILOTS} short trainings (pilots) choose task.penalty and task.l2 first; numbers "
         "for both in the recipe leave them out."
     )
-    judged, metric = _with_more_selection(split), recipe.training.metric
+    judged, metric = with_more_selection(split), training.metric
     ends = context.share_of_time(MOST_TIME)
     tried: list[dict[str, float | str]] = []
 
-    def measure(settings: _Settings) -> float:
+    def measure(settings: PilotSettings) -> float:
         """Train a pilot; −∞, so that the best so far stays, if it diverges or time is over."""
         over = bool(tried) and ends is not None and time.monotonic() > ends
         # The first process alone has a limit; all train the same pilots.
@@ -80,77 +87,42 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
             context,
             folder=None,
             callbacks=(),
-            title=f"{context.title} pilot {len(tried) + 1} of at most {search.most}",
+            title=f"{context.title} pilot {len(tried) + 1} of at most {PILOTS}",
             warns=False,
             progress=context.progress.without_epochs(),
             ends=None,
         )
         try:
-            history = fit_encoder(settings.within(search.recipe), judged, version, quiet).history
+            history = fit_encoder(settings.within(tried_by), judged, version, quiet).history
         except TrainingError:
             if not tried:
                 raise
             return -math.inf
         value = max(record[metric] for record in history)
         tried.append({**asdict(settings), metric: value})
-        context.progress.say(f"Pilot {len(tried)} of at most {search.most}: {metric} {value:.4f}.")
+        context.progress.say(f"Pilot {len(tried)} of at most {PILOTS}: {metric} {value:.4f}.")
         return value
 
-    rate = rate_of(search.recipe)
-    formula = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
-    choices = _open_settings(search.recipe)
-    starts = _starts(formula, choices)[: search.most]
-    moves = [move for move in MOVES if search.climbs and move[0] in choices]
-    chosen = _climb(starts, measure, moves).within(recipe)
-    return Pilots(_by_the_solver(chosen) if search.solves else chosen, tried)
-
-
-def _by_the_solver(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"training": recipe.training.swept()})
-
-
-@dataclass(frozen=True)
-class _PilotSearch:
-    """How pilots search: by the recipe that they are trained by, but for what is tried."""
-
-    recipe: Recipe
-    most: int = PILOTS
-    # Whether they go on from the best of the starts.
-    climbs: bool = False
-    # Whether the training that follows is by the solver, too.
-    solves: bool = False
-
-    @classmethod
-    def of(cls, recipe: Recipe, split: Split, version: int, together: Collectives) -> Self:
-        if recipe.training.thorough:
-            return cls(recipe, MOST_PILOTS, climbs=True)
-        training = recipe.training.swept(
-            epochs=PILOT_SWEEPS, evaluate_every=PILOT_SWEEPS, patience=0
-        )
-        swept = recipe.model_copy(update={"training": training})
-        settings = FitSettings.of(swept, split.training, version)
-        run = OF_A_RUN - ({Trait.ONE_PROCESS} if together.size > 1 else set())
-        if settings.unmet(run) or recipe.training.tables == "mapped":
-            return cls(recipe)
-        # Upgrades may train a transform with the model, which the solver cannot.
-        by_default = recipe.gramian == type(recipe).model_fields["gramian"].default
-        return cls(swept, solves=version == 0 and recipe.training.may_sweep and by_default)
+    best, *others = starts(tried_by, split)
+    most = measure(best)
+    for settings in others[: PILOTS - 1]:
+        value = measure(settings)
+        if value > LEAST_GAIN * most:
+            best, most = settings, value
+    chosen = best.within(recipe)
+    if solves:
+        chosen = chosen.model_copy(update={"training": chosen.training.swept()})
+    return Pilots(chosen, tried)
 
 
 @dataclass(frozen=True)
-class _Settings:
+class PilotSettings:
     """Numbers in the place of "auto"."""
 
     penalty: float
     l2: float
     l2_measure: str
     table_rate: float
-
-    def moved(self, name: str, factor: float) -> Self:
-        """Return the settings with one multiplied, or with the other measure of l2."""
-        value = getattr(self, name)
-        moved: Any = {name: _OTHER[value] if name == "l2_measure" else factor * value}
-        return replace(self, **moved)
 
     def within(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these numbers."""
@@ -164,7 +136,7 @@ class _Settings:
         return recipe.model_copy(update={"task": task, "training": training})
 
 
-def _open_settings(recipe: Recipe) -> set[str]:
+def open_settings(recipe: Recipe) -> set[str]:
     """Return the settings that the recipe leaves to "auto"."""
     task = recipe.task
     found = {name for name in ("penalty", "l2") if getattr(task, name) == "auto"}
@@ -175,65 +147,31 @@ def _open_settings(recipe: Recipe) -> set[str]:
     return found
 
 
-def _starts(formula: _Settings, choices: set[str]) -> list[_Settings]:
-    """Return the formula's settings, then others spread evenly around them, as single steps do not
-    lead from what suits one measure of l2 or one rate to what suits another.
+def starts(recipe: Recipe, split: Split) -> list[PilotSettings]:
+    """Return the formula's settings, then up to 15 others spread evenly around them, as single
+    steps do not lead from what suits one measure of l2 or one rate to what suits another.
 
     λ is between an eighth and four times the formula's, l2 between a quarter and eight times.
     """
-    starts = [formula]
+    strengths, rate = strengths_of(recipe, split.training), rate_of(recipe)
+    formula = PilotSettings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
+    found, choices = [formula], open_settings(recipe)
     engine = torch.quasirandom.SobolEngine(4)  # type: ignore[no-untyped-call]
-    points = engine.draw(SPREAD)[1:]  # the first is a corner
+    points = engine.draw(16)[1:]  # the first is a corner
     for l2, measure, penalty, rate in points.tolist():
         values: dict[str, Any] = {
             "l2": formula.l2 * 2 ** (5 * l2 - 2),
-            "l2_measure": formula.l2_measure if measure < 0.5 else _OTHER[formula.l2_measure],
+            "l2_measure": formula.l2_measure if measure < 0.5 else OTHER[formula.l2_measure],
             "penalty": formula.penalty * 2 ** (5 * penalty - 3),
             "table_rate": formula.table_rate * (0.5, 1.0, 2.0)[int(3 * rate)],
         }
         start = replace(formula, **{k: v for k, v in values.items() if k in choices})
-        if start not in starts:
-            starts.append(start)
-    return starts
+        if start not in found:
+            found.append(start)
+    return found
 
 
-_OTHER = {"penalty": "examples", "examples": "penalty"}
-# The steps from settings to their neighbours. The other measure of l2 is the same for an entity of
-# average count; less for rare ones, more for frequent ones.
-MOVES = (
-    *(("l2", 2.0), ("l2", 0.5), ("l2_measure", 1.0)),
-    *(("penalty", 0.5), ("penalty", 2.0), ("table_rate", 2.0), ("table_rate", 0.5)),
-)
-
-
-def _climb(
-    starts: Sequence[_Settings],
-    measure: Callable[[_Settings], float],
-    moves: Sequence[tuple[str, float]],
-) -> _Settings:
-    """Return the best settings that moves lead to from the best start, each followed while it
-    gains."""
-    best = starts[0]
-    values = {best: measure(best)}
-
-    def gains(candidate: _Settings) -> bool:
-        values[candidate] = measure(candidate)
-        return values[candidate] > LEAST_GAIN * values[best]
-
-    for start in starts[1:]:
-        best = start if gains(start) else best
-    gained = True
-    while gained:
-        gained = False
-        for move in moves:
-            while (candidate := best.moved(*move)) not in values and len(values) < MOST_PILOTS:
-                if not gains(candidate):
-                    break
-                best, gained = candidate, True
-    return best
-
-
-def _with_more_selection(split: Split) -> Split:
+def with_more_selection(split: Split) -> Split:
     """Return the split in which some training pairs select, too, and none is tested: by the few
     selection pairs of small data, the best of two dozen settings is mostly the luckiest."""
     corpus = split.training

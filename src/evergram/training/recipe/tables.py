@@ -231,8 +231,6 @@ class TrainingSettings(Settings):
     refit: Annotated[
         bool | Literal["auto"], Needs(Trait.SEPARATE_SELECTION, free=("auto", False))
     ] = "auto"
-    # Whether pilots search longer: more settings, each trained to its end by the recipe's steps.
-    thorough: bool = False
     # Epochs between evaluations, and the metric that keeps the best.
     evaluate_every: Positive = 1
     metric: Metric = "recall@20"
