@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from evergram.training.corpora import load_corpus
 from tests.support.command import Command
 
 import evergram
@@ -27,6 +26,7 @@ from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
 from evergram.tasks.kinds import TASKS
 from evergram.tasks.losses import LOSSES
+from evergram.training.build import load_corpus
 from evergram.training.checkpoint import load_encoder
 from evergram.training.recipe import Recipe
 
