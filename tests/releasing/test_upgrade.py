@@ -15,9 +15,7 @@ from reproduction.recipe import PaperRecipe
 from tests.support.encoders import CANDIDATES, QUERIES, SEEN, lineage_with_encoder
 from tests.support.prepared import write_prepared
 from tests.support.tiny_training import small_recipe, tiny_lineage, tiny_recipe
-from torch import Tensor, nn
 
-from evergram import PretrainedEncoder
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
@@ -57,12 +55,10 @@ from evergram.releasing.upgrade import (
     package_upgrade,
     plan_upgrade,
     train,
-    trained_encoder,
     upgrade,
     with_modules,
 )
 from evergram.retrieval.reader import Reader
-from evergram.training import selection
 from evergram.training.build import load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
 from evergram.training.fit import RunContext
@@ -305,7 +301,6 @@ def test_other_values_of_a_frozen_model_or_task_are_named(lineage: Lineage) -> N
         (["model.kind=two_tower"], r"model\.kind is 'two_tower' here and 'factorization' there"),
         (["task.kind=bpr", "task.penalty=0.0"], r"task\.kind is 'bpr' here"),
         (["task.l2=0.2"], r"task\.l2 is 0\.2 here and 0\.1 there"),
-        (["model.normalize=true", "model.popularity=0.1"], r"model\.popularity is 0\.1 here"),
     ):
         with pytest.raises(RecipeError, match=names):
             upgrade(tiny_recipe(*FROZEN, *overrides), lineage, progress=False)
@@ -497,170 +492,6 @@ def test_what_is_wholly_known_stays_as_it_is_and_what_is_not_at_all_is_untested(
         assert narrowed.untested == UNTESTED
         assert len(narrowed.test) == 0
         assert narrowed.unknown_queries == split.unknown_queries + len(split.test)
-
-
-def recipe_of(small: Recipe, popularity: float | str, *overrides: str, **upgrading: Any) -> Recipe:
-    return Recipe.of(
-        {
-            **small.model_dump(include={"name", "data", "split"}),
-            "model": {"dim": [8, 10], "normalize": True, "popularity": popularity},
-            "task": {"kind": "softmax_all", "temperature": 0.2},
-            "training": {
-                **{"optimizer": "adam", "table_rate": 0.03, "decay": 0.95},
-                **{"epochs": 8, "patience": 0},
-            },
-            "upgrade": {"alone": False, **upgrading},
-        },
-        overrides,
-    )
-
-
-def published(artefact: Artefact) -> Tensor:
-    return torch.as_tensor(artefact.block("candidate")[1])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("popularity", [0.3, "auto"])
-@pytest.mark.parametrize("method", ["bc-aligner", "evergram"])
-def test_the_version_before_is_read_within_its_certificate(
-    small: Recipe, tmp_path: Path, method: str, popularity: float | str
-) -> None:
-    recipe = recipe_of(small, popularity, method=method)
-    corpus = load_corpus(recipe)
-    lineage = Lineage.create(tmp_path / "lineage")
-    first = train(recipe, corpus, progress=False)
-    lineage.publish(first)
-    for version in (1, 2):
-        artefact = upgrade(recipe, lineage, corpus, progress=False)
-        lineage.publish(artefact)
-        chosen = artefact.metrics["training"]["popularity"]
-        before = lineage.metrics(version - 1)["training"]["popularity"]["exponent"]
-        assert chosen["exponent"] == before
-        if popularity == "auto":
-            assert chosen["reason"].startswith(f"that of version {version - 1}")
-        assert artefact.recipe["model"]["popularity"] == popularity
-        # Published candidates are unit rows times the power of this version's own counts.
-        counts = split_for(recipe, corpus, version, lineage.pair_history).training.counts(
-            "candidate"
-        )
-        norms = published(artefact).double().norm(dim=1)
-        powers = counts.double().clamp(min=1) ** before
-        torch.testing.assert_close(norms, powers, rtol=1e-5, atol=0)
-        report = lineage.metrics(version)
-        for past, reading in report["compatibility"].items():
-            ranking = {k: v["recall@20"] for k, v in reading["ranking"].items()}
-            assert ranking["chain"] > 0.75 * ranking["past"]
-            assert ranking["raw_candidates"] < ranking["chain_candidates"]
-            bound = report["certificate"][past]["bound"]
-            assert 0 < reading["drift"]["held_out"]["l2"] < bound
-            assert report["certificate"][past]["relative"] < 1
-    # What is read of the newest version is what was published, by an encoder without its data too.
-    encoder = load_encoder(lineage, 2)
-    training = split_for(recipe, corpus, 2).training
-    torch.testing.assert_close(encoder.embed_all(training)["candidate"], published(artefact))
-    ids = training.candidates.vocabulary.keys.slice(0, 30)
-    vectors = PretrainedEncoder.of_version(lineage, 2).encode(ids.to_pylist(), side="candidate")
-    torch.testing.assert_close(torch.from_numpy(vectors), published(artefact)[:30])
-    model = evaluate(recipe, lineage, corpus=corpus)["model"]
-    assert model == pytest.approx(artefact.metrics["metrics"]["model"])
-
-
-@pytest.fixture(scope="module")
-def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lineage, Corpus]:
-    """Version 0 with γ = 0.5, after a moment of training; only read."""
-    recipe = recipe_of(small_recipe(), 0.5, "training.epochs=1")
-    corpus = load_corpus(recipe)
-    lineage = Lineage.create(tmp_path_factory.mktemp("grown") / "lineage")
-    lineage.publish(train(recipe, corpus, progress=False))
-    return lineage, corpus
-
-
-def test_alignment_is_between_published_vectors_of_both_versions(
-    small: Recipe, grown: tuple[Lineage, Corpus]
-) -> None:
-    lineage, corpus = grown
-    plan = plan_upgrade(recipe_of(small, 0.25), lineage, corpus, UpgradeOptions())
-    joint = plan.companions(plan.split).joint
-    assert joint is not None
-    training = plan.final.training
-    counts = training.counts("candidate").double().clamp(min=1)
-    torch.testing.assert_close(joint.get_buffer("factors"), counts.pow(0.25).float())
-    # The past has the power and the counts of its own version, and new candidates have no vector.
-    before = split_for(recipe_of(small, 0.5), corpus, 0).training
-    rows = before.candidates.vocabulary.rows(training.candidates.vocabulary.keys)
-    assert bool((rows < 0).any())
-    old = before.counts("candidate").double().sqrt()
-    norms = plan.backward.past["candidate"].double().norm(dim=1)
-    torch.testing.assert_close(norms[rows >= 0], old[rows[rows >= 0]], rtol=1e-5, atol=0)
-    assert float(norms[rows < 0].max()) == 0
-    plain = plan_upgrade(recipe_of(small, 0.0), lineage, corpus, UpgradeOptions())
-    joint = plain.companions(plain.split).joint
-    assert joint is not None
-    assert dict(joint.named_buffers()).get("factors") is None
-
-
-def test_an_automatic_power_of_a_joint_upgrade_is_that_of_the_version_before(
-    small: Recipe, grown: tuple[Lineage, Corpus], tmp_path: Path
-) -> None:
-    lineage, corpus = grown
-    plan = plan_upgrade(recipe_of(small, "auto"), lineage, corpus, UpgradeOptions())
-    assert (plan.recipe.model.popularity, plan.keeps_popularity) == (0.5, True)
-    assert plan.recorded.model.popularity == "auto"
-    posthoc = plan_upgrade(
-        recipe_of(small, "auto", method="post-lin-mloss"), lineage, corpus, UpgradeOptions()
-    )
-    assert (posthoc.recipe.model.popularity, posthoc.keeps_popularity) == ("auto", False)
-    bare = Lineage.create(tmp_path / "bare")
-    bare.publish(train(recipe_of(small, 0.0, "training.epochs=1"), corpus, progress=False))
-    with pytest.raises(
-        RecipeError, match=r"version 0 has none; give a number, or set upgrade\.method"
-    ):
-        plan_upgrade(recipe_of(small, "auto"), bare, corpus, UpgradeOptions())
-
-
-def test_a_power_that_was_chosen_as_zero_goes_on(
-    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selection, "EXPONENTS", (0.0,))
-    recipe = recipe_of(small, "auto", "training.epochs=1")
-    corpus = load_corpus(recipe)
-    lineage = Lineage.create(tmp_path / "lineage")
-    lineage.publish(train(recipe, corpus, progress=False))
-    for version in (1, 2):
-        artefact = upgrade(recipe, lineage, corpus, progress=False)
-        lineage.publish(artefact)
-        reason = f"that of version {version - 1}, which this one is aligned to"
-        recorded = artefact.metrics["training"]["popularity"]
-        assert recorded == {"exponent": 0.0, "reason": reason}
-        ones = torch.ones(len(published(artefact)))
-        torch.testing.assert_close(published(artefact).norm(dim=1), ones)
-
-
-def test_models_that_are_trained_already_have_the_power_of_the_recipe(
-    small: Recipe, grown: tuple[Lineage, Corpus]
-) -> None:
-    lineage, corpus = grown
-    model = load_encoder(lineage, 0)
-
-    def taken(popularity: float | str) -> Encoder | None:
-        return trained_encoder(model, corpus, recipe_of(small, popularity).model)
-
-    assert taken(0.5) is taken("auto") is model
-    for popularity in (0.0, 0.25):
-        with pytest.raises(RecipeError, match=rf"{popularity}, .* 0\.5"):
-            taken(popularity)
-    model.popularity = None
-    with pytest.raises(RecipeError, match=r"0\.0; set model\.popularity"):
-        taken(0.5)
-    tables = nn.Embedding(300, 4), nn.Embedding(200, 4)
-    modules = EncoderModules(*tables, torch.tensor, torch.tensor)
-    recipe = recipe_of(small, 0.5)
-    artefact = train(recipe, corpus, trained=modules, progress=False)
-    counts = split_for(recipe, corpus, 0).training.counts("candidate")
-    norms = published(artefact).double().norm(dim=1)
-    torch.testing.assert_close(norms, counts.double().sqrt(), rtol=1e-5, atol=0)
-    with pytest.raises(RecipeError, match="give a number"):
-        train(recipe_of(small, "auto"), corpus, trained=modules, progress=False)
 
 
 def fit_of(lineage: Lineage, corpus: Corpus, *overrides: str, dim: int = 5) -> BackwardTransformFit:

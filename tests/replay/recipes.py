@@ -64,7 +64,7 @@ _CHANGES: dict[str, Tables] = {
         "upgrade": {"method": "post-lin-mloss"},
     },
     "spherical-unit-rows": {
-        "model": {"normalize": True, "popularity": 0.25},
+        "model": {"normalize": True},
         "task": {"kind": "spherical", "temperature": 0.2},
         "training": {"optimizer": "adam", "rescale_rows": True},
         "upgrade": {"method": "joint-notrans"},

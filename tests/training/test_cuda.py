@@ -47,7 +47,6 @@ KINDS = {
     "softmax, bfloat16": f"{SOFTMAX} training.precision=bfloat16",
     "softmax, neighbours": f"{SOFTMAX} task.neighbour_share=0.2 training.rescale_rows=true",
     "smooth start": f"{SOFTMAX} model.start=smooth",
-    "popularity": f"{SOFTMAX} model.popularity=auto",
     "two towers": "model.kind=two_tower",
     "two towers, deep": "model.kind=two_tower model.hidden=[16,16]",
     "lightgcn": "model.kind=lightgcn",

@@ -145,7 +145,6 @@ def test_objects_are_drawn_anew_each_step_and_alike_in_a_resumed_run() -> None:
 
 
 QUERIES, CANDIDATES, STRENGTH = 12, 9, 3.0
-COUNTS = [0, 1, 2, 50, 1000, 3, 7, 0, 4]
 Groups = list[list[tuple[str, int]]]
 
 
@@ -165,8 +164,6 @@ def slow_loss(
             if not known[side][row]:
                 continue
             vector = tables[side][row] / tables[side][row].square().sum().sqrt()
-            if side == "candidate":
-                vector = vector * max(COUNTS[row], 1) ** 0.3
             total, error = torch.zeros((), dtype=torch.float64), -past[side][row]
             for place, matrix in enumerate(reversed(matrices)):
                 error = error + matrix @ vector if not place else matrix @ error
@@ -209,14 +206,12 @@ def test_it_aligns_known_objects_as_they_are_published_and_read(
     transform = LinearTransform.from_matrix(weight.detach())
     transform.requires_grad_(True)
     chain = Chain([LinearTransform.from_matrix(step) for step in steps], dims[0])
-    factors = torch.tensor([max(count, 1) ** 0.3 for count in COUNTS], dtype=torch.float64)
     joint = JointAlignment(
         transform,
         AlignmentLoss(chain),
         past,
         known,
         JointAlignmentSettings(STRENGTH, objects=objects, rows=20),
-        factors=factors,
     )
     embeddings = Tables(**tables, passes=at_hand, unit=True)
     batch = batch_of(user, item, negative)
@@ -230,7 +225,6 @@ def test_it_aligns_known_objects_as_they_are_published_and_read(
     ):
         torch.testing.assert_close(mine, slow_one, rtol=1e-9, atol=1e-12)
     published = {s: embeddings.tables[s].detach() for s in SIDES}
-    published["candidate"] = published["candidate"] * factors[:, None]
     errors = [
         float(slow_loss([group], *slow).detach()) / STRENGTH
         for group in (everyone[:QUERIES], everyone[QUERIES:])

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support.fits import parts_of
-from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
 from evergram.gramian.query_form import Interactions, QueryForm
-from evergram.lineage.lineage import Lineage
-from evergram.releasing.upgrade import train
 from evergram.tasks.kinds import PointwiseSettings
 from evergram.training.fit import Trained
 from evergram.training.query_objective import query_form
@@ -202,17 +198,3 @@ def test_a_model_of_another_loop_has_no_known_objective() -> None:
     trained.penalty = ()
     form = form_of(recipe, corpus, trained, "approximate")
     assert not form.squares
-
-
-def test_a_factor_of_popularity_changes_no_new_query(tmp_path: Path) -> None:
-    folded = {}
-    unit = "model.normalize=true", "task.kind=softmax_all", "task.temperature=0.2"
-    for gamma in (0.0, 0.3):
-        values = tiny_recipe().model_dump(include={"name", "data", "model"})
-        recipe = Recipe.of(values, [*unit, f"model.popularity={gamma}", "training.epochs=1"])
-        lineage = Lineage.create(tmp_path / f"by-{gamma:g}")
-        lineage.publish(train(recipe))
-        first = lineage.view(0).embeddings("candidate")[0][:6].to_pylist()
-        folded[gamma] = lineage.view().fold_in([first, first[2:]])
-    # Float32 vectors are scaled and scaled back.
-    torch.testing.assert_close(folded[0.3], folded[0.0], atol=1e-5, rtol=0)

@@ -22,7 +22,6 @@ from evergram.atomic_files import file_lock
 from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
 from evergram.errors import RecipeError, TrainingError
-from evergram.releasing.upgrade import train
 from evergram.training import tuning
 from evergram.training.fit import RunContext, ends_after, fit_encoder
 from evergram.training.pilots import (
@@ -276,9 +275,7 @@ def fake_fit(
                 break
         best = max(history, key=lambda record: record["recall@20"])
         ended = "epochs" if len(history) == len(planned) else "pruned"
-        return SimpleNamespace(
-            history=history, best_epoch=best["epoch"], popularity=None, ended=ended, seconds=1.0
-        )
+        return SimpleNamespace(history=history, best_epoch=best["epoch"], ended=ended, seconds=1.0)
 
     monkeypatch.setattr(tuning, "fit_encoder", fit)
     return seen
@@ -351,20 +348,11 @@ def test_few_values_are_each_proposed_once_and_end_the_search(
 def test_a_trial_below_the_median_of_those_it_can_be_compared_with_is_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluations of `model.popularity = "auto"` are at γ = 0."""
     over = ["model.dim=2..9000"]
     for last, state in (([0.1, 0.9], TrialState.PRUNED), ([0.3, 0.9], TrialState.COMPLETE)):
         values = iter([*([0.2 + n / 100, 0.5] for n in range(5)), last])
         fake_fit(monkeypatch, partial(lambda values, recipe: next(values), values))
         assert search(tmp_path / state.name, count=6, over=over).trials[5].state == state
-    recipe = recipe_of("model.normalize=true", "task.kind=softmax_all", "task.temperature=0.2")
-    over.append("model.popularity=0.2,auto")
-    for auto in (0.1, 0.9):
-        gains = {"auto": auto, 0.2: 0.4}
-        fake_fit(monkeypatch, partial(lambda by, r: 2 * [by[r.model.popularity]], gains))
-        tried = search(tmp_path / str(auto), recipe, 12, over=over).trials
-        assert {trial.state for trial in tried} == {TrialState.COMPLETE}
-        assert len({trial.params["model.popularity"] for trial in tried}) == 2
 
 
 def test_a_failed_trial_is_kept_and_ranked_last_and_an_interrupt_keeps_what_there_is(
@@ -398,24 +386,6 @@ def test_a_value_that_the_data_refuse_is_a_failed_trial(tmp_path: Path) -> None:
     assert "'weight'" in tuned.ranked[1].user_attrs["error"]
     with pytest.raises(TrainingError, match=r"Trial 1: .*'weight'"):
         search(tmp_path / "none", over=["task.sparse=weight"])
-
-
-def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publishes(
-    tmp_path: Path,
-) -> None:
-    recipe = recipe_of(
-        model={"dim": 4, "normalize": True, "popularity": "auto"},
-        task={"kind": "softmax_all", "temperature": 0.5},
-        training={"refit": False, "metric": "ndcg@10", "epochs": 1, "table_rate": 1e-4},
-    )
-    chosen, fixed = (
-        search(tmp_path / value, recipe, 1, over=[f"model.popularity={value}"]).best
-        for value in ("auto", "0.0")
-    )
-    popularity = train(recipe, progress=False).metrics["training"]["popularity"]
-    values = {tried["exponent"]: tried["ndcg@10"] for tried in popularity["tried"]}
-    assert chosen.value == values[popularity["exponent"]] > values[0.0]
-    assert fixed.value == values[0.0] == max(chosen.intermediate_values.values())
 
 
 def test_a_folder_has_one_search_at_a_time(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,39 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fits import (
     CPU,
-    assert_same,
-    changed,
     killed_and_resumed,
-    parts_of,
     split_of,
     trainer_of,
     untimed,
 )
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from evergram.data.corpus import Corpus
-from evergram.data.split import Split
-from evergram.encoders.encoder import SIDES, Encoder, Schema
-from evergram.encoders.factory import build_encoder, publish_by_popularity
+from evergram.encoders.encoder import SIDES
 from evergram.evaluation import ranking
 from evergram.evaluation.metric_sample import MetricSample
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.releasing.upgrade import train
-from evergram.training import fit
-from evergram.training.build import final_split, load_corpus, split_for
+from evergram.training.build import load_corpus
 from evergram.training.fit import RunContext, Trained, fit_encoder, warned
-from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import AdaptiveTraining
 from evergram.training.resuming import CheckpointSettings
 from evergram.training.selection import (
-    EXPONENTS,
     LEAST,
     EarlyStopping,
     RankingWork,
-    SelectionMetric,
-    choose_popularity,
     dense_weights,
     different,
     epoch_work,
@@ -266,140 +252,3 @@ POPULAR = Recipe.of(
         "training": {"epochs": 4, "patience": 0},
     }
 )
-
-
-@pytest.fixture(scope="module")
-def popular() -> Corpus:
-    return load_corpus(POPULAR)
-
-
-def slow_recall(encoder: Encoder, split: Split, exponent: float, k: int) -> float:
-    """Score one pair at a time in float64, sort, and count; a tie is lost."""
-    corpus = split.training
-    vectors = {s: v.double() for s, v in encoder.embed_all(corpus).items()}
-    counts = corpus.counts("candidate").tolist()
-    seen, held = (
-        {(int(q), int(c)) for q, c in zip(query, candidate, strict=True)}
-        for query, candidate in (
-            (corpus.column("query"), corpus.column("candidate")),
-            (split.selection.query, split.selection.candidate),
-        )
-    )
-    recalls = []
-    for query in sorted({q for q, _ in held}):
-        targets = [c for q, c in held if q == query]
-        scores = {
-            c: float(vectors["query"][query] @ vectors["candidate"][c]) * max(n, 1) ** exponent
-            for c, n in enumerate(counts)
-            if (query, c) not in seen
-        }
-        listed = sorted(scores, key=lambda c: (-scores[c], c in targets))[:k]
-        recalls.append(len(set(listed) & set(targets)) / len(targets))
-    return sum(recalls) / len(recalls)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_power_of_counts_is_what_a_slow_loop_picks(popular: Corpus, seed: int) -> None:
-    split = split_for(POPULAR, popular, 0)
-    # Untrained vectors: some seeds want popularity more than others.
-    schema, draw = Schema.of(split.training, features=False), torch.Generator().manual_seed(seed)
-    options = {"dim": 3, "normalize": True}
-    encoder = build_encoder("factorization", options, schema, draw).eval()
-    publish_by_popularity(encoder, 0.0, split.training)
-    slow = [slow_recall(encoder, split, exponent, 5) for exponent in EXPONENTS]
-    metric = SelectionMetric("recall@5", split)
-    choice = choose_popularity(encoder, split.training, metric)
-    assert [record["exponent"] for record in choice.tried] == list(EXPONENTS)
-    assert [record["recall@5"] for record in choice.tried] == pytest.approx(slow, abs=1e-9)
-    assert choice.exponent == EXPONENTS[slow.index(max(slow))]
-    assert encoder.popularity_option == {"popularity": choice.exponent}
-    assert f"{len(metric.relevance)} queries" in choice.reason
-    assert ("largest that was tried" in choice.reason) == (choice.exponent == EXPONENTS[-1])
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["model.kind=lightgcn"],
-        # Estimators that pass over all entities, and a pool that is embedded in evaluation mode.
-        ["task.kind=pointwise", "gramian.kind=sagram", "model.kind=two_tower"],
-        ["task.kind=pointwise", "gramian.sampler=adaptive"],
-    ],
-    ids=" ".join,
-)
-def test_the_objective_does_not_see_the_factor(popular: Corpus, overrides: list[str]) -> None:
-    values = POPULAR.model_dump()
-    if "task.kind=pointwise" in overrides:
-        values["task"] = {"penalty": 5.0}
-
-    def trained(*more: str) -> dict[str, Tensor]:
-        step, sampler, draws = parts_of(Recipe.of(values, [*overrides, *more]), popular)
-        for epoch in range(2):
-            for _ in run_epoch(step, sampler, draws, epoch, CPU):
-                pass
-        return dict(step.encoder.named_parameters())
-
-    plain = trained()
-    for name, value in trained("model.popularity=1.0").items():
-        assert torch.equal(value, plain[name])
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-def test_what_is_measured_and_published_has_the_factor(popular: Corpus, mapped: bool) -> None:
-    chosen = changed(POPULAR, "model.popularity=0.5")
-    if mapped:
-        values = {**chosen.model_dump(), "task": {"penalty": 5.0}}
-        chosen = Recipe.of(values, ["training.tables=mapped"])
-    split = split_for(chosen, popular, 0)
-    trained = fit_encoder(chosen, split, 0, RunContext(CPU))
-    assert_factor(trained.candidate, split, 0.5)
-    vectors = trained.query, trained.candidate
-    test = ranking.test_relevance(split)
-    expected = rank_metrics(*vectors, test, [METRIC])[METRIC]
-    assert trained.metrics["model"][METRIC] == pytest.approx(expected)
-    assert trained.popularity is not None
-    assert trained.popularity.as_json() == {"exponent": 0.5, "reason": "model.popularity"}
-    held = ranking.relevance_of(split.training, split.selection)
-    best = rank_metrics(*vectors, held, [METRIC])[METRIC]
-    assert max(record[METRIC] for record in trained.history) == pytest.approx(best)
-
-
-def assert_factor(candidates: Tensor, split: Split, exponent: float) -> None:
-    """Assert that rows of length 1 are published times their counts to a power."""
-    counts = split.training.counts("candidate").double().clamp(min=1)
-    norms = candidates.double().norm(dim=1)
-    torch.testing.assert_close(norms, counts**exponent, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("refit", [False, True])
-def test_an_automatic_power_is_chosen_at_the_best_epoch_and_kept_by_a_resumed_run(
-    popular: Corpus, refit: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flag = f"training.refit={str(refit).lower()}"
-    recipe = changed(POPULAR, "model.popularity='auto'", flag, "training.epochs=2")
-    artefact = train(recipe, popular, progress=False)
-    record = artefact.metrics["training"]["popularity"]
-    assert [entry["exponent"] for entry in record["tried"]] == list(EXPONENTS)
-    values = [entry[METRIC] for entry in record["tried"]]
-    assert record["exponent"] == EXPONENTS[values.index(max(values))] > 0
-    # The epoch was selected without a factor, and is where powers are tried.
-    best = max(entry[METRIC] for entry in artefact.metrics["training"]["history"])
-    assert values[0] == pytest.approx(best)
-    assert artefact.recipe["model"]["popularity"] == "auto"
-    assert artefact.encoder is not None
-    assert artefact.encoder.options["popularity"] == record["exponent"]
-    split = final_split(split_for(POPULAR, popular, 0), refits=refit)
-    assert_factor(artefact.block("candidate")[1], split, record["exponent"])
-    counts = split.training.counts("candidate")
-    assert torch.equal(artefact.encoder.state["popularity.counts"], counts.float())
-
-    often = CheckpointSettings(every=2)
-    with monkeypatch.context() as patched:
-        patched.setattr(fit, "choose_popularity", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, popular, progress=False, folder=tmp_path, checkpoints=often)
-    assert list(tmp_path.iterdir())
-    resumed = train(recipe, popular, progress=False, folder=tmp_path, checkpoints=often)
-    assert_same(resumed, artefact)
-    assert resumed.metrics["training"]["popularity"] == record

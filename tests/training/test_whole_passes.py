@@ -276,7 +276,7 @@ def test_a_negative_meets_the_others_too() -> None:
     ("method", "rows"),
     [
         ("post-lin-mloss", "model.normalize=false"),
-        ("evergram", "model.normalize=true model.popularity=0.3"),
+        ("evergram", "model.normalize=true"),
     ],
 )
 def test_versions_follow_each_other_and_fold_in_is_exact(

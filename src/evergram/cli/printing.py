@@ -144,9 +144,6 @@ def _training_sentence(training: dict[str, Any]) -> str:
             how = 'training.optimizer = "als"'
         measure = f'task.l2_measure = "{training["l2_measure"]}"'
         weights += f", {measure} and {how}, as {len(pilots)} pilots chose"
-    if popularity := training.get("popularity"):
-        power = f"{popularity['exponent']:.4g}"
-        weights += f"; candidates times count^{power} ({popularity['reason']})"
     return (
         f"Trained on {data}: {training['epochs']} epochs (ended: {training['ended']}); epoch "
         f"{training['best_epoch']} was best on the selection pairs; {weights}."

@@ -2,16 +2,15 @@
 
 Read in this order:
 
-1. `encoder`: tables; `Encoder`, the interface; `Scene`, a corpus as it sees it; `RowEncoder`,
-   which embeds each entity by itself; the factor of candidates in vectors that are published.
-2. `features`: from a corpus's rows to an encoder's own rows of ids and of bags of features.
-3. `factorization` (a free vector for each entity) and `two_tower` (ids and features through
+1. `encoder`: from a corpus's rows to an encoder's own rows of ids and of bags of features; tables;
+   `Encoder`, the interface; `Scene`, a corpus as it sees it; `RowEncoder`, which embeds each
+   entity by itself.
+2. `factorization` (a free vector for each entity) and `two_tower` (ids and features through
    layers).
-4. `graph`: `graph_encoder`, on the matrices of `adjacency`, and its subclasses `graphsage` and
-   `lightgcn`; `mean_of_candidates`, whose queries have no table.
-5. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
-6. `module_encoder`: the user's own modules.
-7. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings;
+3. `graph_encoders`: GraphSAGE and LightGCN; `mean_of_candidates`, whose queries have no table.
+4. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
+5. `module_encoder`: the user's own modules.
+6. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings;
    `mapped_tensors` keeps tables in files.
 """
 

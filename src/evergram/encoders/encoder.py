@@ -1,5 +1,5 @@
 """Encoders: their inputs (a corpus's ids and features, as rows of vocabularies), their tables and
-interface, those that embed each entity by itself, and popularity's factor."""
+interface, and those that embed each entity by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -306,7 +305,7 @@ class Scene:
 
 
 class Embeddings(ABC):
-    """Embeddings of a scene at the current parameters of its encoder, as its loss sees them."""
+    """Embeddings of a scene at the current parameters of its encoder."""
 
     @abstractmethod
     def rows(self, side: str, ids: Tensor) -> Tensor:
@@ -324,84 +323,6 @@ class Embeddings(ABC):
     def whole(self, side: str) -> Tensor | None:
         """Return all of a side, [N, D], differentiable; None if that needs another forward pass."""
         return None
-
-
-def popularity_factors(counts: Tensor, exponent: float) -> Tensor:
-    """Return max(count, 1)^γ, float32 of the shape of `counts`; computed in float64.
-
-    >>> import torch
-    >>> from evergram.encoders.encoder import popularity_factors
-    >>> popularity_factors(torch.tensor([0, 1, 100]), 0.5)
-    tensor([ 1.,  1., 10.])
-
-    Args:
-        counts: training pairs of each candidate; one that was never met counts as if met once.
-        exponent: γ.
-    """
-    return counts.double().clamp(min=1).pow(exponent).float()
-
-
-def scaled_blocks(blocks: Iterable[Tensor], factors: Tensor) -> Iterator[Tensor]:
-    """Yield blocks [b, D] of N rows in all, each row times its factor of `factors`, [N]."""
-    start = 0
-    for block in blocks:
-        yield block * factors[start : start + len(block), None]
-        start += len(block)
-
-
-class PopularityFactor(nn.Module):
-    """The factor max(count, 1)^γ of each candidate that an encoder was trained on.
-
-    The counts are a buffer, so that a published encoder needs no training data to give the vectors
-    that were published. γ is an option of the encoder, and in its manifest.
-
-    Args:
-        exponent: γ.
-        size: N, ids of the vocabulary that candidates' ids are in.
-    Source: docs/method.md, "Popularity in published vectors".
-    """
-
-    # Training pairs by row of the id vocabulary, float32 [N].
-    counts: Tensor
-
-    def __init__(self, exponent: float, size: int) -> None:
-        super().__init__()
-        self.exponent = exponent
-        self.register_buffer("counts", torch.zeros(max(size, 1)))
-
-    def count(self, ids: Tensor, counts: Tensor) -> None:
-        """Keep the training pairs, int64 [n], of candidates whose rows of the vocabulary are `ids`,
-        int64 [n]."""
-        self.counts.zero_()
-        self.counts[ids.to(self.counts.device)] = counts.to(self.counts)
-
-    def factors(self, ids: Tensor) -> Tensor:
-        """Return the factors, float32 [B], of candidates by their rows of the vocabulary, int64
-        [B]; 1 for the row -1, of a candidate that training never saw."""
-        ids = ids.to(self.counts.device)
-        return popularity_factors(self.counts[ids.clamp(min=0)] * (ids >= 0), self.exponent)
-
-
-class _Published(Embeddings):
-    """Embeddings of which each candidate's is multiplied by its factor."""
-
-    def __init__(self, embeddings: Embeddings, popularity: PopularityFactor, scene: Scene) -> None:
-        self.embeddings = embeddings
-        self.popularity = popularity
-        self.scene = scene
-
-    @cached_property
-    def factors(self) -> Tensor:
-        """[N] of the candidates."""
-        return self.popularity.factors(self.scene.ids("candidate"))
-
-    def rows(self, side: str, ids: Tensor) -> Tensor:
-        rows = self.embeddings.rows(side, ids)
-        return rows if side == "query" else rows * self.factors[ids, None]
-
-    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
-        blocks = self.embeddings.blocks(side, batch_size)
-        return blocks if side == "query" else scaled_blocks(blocks, self.factors)
 
 
 class Encoder(nn.Module, ABC):
@@ -427,31 +348,10 @@ class Encoder(nn.Module, ABC):
         self.schema = schema
         self.dim = dim
         self.normalize = normalize
-        # None multiplies no candidate by a factor when it is published.
-        self.popularity: PopularityFactor | None = None
 
     @abstractmethod
     def forward(self, scene: Scene) -> Embeddings:
         """Return the embeddings of a scene; run computations that its entities share, once."""
-
-    def published(self, scene: Scene) -> Embeddings:
-        """Return the embeddings of a scene as a version has them: with candidates' factors."""
-        embeddings: Embeddings = self(scene)
-        popularity = self.popularity
-        return embeddings if popularity is None else _Published(embeddings, popularity, scene)
-
-    @property
-    def popularity_option(self) -> dict[str, float]:
-        """The option that builds the encoder again with the same γ; empty without a factor."""
-        return {} if self.popularity is None else {"popularity": self.popularity.exponent}
-
-    def add_popularity(self, exponent: float) -> PopularityFactor:
-        """Multiply candidates by max(count, 1)^γ, γ = `exponent`, where they are published.
-
-        Returns: the factor; its counts are 0.
-        """
-        self.popularity = PopularityFactor(exponent, len(self.schema.ids("candidate")))
-        return self.popularity
 
     @abstractmethod
     def known(self, side: str, scene: Scene) -> Tensor:
@@ -472,7 +372,7 @@ class Encoder(nn.Module, ABC):
                 f"The encoder has {self.dim} dims, and the one to start from {other.dim}; set "
                 f"model.dim = {other.dim}, or upgrade.start = 'fresh'."
             )
-        mine, theirs = (_learned(encoder) for encoder in (self, other))
+        mine, theirs = self.state_dict(), other.state_dict()
         own_tables, their_tables = self.keyed(), other.keyed()
         if mine.keys() != theirs.keys() or own_tables != their_tables:
             raise ShapeError(
@@ -506,15 +406,14 @@ class Encoder(nn.Module, ABC):
         return Scene({side: self.schema.read(side, entities) for side, entities in sides})
 
     def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
-        """Return all embeddings as a version publishes them, [N, D] of each side, in evaluation
-        mode and without gradient.
+        """Return all embeddings, [N, D] of each side, in evaluation mode and without gradient.
 
         Those of a corpus are on the CPU, in its row order; those of a scene on its device.
         """
         scene = what if isinstance(what, Scene) else self.read(what).to(self.device)
         vectors: dict[str, Tensor] = {}
         with self.evaluating():
-            embeddings = self.published(scene)
+            embeddings: Embeddings = self(scene)
             for side in SIDES:
                 blocks, size = embeddings.blocks(side), scene.size(side)
                 vectors[side] = join_blocks(blocks, size, self.dim, self.tables_folder)
@@ -547,12 +446,6 @@ class Encoder(nn.Module, ABC):
         return unit_rows(rows) if self.normalize else rows
 
 
-def _learned(encoder: Encoder) -> dict[str, Tensor]:
-    """Return an encoder's state without the counts of its candidates, which are of its corpus."""
-    state = encoder.state_dict()
-    return {name: value for name, value in state.items() if not name.startswith("popularity.")}
-
-
 class RowEncoder(Encoder):
     """An encoder whose embedding of an entity depends on that entity's id and features alone.
 
@@ -560,8 +453,7 @@ class RowEncoder(Encoder):
     """
 
     def embed(self, side: str, inputs: EntityInputs) -> Tensor:
-        """Return [B, D] for B inputs of a side, "query" or "candidate", as the loss sees them;
-        differentiable."""
+        """Return [B, D] for B inputs of a side, "query" or "candidate"; differentiable."""
         with self.mixed_precision():
             rows = self._embed(side, inputs)
         return self.normalized(rows.to(torch.promote_types(rows.dtype, torch.float32)))
@@ -577,15 +469,7 @@ class RowEncoder(Encoder):
         return scene.inputs[side].is_known
 
     def blocks(self, side: str, inputs: EntityInputs, batch_size: int = ROWS) -> Iterator[Tensor]:
-        """Iterate over all embeddings as a version publishes them, in blocks [b, D], without
-        gradient, in evaluation mode."""
-        blocks = self.blocks_of_loss(side, inputs, batch_size)
-        if side == "query" or self.popularity is None:
-            return blocks
-        return scaled_blocks(blocks, self.popularity.factors(inputs.ids))
-
-    def blocks_of_loss(self, side: str, inputs: EntityInputs, batch_size: int) -> Iterator[Tensor]:
-        """Do what `blocks` does for embeddings as the loss sees them."""
+        """Iterate over all embeddings in blocks [b, D], without gradient, in evaluation mode."""
         for start in range(0, len(inputs), batch_size):
             stop = min(start + batch_size, len(inputs))
             rows = torch.arange(start, stop, device=inputs.ids.device)
@@ -594,8 +478,7 @@ class RowEncoder(Encoder):
             yield block
 
     def encode(self, side: str, entities: Side, batch_size: int = ROWS) -> Tensor:
-        """Return embeddings [N, D] of a corpus's side as a version publishes them, in its row
-        order, on the CPU."""
+        """Return embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
         inputs = self.schema.read(side, entities)
         blocks = (block.cpu() for block in self.blocks(side, inputs, batch_size))
         return join_blocks(blocks, len(inputs), self.dim)
@@ -612,7 +495,7 @@ class _ByRow(Embeddings):
         return self.encoder.embed(side, self.scene.inputs[side].take(ids))
 
     def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
-        return self.encoder.blocks_of_loss(side, self.scene.inputs[side], batch_size)
+        return self.encoder.blocks(side, self.scene.inputs[side], batch_size)
 
 
 class CandidatesAtHand(Embeddings):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.corpus import Vocabulary
 from evergram.encoders.encoder import Encoder, Schema
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import IntegrityError, LineageError, RecipeError
@@ -25,8 +25,7 @@ def build_encoder(
     """Return a new encoder of a kind.
 
     Args:
-        options: keywords of its class, as JSON; artefacts keep them. `popularity` beside them is γ
-            of the factor that candidates are published with.
+        options: keywords of its class, as JSON; artefacts keep them.
         generator: draws the initial parameters.
         folder: where its tables are mapped from files, for a kind that `maps_tables`.
     Raises: RecipeError: the kind is unknown, or its class says that it is of another.
@@ -41,22 +40,7 @@ def build_encoder(
         )
     make: Callable[..., Encoder] = built
     place = {} if folder is None else {"folder": folder}
-    own = {name: value for name, value in options.items() if name != "popularity"}
-    encoder = make(schema, **own, **place, generator=generator)
-    if "popularity" in options:
-        encoder.add_popularity(options["popularity"])
-    return encoder
-
-
-def publish_by_popularity(encoder: Encoder, exponent: float, corpus: Corpus) -> None:
-    """Let an encoder publish its candidates times max(count, 1)^γ.
-
-    Args:
-        exponent: γ.
-        corpus: that it is trained on; its interactions are counted.
-    """
-    ids = encoder.schema.ids("candidate").rows(corpus.candidates.vocabulary.keys)
-    encoder.add_popularity(exponent).count(ids, corpus.counts("candidate"))
+    return make(schema, **options, **place, generator=generator)
 
 
 def restore_encoder(

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
 )
 
 from evergram.kinds import (
@@ -28,14 +25,6 @@ from evergram.kinds import (
 
 if TYPE_CHECKING:
     from evergram.encoders.encoder import Encoder
-
-
-def _exponent(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Say in one clause what may stand here, in place of what each form of it lacks."""
-    try:
-        return check(value)
-    except ValidationError:
-        raise ValueError("it must be a number from -1 to 1, or 'auto'") from None
 
 
 class EncoderSettings(KindSettings):
@@ -67,14 +56,6 @@ class EncoderSettings(KindSettings):
     dim: Annotated[PerVersion, Needs(Trait.SIZED)] = Field(default=[64])
     # Rows of unit norm.
     normalize: bool = False
-    # γ: published candidates are multiplied by max(training pairs, 1)^γ; "auto" is chosen by the
-    # selection pairs, see `evergram.training.selection`. Rows that are free to
-    # grow have the popularity of their candidates in their norms.
-    popularity: Annotated[
-        Annotated[float, Field(ge=-1, le=1)] | Literal["auto"],
-        WrapValidator(_exponent),
-        Needs(Trait.UNIT_ROWS, free=(0,)),
-    ] = 0.0
 
     @property
     def start_scale(self) -> float:
@@ -105,13 +86,6 @@ class EncoderSettings(KindSettings):
         return self.model_copy(
             update={name: [at_version(values, version)] for name, values in lists.items()}
         )
-
-    @property
-    def exponent(self) -> float | None:
-        """γ of `popularity`: None without a factor, and 0 for "auto" until it is chosen."""
-        if self.popularity == "auto":
-            return 0.0
-        return self.popularity or None
 
     @property
     def traits(self) -> frozenset[Trait]:

@@ -181,15 +181,12 @@ class ModuleEncoder(Encoder):
     def copied(self) -> ModuleEncoder:
         """Return the same encoder with modules of its own."""
         modules = self.encoder_modules.copied()
-        copy = ModuleEncoder(modules, self.schema, self.dim, self.normalize)
-        copy.popularity = deepcopy(self.popularity)
-        return copy
+        return ModuleEncoder(modules, self.schema, self.dim, self.normalize)
 
     @property
     def options(self) -> dict[str, Any]:
         """The settings that an artefact records beside its tensors and ids."""
-        options = {"dim": self.dim, **({"normalize": True} if self.normalize else {})}
-        return options | self.popularity_option
+        return {"dim": self.dim, **({"normalize": True} if self.normalize else {})}
 
     def read(self, corpus: Corpus) -> IdScene:
         sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
@@ -205,7 +202,7 @@ class ModuleEncoder(Encoder):
         return scene.usable[side]
 
     def embed(self, side: str, ids: list[Any]) -> Tensor:
-        """Return [B, D] of B usable ids, as the loss sees them; differentiable."""
+        """Return [B, D] of B usable ids; differentiable."""
         with self.mixed_precision():
             rows = outputs_of(self.encoder_modules, side, ids)
         return self.normalized(rows)
@@ -236,7 +233,7 @@ class ModuleEncoder(Encoder):
             keys = (ids.queries if side == "query" else ids.candidates).vocabulary.keys
         else:
             keys = self._keys_of(ids, side)
-        blocks = self.published(self._scene({side: keys})).blocks(side, size)
+        blocks = self(self._scene({side: keys})).blocks(side, size)
         vectors = join_blocks((block.cpu() for block in blocks), len(keys), self.dim)
         return vectors.numpy() if convert_to_numpy else vectors
 
@@ -350,10 +347,7 @@ def restore_module_encoder(
         version: of the encoder, such as "version 1", for errors.
     Raises: ShapeError: the modules have other tensors.
     """
-    own = {name: value for name, value in options.items() if name != "popularity"}
-    encoder = ModuleEncoder(modules.copied(), schema, **own).cpu()
-    if "popularity" in options:
-        encoder.add_popularity(options["popularity"])
+    encoder = ModuleEncoder(modules.copied(), schema, **options).cpu()
     encoder.load_tensors(tensors, version)
     return encoder.eval()
 

@@ -277,7 +277,7 @@ def fold_in(
             "of at least one."
         )
     met_vectors = vectors[known]
-    if form.length != "free":  # the loss saw unit rows, without the factor of `model.popularity`
+    if form.length != "free":
         met_vectors = functional.normalize(met_vectors.double())
     met = Interactions(query[known], met_vectors, weight[known], target[known])
     folded = form.minimise(met).float()

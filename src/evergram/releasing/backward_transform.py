@@ -134,22 +134,22 @@ class BackwardTransformFit:
             for weight in self.transform.parameters():
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 
-    def joint(self, factors: Tensor | None = None) -> JointAlignment | None:
+    def joint(self) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
         otherwise."""
         if not isinstance(self.settings, JointUpgrade):
             return None
         strength = alignment_weight(self.settings.weight, "paper", self.transform.old_dim)
-        return self._alignment(strength, factors)
+        return self._alignment(strength)
 
-    def _alignment(self, strength: float, factors: Tensor | None = None) -> JointAlignment:
+    def _alignment(self, strength: float) -> JointAlignment:
         """Return the alignment over the objects of the settings."""
         settings = self.settings
         assert isinstance(settings, GradientUpgrade)
         adam = settings.transform_training
         chosen = JointAlignmentSettings(strength, adam.rate, adam.objects, adam.rows, self.seed)
         weight = {side: self.used[side].float() for side in SIDES}
-        return JointAlignment(self.transform, self.loss, self.past, weight, chosen, factors)
+        return JointAlignment(self.transform, self.loss, self.past, weight, chosen)
 
     def finish(self, new: Mapping[str, Tensor], together: Collectives = ALONE) -> None:
         """Fit the transform to the trained model z_k [N, D_k] of each side, unless joint training

@@ -16,8 +16,7 @@ from evergram.collectives import ALONE, Collectives, is_first_process
 from evergram.compatibility.certificate import StepError, certify
 from evergram.data.corpus import Corpus, summaries
 from evergram.data.split import Split, TrainedPairs
-from evergram.encoders.encoder import SIDES, Encoder, popularity_factors
-from evergram.encoders.factory import publish_by_popularity
+from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.kinds import EncoderSettings, ModuleSettings
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import RecipeError
@@ -60,7 +59,7 @@ from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import AUTOMATIC, CheckpointSettings
-from evergram.training.selection import LEAST, PopularityChoice
+from evergram.training.selection import LEAST
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -90,7 +89,6 @@ class UpgradePlan:
         unknown: how many objects of each side a frozen model does not know; empty of another.
         before: the model of `past_version`.
         backward: the transform, from its start.
-        keeps_popularity: whether candidates have the past version's power of counts, for "auto".
     """
 
     recipe: Recipe
@@ -105,25 +103,16 @@ class UpgradePlan:
     trained: Encoder | None
     backward: BackwardTransformFit
     said: Sequence[str] = ()
-    keeps_popularity: bool = False
 
     @property
     def past_version(self) -> int:
         """The newest version, which the new one is aligned to."""
         return self.lineage.newest
 
-    @property
-    def recorded(self) -> Recipe:
-        """The recipe as the version keeps it, with the "auto" that was written."""
-        if not self.keeps_popularity:
-            return self.recipe
-        model = self.recipe.model.model_copy(update={"popularity": "auto"})
-        return self.recipe.model_copy(update={"model": model})
-
     def companions(self, split: Split) -> Companions:
         """Return what the model is trained with on a split: the transform's start, if it is trained
         together with the model, and the user's modules."""
-        corpus, start, exponent = split.training, None, self.recipe.model.exponent
+        corpus, start = split.training, None
         if self.recipe.upgrade.start == "previous":
             assert isinstance(self.before, Encoder)
             start = self.before
@@ -133,11 +122,8 @@ class UpgradePlan:
             backward = BackwardTransformFit(
                 self.recipe, self.version, chain, self.before, corpus, dim
             )
-        factors = None
-        if exponent is not None:
-            factors = popularity_factors(corpus.counts("candidate"), exponent)
         own = own_encoder(self.options.encoder, corpus, self.recipe)
-        return Companions(backward.joint(factors), start, own)
+        return Companions(backward.joint(), start, own)
 
 
 def own_encoder(
@@ -162,7 +148,7 @@ def with_modules(
     modules = encoder or trained
     if isinstance(modules, EncoderModules):
         model = recipe.model
-        own = ModuleSettings(normalize=model.normalize, popularity=model.popularity)
+        own = ModuleSettings(normalize=model.normalize)
         return recipe.model_copy(update={"model": own})
     if recipe.model.kind == ModuleEncoder.kind and modules is None:
         raise RecipeError(
@@ -177,44 +163,8 @@ def trained_encoder(
 ) -> Encoder | None:
     """Return a model that is not trained again, in evaluation mode; copies of a user's modules."""
     if isinstance(trained, EncoderModules):
-        if model.popularity == "auto":
-            raise RecipeError(
-                "model.popularity = 'auto' is chosen where a model is trained, and trained= has "
-                "been trained already; give a number."
-            )
-        modules = ModuleEncoder.of(trained.copied(), corpus, normalize=model.normalize)
-        if model.exponent is not None:
-            publish_by_popularity(modules, model.exponent, corpus)
-        return modules.eval()
-    if trained is not None:
-        own = trained.popularity_option.get("popularity", 0.0)
-        if model.popularity not in (own, "auto"):
-            raise RecipeError(
-                f"model.popularity is {model.popularity!r}, and trained= publishes candidates with "
-                f"{own}; set model.popularity to that."
-            )
+        return ModuleEncoder.of(trained.copied(), corpus, normalize=model.normalize).eval()
     return trained
-
-
-def _with_past_popularity(recipe: Recipe, lineage: Lineage) -> tuple[Recipe, bool]:
-    """Return the recipe with a number in the place of `model.popularity = "auto"`, and whether that
-    was there, for a model that is aligned while it is trained: it has the past version's power."""
-    settings, past_version = recipe.upgrade, lineage.newest
-    aligned = settings.fit == "joint" and settings.start != "frozen"
-    if recipe.model.popularity != "auto" or not aligned:
-        return recipe, False
-    manifest = lineage.manifest(past_version)
-    # A version whose own "auto" was the 0 of the one before it has no factor.
-    zero = 0.0 if manifest.recipe.get("model", {}).get("popularity") == "auto" else None
-    past = zero if manifest.encoder is None else manifest.encoder.options.get("popularity", zero)
-    if past is None:
-        raise RecipeError(
-            "model.popularity = 'auto' of a joint upgrade is that of the version before, and "
-            f"version {past_version} has none; give a number, or set "
-            "upgrade.method = 'post-closed'."
-        )
-    model = recipe.model.model_copy(update={"popularity": past})
-    return recipe.model_copy(update={"model": model}), True
 
 
 def plan_upgrade(
@@ -231,7 +181,6 @@ def plan_upgrade(
     history = lineage.pair_history
     split = split_for(recipe, corpus, version, history)
     recipe, said = with_selecting_metric(recipe, split)
-    recipe, keeps_popularity = _with_past_popularity(recipe, lineage)
     if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
         raise RecipeError(
             "trained= needs a method that trains the model for its task alone, such as "
@@ -278,7 +227,6 @@ def plan_upgrade(
         trained=trained,
         backward=backward,
         said=said,
-        keeps_popularity=keeps_popularity,
     )
 
 
@@ -358,8 +306,6 @@ def training_report(trained: Trained) -> dict[str, Any]:
     }
     if trained.temperature is not None:
         report["temperature"] = trained.temperature
-    if trained.popularity is not None:
-        report["popularity"] = trained.popularity.as_json()
     return report | ({"pilots": trained.pilots} if trained.pilots else {})
 
 
@@ -409,9 +355,6 @@ def fit_upgrade(
         watched = replace(context, callbacks=watching, ends=ends)
         trained = fit_encoder(pilots.recipe, plan.split, plan.version, watched, companions, refit)
         trained.pilots = pilots.tried
-        if plan.keeps_popularity:
-            reason = f"that of version {plan.past_version}, which this one is aligned to"
-            trained.popularity = PopularityChoice(plan.recipe.model.exponent or 0.0, reason)
     else:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
@@ -521,7 +464,7 @@ def package_upgrade(
         make_artefact(trained, plan.published, options),
         transform=plan.backward.transform,
         metrics=report,
-        recipe=plan.recorded.model_dump(mode="json"),
+        recipe=plan.recipe.model_dump(mode="json"),
         error=fitted.error,
         trained=trained_on,
         follows=plan.lineage.manifest(plan.past_version).fingerprint,

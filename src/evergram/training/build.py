@@ -57,7 +57,7 @@ from evergram.data.split import (
 from evergram.data.tables import read_interactions
 from evergram.did_you_mean import did_you_mean
 from evergram.encoders.encoder import SIDES, Encoder, Schema
-from evergram.encoders.factory import build_encoder, publish_by_popularity
+from evergram.encoders.factory import build_encoder
 from evergram.encoders.kinds import EncoderSettings, FactorizationSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import DataError, RecipeError
@@ -574,8 +574,6 @@ def _encoder(
         fresh = companions.start is None
         if fresh and isinstance(model, FactorizationSettings) and model.start != "random":
             start_tables(encoder, model, corpus, seed)
-    if model.exponent is not None:
-        publish_by_popularity(encoder, model.exponent, corpus)
     encoder.to(device)
     if companions.start is not None:
         encoder.start_from(companions.start)

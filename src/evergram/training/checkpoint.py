@@ -112,7 +112,7 @@ def options_of(encoder: Encoder, model: EncoderSettings, version: int) -> dict[s
     """Return the options that build an encoder again, as JSON."""
     if isinstance(encoder, ModuleEncoder):
         return encoder.options
-    return encoder_options(model, version) | encoder.popularity_option
+    return encoder_options(model, version)
 
 
 def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:

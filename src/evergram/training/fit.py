@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,10 +26,8 @@ from evergram.training.recipe.tables import GradientUpgrade, TrainingSettings
 from evergram.training.resuming import AUTOMATIC, Checkpoints, CheckpointSettings, run_identity
 from evergram.training.selection import (
     EarlyStopping,
-    PopularityChoice,
     RankingWork,
     SelectionMetric,
-    choose_popularity,
     distinct,
     epoch_work,
     final_metrics,
@@ -101,7 +98,6 @@ class Trained:
         state_bytes: of the Gramian estimators.
         ended: the limit that ended training: "patience", "epochs", "budget" or "minutes".
         refit: `steps`, `interactions` and `seconds` of the refit, if there was one.
-        popularity: γ of the candidates' factor, and why; None without one.
         penalty, l2, l2_measure, optimizer, batch_size, table_rate: as they were used.
         temperature: that was learned, if one was.
         pilots: see `training.pilots`.
@@ -118,7 +114,6 @@ class Trained:
     state_bytes: int = 0
     ended: str = ""
     refit: dict[str, float] | None = None
-    popularity: PopularityChoice | None = None
     penalty: tuple[float, ...] = ()
     l2: float = 0.0
     l2_measure: str = "examples"
@@ -165,7 +160,6 @@ def fit_encoder(
     # Break the reference cycle so that the first trainer is freed before the refit.
     stopping.copied = selection.cloned
     seconds, last, trained = run.seconds, None, an_epoch * run.epoch
-    popularity = _popularity(recipe, run, split, stopping)
     if refit is None:
         encoder = run.finish(stopping.kept)
     else:
@@ -178,8 +172,6 @@ def fit_encoder(
         run = _Job(recipe, fitting, split, again, refit.companions).trainer(steps=steps)
         run.fit(steps=steps)
         encoder = run.finish()
-        if encoder.popularity is not None and popularity is not None:
-            encoder.popularity.exponent = popularity.exponent  # with the counts of all it has seen
         last = {"steps": steps, "interactions": len(split.training), "seconds": run.seconds}
         seconds, trained = seconds + run.seconds, trained + an_epoch * run.epoch
     ranked = context.test_queries
@@ -202,7 +194,6 @@ def fit_encoder(
         state_bytes=run.state_bytes,
         ended=ended,
         refit=last,
-        popularity=popularity,
         penalty=objective.penalty,
         l2=objective.l2,
         l2_measure=fitting.strengths.l2_measure,
@@ -212,21 +203,6 @@ def fit_encoder(
         temperature=temperature,
         warnings=warnings,
     )
-
-
-def _popularity(
-    recipe: Recipe, run: Trainer, split: Split, stopping: EarlyStopping
-) -> PopularityChoice | None:
-    """Return the γ that a trained model publishes its candidates with; None without a factor.
-
-    For "auto" the epoch is selected at γ = 0, and γ chosen at the best epoch: choosing it in every
-    evaluation would cost nine rankings each. Every process calls this with its own `run`.
-    """
-    exponent = recipe.model.popularity
-    if exponent == "auto":
-        best, metric = run.finish(stopping.kept), cast(SelectionMetric, stopping.evaluate)
-        return choose_popularity(best, split.training, metric, run.step.collectives)
-    return PopularityChoice(exponent, "model.popularity") if exponent else None
 
 
 @dataclass(frozen=True)
@@ -290,14 +266,11 @@ def judge(
         together: processes that each call this with the same arguments, and share the work.
     """
     vectors = encoder.embed_all(split.training)
-    own = encoder.popularity
-    popularity = None if own is None else PopularityChoice(own.exponent, "as the model has it")
     metrics, ranked, sample = final_metrics(
         vectors, split, recipe.metrics, queries, recipe.seed, together
     )
     return Trained(
         *(encoder, vectors["query"], vectors["candidate"], metrics),
-        popularity=popularity,
         sample=sample,
         test_queries=ranked,
     )

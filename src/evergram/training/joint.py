@@ -57,7 +57,6 @@ class JointAlignment(nn.Module):
         loss: of errors of z_{k-1}.
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities.
         weight: for each side, float [N], 1 for an object that takes part.
-        factors: of each candidate, [N], by which version k multiplies it when it is published.
     Source: [BC] Eq. (3), (7), (10).
     """
 
@@ -68,7 +67,6 @@ class JointAlignment(nn.Module):
         past: Mapping[str, Tensor],
         weight: Mapping[str, Tensor],
         settings: JointAlignmentSettings,
-        factors: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.transform = transform
@@ -81,8 +79,6 @@ class JointAlignment(nn.Module):
             self.register_buffer(f"weight_{side}", weight[side], persistent=False)
             known = torch.nonzero(weight[side]).flatten()
             self.register_buffer(f"known_{side}", known, persistent=False)
-        self.factors: Tensor | None
-        self.register_buffer("factors", factors, persistent=False)
         self.steps: Tensor
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
@@ -145,8 +141,6 @@ class JointAlignment(nn.Module):
         return sum(errors) / max(1, len(errors))
 
     def _part(self, side: str, ids: Tensor, vectors: Tensor) -> _Part:
-        if side == "candidate" and self.factors is not None:
-            vectors = vectors * self.factors[ids, None]
         return _Part(side, ids, vectors, self.get_buffer(f"weight_{side}")[ids])
 
     def _all(self, side: str, embeddings: Embeddings) -> _Part:

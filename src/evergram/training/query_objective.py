@@ -119,10 +119,7 @@ def _per_pair(recipe: Recipe, corpus: Corpus, r: int) -> tuple[float, float]:
 
 
 def _moments(recipe: Recipe, corpus: Corpus, trained: Trained) -> tuple[Tensor, Tensor]:
-    """Return Σ_b q_b v_b v_bᵀ [R, D, D] and Σ_b q_b v_b [R, D] of the candidates, float64.
-
-    The rows of a model that normalises are taken without the factor of `model.popularity`.
-    """
+    """Return Σ_b q_b v_b v_bᵀ [R, D, D] and Σ_b q_b v_b [R, D] of the candidates, float64."""
     vectors, unit = trained.candidate, trained.encoder.normalize
     chosen, counts = recipe.task.measures_of("candidate"), corpus.counts("candidate")
     measures = build_measures(chosen, counts, corpus.candidates.vocabulary)

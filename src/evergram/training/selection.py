@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from evergram.collectives import ALONE, Collectives
-from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import SIDES, Encoder
 from evergram.evaluation.metric_sample import MetricSample, SampledRanking, sample_queries
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 # Beside the kept parameters: the metric of each query at `reference_epoch`.
 REFERENCE = "reference|values"
-# The values of γ that "auto" tries, 0 to 0.2: each costs one ranking of the selection's queries.
-EXPONENTS = tuple(step / 40 for step in range(9))
 # The largest share of training's work that evaluation takes by "auto".
 SHARE = 0.25
 # An evaluation of no more multiply-adds is always of all queries by "auto": some seconds.
@@ -169,62 +166,12 @@ class SelectionMetric:
             self.relevance = sample_queries(self.relevance, queries, seed)
 
     def __call__(self, run: Trainer) -> float | MetricSample:
-        now = run.encoder.embed_all(run.step.scene)
-        return self.of(now["query"], now["candidate"], run.step.collectives)
-
-    def of(
-        self, query: Tensor, candidate: Tensor, together: Collectives = ALONE
-    ) -> float | MetricSample:
-        """Return the metric of vectors [N, D] of each side, which several processes share."""
-        vectors, metric = (query, candidate), self.metric
+        now, together = run.encoder.embed_all(run.step.scene), run.step.collectives
+        vectors, metric = (now["query"], now["candidate"]), self.metric
         if len(self.relevance) == self.population:
             return rank_metrics(*vectors, self.relevance, [metric], together=together)[metric]
         values = query_metrics(*vectors, self.relevance, [metric], together=together)[metric]
         return MetricSample(values, self.population)
-
-
-@dataclass(frozen=True)
-class PopularityChoice:
-    """The power γ of counts that a version's candidates have, why, and the selection metric of each
-    γ that was tried."""
-
-    exponent: float
-    reason: str
-    tried: tuple[dict[str, float], ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        tried = {"tried": list(self.tried)} if self.tried else {}
-        return {"exponent": self.exponent, "reason": self.reason, **tried}
-
-
-def choose_popularity(
-    encoder: Encoder, corpus: Corpus, metric: SelectionMetric, together: Collectives = ALONE
-) -> PopularityChoice:
-    """Return the γ of `EXPONENTS` with the best metric, the smallest of those that are equal, and
-    let the encoder publish its candidates with it.
-
-    Args:
-        encoder: at its best epoch, with a popularity factor.
-        together: processes that each call this with the same arguments, and share the rankings.
-    """
-    popularity = encoder.popularity
-    assert popularity is not None
-    popularity.exponent = 0.0
-    vectors = encoder.embed_all(corpus)
-    ids = encoder.schema.ids("candidate").rows(corpus.candidates.vocabulary.keys)
-    tried = []
-    for popularity.exponent in EXPONENTS:
-        factors = popularity.factors(ids).to(vectors["candidate"])
-        candidates = vectors["candidate"] * factors[:, None]
-        measured = metric.of(vectors["query"], candidates, together)
-        value = measured.mean if isinstance(measured, MetricSample) else measured
-        tried.append({"exponent": popularity.exponent, metric.metric: value})
-    best = max(tried, key=lambda record: record[metric.metric])  # the first of those
-    popularity.exponent = best["exponent"]
-    reason = f"best {metric.metric} of {len(metric.relevance)} queries held out for selection"
-    if popularity.exponent == EXPONENTS[-1]:
-        reason += "; it is the largest that was tried, and more may be better"
-    return PopularityChoice(popularity.exponent, reason, tuple(tried))
 
 
 @dataclass(frozen=True)

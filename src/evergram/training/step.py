@@ -263,10 +263,8 @@ class Step:
     def look(self) -> Iterator[Embeddings]:
         """Give the embeddings as the next step will see them; the run stays as it was."""
         # Normalisation by batch keeps running statistics, and dropout draws. Only a step may leave
-        # a trace of either; modules of the user's do both when rows are read. The counts of a
-        # popularity factor, one a candidate, never change.
-        modules = (m for m in self.encoder.modules() if m is not self.encoder.popularity)
-        kept = [(b, b.clone()) for m in modules for b in m.buffers(recurse=False)]
+        # a trace of either; modules of the user's do both when rows are read.
+        kept = [(b, b.clone()) for b in self.encoder.buffers()]
         device = self.encoder.device
         devices = [device] if device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices):

@@ -149,8 +149,8 @@ class Tuned:
     """The trials of a search, in their order; `ended` is "trials", "interrupted", or "exhausted":
     there were no other values.
 
-    A trial's `value` is the best of its selection metric, where "auto" chooses γ with the γ that it
-    chose; its `user_attrs` have `epochs`, `best_epoch`, `seconds` and `error`.
+    A trial's `value` is the best of its selection metric; its `user_attrs` have `epochs`,
+    `best_epoch`, `seconds` and `error`.
     """
 
     recipe: Recipe
@@ -286,15 +286,14 @@ def _search(
     count: int,
 ) -> str:
     """Run trials until there are `count`, each kept when it ends. Return what ended the search."""
-    # With `model.popularity` = "auto" evaluations are at γ = 0, and γ is chosen in the end.
-    prunes, metric = "model.popularity" not in space, recipe.training.metric
+    metric = recipe.training.metric
     try:
         while (number := len(study.trials) + 1) <= count:
             proposal = propose(space, study.trials, recipe.seed)
             if proposal is None:
                 return "exhausted"
-            callbacks = [Pruning(proposal, metric)] if prunes else []
-            own = replace(context, callbacks=callbacks, title=f"trial {number}")
+            pruning = [Pruning(proposal, metric)]
+            own = replace(context, callbacks=pruning, title=f"trial {number}")
             facts = {"epochs": 0, "best_epoch": 0, "seconds": 0.0, "error": ""}
             try:
                 trained = fit_encoder(with_values(recipe, proposal.params), split, 0, own)
@@ -321,8 +320,6 @@ def _measured(trained: Trained, metric: str) -> dict[str, Any]:
     `train` would publish."""
     history = {int(record["epoch"]): float(record[metric]) for record in trained.history}
     value = history.get(trained.best_epoch, math.nan)
-    if trained.popularity is not None and trained.popularity.tried:
-        value = max(tried[metric] for tried in trained.popularity.tried)
     if not math.isfinite(value):
         raise TrainingError(f"{metric} was never measured.")
     state = TrialState.PRUNED if trained.ended == "pruned" else TrialState.COMPLETE
