@@ -16,10 +16,17 @@ from torch import Tensor, nn
 
 import evergram.encoders
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.encoder import SIDES, CandidatesAtHand, Embeddings, Encoder, Schema
+from evergram.encoders.encoder import (
+    SIDES,
+    CandidatesAtHand,
+    Embeddings,
+    Encoder,
+    Schema,
+    build_encoder,
+    restore_encoder,
+)
 from evergram.encoders.encoder_inputs import checked_inputs, columns_of
 from evergram.encoders.factorization import Factorization
-from evergram.encoders.factory import build_encoder, restore_encoder
 from evergram.encoders.kinds import (
     ENCODERS,
     EncoderSettings,

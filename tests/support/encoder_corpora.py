@@ -8,8 +8,7 @@ import pyarrow as pa
 import torch
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import Encoder, Schema
-from evergram.encoders.factory import build_encoder
+from evergram.encoders.encoder import Encoder, Schema, build_encoder
 from evergram.encoders.kinds import ENCODERS
 
 TAGS = {"x": ["a", "b"], "y": ["b"], "z": [], "new": ["c"]}

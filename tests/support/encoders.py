@@ -11,8 +11,7 @@ import torch
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
 from evergram.data.split import PairHash, TrainedPairs
-from evergram.encoders.encoder import RowEncoder, Schema
-from evergram.encoders.factory import build_encoder
+from evergram.encoders.encoder import RowEncoder, Schema, build_encoder
 from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.lineage import Lineage
 

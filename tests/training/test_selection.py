@@ -33,11 +33,11 @@ from evergram.training.resuming import CheckpointSettings
 from evergram.training.selection import (
     LEAST,
     EarlyStopping,
-    RankingWork,
     dense_weights,
     different,
     epoch_work,
     final_metrics,
+    queries_to_rank,
 )
 
 METRIC = "recall@20"
@@ -149,8 +149,8 @@ DATA = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 
 def test_evaluation_never_takes_more_than_its_share(
     queries: int, each: int, fixed: int, training: int, share: float
 ) -> None:
-    work = RankingWork(queries, each, fixed)
-    ranked, every = work.plan(share, training)
+    work = each, fixed
+    ranked, every = queries_to_rank(queries, work, share, training)
     assert min(queries, LEAST) <= ranked <= queries
     spent = ranked * each + fixed
     # Rarer evaluations leave more training to each.
@@ -158,8 +158,9 @@ def test_evaluation_never_takes_more_than_its_share(
     if ranked < queries:
         # One more query, or one epoch less between two, would be too many.
         assert spent + each > int(share * training) * max(1, every - 1)
-    assert work.plan("full", training) == (queries, 1)
-    assert work.plan("auto", training)[0] >= work.plan(0.25, training)[0]
+    assert queries_to_rank(queries, work, "full", training) == (queries, 1)
+    at_quarter = queries_to_rank(queries, work, 0.25, training)[0]
+    assert queries_to_rank(queries, work, "auto", training)[0] >= at_quarter
 
 
 def test_different_entities_are_those_of_draws() -> None:

@@ -10,7 +10,7 @@ Read in this order:
 3. `graph_encoders`: GraphSAGE and LightGCN; `mean_of_candidates`, whose queries have no table.
 4. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
 5. `module_encoder`: the user's own modules.
-6. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings;
+6. `kinds`: the settings of each, by which `encoder` builds new ones and those of versions;
    `mapped_tensors` keeps tables in files.
 """
 

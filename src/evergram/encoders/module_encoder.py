@@ -232,7 +232,17 @@ class ModuleEncoder(Encoder):
         if isinstance(ids, Corpus):
             keys = (ids.queries if side == "query" else ids.candidates).vocabulary.keys
         else:
-            keys = self._keys_of(ids, side)
+            columns = columns_of(ids)
+            if set(columns) != {ID}:
+                what = next((f"{n!r} was given" for n in columns if n != ID), "no id was given")
+                raise DataError(
+                    f"An encoder of your own modules reads ids alone, and {what}; give a list of "
+                    "ids, and let query_inputs and candidate_inputs look up their features."
+                )
+            keys = columns[ID]
+            refuse_other_ids(keys, side, self.schema)
+            if (row := first_missing(keys)) >= 0:
+                raise DataError(f"Id number {row} is missing; give every object an id.")
         blocks = self(self._scene({side: keys})).blocks(side, size)
         vectors = join_blocks((block.cpu() for block in blocks), len(keys), self.dim)
         return vectors.numpy() if convert_to_numpy else vectors
@@ -253,47 +263,6 @@ class ModuleEncoder(Encoder):
             if distinct.setdefault(id(value), name) == name:
                 tensors[name] = value.detach()
         return tensors
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], version: str) -> None:
-        """Copy `tensors()` of the same modules into these.
-
-        Args:
-            version: the source of the tensors, such as "version 1", for errors.
-        Raises: ShapeError: the modules have other tensors.
-        """
-        own = self.tensors()
-        differing = sorted(
-            name
-            for name in own.keys() | tensors.keys()
-            if name not in own
-            or name not in tensors
-            or (own[name].shape, own[name].dtype) != (tensors[name].shape, tensors[name].dtype)
-        )
-        if differing:
-            raise ShapeError(
-                f"These are not the modules of {version}, whose tensors differ in name, shape or "
-                f"type: {', '.join(differing[:3])}{' …' if len(differing) > 3 else ''}; give the "
-                "modules that it was trained with."
-            )
-        with torch.no_grad():
-            for name, value in tensors.items():
-                own[name].copy_(value)
-
-    def _keys_of(self, ids: Any, side: str) -> pa.Array:
-        """Return ids as an array. Raises: DataError: see `encode`."""
-        columns = columns_of(ids)
-        others = [name for name in columns if name != ID]
-        if others or not columns:
-            what = f"{others[0]!r} was given" if others else "no id was given"
-            raise DataError(
-                f"An encoder of your own modules reads ids alone, and {what}; give a list of ids, "
-                "and let query_inputs and candidate_inputs look up their features."
-            )
-        keys = columns[ID]
-        refuse_other_ids(keys, side, self.schema)
-        if (row := first_missing(keys)) >= 0:
-            raise DataError(f"Id number {row} is missing; give every object an id.")
-        return keys
 
     def _scene(self, keys: Mapping[str, pa.Array]) -> IdScene:
         usable = {}
@@ -348,7 +317,18 @@ def restore_module_encoder(
     Raises: ShapeError: the modules have other tensors.
     """
     encoder = ModuleEncoder(modules.copied(), schema, **options).cpu()
-    encoder.load_tensors(tensors, version)
+    own = encoder.tensors()
+    mine, theirs = ({n: (v.shape, v.dtype) for n, v in e.items()} for e in (own, tensors))
+    if mine != theirs:
+        differing = sorted(n for n in mine | theirs if mine.get(n) != theirs.get(n))
+        raise ShapeError(
+            f"These are not the modules of {version}, whose tensors differ in name, shape or "
+            f"type: {', '.join(differing[:3])}{' …' if len(differing) > 3 else ''}; give the "
+            "modules that it was trained with."
+        )
+    with torch.no_grad():
+        for name, value in tensors.items():
+            own[name].copy_(value)
     return encoder.eval()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evergram.atomic_files import new_folder
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.encoder import Encoder, RowEncoder
+from evergram.encoders.encoder import Encoder, RowEncoder, restore_encoder
 from evergram.encoders.encoder_inputs import (
     ID,
     checked_inputs,
@@ -27,7 +27,6 @@ from evergram.encoders.encoder_inputs import (
     refuse_other_ids,
     refuse_unknown,
 )
-from evergram.encoders.factory import restore_encoder
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.artefact import load_tensors, save_tensors

@@ -91,15 +91,12 @@ class PenaltySide(nn.Module):
                 "mix two measures. Give ids in every call, or in none."
             )
         if ids is None:
-            needs = ""
-            if self.by_id:
-                needs = "the prior is a table by id"
-            elif self.measure.shares is not None or not self.measure.streamed:
-                needs = "its measure or its counts are a table by id"
-            elif self.measure.power not in (0.0, 1.0):
-                needs = f"its measure, p ∝ count^{self.measure.power}, counts entities"
-            if size and needs:
-                raise TrainingError(f"The penalty needs {self.name}_ids, for {needs}.")
+            by_id = self.by_id or self.measure.shares is not None or not self.measure.streamed
+            if size and (by_id or self.measure.power not in (0.0, 1.0)):
+                raise TrainingError(
+                    f"The penalty needs {self.name}_ids, for its prior, its counts or its measure "
+                    "is by entity."
+                )
             return None
         rows = torch.as_tensor(ids, device=self.id_use.device)
         no_ids = size and (rows.is_floating_point() or rows.dtype == torch.bool)
@@ -363,23 +360,21 @@ class GramianPenalty(nn.Module):
         sides, both = (self.query, self.candidate), (query, candidate)
         for side, embeddings in zip(sides, both, strict=True):
             side.check_rows(embeddings)
-        ids = (
-            self.query.check_ids(query_ids, len(query)),
-            self.candidate.check_ids(candidate_ids, len(candidate)),
-        )
+        given = zip(sides, (query_ids, candidate_ids), both, strict=True)
+        ids = [side.check_ids(one, len(rows)) for side, one, rows in given]
         wide = [e.to(torch.promote_types(e.dtype, torch.float32)) for e in both]
         self._check_own_batch(query, candidate)
         with torch.autocast(query.device.type, enabled=False):
             learning = self.training and not torch.is_inference_mode_enabled()
-            learns = learning and all(_finite(w) for w in wide)
-            if learns:
-                for side, w, i in zip(sides, wide, ids, strict=True):
+            # A Gramian is finite if the sum of squares, which no entry exceeds, is.
+            learns = learning and all(math.isfinite(w.detach().square().sum()) for w in wide)
+            rows = []
+            for side, w, i in zip(sides, wide, ids, strict=True):
+                if learns:
                     side.count(i, len(w))
-            triples = zip(sides, wide, ids, strict=True)
-            rows = [s.rows(w, i, evaluates=not learns) for s, w, i in triples]
-            if learns:
-                for side, r in zip(sides, rows, strict=True):
-                    side.learn_prior(r)
+                rows.append(side.rows(w, i, evaluates=not learns))
+                if learns:
+                    side.learn_prior(rows[-1])
             value = self._value(wide, rows)
             if learns and self._pending is None:
                 for side, r in zip(sides, rows, strict=True):
@@ -446,7 +441,9 @@ class GramianPenalty(nn.Module):
         moments = self.query.moment(width), self.candidate.moment(width)
         query, candidate = map(_batch_side, wide, rows, moments, (width, width))
         value = quadratic_penalty(query, candidate)
-        between = _between(*moments)
+        # ⟨Ĝ_u, Ĝ_v⟩ − 2⟨Ĥ_u, Ĥ_v⟩.
+        between = (moments[0].gramian * moments[1].gramian).sum()
+        between = between - 2 * (moments[0].cross * moments[1].cross).sum()
         # A side without rows is taken to be as its estimate: its part of the sum is `between`.
         value = value + (sum(not len(w) for w in wide) - 1) * between
         return value + (self.query.prior_mean * self.candidate.prior_mean).sum().to(width)
@@ -491,14 +488,3 @@ def _batch_side(wide: Tensor, rows: EntityBatch, moment: Moment, width: torch.dt
         return BatchSide(wide.to(width), rows.weights.to(width), moment, rows.factors.to(width))
     row = wide.new_zeros(1, wide.shape[1], dtype=width) + wide.sum()
     return BatchSide(row, row.new_zeros(1), moment, row.new_zeros(1, rows.factors.shape[1]))
-
-
-def _between(query: Moment, candidate: Moment) -> Tensor:
-    """⟨Ĝ_u, Ĝ_v⟩ − 2⟨Ĥ_u, Ĥ_v⟩."""
-    value = (query.gramian * candidate.gramian).sum()
-    return value - 2 * (query.cross * candidate.cross).sum()
-
-
-def _finite(rows: Tensor) -> bool:
-    """Return True if a batch's Gramian is finite: no entry exceeds the sum of squares."""
-    return bool(torch.isfinite(rows.detach().square().sum()))

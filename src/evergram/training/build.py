@@ -56,8 +56,7 @@ from evergram.data.split import (
 )
 from evergram.data.tables import read_interactions
 from evergram.did_you_mean import did_you_mean
-from evergram.encoders.encoder import SIDES, Encoder, Schema
-from evergram.encoders.factory import build_encoder
+from evergram.encoders.encoder import SIDES, Encoder, Schema, build_encoder
 from evergram.encoders.kinds import EncoderSettings, FactorizationSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import DataError, RecipeError

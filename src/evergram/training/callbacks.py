@@ -133,28 +133,25 @@ def refuse_wrong_moments(step: Step) -> None:
     for side in SIDES:
         for estimator in step.estimators[side]:
             shape = (estimator.dim, estimator.dim + step.factors[side].shape[1])
-            if wrong := _wrong(estimator.moment().dense, shape):
+            moment, wrong = estimator.moment().dense, ""
+            wide = moment.dtype == torch.float64 != torch.get_default_dtype()
+            if moment.shape != shape or wide:
+                wrong = f"is {moment.dtype} {list(moment.shape)} and must be float32 {list(shape)}"
+            elif not bool(torch.isfinite(moment).all()):
+                wrong = "is not finite, perhaps as embeddings have grown past float32"
+            else:
+                square = moment[:, : len(moment)].float()
+                slack = ROUNDING * float(square.abs().max())
+                if float((square - square.T).abs().max()) > slack:
+                    wrong = "is not symmetric, as a Gramian Σ p u ⊗ u is"
+                elif float(square.diagonal().min()) < -slack:
+                    wrong = "has a negative diagonal, which a Gramian Σ p u ⊗ u never has"
+            if wrong:
                 raise TrainingError(
                     f"The {side} moment of {type(estimator).__name__} {wrong}: lower the learning "
                     "rates of [training], or correct its update if it is your own "
                     "(docs/extend/estimator.md)."
                 )
-
-
-def _wrong(moment: Tensor, shape: tuple[int, int]) -> str:
-    """Return what is wrong with a moment, as a predicate; "" if nothing is."""
-    wide = moment.dtype == torch.float64 != torch.get_default_dtype()
-    if moment.shape != shape or wide:
-        return f"is {moment.dtype} {list(moment.shape)} and must be float32 {list(shape)}"
-    if not bool(torch.isfinite(moment).all()):
-        return "is not finite, perhaps as embeddings have grown past float32"
-    square = moment[:, : len(moment)].float()
-    slack = ROUNDING * float(square.abs().max())
-    if float((square - square.T).abs().max()) > slack:
-        return "is not symmetric, as a Gramian Σ p u ⊗ u is"
-    if float(square.diagonal().min()) < -slack:
-        return "has a negative diagonal, which a Gramian Σ p u ⊗ u never has"
-    return ""
 
 
 class ProgressReport(Callback):

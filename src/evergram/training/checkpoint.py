@@ -12,8 +12,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side
 from evergram.data.split import Split, TrainedPairs
-from evergram.encoders.encoder import Encoder, Schema
-from evergram.encoders.factory import restore_encoder
+from evergram.encoders.encoder import Encoder, Schema, restore_encoder
 from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.encoders.module_encoder import (

@@ -26,11 +26,11 @@ from evergram.training.recipe.tables import GradientUpgrade, TrainingSettings
 from evergram.training.resuming import AUTOMATIC, Checkpoints, CheckpointSettings, run_identity
 from evergram.training.selection import (
     EarlyStopping,
-    RankingWork,
     SelectionMetric,
-    distinct,
     epoch_work,
     final_metrics,
+    queries_to_rank,
+    ranking_work,
 )
 
 
@@ -177,8 +177,8 @@ def fit_encoder(
     ranked = context.test_queries
     if ranked is None:
         sizes = {"query": len(split.training.queries), "candidate": len(split.training.candidates)}
-        work = RankingWork.of(encoder, distinct(split.test.query), sizes)
-        ranked = work.plan(settings.evaluate_share, trained)[0]
+        tested, work = len(torch.unique(split.test.query)), ranking_work(encoder, sizes)
+        ranked, _ = queries_to_rank(tested, work, settings.evaluate_share, trained)
     warnings = warned(settings, stopping, ended, context.title)
     for sentence in warnings if context.warns and together.is_first else ():
         log.warning(sentence)
@@ -245,8 +245,9 @@ class _Job:
         passes = self.settings.model.passes_over_graph
         an_epoch = epoch_work(run, counts, passes_over_graph=passes)
         sizes = {side: len(each) for side, each in counts.items()}
-        work = RankingWork.of(run.encoder, distinct(split.selection.query), sizes)
-        ranked, rarer = work.plan(settings.evaluate_share, settings.evaluate_every * an_epoch)
+        queries, work = len(torch.unique(split.selection.query)), ranking_work(run.encoder, sizes)
+        since = settings.evaluate_every * an_epoch
+        ranked, rarer = queries_to_rank(queries, work, settings.evaluate_share, since)
         stopping.every = settings.evaluate_every * rarer
         stopping.evaluate = SelectionMetric(settings.metric, split, ranked, self.settings.seed)
         return an_epoch

@@ -45,7 +45,7 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
     task = recipe.task if trained.penalty else None
     normalize = trained.encoder.normalize
     if isinstance(task, PointwiseSettings):
-        terms = [*_penalties(recipe, corpus, trained), *_norms(recipe, corpus, trained)]
+        terms = list(_terms(recipe, corpus, trained))
         exact = task.loss == "squared" and _is_quadratic(recipe)
         dim = trained.encoder.dim
         nothing = Term(0.0, 0.0, torch.eye(dim), torch.zeros(dim))
@@ -70,38 +70,30 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
     matrix = gramian[0] - torch.outer(mean, mean)
     terms = [Term(strength, power, matrix / temperature**2, -mean / temperature)]
     if task is not None:
-        terms += [*_penalties(recipe, corpus, trained), *_norms(recipe, corpus, trained)]
+        terms += _terms(recipe, corpus, trained)
     exact = second and _is_quadratic(recipe)
     rule: Rule = "exact" if exact else "approximate"
     return QueryForm.of(rule, terms, squares=0.0, pull=1 / temperature, length=length)
 
 
-def _penalties(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
-    """Yield λ p_a Σ_b q_b (⟨u, v_b⟩ − π)² of each measure, for a query without factors of a prior.
-
-    A constant prior is the same for every query.
-    """
-    if not any(trained.penalty):
-        return
-    gramians, means = _moments(recipe, corpus, trained)
-    prior = recipe.prior
-    value = prior.value if isinstance(prior, ConstantSettings) else 0.0
-    for r, penalty in enumerate(trained.penalty):
-        if penalty:
-            strength, power = _per_pair(recipe, corpus, r)
-            yield Term(2 * penalty * strength, power, gramians[r], value * means[r])
-
-
-def _norms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
-    """Yield l2 ‖u‖², by examples or under the first measure; a fixed length needs none."""
-    if not trained.l2 or trained.encoder.normalize:
-        return
-    strength, power = 1.0, 1.0
-    # Not the recipe's, of which pilots may have chosen another.
-    if trained.l2_measure == "penalty":
-        strength, power = _per_pair(recipe, corpus, 0)
-    dim = trained.encoder.dim
-    yield Term(2 * trained.l2 * strength, power, torch.eye(dim), torch.zeros(dim))
+def _terms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
+    """Yield λ p_a Σ_b q_b (⟨u, v_b⟩ − π)² of each measure, for a query without factors of a prior
+    (a constant one is the same for every query); and l2 ‖u‖², by examples or under the first
+    measure, which a fixed length does not need."""
+    if any(trained.penalty):
+        gramians, means = _moments(recipe, corpus, trained)
+        prior = recipe.prior.value if isinstance(recipe.prior, ConstantSettings) else 0.0
+        for r, penalty in enumerate(trained.penalty):
+            if penalty:
+                strength, power = _per_pair(recipe, corpus, r)
+                yield Term(2 * penalty * strength, power, gramians[r], prior * means[r])
+    if trained.l2 and not trained.encoder.normalize:
+        strength, power = 1.0, 1.0
+        # Not the recipe's, of which pilots may have chosen another.
+        if trained.l2_measure == "penalty":
+            strength, power = _per_pair(recipe, corpus, 0)
+        dim = trained.encoder.dim
+        yield Term(2 * trained.l2 * strength, power, torch.eye(dim), torch.zeros(dim))
 
 
 def _per_pair(recipe: Recipe, corpus: Corpus, r: int) -> tuple[float, float]:

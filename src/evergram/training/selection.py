@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from evergram.collectives import ALONE, Collectives
@@ -174,35 +173,29 @@ class SelectionMetric:
         return MetricSample(values, self.population)
 
 
-@dataclass(frozen=True)
-class RankingWork:
-    """Multiply-adds of evaluations: `each` ranks one of `queries`, `fixed` embeds everything."""
+def ranking_work(encoder: Encoder, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Return the multiply-adds of ranking a catalogue for one query, and of embedding everything;
+    `sizes`: entities of each side."""
+    each = sizes["candidate"] * (encoder.dim + SELECTING)
+    return each, sum(sizes.values()) * dense_weights(encoder)
 
-    queries: int
-    each: int
-    fixed: int = 0
 
-    @classmethod
-    def of(cls, encoder: Encoder, queries: int, sizes: Mapping[str, int]) -> RankingWork:
-        """Return the work of ranking a catalogue for `queries` queries; `sizes`: entities of each
-        side."""
-        each = sizes["candidate"] * (encoder.dim + SELECTING)
-        return cls(queries, each, sum(sizes.values()) * dense_weights(encoder))
-
-    def plan(self, share: EvaluateShare, training: int) -> tuple[int, int]:
-        """Return how many queries to rank after `training` multiply-adds of training, and by how
-        much evaluations become rarer."""
-        if share == "full":
-            return self.queries, 1
-        allowed = int((SHARE if share == "auto" else share) * training)
-        if share == "auto":
-            allowed = max(allowed, FREE)
-        queries = min(self.queries, max(0, allowed - self.fixed) // max(1, self.each))
-        least = min(self.queries, LEAST)
-        if queries >= least:
-            return queries, 1
-        needed = least * self.each + self.fixed
-        return least, -(-needed // max(1, allowed))
+def queries_to_rank(
+    queries: int, work: tuple[int, int], share: EvaluateShare, training: int
+) -> tuple[int, int]:
+    """Return how many of `queries` to rank after `training` multiply-adds of training, and by how
+    much evaluations become rarer; `work` is `ranking_work`."""
+    if share == "full":
+        return queries, 1
+    each, fixed = work
+    allowed = int((SHARE if share == "auto" else share) * training)
+    if share == "auto":
+        allowed = max(allowed, FREE)
+    least = min(queries, LEAST)
+    most = min(queries, max(0, allowed - fixed) // max(1, each))
+    if most >= least:
+        return most, 1
+    return least, -(-(least * each + fixed) // max(1, allowed))
 
 
 def epoch_work(run: Trainer, counts: Mapping[str, Tensor], *, passes_over_graph: bool) -> int:
@@ -237,11 +230,6 @@ def dense_weights(encoder: Encoder) -> int:
     """Return the number of weights of linear layers, which every row passes through."""
     layers = (module for module in encoder.modules() if isinstance(module, nn.Linear))
     return sum(layer.weight.numel() for layer in layers)
-
-
-def distinct(rows: Tensor) -> int:
-    """Return how many different rows there are."""
-    return len(torch.unique(rows))
 
 
 def different(counts: Tensor, drawn: int) -> float:

@@ -27,7 +27,7 @@ from evergram.training.build import (
     with_selecting_metric,
 )
 from evergram.training.callbacks import Callback, Point
-from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.recipe import copied, overridden, resolve_paths, toml_of, value_of
@@ -171,21 +171,21 @@ class Tuned:
         return with_values(self.recipe, self.best.params)
 
     def as_json(self) -> dict[str, Any]:
-        trials = [_trial_facts(trial) for trial in self.ranked]
+        trials = [
+            {
+                "number": trial.number + 1,
+                "values": {
+                    k: value_of(v) if isinstance(v, str) else v for k, v in trial.params.items()
+                },
+                "state": trial.state.name.lower(),
+                "value": trial.value,
+                "history": list(trial.intermediate_values.items()),
+                **trial.user_attrs,
+            }
+            for trial in self.ranked
+        ]
         metric = self.recipe.training.metric
         return {"metric": metric, "ended": self.ended, "best": trials[0], "trials": trials}
-
-
-def _trial_facts(trial: FrozenTrial) -> dict[str, Any]:
-    values = {k: value_of(v) if isinstance(v, str) else v for k, v in trial.params.items()}
-    return {
-        "number": trial.number + 1,
-        "values": values,
-        "state": trial.state.name.lower(),
-        "value": trial.value,
-        "history": list(trial.intermediate_values.items()),
-        **trial.user_attrs,
-    }
 
 
 def tune(
@@ -295,35 +295,34 @@ def _search(
             pruning = [Pruning(proposal, metric)]
             own = replace(context, callbacks=pruning, title=f"trial {number}")
             facts = {"epochs": 0, "best_epoch": 0, "seconds": 0.0, "error": ""}
+            values: dict[str, Any] = {"state": TrialState.FAIL}
             try:
                 trained = fit_encoder(with_values(recipe, proposal.params), split, 0, own)
-                ended = _measured(trained, metric)
-                facts["epochs"] = trained.history[-1]["epoch"]
-                facts |= {"best_epoch": trained.best_epoch, "seconds": trained.seconds}
+                history = {int(r["epoch"]): float(r[metric]) for r in trained.history}
+                best = trained.best_epoch
+                if not math.isfinite(history.get(best, math.nan)):
+                    raise TrainingError(f"{metric} was never measured.")
+                pruned = trained.ended == "pruned"
+                values = {
+                    "state": TrialState.PRUNED if pruned else TrialState.COMPLETE,
+                    "value": history[best],
+                    "intermediate_values": history,
+                }
+                facts |= {"epochs": trained.history[-1]["epoch"], "best_epoch": best}
+                facts["seconds"] = trained.seconds
             except (TrainingError, RecipeError, DataError) as error:
-                ended, facts["error"] = {"state": TrialState.FAIL}, str(error)
+                facts["error"] = str(error)
             study.add_trial(
                 optuna.trial.create_trial(
                     params=proposal.params,
                     distributions=dict(space),
                     user_attrs=facts,
-                    **ended,
+                    **values,
                 )
             )
     except KeyboardInterrupt:
         return "interrupted"
     return "trials"
-
-
-def _measured(trained: Trained, metric: str) -> dict[str, Any]:
-    """Return the state, the value and the history of a trial; its value is that of the model which
-    `train` would publish."""
-    history = {int(record["epoch"]): float(record[metric]) for record in trained.history}
-    value = history.get(trained.best_epoch, math.nan)
-    if not math.isfinite(value):
-        raise TrainingError(f"{metric} was never measured.")
-    state = TrialState.PRUNED if trained.ended == "pruned" else TrialState.COMPLETE
-    return {"state": state, "value": value, "intermediate_values": history}
 
 
 def propose(

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import SIDES, Encoder, Scene, Schema
-from evergram.encoders.factory import build_encoder
+from evergram.encoders.encoder import SIDES, Encoder, Scene, Schema, build_encoder
 from evergram.encoders.graph_encoders import (
     GraphEncoder,
     GraphSage,
