@@ -24,7 +24,7 @@ from benchmarks import ROOT
 from benchmarks.__main__ import put
 from benchmarks.records import new_record
 from evergram.atomic_files import write_text
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.build import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 
