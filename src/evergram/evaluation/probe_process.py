@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +54,19 @@ class ProbeLimits:
     @classmethod
     def of_environment(cls) -> ProbeLimits:
         """Return the limits of EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, or the defaults."""
-        seconds, mib = _number(SECONDS, cls.seconds), _number(MIB, cls.mib)
-        return cls(seconds, math.ceil(mib))
+        values = []
+        for variable, default in ((SECONDS, cls.seconds), (MIB, cls.mib)):
+            text = os.environ.get(variable) or str(default)
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if not 0 < value < 1e9:
+                raise DataError(
+                    f"{variable} is {text!r}; it must be a number above 0 ({default:g} by default)."
+                )
+            values.append(value)
+        return cls(values[0], math.ceil(values[1]))
 
 
 @dataclass(frozen=True)
@@ -80,12 +92,9 @@ class ProbeProcess:
     def ids(self) -> pa.Array:
         """Return the ids of the evaluation file, int64 or strings [N]."""
         ids = self._asked("ids")
-        kinds = {type(key) for key in ids} if isinstance(ids, list) else set()
-        if kinds not in ({int}, {str}):
-            raise self._failure("it gave no ids")
         try:
-            return pa.array(ids, pa.int64() if kinds == {int} else pa.string())
-        except (ValueError, OverflowError) as error:
+            return pa.array(ids, pa.string() if isinstance(ids[0], str) else pa.int64())
+        except (TypeError, LookupError, ValueError, OverflowError) as error:
             raise self._failure("it gave ids that are not int64 or strings") from error
 
     def value(self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
@@ -99,56 +108,31 @@ class ProbeProcess:
 
     def _asked(self, what: str, *arrays: NDArray[Any]) -> Any:
         """Return the entry `what` of the program's answer; None if there is none."""
+        job: dict[str, Any] = {"asks": what, "metric": self.metric, "folder": str(Path.cwd())}
+        job |= {name: str(value) for name, value in vars(self.files).items()}
+        job |= vars(self.limits)
         try:
-            return self._answered(what, *arrays)
+            code, line, said = self._run(job, arrays)
         except OSError as error:
             raise DataError(
                 f"{self.files.model} cannot be run: no process can be started, or its question "
                 f"does not fit into {tempfile.gettempdir()} ({error.strerror})."
             ) from error
-
-    def _answered(self, what: str, *arrays: NDArray[Any]) -> Any:
-        job: dict[str, Any] = {"asks": what, "metric": self.metric, "folder": str(Path.cwd())}
-        job |= {name: str(value) for name, value in vars(self.files).items()}
-        job |= vars(self.limits)
-        started = time.monotonic()
-        with (
-            # An empty folder, so that a model can name no file.
-            tempfile.TemporaryDirectory(prefix="evergram-probe-") as folder,
-            tempfile.TemporaryFile() as asked,
-            tempfile.TemporaryFile() as answer,
-            tempfile.TemporaryFile() as said,
-        ):
-            asked.write(json.dumps(job).encode() + b"\n")
-            for array in arrays:
-                np.save(asked, np.ascontiguousarray(array), allow_pickle=False)
-            asked.seek(0)
-            try:
-                code = subprocess.run(
-                    # -P: import no module from the current folder.
-                    [sys.executable, "-P", "-m", "evergram.evaluation.probe_process"],
-                    stdin=asked,
-                    stdout=answer,
-                    stderr=said,
-                    cwd=folder,
-                    env=_environment(),
-                    timeout=self._left,
-                    check=False,
-                ).returncode
-            except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:
+            raise self._failure(
+                f"it did not answer within {self.limits.seconds:g} seconds ({SECONDS} allows more)"
+            ) from None
+        if not line.endswith(b"\n"):
+            if code < 0:
+                names = {-number: number.name for number in signal.Signals}
                 raise self._failure(
-                    f"it did not answer within {self.limits.seconds:g} seconds ({SECONDS} allows "
-                    "more)"
-                ) from None
-            finally:
-                self._left = max(0.0, self._left - (time.monotonic() - started))
-            answer.seek(0)
-            line = answer.readline(MOST_WRITTEN)
-            if not line.endswith(b"\n"):
-                raise self._failure(self._end(code, said))
-        return self._read(line).get(what)
-
-    def _read(self, line: bytes) -> dict[str, Any]:
+                    f"its process was ended by {names.get(code, code)}, without an answer; it may "
+                    f"take {self.limits.mib} MiB of memory ({MIB} allows more)"
+                )
+            last = _shown(said.decode(errors="replace").strip().split("\n")[-1], 200)
+            raise self._failure(
+                f"its process ended with exit code {code} and no answer: {last or 'no message'}"
+            )
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
@@ -162,52 +146,51 @@ class ProbeProcess:
         if "error" in answer:
             # An error of a library may quote the model.
             raise DataError(_shown(str(answer["error"]), 1000))
-        return answer
+        return answer.get(what)
 
-    def _end(self, code: int, said: IO[bytes]) -> str:
-        if code >= 0:
+    def _run(self, job: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[int, bytes, bytes]:
+        """Run the program in an empty folder, so that a model can name no file, and return its exit
+        code, the first line of its answer, and what it wrote to stderr."""
+        started = time.monotonic()
+        with (
+            tempfile.TemporaryDirectory(prefix="evergram-probe-") as folder,
+            tempfile.TemporaryFile() as asked,
+            tempfile.TemporaryFile() as answer,
+            tempfile.TemporaryFile() as said,
+        ):
+            asked.write(json.dumps(job).encode() + b"\n")
+            for array in arrays:
+                np.save(asked, np.ascontiguousarray(array), allow_pickle=False)
+            asked.seek(0)
+            environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+            path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
+            environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+            try:
+                code = subprocess.run(
+                    # -P: import no module from the current folder.
+                    [sys.executable, "-P", "-m", "evergram.evaluation.probe_process"],
+                    stdin=asked,
+                    stdout=answer,
+                    stderr=said,
+                    cwd=folder,
+                    env=environment,
+                    timeout=self._left,
+                    check=False,
+                ).returncode
+            finally:
+                self._left = max(0.0, self._left - (time.monotonic() - started))
+            answer.seek(0)
             said.seek(0)
-            last = said.read().decode(errors="replace").strip().split("\n")[-1]
-            text = _shown(last, 200) or "no message"
-            return f"its process ended with exit code {code} and no answer: {text}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return (
-            f"its process was ended by {name}, without an answer; it may take {self.limits.mib} "
-            f"MiB of memory ({MIB} allows more)"
-        )
+            return code, answer.readline(MOST_WRITTEN), said.read()
 
     def _failure(self, why: str) -> DataError:
         return DataError(f"{self.files.model} cannot be used as a probe: {why}.")
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
-    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 
 def _shown(text: str, most: int) -> str:
     """Return a foreign text for an error: one printable line of `most` characters at most."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text[:most])
     return printable + "…" * (len(text) > most)
-
-
-def _number(variable: str, default: float) -> float:
-    text = os.environ.get(variable)
-    if not text:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1e9:
-        raise DataError(
-            f"{variable} is {text!r}; it must be a number above 0 ({default:g} by default)."
-        )
-    return value
 
 
 def main() -> None:
@@ -227,12 +210,11 @@ def _answer(job: dict[str, Any], asked: IO[bytes]) -> dict[str, Any]:
             with suppress(ImportError):
                 import onnxruntime  # noqa: F401
         limit(job["seconds"], job["mib"])
-        folder, name = Path(job["folder"]), Path(job["data"])
-        ids, labels = evaluation(name, _content(folder, name, job["data_sha256"]))
+        folder, data, path = job["folder"], job["data"], job["model"]
+        ids, labels = evaluation(Path(data), _content(folder, data, job["data_sha256"]))
         if job["asks"] == "ids":
             return {"ids": ids.to_pylist()}
-        name = Path(job["model"])
-        model = load_probe_model(name, _content(folder, name, job["model_sha256"]))
+        model = load_probe_model(Path(path), _content(folder, path, job["model_sha256"]))
         has_vector, vectors = (np.load(asked, allow_pickle=False) for _ in range(2))
         known = labels.filter(pa.array(has_vector))
         return {"value": measure(job["metric"], model.answers(vectors), known)}
@@ -296,10 +278,10 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
         raise DataError(f"The ids of the evaluation file are not {kind}: {error}.") from error
 
 
-def _content(folder: Path, name: Path, published: str) -> bytes:
+def _content(folder: str, name: str, published: str) -> bytes:
     """Return the bytes of a file, whose hash must be the published one."""
     try:
-        content = (folder / name).read_bytes()
+        content = Path(folder, name).read_bytes()
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
     if hashlib.sha256(content).hexdigest() != published:

@@ -5,16 +5,15 @@ Such a model is another team's program: `probe_process` runs this module in a pr
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from safetensors import SafetensorError, deserialize
+from safetensors.numpy import load
 
 from evergram.errors import DataError
 
@@ -23,8 +22,6 @@ SUFFIXES = (".onnx", ".safetensors")
 BLOCK = 8_192
 
 Floats = NDArray[np.float64]
-# How tensors of safetensors are stored.
-_NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,11 @@ class Answers:
     score: Floats | None
     predicted: pa.Array | None
 
-
-class ProbeModel(ABC):
-    """A model that reads embeddings [N, D]."""
-
-    @abstractmethod
-    def answers(self, embeddings: NDArray[np.float32]) -> Answers: ...
+    def checked(self, path: Path) -> Answers:
+        """Return the same. Raises: DataError: a score is not finite."""
+        if self.score is not None and not np.isfinite(self.score).all():
+            raise DataError(f"{path} gives a NaN or an infinity.")
+        return self
 
 
 def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
@@ -63,20 +59,22 @@ def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
     return kind(path, content)
 
 
-class LinearModel(ProbeModel):
+class LinearModel:
     """x ↦ W (x − mean) / scale + bias, with W [C, D] or [D], of safetensors with `weight`, and
     perhaps `bias`, `mean` and `scale`: one logit, or one a class."""
 
     def __init__(self, path: Path, content: bytes) -> None:
         self.path = path
         try:
-            parts = deserialize(content)  # type: ignore[no-untyped-call]
-            tensors = {name: _tensor(path, name, facts) for name, facts in parts}
-        except SafetensorError as error:
-            raise DataError(f"{path} cannot be read: {error}; save the weights again.") from error
-        shapes = ", ".join(f"{k} {list(v.shape)}" for k, v in tensors.items()) or "none"
-        weight = tensors.get("weight")
-        if weight is None or weight.ndim not in (1, 2) or not weight.size:
+            tensors = {name: t.astype(np.float64) for name, t in load(content).items()}
+        except Exception as error:
+            _refuse_memory(error)
+            raise DataError(
+                f"{path} cannot be read: {_sentence(error)}; save the weights again, as float32."
+            ) from error
+        weight = tensors.get("weight", np.empty(0))
+        if weight.ndim not in (1, 2) or not weight.size:
+            shapes = ", ".join(f"{k} {list(v.shape)}" for k, v in tensors.items()) or "none"
             raise DataError(
                 f"{path} has no tensor 'weight' of shape [C, D] or [D]; its tensors are: {shapes}."
             )
@@ -100,23 +98,21 @@ class LinearModel(ProbeModel):
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
         logits = self.outputs(embeddings)
         if logits.shape[1] == 1:
-            return _checked(self.path, logits[:, 0], pa.array((logits[:, 0] > 0).astype(np.int64)))
-        best = pa.array(logits.argmax(axis=1))
-        two = logits.shape[1] == 2
-        return _checked(self.path, logits[:, 1] - logits[:, 0] if two else None, best)
+            score = logits[:, 0]
+            return Answers(score, pa.array((score > 0).astype(np.int64))).checked(self.path)
+        score = logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else None
+        return Answers(score, pa.array(logits.argmax(axis=1))).checked(self.path)
 
     def outputs(self, embeddings: NDArray[np.float32]) -> Floats:
-        dim = self.weight.shape[1]
-        if embeddings.shape[1] != dim:
-            raise _other_dim(self.path, dim, embeddings.shape[1])
-        # A scale of zero makes logits that are not finite, which `_checked` refuses.
+        _check_dim(self.path, self.weight.shape[1], embeddings)
+        # A scale of zero makes logits that are not finite, which `checked` refuses.
         with np.errstate(all="ignore"):
             centred = (embeddings.astype(np.float64) - self._parts["mean"]) / self._parts["scale"]
             logits: Floats = centred @ self.weight.T + self._parts["bias"]
         return logits
 
 
-class OnnxModel(ProbeModel):
+class OnnxModel:
     """A classifier or a regressor with one input [N, D], such as skl2onnx makes of scikit-learn's.
     Of a classifier, the output of floats gives the probability of the last of two classes, and the
     other output the class; `zipmap` may be on or off."""
@@ -130,6 +126,11 @@ class OnnxModel(ProbeModel):
                 f"The probe {path} needs onnx and onnxruntime: pip install 'evergram[onnx]'."
             ) from None
         self.path = path
+        options = onnxruntime.SessionOptions()
+        # One thread: results, time and memory do not depend on the number of processors.
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
             model = onnx.load_from_string(content)
             if has_external_data(model):
@@ -140,9 +141,7 @@ class OnnxModel(ProbeModel):
             # What `onnx` does not know it has not looked at, so onnxruntime may not see it.
             model.DiscardUnknownFields()
             self._session = onnxruntime.InferenceSession(
-                model.SerializeToString(),
-                _options(onnxruntime),
-                providers=["CPUExecutionProvider"],
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except DataError:
             raise
@@ -160,10 +159,10 @@ class OnnxModel(ProbeModel):
         self._dim = inputs[0].shape[-1] if len(inputs[0].shape) == 2 else None
 
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
-        columns = self._run(embeddings)
         score: Floats | None = None
         predicted: pa.Array | None = None
-        for blocks in columns:
+        outputs = self._run(embeddings)
+        for blocks in outputs:
             floats = _floats(blocks)
             if floats is None:
                 predicted = pa.array(np.concatenate([np.asarray(b).reshape(-1) for b in blocks]))
@@ -175,15 +174,16 @@ class OnnxModel(ProbeModel):
                 score = floats[:, 1] if floats.shape[1] == 2 else None
         if score is None and predicted is None:
             raise DataError(f"{self.path} gives nothing that is a score or a class.")
-        if score is not None and predicted is None and len(columns) == 1:
-            predicted = _cut(score)
-        return _checked(self.path, score, predicted)
+        probabilities = score is not None and bool(((score >= 0) & (score <= 1)).all())
+        if predicted is None and len(outputs) == 1 and probabilities:
+            predicted = pa.array((score > 0.5).astype(np.int64))  # type: ignore[operator]
+        return Answers(score, predicted).checked(self.path)
 
     def _run(self, embeddings: NDArray[np.float32]) -> list[tuple[Any, ...]]:
-        dim = embeddings.shape[1]
-        if isinstance(self._dim, int) and self._dim != dim:
-            raise _other_dim(self.path, self._dim, dim)
-        blocks_of_outputs: list[list[Any]] = []
+        """Return the blocks of each output."""
+        if isinstance(self._dim, int):
+            _check_dim(self.path, self._dim, embeddings)
+        answers = []
         for start in range(0, len(embeddings), BLOCK):
             part = embeddings[start : start + BLOCK].astype(self._dtype)
             try:
@@ -191,21 +191,21 @@ class OnnxModel(ProbeModel):
             except Exception as error:
                 _refuse_memory(error)
                 raise DataError(
-                    f"{self.path} does not run on embeddings of dim {dim}: {_sentence(error)}."
+                    f"{self.path} does not run on embeddings of dim {embeddings.shape[1]}: "
+                    f"{_sentence(error)}."
                 ) from error
             for output in outputs:
-                _refuse_rows(self.path, output, len(part))
-            blocks_of_outputs.append(outputs)
-        return list(zip(*blocks_of_outputs, strict=True))
+                several = isinstance(output, list) or np.ndim(output) > 0
+                if not several or len(output) != len(part):
+                    what = f"{len(output)} answers" if several else "a single value"
+                    raise DataError(
+                        f"{self.path} gives {what} for {len(part)} objects; one for each is needed."
+                    )
+            answers.append(outputs)
+        return list(zip(*answers, strict=True))
 
 
-def _options(onnxruntime: Any) -> Any:
-    options = onnxruntime.SessionOptions()
-    # One thread: results, time and memory do not depend on the number of processors.
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.load_model_format", "ONNX")
-    return options
+ProbeModel: TypeAlias = LinearModel | OnnxModel
 
 
 def has_external_data(model: Any) -> bool:
@@ -222,27 +222,6 @@ def has_external_data(model: Any) -> bool:
     return False
 
 
-def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:
-    """Return a tensor as float64; safetensors' own reader for NumPy has no bfloat16."""
-    if facts["dtype"] not in _NUMBERS:
-        known = ", ".join(_NUMBERS)
-        raise DataError(f"{path}: tensor {name!r} holds {facts['dtype']}; it must be of {known}.")
-    flat = np.frombuffer(facts["data"], dtype=_NUMBERS[facts["dtype"]])
-    if facts["dtype"] == "BF16":
-        # The upper half of a float32.
-        flat = (flat.astype(np.uint32) << 16).view(np.float32)
-    return flat.astype(np.float64).reshape(facts["shape"])
-
-
-def _refuse_rows(path: Path, output: Any, rows: int) -> None:
-    """Refuse an output without one answer for each row."""
-    whole = isinstance(output, list) or (isinstance(output, np.ndarray) and output.ndim > 0)
-    has = len(output) if whole else None
-    if has != rows:
-        what = "a single value" if has is None else f"{has} answers"
-        raise DataError(f"{path} gives {what} for {rows} objects; one for each is needed.")
-
-
 def _floats(blocks: Sequence[Any]) -> Floats | None:
     """Return one output as float64 [N, C], of `zipmap` one column for each class in order; None if
     it holds classes."""
@@ -254,16 +233,12 @@ def _floats(blocks: Sequence[Any]) -> Floats | None:
     return np.concatenate([b.reshape(len(b), -1).astype(np.float64) for b in blocks])
 
 
-def _checked(path: Path, score: Floats | None, predicted: pa.Array | None) -> Answers:
-    if score is not None and not np.isfinite(score).all():
-        raise DataError(f"{path} gives a NaN or an infinity.")
-    return Answers(score, predicted)
-
-
-def _other_dim(path: Path, wanted: int, actual: int) -> DataError:
-    return DataError(
-        f"{path} reads embeddings of dim {wanted}, and those that it is pinned to have {actual}."
-    )
+def _check_dim(path: Path, wanted: int, embeddings: NDArray[np.float32]) -> None:
+    if embeddings.shape[1] != wanted:
+        raise DataError(
+            f"{path} reads embeddings of dim {wanted}, and those that it is pinned to have "
+            f"{embeddings.shape[1]}."
+        )
 
 
 def _refuse_memory(error: Exception) -> None:
@@ -275,13 +250,6 @@ def _refuse_memory(error: Exception) -> None:
 
 def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-
-
-def _cut(score: Floats) -> pa.Array | None:
-    """Return the classes of probabilities, cut at a half; None of other numbers."""
-    if not ((score >= 0) & (score <= 1)).all():
-        return None
-    return pa.array((score > 0.5).astype(np.int64))
 
 
 def roc_auc(score: NDArray[np.floating], label: NDArray[np.bool_]) -> float:
@@ -314,9 +282,11 @@ def measure(metric: str, answers: Answers, label: pa.Array) -> float:
                 "The model gives neither classes nor a probability from 0 to 1, so that accuracy "
                 "cannot be measured; export it with its classes."
             )
-        return float(
-            np.mean([a == b for a, b in zip(*_alike(answers.predicted, label), strict=True)])
-        )
+        both = answers.predicted, label
+        text = any(pa.types.is_string(part.type) for part in both)
+        kind = pa.string() if text else pa.float64()
+        predicted, expected = (part.cast(kind).to_pylist() for part in both)
+        return float(np.mean([a == b for a, b in zip(predicted, expected, strict=True)]))
     if answers.score is None:
         raise DataError(f"The model tells more than two classes apart; {metric} needs one score.")
     try:
@@ -328,12 +298,3 @@ def measure(metric: str, answers: Answers, label: pa.Array) -> float:
     if not ((numbers == 0) | (numbers == 1)).all():
         raise DataError("The labels are not 0 and 1; auc needs two classes.")
     return roc_auc(answers.score, numbers == 1)
-
-
-def _alike(predicted: pa.Array, label: pa.Array) -> tuple[list[Any], list[Any]]:
-    """Return both as texts if one of them is text, else as numbers."""
-    if pa.types.is_string(label.type) or pa.types.is_string(predicted.type):
-        both = predicted.cast(pa.string()), label.cast(pa.string())
-    else:
-        both = predicted.cast(pa.float64()), label.cast(pa.float64())
-    return both[0].to_pylist(), both[1].to_pylist()

@@ -221,8 +221,8 @@ def reranked_search(
         a stored nor a kept vector.
     """
     check_k(k)
-    if not isinstance(rerank, (int, np.integer)) or rerank < k:
-        raise DataError(f"rerank is {rerank}; it must be a whole number, and at least k, {k}.")
+    if rerank < k:
+        raise DataError(f"rerank is {rerank}; it must be at least k, {k}.")
     target = reader.lineage.resolve(version)
     dim = reader.lineage.manifest(target).dim
     if kept.dim != dim:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from evergram.evaluation.judged import (
     mean_bound,
     paired_bootstrap,
 )
-from evergram.migration.ways import MigrationVectors, Way, WaySettings, measure_ways, unit
+from evergram.migration.ways import MigrationVectors, WaySettings, measure_ways, unit
 
 # With fewer judged queries there is no verdict.
 LEAST_QUERIES = 20
@@ -218,11 +218,19 @@ def plan_migration(
         return torch.zeros_like(counts).index_add_(0, of_query, values.double()) / counts
 
     ways = measure_ways(vectors, settings)
-    best = ways["reindex"].ranked
-    report = {
-        name: _costs(way, each(_agreement(way.ranked, best)), settings.seed)
-        for name, way in ways.items()
-    }
+    first_hits = {name: way.ranked[:, :AGREEMENT_DEPTH] for name, way in ways.items()}
+    report: dict[str, dict[str, Any]] = {}
+    for name, way in ways.items():
+        pairs = zip(first_hits[name], first_hits["reindex"], strict=True)
+        shared = torch.tensor([int(torch.isin(a, b).sum()) for a, b in pairs]).double()
+        agreement = each(shared / first_hits["reindex"].shape[1])
+        report[name] = {
+            "encoded": way.encoded,
+            "bytes_a_text": way.bytes_a_text,
+            "milliseconds": way.milliseconds,
+            f"agreement@{AGREEMENT_DEPTH}": asdict(bootstrap(agreement, settings.seed)),
+            **way.facts,
+        }
     queries = len(torch.unique(of_query))
     unjudged = reasons_not_to_judge(vectors, queries)
     if judged is None:
@@ -240,9 +248,13 @@ def plan_migration(
             name: {k: each(v) for k, v in judged_metrics(way.ranked, judged).items()}
             for name, way in ways.items()
         }
-        _add_metrics(report, metrics, settings.seed)
+        ndcg = {name: values["ndcg@10"] for name, values in metrics.items()}
+        for name, values in metrics.items():
+            report[name] |= {k: asdict(bootstrap(v, settings.seed)) for k, v in values.items()}
+            for other in ("stay", "reindex"):
+                difference = paired_bootstrap(ndcg[name], ndcg[other], settings.seed)
+                report[name][f"beside_{other}"] = asdict(difference)
         if not unjudged:
-            ndcg = {name: values["ndcg@10"] for name, values in metrics.items()}
             verdict = decide(ndcg, situation, settings.seed)
     return {
         "texts": len(vectors.texts),
@@ -260,31 +272,3 @@ def plan_migration(
         "accepted": verdict.accepted,
         "reasons": verdict.reasons,
     }
-
-
-def _add_metrics(
-    report: dict[str, dict[str, Any]], metrics: Mapping[str, Mapping[str, Tensor]], seed: int
-) -> None:
-    """Add each way's metrics, and its nDCG@10 next to that of staying and of reindexing."""
-    for name, values in metrics.items():
-        report[name] |= {k: asdict(bootstrap(v, seed)) for k, v in values.items()}
-        for other in ("stay", "reindex"):
-            difference = paired_bootstrap(values["ndcg@10"], metrics[other]["ndcg@10"], seed)
-            report[name][f"beside_{other}"] = asdict(difference)
-
-
-def _costs(way: Way, agreement: Tensor, seed: int) -> dict[str, Any]:
-    return {
-        "encoded": way.encoded,
-        "bytes_a_text": way.bytes_a_text,
-        "milliseconds": way.milliseconds,
-        f"agreement@{AGREEMENT_DEPTH}": asdict(bootstrap(agreement, seed)),
-        **way.facts,
-    }
-
-
-def _agreement(ranked: Tensor, best: Tensor) -> Tensor:
-    """Return the share of the first ten rows of two rankings that are in both, [Q]."""
-    one, other = ranked[:, :AGREEMENT_DEPTH], best[:, :AGREEMENT_DEPTH]
-    shared: Sequence[int] = [int(torch.isin(a, b).sum()) for a, b in zip(one, other, strict=True)]
-    return torch.tensor(shared, dtype=torch.float64) / other.shape[1]

@@ -95,7 +95,14 @@ class MigrationVectors:
                     f"{file.path} has {vectors.shape[1]} dims, and the texts of its model have "
                     f"{of.shape[1]}; give queries and texts of one model."
                 )
-            _check_encoders(of_file, file)
+            made = text_encoder_of(of_file), text_encoder_of(file)
+            if made[0] is None or made[1] is None:
+                continue
+            if (why := made[0].record_mismatch(made[1])) is not None:
+                raise DataError(
+                    f"{file.path} was not encoded by the encoder of {of_file.path}: {why}; give "
+                    "queries and texts of one model."
+                )
         return cls(text_ids, query_ids, old, new, old_queries, new_queries)
 
 
@@ -122,18 +129,6 @@ def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, 
     ids = [str(id_) for id_ in pairing.ids.to_pylist()]
     last_first = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
     return [ids[row] for row in last_first], sides[0][last_first], sides[1][last_first]
-
-
-def _check_encoders(texts: EmbeddingFile, queries: EmbeddingFile) -> None:
-    """Raises: DataError: both files say which encoder made them, and it is not the same."""
-    of_texts, of_queries = text_encoder_of(texts), text_encoder_of(queries)
-    if of_texts is None or of_queries is None:
-        return
-    if (why := of_texts.record_mismatch(of_queries)) is not None:
-        raise DataError(
-            f"{queries.path} was not encoded by the encoder of {texts.path}: {why}; give queries "
-            "and texts of one model."
-        )
 
 
 Similarity = Literal["cosine", "dot"]
@@ -246,17 +241,12 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     ways["sidecar"] = _with_sidecar(published, vectors, settings, proposed, top)
     ways["pinned"] = _timed(lambda: best_candidates(queries, texts, top), count, new_bytes)
     if settings.threshold is not None:
-        pairs_then = _passing(old_queries, old, settings.threshold)
-        pairs_now = _passing(queries, texts, settings.threshold)
-        ways["pinned"].facts.update(pairs_then=pairs_then, pairs_now=pairs_now)
+        for name, asked, among in (("then", old_queries, old), ("now", queries, texts)):
+            blocks = torch.split(asked, max(1, (1 << 24) // len(among)))
+            passing = sum(int((b @ among.T >= settings.threshold).sum()) for b in blocks)
+            ways["pinned"].facts[f"pairs_{name}"] = passing
     ways["reindex"] = _timed(lambda: best_candidates(new_queries, new, top), count, new_bytes)
     return ways
-
-
-def _passing(queries: Tensor, texts: Tensor, threshold: float) -> int:
-    """Return how many scores are at least the threshold."""
-    blocks = torch.split(queries, max(1, (1 << 24) // len(texts)))
-    return sum(int((block @ texts.T >= threshold).sum()) for block in blocks)
 
 
 def _timed(search: Callable[[], Tensor], encoded: int, size: float) -> Way:
