@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import resource
-import signal
 import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,6 @@ from evergram.serving.server import FILES, allowed_connections
 from evergram.serving.service import ChangeWatch, Service
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import ServedTexts
-from evergram.stores.open_store import open_store
 from evergram.stores.store import Store
 
 
@@ -473,61 +470,3 @@ def test_two_hundred_at_once_are_answered_and_leave_nothing_behind(tmp_path: Pat
     with serving(tmp_path / "line", "--set", f"timeout={PATIENCE}") as service:
         warm = asyncio.run(load(service, 1_300))
         assert asyncio.run(load(service, 2_700)) < warm * 1.05 + 4 * 2**20
-
-
-def processes(service: ServingProcess) -> list[int]:
-    """The numbers of the processes that serve."""
-    children = Path(f"/proc/{service.process.pid}/task").glob("*/children")
-    found = []
-    for number in [int(n) for path in children for n in path.read_text().split()]:
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            if "multiprocessing.spawn" in Path(f"/proc/{number}/cmdline").read_text():
-                found.append(number)
-    return found
-
-
-def answering(service: ServingProcess) -> set[int]:
-    """The numbers of the processes that answer: those of many connections that stay open."""
-    found: set[int] = set()
-    with ExitStack() as stack:
-        for _ in range(100):
-            http = stack.enter_context(httpx.Client(base_url=service.url, timeout=PATIENCE))
-            found |= {int(n) for n in re.findall(r'process="(\d+)"', http.get("/metrics").text)}
-    return found
-
-
-@pytest.mark.long
-def test_processes_share_a_port_are_replaced_and_end_together(tmp_path: Path) -> None:
-    lineage_of(tmp_path / "line")
-    with serving(tmp_path / "line", "--processes", "2") as service:
-        first = set(processes(service))
-        until(lambda: answering(service) == first)
-        victim = min(first)
-        os.kill(victim, signal.SIGKILL)
-        until(lambda: victim not in processes(service) and len(processes(service)) == 2)
-        second = set(processes(service))
-        assert len(first & second) == 1
-        until(lambda: answering(service) == second)
-        service.process.terminate()
-        assert service.process.wait(PATIENCE) == 0
-        assert not any(Path(f"/proc/{n}").exists() for n in second)
-    assert service.log.count("another is started") == 1
-    assert "Traceback" not in service.log
-
-
-@pytest.mark.long
-def test_processes_end_with_the_first_and_where_none_can_serve(tmp_path: Path) -> None:
-    lineage_of(tmp_path / "line")
-    with serving(tmp_path / "line", "--processes", "2") as service:
-        numbers = processes(service)
-        service.process.kill()
-        until(lambda: not any(Path(f"/proc/{n}").exists() for n in numbers))
-    # Qdrant's local mode is for one process alone.
-    address = f"qdrant:{tmp_path / 'qdrant'}#rows"
-    with closing(open_store(address, create="int64")) as store:
-        fill(Lineage.open(tmp_path / "line"), store, "object")
-    with (
-        listen(tmp_path / "line", port=0, processes=2, stores={"object": address}) as server,
-        pytest.raises(ServiceError, match="cannot serve"),
-    ):
-        server.run()

@@ -32,7 +32,6 @@ IN_MEBIBYTES = ("max_body", "max_buffered", "text_cache")
         "repeatable. A database's password is best in PGPASSWORD or ~/.pgpass."
     ),
     no_auth="Let everybody read everything, wherever it listens.",
-    processes=described("Processes behind the port; limits hold for each.", min=1),
     set_="LIMIT=NUMBER | Set a limit of the service (docs/serving.md), such as timeout=60; "
     "repeatable.",
     allowed_host="NAME | A name that requests may address it by: shop.example, *.example, or * for "
@@ -54,7 +53,6 @@ def serve(
     port: int = 8000,
     store: list[str] | None = None,
     no_auth: bool = False,
-    processes: int = 1,
     set_: list[str] | None = None,
     allowed_host: list[str] | None = None,
     encoder: list[str] | None = None,
@@ -84,7 +82,7 @@ def serve(
     log_to_stderr()
     stores = stores_by_side(store or ()) or None
     where: dict[str, Any] = {"port": port, "stores": stores, "settings": settings}
-    with listen(lineage, **where, processes=processes) as server:
+    with listen(lineage, **where) as server:
         facts = server.as_json()
         if run.json:
             sys.stdout.write(json.dumps({"lineage": lineage, **facts}) + "\n")

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
+from pydantic import BaseModel, Strict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -57,15 +58,11 @@ def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
     dense = isinstance(rows, Tensor) and rows.layout == torch.strided
     if not dense or not rows.is_floating_point():
         kind = getattr(rows, "dtype", type(rows).__name__)
-        raise DataError(
-            f"The {side} embeddings are of {kind}; they must be floats in a dense torch tensor or "
-            "a NumPy array."
-        )
+        wanted = "floats in a dense torch tensor or a NumPy array"
+        raise DataError(f"The {side} embeddings are of {kind}; they must be {wanted}.")
     if rows.shape != (len(keys), dim):
-        raise ShapeError(
-            f"The {side} embeddings are {list(rows.shape)} for {len(keys)} ids; with dim {dim} "
-            f"they must be [{len(keys)}, {dim}]."
-        )
+        shape = f"[{len(keys)}, {dim}]"
+        raise ShapeError(f"The {side} embeddings are {list(rows.shape)}; they must be {shape}.")
     return keys, rows.detach()
 
 
@@ -75,10 +72,8 @@ def checked_blocks(blocks: Iterable[tuple[Any, Any]], side: str, dim: int) -> It
     for ids, vectors in blocks:
         keys, rows = checked_block(ids, vectors, side, dim)
         if seen and keys.type != seen[0].type:
-            raise DataError(
-                f"The {side} ids are {seen[0].type} in one block and {keys.type} in another; give "
-                "all as integers or all as texts."
-            )
+            what = f"The {side} ids are {seen[0].type} in one block and {keys.type} in another"
+            raise DataError(f"{what}; give all as integers or all as texts.")
         seen.append(keys)
         yield keys, rows
     everything = pa.chunked_array(seen) if seen else pa.chunked_array([], pa.int64())
@@ -101,10 +96,8 @@ def checked_ids(ids: Any, side: str) -> pa.Array:
     except (pa.ArrowException, TypeError, OverflowError) as error:
         kind = " ".join(str(error).split()).rstrip(".")
     if keys is None:
-        raise DataError(
-            f"The {side} ids cannot be published ({kind}); they must be integers below 2⁶³ or "
-            "texts, all of one type."
-        )
+        wanted = "integers below 2⁶³ or texts, all of one type"
+        raise DataError(f"The {side} ids cannot be published ({kind}); they must be {wanted}.")
     if (row := first_missing(keys)) >= 0:
         where = f"Row {row} of the {side} embeddings"
         raise DataError(missing_sentence(where, "its id", keys[row].as_py()))
@@ -186,18 +179,19 @@ class Artefact:
         return pa.concat_arrays([ids for ids, _ in blocks]), torch.cat([v for _, v in blocks])
 
 
-def are_metrics(value: Any) -> bool:
-    """Return whether a value has the form of a version's metrics: `metrics.model`, if there is one,
-    is a number or null by name, and each of `probes`, if there are any, names a consumer."""
-    if not isinstance(value, Mapping):
-        return False
-    tables, probes = value.get("metrics", {}), value.get("probes", [])
-    model = tables.get("model", {}) if isinstance(tables, Mapping) else None
-    if not isinstance(model, Mapping) or not isinstance(probes, list):
-        return False
-    numbers = all(x is None or isinstance(x, int | float) for x in model.values())
-    named = all(isinstance(p, Mapping) and isinstance(p.get("consumer"), str) for p in probes)
-    return numbers and named
+class _Tables(BaseModel):
+    model: dict[str, Annotated[float, Strict()] | None] = {}
+
+
+class _OfConsumer(BaseModel):
+    consumer: str
+
+
+class MetricsForm(BaseModel):
+    """The form that a version's metrics have, whatever else they say."""
+
+    metrics: _Tables = _Tables()
+    probes: list[_OfConsumer] = []
 
 
 # The files of a version.
@@ -273,28 +267,22 @@ def read_query_form(folder: Path, dim: int) -> QueryForm:
     return form
 
 
+@dataclass(frozen=True)
 class VersionReader:
     """Reads the files of one published version, `versions/<n>`, each compared with its hash before
     (`check_files`; that of a remote lineage downloads them)."""
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        check_files: Callable[[Path, Mapping[str, str]], None],
-    ) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self._check_files = check_files
+    folder: Path
+    manifest: Manifest
+    check_files: Callable[[Path, Mapping[str, str]], None]
 
     def metrics(self) -> dict[str, Any]:
         """Return what was measured at publication."""
         path = self._checked("metrics.json")
         with _understood(path):
-            metrics = json.loads(path.read_text())
-            if not are_metrics(metrics):
-                raise TypeError("its metrics or its probes are of another form")
-        return dict(metrics)
+            metrics: dict[str, Any] = json.loads(path.read_text())
+            MetricsForm.model_validate(metrics)
+        return metrics
 
     def transform(self, old_dim: int) -> Transform:
         """Return B_k, frozen, which leads into a space of `old_dim` dims."""
@@ -303,19 +291,16 @@ class VersionReader:
         if record.kind not in TRANSFORMS:
             raise LineageError(
                 f"The transform of version {self.manifest.version} is of kind {record.kind!r}, and "
-                f"there are {', '.join(TRANSFORMS)}. If it is a kind of your own, put its settings "
-                "into evergram.compatibility.kinds.TRANSFORMS and read the lineage from Python; "
-                "otherwise install an Evergram that has it."
+                f"there are {', '.join(TRANSFORMS)}; put the settings of a kind of your own into "
+                "evergram.compatibility.kinds.TRANSFORMS, and read the lineage from Python."
             )
         path = self._checked("transform.safetensors")
         try:
             transform = build_transform(record.kind, old_dim, dim, record.options)
             transform.load_state_dict(load_tensors(path))
         except (ShapeError, RuntimeError) as error:
-            raise IntegrityError(
-                f"{path} does not lead from version {self.manifest.version} (dim {dim}) to the "
-                f"version before (dim {old_dim}): {error}"
-            ) from error
+            what = f"does not lead from dim {dim} to the dim {old_dim} of the version before"
+            raise IntegrityError(f"{path} {what}: {error}") from error
         for name, value in transform.state_dict().items():
             if not bool(value.isfinite().all()):
                 raise IntegrityError(f"{path}: tensor {name!r} has a NaN or an infinity.")
@@ -388,7 +373,7 @@ class VersionReader:
         record = self.manifest.encoder
         if record is None:
             raise LineageError(
-                f"Version {self.manifest.version} came from a file of embeddings and has no model."
+                f"Version {self.manifest.version} came from a file: it has no model."
             )
         state = load_tensors(self._checked("encoder.safetensors"))
         path = self._checked("vocabularies.parquet")
@@ -408,19 +393,15 @@ class VersionReader:
         for key, shape in shapes.items():
             if key not in tensors or tuple(tensors[key].shape) != shape:
                 has = list(tensors[key].shape) if key in tensors else "none"
-                raise IntegrityError(
-                    f"{path} needs a tensor {key!r} of shape {list(shape)} and has {has}; restore "
-                    "it from a copy of the lineage."
-                )
+                needed = f"a tensor {key!r} of shape {list(shape)}"
+                raise IntegrityError(f"{path} needs {needed}, and has {has}; restore it.")
         return tensors
 
     def _checked(self, name: str) -> Path:
-        files = self.manifest.files
+        files, number = self.manifest.files, self.manifest.version
         if name not in files:
-            raise IntegrityError(
-                f"The manifest of version {self.manifest.version} does not list {name}."
-            )
-        self._check_files(self.folder, {name: files[name]})
+            raise IntegrityError(f"The manifest of version {number} does not list {name}.")
+        self.check_files(self.folder, {name: files[name]})
         return self.folder / name
 
 
@@ -434,7 +415,5 @@ def _understood(path: Path) -> Iterator[None]:
         raise
     except _UNREADABLE as error:
         why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
-        raise IntegrityError(
-            f"{path} has the right hash and cannot be read as a file of a version ({why}); restore "
-            "it from a copy of the lineage."
-        ) from error
+        what = f"has the right hash and cannot be read as a file of a version ({why})"
+        raise IntegrityError(f"{path} {what}; restore it from a copy.") from error

@@ -16,19 +16,14 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from evergram.atomic_files import (
-    make_folder,
-    new_folder,
-    remove_tree,
-    write_text,
-)
+from evergram.atomic_files import make_folder, new_folder, remove_tree, write_text
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.locks import check_inside, check_tree, file_mode, writing
 from evergram.lineage.record import (
     FORMAT_VERSION,
-    NAME,
     ChecksummedRecord,
+    Name,
     StrictRecord,
     check_files,
     check_name,
@@ -62,27 +57,15 @@ class Probe(StrictRecord):
     side: str
     metric: Literal["auc", "accuracy", "rmse"]
     # The least value that is good enough; for rmse, of which less is better, the largest.
-    min: float | None = None
-    max: float | None = None
+    min: float | None = Field(default=None, ge=0, le=1)
+    max: float | None = Field(default=None, ge=0)
     baseline: Baseline | None = None
-
-    @property
-    def has_limit(self) -> bool:
-        """Whether there is a value that it must reach; without one it is only measured."""
-        return self.min is not None or self.max is not None
 
     @model_validator(mode="after")
     def _limit_fits(self) -> Self:
-        wrong = "min" if self.metric == "rmse" else "max"
+        right, wrong = ("max", "min") if self.metric == "rmse" else ("min", "max")
         if getattr(self, wrong) is not None:
-            right = "max" if wrong == "min" else "min"
             raise ValueError(f"{self.metric} takes {right} as its limit, not {wrong}")
-        if self.min is not None and not 0 <= self.min <= 1:
-            raise ValueError(
-                f"{self.metric} is between 0 and 1, and its limit must be, too; it is {self.min}"
-            )
-        if self.max is not None and not self.max >= 0:
-            raise ValueError(f"rmse is at least 0, and its limit must be, too; it is {self.max}")
         return self
 
 
@@ -94,7 +77,7 @@ class Consumer(StrictRecord):
         allowed: versions and labels that it may read; the pinned one is among them.
     """
 
-    name: str = Field(pattern=f"^{NAME}$")
+    name: Name
     pinned: str
     allowed: tuple[str, ...]
     since: str
@@ -148,11 +131,8 @@ class ConsumerRegistry:
         """Return a consumer. Raises: LineageError: there is none of that name."""
         consumers = {consumer.name: consumer for consumer in self._record.consumers}
         if name not in consumers:
-            raise LineageError(
-                f"There is no consumer {name!r}; the consumers are: "
-                f"{', '.join(consumers) or 'none'}{did_you_mean(name, consumers)}. "
-                "'evergram consumer add' adds one."
-            )
+            known = f"{', '.join(consumers) or 'none'}{did_you_mean(name, consumers)}"
+            raise LineageError(f"There is no consumer {name!r}; the consumers are: {known}.")
         return consumers[name]
 
     def add(
@@ -176,15 +156,12 @@ class ConsumerRegistry:
         Raises: UnknownVersionError: no such version or label. LineageError: the name is taken or
             cannot be one, or the folder cannot be written; nothing is then changed.
         """
-        check_name(name, "a consumer")
+        check_name(name, "the name of a consumer")
         with self._editing(name):
             # Some disks do not tell capital letters apart, and each consumer has a folder.
             for other in (c.name for c in self._record.consumers):
                 if other.lower() == name.lower():
-                    raise LineageError(
-                        f"There is a consumer {other!r} already; 'evergram consumer pin' moves it "
-                        "to another version, 'evergram consumer remove' removes it."
-                    )
+                    raise LineageError(f"There is a consumer {other!r} already; choose another.")
             reads = dict.fromkeys(_pin(what, resolve) for what in (pinned, *allowed))
             added = Consumer(
                 name=name,
@@ -218,8 +195,7 @@ class ConsumerRegistry:
         version, or loses it.
 
         Args:
-            probe: for the new version.
-            drop_probe: whether to remove the probe that it has.
+            probe: for the new version; `drop_probe` removes the one that it has.
         Raises: as `add`.
         """
         with self._editing(name):
@@ -269,10 +245,8 @@ class ConsumerRegistry:
         for name, published in ((probe.model, probe.model_sha256), (probe.data, probe.data_sha256)):
             path = self.folder / name
             if Path(name).parts[:1] != (FOLDER,) or ".." in Path(name).parts:
-                raise IntegrityError(
-                    f"{self.folder / CONSUMERS} names the file {name!r} for a probe; they are all "
-                    f"in its folder {FOLDER}/; restore it from a copy of the lineage."
-                )
+                named = f"{self.folder / CONSUMERS} names the file {name!r} for a probe"
+                raise IntegrityError(f"{named}, outside of {FOLDER}/; restore it from a copy.")
             check_inside(self.folder, path)
             check(path.parent, {path.name: published})
             paths.append(path)
@@ -293,9 +267,7 @@ class ConsumerRegistry:
                 shutil.copyfile(source, part / name)
                 digest = sha256(part / name)
                 if getattr(probe, f"{what}_sha256") not in ("", digest):
-                    raise LineageError(
-                        f"{source} was changed after its probe was run; run the same command again."
-                    )
+                    raise LineageError(f"{source} was changed after its probe was run; try again.")
                 kept |= {what: f"{here}/{name}", f"{what}_sha256": digest}
         if self._remote is not None:
             self._remote.upload(here)
@@ -370,13 +342,12 @@ def _read(folder: Path) -> ConsumersRecord:
     path = folder / CONSUMERS
     check_inside(folder, path)
     try:
-        text = path.read_text() if path.exists() else None
-    except (OSError, UnicodeDecodeError) as error:
+        return _parsed(path.read_bytes() if path.exists() else None, str(path))
+    except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error}.") from error
-    return _parsed(text, str(path))
 
 
-def _parsed(text: str | None, path: str) -> ConsumersRecord:
+def _parsed(text: str | bytes | None, path: str) -> ConsumersRecord:
     if text is None:
         return ConsumersRecord(format_version=FORMAT_VERSION, consumers=())
     return ConsumersRecord.of_json(text, path)

@@ -68,10 +68,8 @@ def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:
     if side is None:
         return "candidate" if "candidate" in sides else next(iter(sides))
     if side not in sides:
-        raise LineageError(
-            f"There is no side {side!r} in {where}; it has {' and '.join(sides)}"
-            f"{did_you_mean(side, sides)}."
-        )
+        has = f"{' and '.join(sides)}{did_you_mean(side, sides)}"
+        raise LineageError(f"There is no side {side!r} in {where}; it has {has}.")
     return side
 
 
@@ -131,10 +129,8 @@ class Lineage:
         }
         for n, manifest in self.manifests.items():
             if manifest.version != n or (manifest.transform is None) != (n == 0):
-                raise IntegrityError(
-                    f"{self.folder(n)} holds the manifest of another version; "
-                    "restore it from a copy of the lineage."
-                )
+                what = "holds the manifest of another version; restore it from a copy"
+                raise IntegrityError(f"{self.folder(n)} {what}.")
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -166,13 +162,12 @@ class Lineage:
         Raises: LineageError: a lineage or other files are there already, or the name cannot be
             used.
         """
-        check_name(name, "a lineage")
+        check_name(name, "the name of a lineage")
         folder = local_folder(path)
         if cls.exists(path):
             raise LineageError(
-                f"{path} already holds a lineage; add a version to it ('evergram upgrade' where "
-                "its models are trained, 'evergram vectors align' where its vectors are of files), "
-                "or choose another folder."
+                f"{path} already holds a lineage; add a version to it ('evergram upgrade', or "
+                "'evergram vectors align' for files), or choose another folder."
             )
         record = LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[])
         if folder is None:
@@ -189,11 +184,8 @@ class Lineage:
         return self.address
 
     def __repr__(self) -> str:
-        readable = self.readable
-        numbers = ", ".join(map(str, readable)) or "none"
-        if len(readable) > 5:
-            numbers = f"{readable[0]} to {readable[-1]} ({len(readable)} of them)"
-        live = f", production {self.production}" if readable else ""
+        numbers = ", ".join(map(str, self.readable)) or "none"
+        live = f", production {self.production}" if self.readable else ""
         return f"Lineage({self.name!r} at {self.address}, versions {numbers}{live})"
 
     # Which versions there are.
@@ -302,7 +294,7 @@ class Lineage:
         whose = "of no version of it" if number is None else f"of its version {number}"
         raise LineageError(
             f"{what} is not of version {version} of {self.address}, but {whose}: its fingerprint "
-            f"is {fingerprint}; give vectors of version {version}, or name the right version."
+            f"is {fingerprint}; name the right version."
         )
 
     # The files of a version.
@@ -326,11 +318,8 @@ class Lineage:
         """
         manifest = self.manifest(version)
         if manifest.encoder is None:
-            raise LineageError(
-                f"Version {version} of {self.address} came from a file of embeddings and has no "
-                "model. Only a version that was trained can be trained further, or judged on its "
-                "data; 'evergram lineage check' needs neither."
-            )
+            what = "came from a file of embeddings: it has no model and no recipe"
+            raise LineageError(f"Version {version} of {self.address} {what}.")
         return manifest.recipe
 
     def metrics(self, version: int) -> dict[str, Any]:
@@ -360,10 +349,8 @@ class Lineage:
             unchanged(self.path, self.record, self.address, labels=True)
             if manifest.version != self.newest:
                 has = ", ".join(map(str, self.versions_with_embeddings))
-                raise LineageError(
-                    f"The embeddings of version {manifest.version} of {self.address} are not "
-                    f"stored, those of {has} are; read them as that version, through the chain."
-                )
+                what = f"The embeddings of version {manifest.version} of {self.address}"
+                raise LineageError(f"{what} are not stored, those of {has} are; view these as it.")
         self.check_files(folder, {name: manifest.embeddings[side]})
         return folder / name
 
@@ -376,10 +363,8 @@ class Lineage:
         path = self.stored(side, number)
         ids, vectors = read_embeddings(path)
         if vectors.shape != (len(ids), dim := self.manifest(number).dim) or ids.null_count:
-            raise IntegrityError(
-                f"{path} has {len(ids)} ids ({ids.null_count} missing) and vectors of shape "
-                f"{list(vectors.shape)}, its manifest the dim {dim}."
-            )
+            has = f"{len(ids)} ids ({ids.null_count} missing), vectors {list(vectors.shape)}"
+            raise IntegrityError(f"{path} has {has}, and its manifest the dim {dim}.")
         return ids, vectors
 
     @property
@@ -399,9 +384,8 @@ class Lineage:
             return PairHistory(record.salt, TrainedPairs().union(recorded))
         silent = [n for n, trained in pairs.items() if trained is None] or record.versions
         untested = (
-            f"No test figure: the training pairs of version{'s' * (len(silent) > 1)} "
-            f"{', '.join(map(str, silent))} of {self.address} were not recorded, so no pair is "
-            "known to be held out from every version; train a new lineage to have test figures."
+            f"No test figure: the training pairs of {', '.join(f'version {n}' for n in silent)} of "
+            f"{self.address} were not recorded; train a new lineage to have test figures."
         )
         return PairHistory(record.salt, untested=untested)
 
@@ -525,10 +509,8 @@ class Lineage:
         def without(record: LineageRecord) -> LineageRecord:
             after = record.without_label(name)
             if left := sorted(self._pins(record).keys() - self._pins(after).keys()):
-                raise LineageError(
-                    f"The label {name!r} of {self.name} cannot be removed: {', '.join(left)} must "
-                    "be pinned to another version first."
-                )
+                why = f"{', '.join(left)} must be pinned to another version first"
+                raise LineageError(f"The label {name!r} of {self.name} cannot be removed: {why}.")
             return after
 
         self._change(without)
@@ -702,7 +684,5 @@ class Lineage:
         try:
             try_writing(self.work_dir)
         except OSError as error:
-            raise LineageError(
-                f"Nothing can be written to {self}: {error.strerror or error}; make room there, or "
-                "choose another folder. Nothing was trained."
-            ) from error
+            reason = f"Nothing can be written to {self}: {error.strerror or error}"
+            raise LineageError(f"{reason}; nothing was trained.") from error

@@ -13,13 +13,7 @@ from pathlib import Path
 from filelock import Timeout
 from safetensors import SafetensorError
 
-from evergram.atomic_files import (
-    OWNER_ALONE,
-    file_lock,
-    make_folder,
-    remove_tree,
-    write_text,
-)
+from evergram.atomic_files import OWNER_ALONE, file_lock, make_folder, remove_tree, write_text
 from evergram.errors import IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.record import LineageRecord, read_record
 from evergram.lineage.remote import RECORD, Remote
@@ -29,24 +23,14 @@ LOCK = "training.lock"
 EMPTY = {".lock", "versions", "embeddings"}
 # The files and folders that this package reads and writes in a lineage's folder.
 PARTS = (
-    "lineage.json",
-    "consumers.json",
-    "versions",
-    "embeddings",
-    "probes",
-    "stores",
-    "backfills",
-    ".work",
-    ".lock",
+    *("lineage.json", "consumers.json", "versions", "embeddings", "probes", "stores"),
+    *("backfills", ".work", ".lock"),
 )
 
 
 @contextmanager
 def writing(
-    path: Path,
-    where: str,
-    elsewhere: AbstractContextManager[object],
-    patience: float = 0,
+    path: Path, where: str, elsewhere: AbstractContextManager[object], patience: float = 0
 ) -> Iterator[None]:
     """Hold the lock of a lineage for a block. A folder that is made for a first publication, and
     is not one, is removed again.
@@ -67,9 +51,8 @@ def writing(
                 if new and {part.name for part in path.iterdir()} <= EMPTY:
                     shutil.rmtree(path, ignore_errors=True)
     except Timeout:
-        raise LineageError(
-            f"Another process is publishing to {where} or changing it; wait for it and try again."
-        ) from None
+        busy = f"Another process is publishing to {where} or changing it; wait, and try again."
+        raise LineageError(busy) from None
     except (OSError, SafetensorError) as error:
         # An error of safetensors has the system's words in its text.
         system = error if isinstance(error, OSError) else OSError(str(error))
@@ -94,10 +77,8 @@ def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) ->
         same = same and (current.labels, current.retired) == (opened.labels, opened.retired)
     if not same:
         newest = current.versions[-1] if current.versions else "none"
-        raise LineageError(
-            f"{where} has changed since it was opened (its newest version is {newest}); nothing "
-            "was written; open it again, or run the command again."
-        )
+        what = f"has changed since it was opened (its newest version is {newest})"
+        raise LineageError(f"{where} {what}; nothing was written; open it again.")
     return current
 
 
@@ -122,15 +103,12 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
         make_folder(work, file_mode(work.parent))
         lock.acquire(timeout=0)
     except Timeout:
-        raise LineageError(
-            f"Another process is training the next version of {lineage}. Only one can be published "
-            "after the present version; wait until it is, or stop one of them."
-        ) from None
+        busy = f"Another process is training the next version of {lineage}; wait, or stop one."
+        raise LineageError(busy) from None
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.ENOLCK):
-            raise LineageError(
-                f"{lineage} cannot be trained: {reason_and_remedy(error)}."
-            ) from error
+            reason = reason_and_remedy(error)
+            raise LineageError(f"{lineage} cannot be trained: {reason}.") from error
         # A lineage that cannot be written cannot be published to either, so no claim is needed.
     try:
         yield
@@ -160,10 +138,8 @@ def check_inside(root: Path, *paths: Path) -> None:
     for path in paths:
         real = Path(os.path.realpath(path))
         if not real.is_relative_to(home):
-            raise IntegrityError(
-                f"{path} leads to {real}, outside of the lineage's folder, by a symbolic link; "
-                "nothing is read or written there. Put the files themselves in its place."
-            )
+            where = f"leads to {real}, outside of the lineage's folder, by a symbolic link"
+            raise IntegrityError(f"{path} {where}; put the files themselves in its place.")
 
 
 def check_parts(root: Path) -> None:
@@ -184,10 +160,8 @@ def refuse_occupied(folder: Path, name: str) -> None:
             p.name for p in left if all(f.name == "0" or f.name[0] == "." for f in p.iterdir())
         }
     if others:
-        raise LineageError(
-            f"{folder} holds other files ({min(others)}) and no lineage; give an empty folder, or "
-            f"a new one such as {folder / name}."
-        )
+        what = f"{folder} holds other files ({min(others)}) and no lineage"
+        raise LineageError(f"{what}; give an empty folder, or a new one such as {folder / name}.")
 
 
 def check_tree(root: Path, folder: Path) -> None:

@@ -17,14 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    InstanceOf,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from torch import Tensor
 
 from evergram.atomic_files import new_folder, write_text
@@ -51,8 +44,8 @@ from evergram.lineage.artefact import (
     Artefact,
     Block,
     EncoderParts,
+    MetricsForm,
     Moments,
-    are_metrics,
     checked_ids,
     plain_numbers,
     save_tensors,
@@ -61,21 +54,11 @@ from evergram.lineage.artefact import (
 )
 from evergram.lineage.consumers import Consumer, ConsumerRegistry, Resolve
 from evergram.lineage.locks import file_mode
-from evergram.lineage.record import (
-    EncoderRecord,
-    Manifest,
-    TransformRecord,
-    check_name,
-    sha256,
-)
+from evergram.lineage.record import EncoderRecord, Manifest, TransformRecord, check_name, sha256
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
 from evergram.vector_files.open_embeddings import BLOCK
-from evergram.vector_files.writers import (
-    vectors_from_arrow,
-    vectors_to_arrow,
-    write_embeddings,
-)
+from evergram.vector_files.writers import vectors_from_arrow, vectors_to_arrow, write_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
 # The relative error of vectors of zeros.
@@ -100,15 +83,6 @@ FOR_RIDGE = 10
 # What an artefact must be.
 
 
-def _is_metrics(value: Any) -> Any:
-    if not are_metrics(value):
-        raise ValueError(
-            "it must have numbers by name in metrics.model, and in probes a list of one reading "
-            "for each consumer"
-        )
-    return value
-
-
 class _Types(BaseModel):
     """The types of an artefact's parts."""
 
@@ -117,7 +91,7 @@ class _Types(BaseModel):
     dim: int = Field(gt=0)
     embeddings: Annotated[Mapping[str, Any], Field(min_length=1)]
     recipe: Mapping[str, Any]
-    metrics: Annotated[Mapping[str, Any], AfterValidator(_is_metrics)]
+    metrics: MetricsForm
     canaries: Mapping[str, Any] | None
     transform: InstanceOf[Transform] | None
     encoder: InstanceOf[EncoderParts] | None
@@ -132,36 +106,28 @@ def check_artefact(artefact: Artefact) -> None:
     try:
         _Types.model_validate(artefact)
     except ValidationError as error:
-        raise DataError(
-            f"The artefact cannot be published: {sentence_of(error, _Types)}"
-        ) from error
+        reason = sentence_of(error, _Types)
+        raise DataError(f"The artefact cannot be published: {reason}") from error
     for side, source in artefact.embeddings.items():
-        check_name(side, "a side")
+        check_name(side, "the name of a side")
         if not callable(source) and not (isinstance(source, tuple | list) and len(source) == 2):
-            raise DataError(
-                f"The {side} embeddings are of type {type(source).__name__}; give ids and vectors, "
-                "or a function that returns blocks of them."
-            )
+            wanted = "ids and vectors, or a function that returns blocks of them"
+            kind = type(source).__name__
+            raise DataError(f"The {side} embeddings are of type {kind}; give {wanted}.")
     for part in (artefact.query_form, artefact.text_encoder):
         if part is not None and part.dim != artefact.dim:
-            raise ShapeError(
-                f"The {type(part).__name__} of the artefact has dim {part.dim}, and its vectors "
-                f"{artefact.dim}."
-            )
+            what = f"The {type(part).__name__} of the artefact has dim {part.dim}"
+            raise ShapeError(f"{what}, and its vectors {artefact.dim}.")
     if other := sorted(set(artefact.canaries or ()) - set(artefact.embeddings)):
-        raise DataError(
-            f"The artefact has canaries of the side {other[0]}, and embeddings of "
-            f"{', '.join(artefact.embeddings)}; canaries are some of these."
-        )
+        raise DataError(f"The artefact has canaries of the side {other[0]}, and no embeddings.")
     transform = artefact.transform
     if transform is None:
         return
     settings = TRANSFORMS.get(transform.kind)
     if settings is None or type(transform) is not settings.transform_class():
         raise ShapeError(
-            f"A {type(transform).__name__} of kind {transform.kind!r} could not be read back as "
-            f"it is; the kinds are {', '.join(TRANSFORMS)}. Give your class a kind of its own, and "
-            "register its settings in TRANSFORMS."
+            f"A {type(transform).__name__} of kind {transform.kind!r} could not be read back; "
+            f"the kinds are {', '.join(TRANSFORMS)}. Register the settings of your own there."
         )
     for name, values in transform.state_dict().items():
         if not bool(values.isfinite().all()):
@@ -174,8 +140,7 @@ def check_follows(
     """Refuse an artefact that does not follow the newest version of the lineage at an address."""
     if artefact.follows is None:
         raise LineageError(
-            "This artefact does not say which version its transform leads to; nothing was "
-            "published. Where it leads to the newest, give "
+            "This artefact does not say which version its transform leads to; for the newest, give "
             "follows=lineage.manifest(lineage.newest).fingerprint."
         )
     if artefact.follows != newest.fingerprint:
@@ -183,33 +148,25 @@ def check_follows(
         made = "for another lineage" if number is None else f"after version {number}"
         raise LineageError(
             f"The transform of this artefact does not lead to version {newest.version} of "
-            f"{address}, the newest: the artefact was made {made}; nothing was published. "
-            "Upgrade the newest version (with trained= and this model, none is trained again)."
+            f"{address}, the newest: it was made {made}; upgrade the newest version (trained= "
+            "takes this model as it is)."
         )
     transform, error = artefact.transform, artefact.error
     shape = None if transform is None else (transform.old_dim, transform.new_dim)
     if shape != (newest.dim, artefact.dim):
-        raise ShapeError(
-            f"A version after version {newest.version} needs a transform of shape "
-            f"{(newest.dim, artefact.dim)}; {shape} was given."
-        )
-    if error is not None and error.sigma.shape != (newest.dim, newest.dim):
-        raise ShapeError(
-            f"The sigma of the artefact's error is {list(error.sigma.shape)}; it must be "
-            f"[{newest.dim}, {newest.dim}]."
-        )
-    if error is not None and (
-        not bool(error.sigma.isfinite().all()) or error.power < 0 or math.isinf(error.power)
-    ):
-        raise DataError(
-            "The artefact's error has a NaN, an infinity or a negative power; measure it by "
-            "`StepError.of`."
-        )
+        needed = f"needs a transform of shape {(newest.dim, artefact.dim)}; {shape} was given"
+        raise ShapeError(f"A version after version {newest.version} {needed}.")
+    if error is not None:
+        if error.sigma.shape != (newest.dim, newest.dim):
+            shape = newest.dim, newest.dim
+            has = f"The sigma of the artefact's error is {list(error.sigma.shape)}"
+            raise ShapeError(f"{has}; it must be {list(shape)}.")
+        if not error.sigma.isfinite().all() or error.power < 0 or math.isinf(error.power):
+            raise DataError("The artefact's error is not finite; measure it by `StepError.of`.")
     if gone := sorted(set(newest.embeddings) - set(artefact.embeddings)):
         raise DataError(
             f"Version {newest.version} has embeddings of the side {gone[0]} and the artefact has "
-            f"none, so that nobody could read this side any more; give all sides, which are "
-            f"{', '.join(newest.embeddings)}."
+            f"none; give all sides: {', '.join(newest.embeddings)}."
         )
 
 
@@ -306,10 +263,8 @@ def check_transform_on_canaries(
             "from these vectors to that version's."
         )
         if artefact.encoder is None:
-            raise DataError(
-                f"{sentence} Nothing was published; give the transform that was fitted to these "
-                "vectors, with its own error."
-            )
+            todo = "give the transform that was fitted to these vectors, with its own error"
+            raise DataError(f"{sentence} Nothing was published; {todo}.")
         log.warning(f"{sentence} Run 'evergram lineage check' before anyone reads it.")
     return relative if math.isfinite(relative) else None
 
@@ -330,9 +285,7 @@ def with_id_type(ids: pa.Array, expected: pa.DataType, side: str, where: str) ->
             place = pc.index(pc.greater(pc.utf8_length(texts), 18), True).as_py()
     raise DataError(
         f"The {side} ids in {where} are integers, and now there is the text "
-        f"{texts[place].as_py()!r}: consumers and stores that ask by integers would find nothing "
-        "any more. Nothing was published; make it an integer or leave it out, or begin a new "
-        "lineage with ids of text."
+        f"{texts[place].as_py()!r}; make it an integer or leave it out."
     )
 
 
@@ -360,8 +313,7 @@ def refuse_unprobed(
     if missing:
         raise LineageError(
             f"The new version was not published: the probe of {', '.join(missing)} has not been "
-            "run on it as it is now; publish it by evergram.publish(lineage, artefact), which runs "
-            "every consumer's probe first."
+            "run on it as it is now, as evergram.publish(lineage, artefact) does."
         )
 
 
@@ -409,12 +361,12 @@ class RowSample:
             narrow = vectors.float()
             if (row := lengths.add(narrow)) is not None:
                 length = float(narrow[row].double().norm())
-                what = f"has the length {length:.3g}, past {LONGEST:g}"
-                raise DataError(
-                    f"The {self.side} embedding of id {ids[row].as_py()!r} "
-                    f"{what if math.isfinite(length) else 'has a NaN or an infinity'}; such a "
-                    "version is not published."
+                finite, long = (
+                    math.isfinite(length),
+                    f"has the length {length:.3g}, past {LONGEST:g}",
                 )
+                what = long if finite else "has a NaN or an infinity"
+                raise DataError(f"The {self.side} embedding of id {ids[row].as_py()!r} {what}.")
             for start in range(0, len(ids), BLOCK):
                 part = ids.slice(start, BLOCK), vectors[start : start + BLOCK]
                 self._parts.append(_taken(part, torch.arange(len(part[0]))[-passed % step :: step]))
@@ -429,10 +381,7 @@ class RowSample:
         rows, zeros = lengths.rows - unknown, lengths.zeros - unknown
         problem = vectors_problem(rows, zeros, second, spread)
         if problem is not None:
-            raise DataError(
-                f"The {self.side} embeddings cannot be published: {problem}; look at how they were "
-                "made. Nothing was published."
-            )
+            raise DataError(f"The {self.side} embeddings cannot be published: {problem}.")
 
     @property
     def ids(self) -> pa.Array:
@@ -507,10 +456,8 @@ class CanarySample:
         missing = set(() if self.wanted is None else self.wanted.to_pylist())
         missing -= set(self.ids.to_pylist())
         if missing:
-            raise DataError(
-                f"The canary {min(missing)!r} of the side {self.side} is not among the ids of the "
-                "version; keep objects that it has."
-            )
+            canary = f"The canary {min(missing)!r} of the side {self.side}"
+            raise DataError(f"{canary} is not among the ids of the version.")
 
 
 def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Affine | None:
@@ -616,6 +563,9 @@ def write_folders(
             write_query_form(artefact.query_form, folder)
         pq.write_table(_canary_table(canaries), folder / "canary.parquet")
         write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))
+        back = None
+        if transform is not None:
+            back = TransformRecord(kind=transform.kind, options=dict(transform.options))
         manifest = Manifest(
             version=number,
             name=f"{name}@v{number}",
@@ -623,9 +573,7 @@ def write_folders(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             evergram=package_version("evergram"),
             encoder=None if encoder is None else _encoder_record(encoder),
-            transform=None
-            if transform is None
-            else TransformRecord(kind=transform.kind, options=dict(transform.options)),
+            transform=back,
             recipe=dict(artefact.recipe),
             files={file.name: sha256(file) for file in sorted(folder.iterdir())},
             embeddings=hashes,

@@ -6,18 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import to_json
 
 from evergram.did_you_mean import did_you_mean
@@ -50,20 +44,15 @@ def is_name(text: str) -> bool:
     return re.fullmatch(NAME, text) is not None
 
 
-def check_name(text: str, of: str) -> None:
-    """Refuse a text that cannot be the name of this kind of thing. Raises: LineageError."""
+def check_name(text: str, what: str) -> str:
+    """Return a text; refuse one that cannot be what it is meant for, such as "a label"."""
     if not is_name(text):
-        raise LineageError(f"{text!r} cannot be the name of {of}: {RULE}; choose another.")
+        raise LineageError(f"{text!r} cannot be {what}: {RULE}; choose another.")
+    return text
 
 
-def _checked_name(value: str) -> str:
-    # It becomes part of a path, or is shown on a terminal.
-    if not is_name(value):
-        raise ValueError(f"{value!r} cannot be a name")
-    return value
-
-
-Name = Annotated[str, AfterValidator(_checked_name)]
+# It becomes part of a path, or is shown on a terminal.
+Name = Annotated[str, AfterValidator(partial(check_name, what="a name"))]
 
 
 class FrozenRecord(BaseModel):
@@ -99,10 +88,8 @@ class ChecksummedRecord(FrozenRecord):
             # The rest of a later format's fields may mean anything.
             version = _Format.model_validate_json(text).format_version
             if version not in (None, FORMAT_VERSION):
-                raise FormatError(
-                    f"{path} has format_version {version}; this Evergram reads {FORMAT_VERSION}, "
-                    "so upgrade Evergram to read it."
-                )
+                needed = f"this Evergram reads {FORMAT_VERSION}; upgrade Evergram to read it"
+                raise FormatError(f"{path} has format_version {version}, and {needed}.")
             record, written = cls.model_validate_json(text), json.loads(text)
         except ValidationError as error:
             problem = sentence_of(error, cls).rstrip(".")
@@ -172,9 +159,7 @@ class LineageRecord(ChecksummedRecord):
     def newest(self) -> int:
         """The latest version that is not withdrawn. Raises: UnknownVersionError: none is there."""
         if not self.versions:
-            raise UnknownVersionError(
-                f"The lineage {self.name!r} has no version yet; publish one first."
-            )
+            raise UnknownVersionError(f"{self.name!r} has no version yet; publish one first.")
         return self.versions[-1]
 
     @property
@@ -197,13 +182,8 @@ class LineageRecord(ChecksummedRecord):
             return self.newest
         if isinstance(what, str):
             digits = NUMBER.fullmatch(what)
-            if digits is None and what not in self.labels:
-                raise UnknownVersionError(
-                    f"The lineage {self.name!r} has no label {what!r}; {self._known()}"
-                    f"{did_you_mean(what, [*self.labels, NEWEST])}."
-                )
             if digits is None:
-                return self.labels[what]
+                return self._labelled(what)
             # More digits than any version has are no version's, and int() refuses too many.
             what = int(digits[1].lstrip("0")[:20] or "0")
         if isinstance(what, bool) or not isinstance(what, Integral):
@@ -212,10 +192,16 @@ class LineageRecord(ChecksummedRecord):
         if number not in self.versions:
             raise self.unknown(number)
         if number in self.retired:
-            raise LineageError(
-                f"Version {number} of {self.name} is retired and no longer read; {self._known()}."
-            )
+            retired = f"Version {number} of {self.name} is retired and no longer read"
+            raise LineageError(f"{retired}; {self._known()}.")
         return number
+
+    def _labelled(self, name: str) -> int:
+        if name not in self.labels:
+            meant = did_you_mean(name, [*self.labels, NEWEST])
+            what = f"The lineage {self.name!r} has no label {name!r}"
+            raise UnknownVersionError(f"{what}; {self._known()}{meant}.")
+        return self.labels[name]
 
     def unknown(self, number: int) -> UnknownVersionError:
         """Return the error for a number that no version has, or no longer has."""
@@ -247,41 +233,28 @@ class LineageRecord(ChecksummedRecord):
         Args:
             with_embeddings: versions whose own embeddings are stored, which alone can be `stable`.
         """
-        lower = name.lower()
-        if not is_name(name) or NUMBER.fullmatch(lower) or lower == NEWEST:
-            raise LineageError(
-                f"{name!r} cannot be a label: {RULE}, and is not 'newest' or like 'v0'."
-            )
+        lower = check_name(name, "a label").lower()
+        if NUMBER.fullmatch(lower) or lower == NEWEST:
+            raise LineageError(f"{name!r} cannot be a label, as 'newest' and 'v0' name versions.")
         for other in (STABLE, *self.labels):
             if lower == other.lower() and name != other:
-                raise LineageError(
-                    f"{name!r} cannot be a label: it differs from the label {other!r} in capital "
-                    "letters alone; choose another."
-                )
+                raise LineageError(f"{name!r} cannot be a label next to {other!r}; choose another.")
         number = self.resolve(what)
         if name == STABLE and number not in with_embeddings:
             stored = ", ".join(map(str, with_embeddings))
             raise LineageError(
-                f"Version {number} of {self.name} cannot be {STABLE}: its own embeddings are no "
-                f"longer stored (those of {stored} are); label a version before the next is "
-                "published to keep them."
+                f"Version {number} of {self.name} cannot be {STABLE}: its embeddings are no longer "
+                f"stored (those of {stored} are); a label keeps them when the next is published."
             )
         return self._changed(labels={**self.labels, name: number})
 
     def without_label(self, name: str) -> Self:
         """Return the record without a label. Raises: UnknownVersionError: there is none."""
-        if name not in self.labels:
-            raise UnknownVersionError(
-                f"The lineage {self.name!r} has no label {name!r}; {self._known()}"
-                f"{did_you_mean(name, self.labels)}."
-            )
+        self._labelled(name)
         return self._changed(labels={k: v for k, v in self.labels.items() if k != name})
 
     def without_newest(
-        self,
-        withdrawal: Withdrawal,
-        pins: Mapping[str, int],
-        with_embeddings: Collection[int],
+        self, withdrawal: Withdrawal, pins: Mapping[str, int], with_embeddings: Collection[int]
     ) -> Self:
         """Return the record with the newest version withdrawn; its number is not used again.
 
@@ -296,15 +269,11 @@ class LineageRecord(ChecksummedRecord):
             raise LineageError(f"{start}it is the only one; remove the folder instead.")
         before = self.versions[-2]
         if before in self.retired:
-            raise LineageError(
-                f"{start}version {before}, which would be the newest, is retired; publish a better "
-                "version instead."
-            )
+            raise LineageError(f"{start}version {before} is retired; publish a better one instead.")
         if before not in with_embeddings:
             raise LineageError(
-                f"{start}the embeddings of version {before} are no longer stored. Label a version "
-                "before the next is published, or do not promote it at once, and they are kept; "
-                "now publish a better one instead."
+                f"{start}the embeddings of version {before} are no longer stored, as those of "
+                "versions with labels are; publish a better one instead."
             )
         withdrawn = {**self.withdrawn, number: withdrawal}
         return self._changed(versions=self.versions[:-1], withdrawn=withdrawn)
@@ -317,24 +286,18 @@ class LineageRecord(ChecksummedRecord):
         """
         number = self.resolve(what)
         if number == self.newest:
-            raise LineageError(
-                f"Version {number} is the newest of {self.name} and cannot be retired; "
-                "'evergram lineage withdraw' takes it back."
-            )
+            raise LineageError(f"The newest version, {number}, cannot be retired; withdraw it.")
         self._refuse_used(number, pins, "retired")
         return self._changed(retired=sorted([*self.retired, number]))
 
     def _refuse_used(self, number: int, pins: Mapping[str, int], what: str) -> None:
         start = f"Version {number} of {self.name} cannot be {what}: "
         if labels := sorted(name for name, n in self.labels.items() if n == number):
-            raise LineageError(
-                f"{start}it is labelled {', '.join(labels)}; move the label to another version "
-                "first."
-            )
+            raise LineageError(f"{start}it is labelled {', '.join(labels)}; move the label first.")
         if consumers := sorted(name for name, n in pins.items() if n == number):
+            verb = "is" if len(consumers) == 1 else "are"
             raise LineageError(
-                f"{start}pinned to it {'is' if len(consumers) == 1 else 'are'} "
-                f"{', '.join(consumers)}; they must go to another version first."
+                f"{start}pinned to it {verb} {', '.join(consumers)}; move the consumers first."
             )
 
     def _changed(self, **fields: object) -> Self:
@@ -444,9 +407,7 @@ def read_record(path: Path) -> LineageRecord:
     try:
         text = path.read_bytes() if path.exists() else None
     except OSError as error:
-        raise LineageError(
-            f"{path} cannot be read: {error.strerror}; let this user read it."
-        ) from error
+        raise LineageError(f"{path} cannot be read: {error.strerror}.") from error
     return parse_record(text, str(path.parent))
 
 
@@ -467,9 +428,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise IntegrityError(
-            f"{path} cannot be read: {error.strerror}; restore it from a copy of the lineage."
-        ) from error
+        raise IntegrityError(f"{path} cannot be read: {error.strerror}; restore it.") from error
     return Manifest.of_json(text, path)
 
 
@@ -480,7 +439,5 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
         if not path.is_file():
             raise IntegrityError(f"{path} is missing; restore it from a copy.")
         if sha256(path) != published:
-            raise IntegrityError(
-                f"{path} is not the file that was published (its SHA-256 differs); "
-                "restore it from a copy."
-            )
+            what = "is not the file that was published (its SHA-256 differs)"
+            raise IntegrityError(f"{path} {what}; restore it from a copy.")

@@ -51,10 +51,8 @@ def local_folder(place: str | Path) -> Path | None:
     if parts.scheme.lower() not in ("file", "local"):  # fsspec's names of this machine's disk
         return None
     if parts.netloc not in ("", "localhost"):
-        raise LineageError(
-            f"{text} names the host {parts.netloc!r}; write {parts.scheme}:///FOLDER, with three "
-            "slashes, for a folder of this machine."
-        )
+        todo = f"write {parts.scheme}:///FOLDER for a folder of this machine"
+        raise LineageError(f"{text} names the host {parts.netloc!r}; {todo}.")
     return Path(unquote(parts.path))
 
 
@@ -63,29 +61,22 @@ def filesystem(address: str) -> tuple[Any, str]:
     # After the host, which may be an IPv6 address in brackets; an address of http may have a query.
     path = address.partition("://")[2].partition("/")[2]
     if wild := sorted(set(path) & set("*[]" if address.startswith("http") else "*?[]")):
-        raise LineageError(
-            f"{address} has {' and '.join(wild)}, which stand for other characters in such "
-            "addresses; give the lineage another name."
-        )
+        what = f"{' and '.join(wild)}, which stand for other characters in addresses"
+        raise LineageError(f"{address} has {what}; give the lineage another name.")
     try:
         import fsspec
     except ImportError:
-        raise LineageError(
-            f"The lineage {address} is read through fsspec: pip install 'evergram[remote]'."
-        ) from None
+        raise LineageError(f"{address} needs fsspec: pip install 'evergram[remote]'.") from None
     try:
         files, path = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
-        raise LineageError(
-            f"{address} cannot be opened: {str(error).rstrip('.')}; correct the address."
-        ) from error
+        raise LineageError(f"{address} cannot be opened: {_sentence(error)}.") from error
     return files, str(path)
 
 
 def cache_folder() -> Path:
     """Return the folder of caches: $EVERGRAM_CACHE, else the platform's place for them."""
-    chosen = os.environ.get("EVERGRAM_CACHE")
-    if chosen:
+    if chosen := os.environ.get("EVERGRAM_CACHE"):
         return Path(chosen).expanduser()
     return platformdirs.user_cache_path("evergram", appauthor=False)
 
@@ -157,10 +148,8 @@ class Remote:
                 continue
             where = path.relative_to(self.folder).as_posix()
             if name != Path(name).name or ".." in Path(where).parts:
-                raise IntegrityError(
-                    f"{self.address} names the file {where!r}, which is outside of its folder; "
-                    "restore it from a copy of the lineage."
-                )
+                outside = f"the file {where!r}, which is outside of its folder"
+                raise IntegrityError(f"{self.address} names {outside}; restore it from a copy.")
             with self._driver_errors("read"):
                 folder.mkdir(parents=True, exist_ok=True)
                 with replacing_path(path, owner=f".{os.getpid()}") as part:
@@ -169,16 +158,12 @@ class Remote:
                         whole = sha256(part) == published
                     except FileNotFoundError:
                         if self._content(RECORD) != self._seen:
-                            raise LineageError(
-                                f"{self.address} has changed since it was opened; open it again."
-                            ) from None
+                            changed = "has changed since it was opened; open it again"
+                            raise LineageError(f"{self.address} {changed}.") from None
                         whole = False
                     if not whole:
-                        raise IntegrityError(
-                            f"{self.address}/{where} is missing, or is not the file that was "
-                            "published (its SHA-256 differs); restore it from a copy of the "
-                            "lineage."
-                        )
+                        other = "is missing, or not the file that was published (SHA-256 differs)"
+                        raise IntegrityError(f"{self.address}/{where} {other}; restore it.")
 
     def _pull_versions(self) -> None:
         """Download the manifests, and those of the small files in them that are not here yet."""
@@ -263,8 +248,7 @@ class Remote:
         An upload may report an error after all of it has arrived, so the file is read back.
         """
         changed = LineageError(
-            f"Another process has written {self.address}/{name} meanwhile; nothing was changed. "
-            "Open the lineage again, and run the command again."
+            f"Another process wrote {self.address}/{name}; nothing was changed; open it again."
         )
         with self._driver_errors("written"):
             self._check_lock()
@@ -278,9 +262,8 @@ class Remote:
                     now = self._content(name)
                 except Exception:
                     raise LineageError(
-                        f"{self.address}/{name} was being uploaded when the connection was lost "
-                        f"({_sentence(error)}), and whether it arrived is not known; open the "
-                        "lineage again to see."
+                        f"The connection was lost while {self.address}/{name} was uploaded "
+                        f"({_sentence(error)}), and whether it arrived is not known; open it again."
                     ) from error
                 # Two publishers of one number write the same record.
                 self._check_lock()
@@ -378,8 +361,8 @@ class Remote:
                 if holder != mine:
                     raise LineageError(
                         f"Another process is publishing to {self.address}: "
-                        f"{describe_process(self._content(LOCK))}. Wait for it and try again; if "
-                        f"it is dead, delete {self.address}/{LOCK} with your storage's own tool."
+                        f"{describe_process(self._content(LOCK))}. Wait for it, or if it is dead "
+                        f"delete {self.address}/{LOCK}."
                     )
             self._held = mine
             yield
@@ -397,9 +380,8 @@ class Remote:
         if holder != self._held:
             by = "deleted" if holder is None else f"taken by {describe_process(holder)}"
             raise LineageError(
-                f"The lock of this process on {self.address} was {by} while it was publishing; it "
-                "wrote no lineage.json and no consumers.json. Open the lineage again, and run the "
-                "command again."
+                f"The lock of this process on {self.address} was {by} while it was publishing; "
+                "nothing was changed; open the lineage again."
             )
 
     def _release(self, mine: bytes) -> bool:
@@ -410,12 +392,9 @@ class Remote:
             return True
         except Exception as error:
             # The work under the lock is done, or has failed with an error of its own.
-            warnings.warn(
-                f"{self.address}/{LOCK} could not be removed ({error}); the next publication from "
-                "this machine does so, and before one from another it must be deleted.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            left = f"{self.address}/{LOCK} could not be removed ({error})"
+            todo = "this machine's next publication does so, for another's it must be deleted"
+            warnings.warn(f"{left}; {todo}.", RuntimeWarning, stacklevel=3)
             return False
 
     # The driver.
@@ -472,10 +451,8 @@ class Remote:
         except EvergramError:
             raise
         except Exception as error:
-            raise LineageError(
-                f"{self.address} cannot be {what}: {_sentence(error)}; the lineage is as it was. "
-                "See that its address, the key and the network are right, and try again."
-            ) from error
+            reason = f"{_sentence(error)}; the lineage is as it was"
+            raise LineageError(f"{self.address} cannot be {what}: {reason}.") from error
 
 
 def _sentence(error: Exception) -> str:

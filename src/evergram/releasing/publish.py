@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from evergram.errors import DegradationError
 from evergram.evaluation.metric_sample import NORMAL
@@ -112,12 +112,11 @@ def refuse_unmeasurable(
 
 def refuse_untried(lineage: Lineage) -> None:
     """Raises: DegradationError: no consumer has a probe with a limit, so nothing is compared."""
-    consumers = ConsumerRegistry.open(lineage.address).list()
-    if not any(consumer.probe is not None and consumer.probe.has_limit for consumer in consumers):
+    probes = [c.probe for c in ConsumerRegistry.open(lineage.address).list() if c.probe is not None]
+    if all(probe.min is None and probe.max is None for probe in probes):
         raise DegradationError(
-            f"{REFUSED}no consumer has a probe with a limit, so there is nothing that "
-            "--strict-probes could hold it to; add one by 'evergram consumer add' with --probe and "
-            "--limit, or leave the option out."
+            f"{REFUSED}no consumer has a probe with a limit, so --strict-probes compares nothing; "
+            "add one by 'evergram consumer add' with --probe and --limit, or leave it out."
         )
 
 
@@ -156,9 +155,7 @@ def _loss(
     queries: int,
 ) -> MetricLoss:
     """Return the loss of `now` to `was`, with the standard error that `measured` has of it."""
-    new: Any = now.get(metric)
-    old: Any = was.get(metric)
-    mean = math.nan
+    new, old, mean = now.get(metric), was.get(metric), math.nan
     if _is_number(new) and _is_number(old) and old > 0:
         mean = 100 * (old - new) / old
     error: Any = 0.0  # all queries were ranked
@@ -176,16 +173,11 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
     as, loses more than `limit` percent of `training.metric`; or the loss could not be measured.
     """
     if not limit >= 0:
-        raise DegradationError(
-            f"The limit of degradation is {limit}; it is a percentage, such as 2."
-        )
+        raise DegradationError(f"max_degradation is {limit}; it is a percentage, such as 2.")
     metric = artefact.recipe.get("training", {}).get("metric")
     if metric is None or not past:
-        raise DegradationError(
-            f"{REFUSED}a limit of degradation was given, and "
-            + ("there is no version before it" if not past else "no model was trained for it")
-            + ", so nothing can be measured; leave the limit out."
-        )
+        why = "no model was trained for it" if past else "there is no version before it"
+        raise DegradationError(f"{REFUSED}{why}, so no loss can be limited; leave the limit out.")
     report = artefact.metrics
     if "untested" in report:
         raise DegradationError(f"{REFUSED}{report['untested']}")
@@ -215,16 +207,14 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
     if reasons:
         raise DegradationError(
             f"{REFUSED}at most {limit:g} % of {metric} may be lost, and that cannot be measured: "
-            f"{'; '.join(reasons)}. Publish it without the limit: a command that is run again "
-            "without it goes on from its checkpoints."
+            f"{'; '.join(reasons)}. The same command without the limit goes on from checkpoints."
         )
     if lost:
         raise DegradationError(
             f"{REFUSED}it loses {', '.join(lost)} of {metric}, and at most {limit:g} % is allowed. "
-            "Change the recipe, or publish it with another limit: a command that is run again with "
-            "another --max-degradation goes on from its checkpoints."
+            "The same command with another --max-degradation goes on from its checkpoints."
         )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and math.isfinite(value)

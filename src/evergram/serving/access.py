@@ -67,29 +67,19 @@ class Access:
         if number in readable:
             return number
         listed = ", ".join(f"v{n}" for n in sorted(readable)) or "none"
-        if _plain(asked) in self.allowed:
-            raise UnknownVersionError(
-                f"There is no version {asked!r} any more; this token may read {listed}."
-            )
-        raise RefusedError(
-            403,
-            "forbidden_version",
-            f"This token may not read version {asked!r}; it may read {listed}. "
-            "'evergram consumer pin' moves it to another.",
-        )
+        # As consumers' rights name it: "v0", or a label.
+        text = str(asked).removeprefix("v")
+        if (f"v{int(text)}" if text.isascii() and text.isdigit() else str(asked)) in self.allowed:
+            gone = f"There is no version {asked!r} any more; this token may read {listed}."
+            raise UnknownVersionError(gone)
+        what = f"This token may not read version {asked!r}; it may read {listed}."
+        raise RefusedError(403, "forbidden_version", what)
 
     def require_admin(self, what: str) -> None:
         """Refuse a consumer's token."""
         if self.allowed is not None:
-            raise RefusedError(
-                403, "forbidden", f"{what} is for the administrator; ask with that token."
-            )
-
-
-def _plain(what: int | str | None) -> str:
-    """Return a version as consumers' rights name it: "v0", or a label."""
-    text = str(what).removeprefix("v")
-    return f"v{int(text)}" if text.isascii() and text.isdigit() else str(what)
+            refusal = f"{what} is for the administrator; ask with that token."
+            raise RefusedError(403, "forbidden", refusal)
 
 
 def authenticate(
@@ -98,17 +88,15 @@ def authenticate(
     """Return the rights of a request with these headers `Authorization`; `tokens`: whether any
     consumer has one. Several headers are refused, as a proxy may have checked another one."""
     if len(headers) > 1:
-        raise RefusedError(
-            400, "several_tokens", "The header 'Authorization' was sent more than once; send one."
-        )
+        several = "The header 'Authorization' was sent more than once; send one."
+        raise RefusedError(400, "several_tokens", several)
     if settings.is_open(tokens):
         return Access("")
     scheme, _, token = (headers[0] if headers else "").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
-        raise RefusedError(
-            401, "no_token", "A token is needed: send the header 'Authorization: Bearer TOKEN'."
-        )
+        needed = "A token is needed: send the header 'Authorization: Bearer TOKEN'."
+        raise RefusedError(401, "no_token", needed)
     admin = settings.admin_token
     if admin is not None and hmac.compare_digest(token.encode(), admin.encode()):
         return Access("admin")
@@ -122,14 +110,10 @@ def authenticate(
 class HostCheck:
     """Middleware that answers requests for a foreign host, or of a foreign page, with a refusal.
 
-    A page whose name is made to lead to this machine (DNS rebinding) has the service's origin in
-    the browser's eyes, and could read everything that an open service answers; only the host in the
-    request gives it away. A page of another origin cannot read answers, but can send requests.
-    Starlette's `TrustedHostMiddleware` has one fixed list of hosts; here it depends on whether
-    tokens are asked for.
-
-    A page has no token, so where the service asks for tokens it can read nothing, under whatever
-    name. Refusals are counted in `errors`, by their code.
+    A page whose name is made to lead to this machine (DNS rebinding) could read everything that an
+    open service answers; only the host in the request gives it away. A page of another origin
+    cannot read answers, but can send requests. A page has no token, so where the service asks for
+    tokens any host may be named. Refusals are counted in `errors`, by their code.
     """
 
     def __init__(
@@ -156,28 +140,20 @@ class HostCheck:
         host = "" if match is None else match[1].strip("[]").rstrip(".").lower()
         # HTTP/1.0 names no host, and no browser speaks it.
         if not self._is_ours(host) and (http != "1.0" or "host" in headers):
-            raise RefusedError(
-                421,
-                "host",
-                f"This service is asked for under the host {host or 'none that can be read'!r}, "
-                "which is not one of its names; ask for it under its address, or start it with "
-                f"'--allowed-host {host or 'NAME'}'.",
-            )
+            todo = f"start it with '--allowed-host {host or 'NAME'}'"
+            foreign = f"The host {host or 'none'!r} is not a name of this service; {todo}."
+            raise RefusedError(421, "host", foreign)
         page = headers.get("origin")
         if page is not None:
-            foreign = not self._is_own_page(page, host, match[2] if match else None)
+            other = not self._is_own_page(page, host, match[2] if match else None)
         else:
             site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
             linked = method == "GET" and mode == "navigate"
-            foreign = site in ("cross-site", "same-site") and not linked
-        if foreign:
-            raise RefusedError(
-                403,
-                "origin",
-                f"A web page of {(page or 'another origin')[:80]!r} made this request; only the "
-                "service's own pages may. Send it from a program, or from a page under a host that "
-                "is named with '--allowed-host'.",
-            )
+            other = site in ("cross-site", "same-site") and not linked
+        if other:
+            what = f"A web page of {(page or 'another origin')[:80]!r} made this request"
+            allowed = "only the service's own pages, and those of an '--allowed-host', may"
+            raise RefusedError(403, "origin", f"{what}; {allowed}.")
 
     def _is_ours(self, host: str) -> bool:
         settings = self._settings

@@ -64,23 +64,17 @@ class Client(Reopened):
             raise ServiceError("The client needs httpx: pip install 'evergram[client]'.") from None
         # Checked here, as httpx's own error would show the token.
         if token is not None and not re.fullmatch(r"[!-~]+", token):
-            raise ServiceError(
-                "The token is empty, or has a space or a character beyond ASCII in it; give the "
-                "one that 'evergram consumer token' showed."
-            )
+            raise ServiceError("The token must be printable ASCII without spaces.")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.url: str = url.rstrip("/")
+        options: Any = {"timeout": timeout, "transport": transport}
         try:
-            self._http = httpx.Client(
-                base_url=self.url, headers=headers, timeout=timeout, transport=transport
-            )
+            self._http = httpx.Client(base_url=self.url, headers=headers, **options)
         except httpx.InvalidURL as error:
-            raise ServiceError(
-                f"{url!r} is not an address such as http://127.0.0.1:8000: {error}."
-            ) from error
+            example = "http://127.0.0.1:8000"
+            raise ServiceError(f"{url!r} is not an address such as {example}: {error}.") from error
         self._retries = retries
-        options: Any = {"timeout": timeout, "retries": retries, "transport": transport}
-        self._opened_by = partial(type(self), **options), (url, token)
+        self._opened_by = partial(type(self), retries=retries, **options), (url, token)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._opened_by
@@ -212,12 +206,9 @@ class Client(Reopened):
             values: of the pairs, of a version that was trained on values.
             missing: "skip" leaves out candidates that are not stored.
         """
-        asked = {
-            "candidates": as_lists(candidates, "candidates"),
-            "weights": None if weights is None else as_lists(weights, "weights"),
-            "values": None if values is None else as_lists(values, "values"),
-            **{"version": version, "missing": missing},
-        }
+        given = {"candidates": candidates, "weights": weights, "values": values}
+        asked = {name: as_lists(x, name) for name, x in given.items() if x is not None}
+        asked |= {"version": version, "missing": missing}
         return _vectors(self._json("/v1/fold-in", asked))
 
     def versions(self) -> list[dict[str, Any]]:
@@ -251,10 +242,7 @@ class Client(Reopened):
         try:
             return pa.ipc.open_stream(pa.BufferReader(answer.content)).read_all()
         except pa.ArrowException as error:
-            raise ServiceError(
-                f"{self.url}{path} did not answer with an Arrow stream; is it a "
-                "service of Evergram?"
-            ) from error
+            raise ServiceError(f"{self.url}{path} did not answer with an Arrow stream.") from error
 
     def _send(
         self, method: str, path: str, body: bytes | None = None, media: str = ARROW
@@ -331,7 +319,5 @@ def _vectors(table: pa.Table) -> Floats:
 
 def _listed(values: Iterable[Any], name: str) -> list[Any]:
     if isinstance(values, str | bytes):
-        raise DataError(
-            f"{name} is the text {values[:40]!r}; give a list, such as [{values[:40]!r}]."
-        )
+        raise DataError(f"{name} is the text {values[:40]!r}; give a list.")
     return list(values)

@@ -4,12 +4,10 @@ collector, by OTLP over HTTP as the OTEL_* variables say."""
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
 
 from evergram.tracing import trace_with, tracer
 
@@ -26,14 +24,14 @@ class Metrics:
     def __init__(self) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
 
-        def counter(name: str, described: str, labels: Sequence[str] = ()) -> Counter:
+        def counter(name: str, described: str, *labels: str) -> Counter:
             return Counter(f"evergram_{name}", described, labels, registry=self.registry)
 
-        def gauge(name: str, described: str, labels: Sequence[str] = ()) -> Gauge:
+        def gauge(name: str, described: str, *labels: str) -> Gauge:
             return Gauge(f"evergram_{name}", described, labels, registry=self.registry)
 
         of_request = ("route", "consumer", "version", "status")
-        self._requests = counter("requests", "Requests answered.", of_request)
+        self._requests = counter("requests", "Requests answered.", *of_request)
         self._seconds = Histogram(
             "evergram_request_seconds",
             "From a request's first byte to its answer.",
@@ -41,26 +39,18 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        read_as = "Rows served, by the version that they were read as and computed from."
-        self._rows = counter("rows", read_as, ("version", "computed_from"))
-        self.errors: Counter = counter("errors", "Refusals and failures.", ["code"])
-        loaded = "Changes of the lineage and its consumers that were loaded."
-        self.reloads: Counter = counter("reloads", loaded)
-        closed = "Connections that the service closed, by reason."
-        self.ended: Counter = counter("connections_ended", closed, ["why"])
-        read = "Version that is read where a request names none."
-        self.version: Gauge = gauge("production_version", read)
+        self._rows = counter("rows", "Rows served.", "version", "computed_from")
+        self.errors: Counter = counter("errors", "Refusals and failures.", "code")
+        self.reloads: Counter = counter("reloads", "Changes of the lineage that were loaded.")
+        self.ended: Counter = counter("connections_ended", "Connections closed here.", "why")
+        self.version: Gauge = gauge("production_version", "Version that is read by default.")
         self.stale: Gauge = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
-        other = "1 while strings are refused, as their encoder fails or is another."
-        self.text_problem: Gauge = gauge("text_encoder_failed", other)
-        unused = "Files of sidecars that cannot be used as they are; see the log."
-        self.sidecar_problems: Gauge = gauge("sidecar_problems", unused)
-        kept = "Vectors computed by searches and kept."
-        self.kept: Gauge = gauge("kept_vectors", kept, ["version"])
+        self.text_problem: Gauge = gauge("text_encoder_failed", "1 while strings are refused.")
+        self.sidecar_problems: Gauge = gauge("sidecar_problems", "Sidecars left out; see the log.")
+        self.kept: Gauge = gauge("kept_vectors", "Vectors that searches computed.", "version")
         self.working: Gauge = gauge("requests_working", "Requests worked on, or waiting.")
         self.connections: Gauge = gauge("connections", "Open connections.")
-        taken = "Bytes taken of the budget for bodies of requests."
-        self.buffered: Gauge = gauge("buffered_bytes", taken)
+        self.buffered: Gauge = gauge("buffered_bytes", "Bytes of bodies that are held.")
 
     def answered(
         self, route: str, consumer: str, version: int | None, status: int, seconds: float
@@ -77,21 +67,8 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return the page that Prometheus reads."""
-        page: bytes = generate_latest(_OfProcess(self.registry))
+        page: bytes = generate_latest(self.registry)
         return page
-
-
-class _OfProcess:
-    """A registry; among several processes behind one port, every series has the label `process`."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        label = {"process": str(os.getpid())} if multiprocessing.parent_process() else {}
-        for family in self._registry.collect():
-            family.samples = [s._replace(labels={**s.labels, **label}) for s in family.samples]
-            yield family
 
 
 def wants_traces(environment: Mapping[str, str]) -> bool:
@@ -115,11 +92,8 @@ def export_traces(environment: Mapping[str, str] = os.environ) -> bool:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        log.warning(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is set, and no traces are sent, as %s is not installed: "
-            "pip install 'evergram[telemetry]', or unset it.",
-            error.name,
-        )
+        set_ = "OTEL_EXPORTER_OTLP_ENDPOINT is set, and no traces are sent, as %s is missing: "
+        log.warning(set_ + "pip install 'evergram[telemetry]', or unset it.", error.name)
         return False
     named = OTELResourceDetector().detect().attributes
     name = str(named.get("service.name", "evergram"))

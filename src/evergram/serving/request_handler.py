@@ -47,9 +47,8 @@ class BodyBudget:
         """Take bytes from the budget, if there are as many left; give them back where negative."""
         with self._lock:
             if size > 0 and self.held + size > self._most:
-                raise RefusedError(
-                    503, "busy", "Too many large requests are being read already; try again."
-                )
+                busy = "Too many large requests are being read already; try again."
+                raise RefusedError(503, "busy", busy)
             self.held += size
 
 
@@ -101,17 +100,11 @@ def is_arrow(request: Request) -> bool:
     origin can send texts and forms without asking first, but neither of these two."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    problem = f"of the type {kind[:80]!r}" if kind else "of no type"
-    if coding != "identity":
-        problem = f"compressed ({coding[:80]!r})"
-    elif kind in (JSON, ARROW):
+    if coding == "identity" and kind in (JSON, ARROW):
         return kind == ARROW
-    raise RefusedError(
-        415,
-        "media_type",
-        f"The body is {problem}; send JSON with the header 'Content-Type: {JSON}', or an Arrow "
-        f"stream with 'Content-Type: {ARROW}', and without 'Content-Encoding'.",
-    )
+    problem = f"of the type {kind[:80]!r} and the encoding {coding[:80]!r}"
+    todo = f"send it with 'Content-Type: {JSON}' or '{ARROW}', and without 'Content-Encoding'"
+    raise RefusedError(415, "media_type", f"The body is {problem}; {todo}.")
 
 
 T = TypeVar("T")
@@ -130,29 +123,29 @@ class Workers:
         self.busy: int = 0
         self._lock = threading.Lock()
 
-    async def run(self, work: Callable[[], T], done: Callable[[], None]) -> T:
-        """Run `work` in a worker's thread, and return its result; `done` is called exactly once,
-        after the work has ended, was cancelled before it started, or was refused."""
+    async def run(self, work: Callable[[], T], *held: HeldBody | ServedState) -> T:
+        """Run `work` in a worker's thread, and return its result; what it holds is left exactly
+        once, after the work has ended, was cancelled before it started, or was refused."""
         with self._lock:
             full = self.busy >= self._most
             self.busy += not full
-        if full:
-            done()
-            raise RefusedError(503, "busy", "Too many requests wait already; try again.")
 
-        def ended(_: Future[T] | None) -> None:
+        def ended(_: Future[T] | None, counted: int = 1) -> None:
             with self._lock:
-                self.busy -= 1
-            done()
+                self.busy -= counted
+            for each in held:
+                each.leave()
 
+        if full:
+            ended(None, 0)
+            raise RefusedError(503, "busy", "Too many requests wait already; try again.")
         try:
             # With the request's context, in which its span is open.
             future = self._pool.submit(contextvars.copy_context().run, work)
         except RuntimeError as error:  # closed, or the system lends no more threads
             ended(None)
-            raise RefusedError(
-                503, "busy", "The service is ending, or can start no thread; try again."
-            ) from error
+            ending = "The service is ending, or can start no thread; try again."
+            raise RefusedError(503, "busy", ending) from error
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
 
@@ -170,11 +163,6 @@ async def _repeat(
             await asyncio.get_running_loop().run_in_executor(thread, work)
         except Exception:
             log.exception("%s failed; it is tried again.", what)
-
-
-def _leave(*held: HeldBody | ServedState) -> None:
-    for each in held:
-        each.leave()
 
 
 Operation = Callable[[Call], Answer]
@@ -284,7 +272,7 @@ class RequestHandler:
 
         async def listed() -> BaseModel | bytes:
             state, access = self._enter(asked)
-            return await workers.run(lambda: listing(state, access), state.leave)
+            return await workers.run(lambda: listing(state, access), state)
 
         try:
             async with asyncio.timeout(self.settings.timeout):
@@ -315,18 +303,15 @@ class RequestHandler:
             while True:
                 before = self.service.shared
                 state, access = self._enter(asked)
-                call = Call(
-                    *(state, access, self.settings, body.content, arrow_in),
-                    arrow_out=ARROW in headers.get("accept", ""),
-                    fingerprint=headers.get("x-evergram-fingerprint"),
-                    may_wait=may_wait,
-                )
+                arrow_out = ARROW in headers.get("accept", "")
+                claimed = headers.get("x-evergram-fingerprint")
+                formats = (arrow_in, arrow_out, claimed, may_wait)
+                call = Call(state, access, self.settings, body.content, *formats)
                 # A worker reads the body to the end, even after the request was given up.
                 body.hold()
-                done = partial(_leave, body, state)
                 workers = self.text_workers if may_wait else self.workers
                 try:
-                    return await workers.run(partial(operation, call), done)
+                    return await workers.run(partial(operation, call), body, state)
                 except EncoderWaitError:
                     may_wait = True
                 except (UnknownVersionError, RefusedError) as error:
@@ -381,10 +366,7 @@ class RequestHandler:
 
     def _refuse(self, asked: _Asked, error: Exception) -> Response:
         if isinstance(error, TimeoutError):
-            late = (
-                f"No answer within {self.settings.timeout:g} seconds; ask for less at a time. A "
-                "search with 'rerank' keeps what it encoded, and goes further when sent again."
-            )
+            late = f"No answer within {self.settings.timeout:g} seconds; ask for less at a time."
             error = RefusedError(504, "timeout", late)
         elif isinstance(error, ClientDisconnect):
             error = RefusedError(400, "disconnected", "The request ended before its body did.")

@@ -118,10 +118,8 @@ class EmbeddingsRequest(_RequestModel):
     @classmethod
     def _no_tokens(cls, value: Any) -> Any:
         if isinstance(value, list) and value and isinstance(value[0], list):
-            raise ValueError(
-                "'input' holds arrays of tokens, which belong to one model's tokenizer; send the "
-                "texts themselves (check_embedding_ctx_length=False in LangChain)"
-            )
+            todo = "send the texts themselves (check_embedding_ctx_length=False in LangChain)"
+            raise ValueError(f"'input' holds arrays of tokens; {todo}")
         return value
 
     @model_validator(mode="after")
@@ -205,9 +203,7 @@ class SearchRequest(_RequestModel):
         strings = value if isinstance(value, list) else [value]
         texts = bool(strings) and all(isinstance(text, str) for text in strings)
         if value is not None and not texts:
-            raise ValueError(
-                "'input' of a search is a text or a list of texts; ids are searched by with 'id'"
-            )
+            raise ValueError("'input' of a search is texts; ids are searched by with 'id'")
         return value
 
 
@@ -245,12 +241,7 @@ class FoldInRequest(_RequestModel):
     missing: OrDefault[Literal["error", "skip"]] = "error"
 
 
-REQUESTS: tuple[type[BaseModel], ...] = (
-    EmbeddingsRequest,
-    SearchRequest,
-    TransformRequest,
-    FoldInRequest,
-)
+REQUESTS: tuple[Any, ...] = (EmbeddingsRequest, SearchRequest, TransformRequest, FoldInRequest)
 
 
 def parse(kind: type[M], body: bytes, settings: ServiceSettings, rows: Any = None) -> M:
@@ -273,15 +264,12 @@ def parse(kind: type[M], body: bytes, settings: ServiceSettings, rows: Any = Non
         return kind.model_validate({**sent, **(rows or {})})
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
-        message, field = problem_of(errors)
-        raise wrong(message, field) from None
+        raise wrong(*problem_of(errors)) from None
 
 
 def _refuse_many(what: str, count: int, settings: ServiceSettings) -> None:
     if count > FREE + OF_A_ROW[what] * settings.max_batch:
-        raise too_much(
-            f"The body has too many {what}; send fewer rows at a time, or an Arrow stream."
-        )
+        raise too_much(f"The body has too many {what}; send fewer, or an Arrow stream.")
 
 
 def problem_of(errors: list[Any]) -> tuple[str, str | None]:
@@ -295,14 +283,11 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
     reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     if field == "input" and first["type"] == "value_error":
         return f"{reason}.", field
+    reason = f"{reason[:1].lower()}{reason[1:]}"
     if field == "input":
-        return (
-            "'input' is an id or a text, or a list of these of one type: "
-            f"{reason[:1].lower()}{reason[1:]}.",
-            field,
-        )
+        return f"'input' is an id or a text, or a list of these of one type: {reason}.", field
     place = "The request" if field is None else f"'{'.'.join(map(str, where))}'"
-    return f"{place} is wrong: {reason[:1].lower()}{reason[1:]}.", field
+    return f"{place} is wrong: {reason}.", field
 
 
 REQUEST, FINGERPRINT = b"evergram.request", b"evergram.fingerprint"
@@ -341,9 +326,7 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
             batch = pa.ipc.read_record_batch(message, schema)
             rows += batch.num_rows
             if rows > limit or len(batches) >= limit:
-                raise DataError(
-                    f"The Arrow stream has more than {limit} rows or batches; send fewer."
-                )
+                raise DataError(f"The Arrow stream has more than {limit} rows; send fewer.")
             batch.validate(full=True)
             batches.append(batch)
     except (pa.ArrowException, OSError, ValueError, struct.error, StopIteration) as error:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import errno
 import gc
 import logging
-import multiprocessing
-import os
-import signal
 import socket
-import sys
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Self
 
-from evergram.errors import EvergramError, ServiceError
+from evergram.errors import ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
-from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
 from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.serving.service import Service, has_tokens
 from evergram.serving.settings import ServiceSettings
@@ -32,10 +25,6 @@ log: logging.Logger = logging.getLogger("evergram.serving")
 
 # Files that a process needs besides its connections: stores, logs, modules.
 FILES = 256
-# Seconds between the end of a process and the start of its successor.
-PAUSE = 1.0
-# Seconds beyond a request's time-out after which a process that was told to stop is killed.
-GRACE = 10.0
 
 
 class Server:
@@ -101,122 +90,20 @@ class Server:
         self.close()
 
 
-class ServerProcesses(Server):
-    """Several processes behind one port, each a `Server`; `run` replaces one that ends.
-
-    uvicorn's own supervisor runs uvicorn's own server alone, which ends connections at once.
-
-    Args:
-        opened: the lineage and the stores that each process opens as a service.
-    """
-
-    def __init__(
-        self,
-        count: int,
-        opened: tuple[str | Path, Mapping[str, str] | None],
-        settings: ServiceSettings,
-        listening: socket.socket,
-    ) -> None:
-        # It fills the stores and shows what can be opened; closed before the processes begin.
-        service = _service_of(*opened, settings)
-        super().__init__(service, settings, listening)
-        service.close()
-        self._count, self._opened = count, (*opened, settings, log_format(), listening)
-        self._stopping = threading.Event()
-
-    def run(self) -> None:
-        """Keep the processes alive until this one is told to stop, as `Server.run`.
-
-        Raises: ServiceError: one cannot serve from the start; the log says why.
-        """
-        before = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before[number] = signal.signal(number, lambda *_: self.stop())
-        running: list[SpawnProcess] = []
-        try:
-            running += (self._started() for _ in range(self._count))
-            first = tuple(running)
-            while not self._stopping.wait(0.2):
-                for place, ended in enumerate(running):
-                    if ended.is_alive():
-                        continue
-                    code = ended.exitcode or 0
-                    if ended in first and code > 0:
-                        raise ServiceError("A process of the service cannot serve; see its log.")
-                    log.error("Process %s ended with code %s; another is started.", ended.pid, code)
-                    if not self._stopping.wait(PAUSE):
-                        running[place] = self._started()
-        finally:
-            for process in running:
-                process.terminate()
-            for process in running:
-                process.join(self.settings.timeout + GRACE)
-                process.kill()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _started(self) -> SpawnProcess:
-        process = multiprocessing.get_context("spawn").Process(target=_serve, args=self._opened)
-        process.start()
-        return process
-
-    def stop(self) -> None:
-        """Let `run` end all processes, each after its requests under way, and return."""
-        self._stopping.set()
-
-    def close(self) -> None:
-        """Release the address."""
-        self._listening.close()
-
-
-def _serve(
-    place: str | Path,
-    stores: Mapping[str, str] | None,
-    settings: ServiceSettings,
-    lines: LogFormat,
-    listening: socket.socket,
-) -> None:
-    """Serve in a process of its own until it is told to stop, or its parent is gone."""
-    # Ctrl-C in a terminal reaches the parent, too, which ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_log_format(lines)
-    log_to_stderr()
-
-    def end_with_parent() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    try:
-        server = Server(_service_of(place, stores, settings), settings, listening)
-    except EvergramError as error:
-        log.error("%s", error)
-        sys.exit(1)
-    server.run()
-
-
 def listen(
     place: str | Path,
     *,
     port: int = 8000,
     stores: Mapping[str, str] | None = None,
     settings: ServiceSettings | None = None,
-    processes: int = 1,
 ) -> Server:
-    """Open a lineage as a service, and listen at an address.
-
-    The address is bound before the stores are filled, which may take long.
+    """Open a lineage as a service, and listen at an address; clients wait while stores are filled.
 
     Args:
         place: folder or address of the lineage.
         port: 0 takes a free one.
         stores: side to address of a store; by default the lineage's own snapshots.
         settings: limits, and who may use it; `settings.host` is the address.
-        processes: how many answer; each is started anew from the program's main module, as by
-            `multiprocessing`, and has the limits for itself.
     Raises: ServiceError: the address is taken, a package of `evergram[serve]` is missing, or as
         `ServiceSettings.check`. EvergramError: the lineage, its consumers or a store cannot be
         opened.
@@ -232,8 +119,6 @@ def listen(
     settings = replace(settings, max_connections=allowed)
     listening = bound_socket(settings.host, port)
     try:
-        if processes > 1:
-            return ServerProcesses(processes, (place, stores), settings, listening)
         return Server(_service_of(place, stores, settings), settings, listening)
     except BaseException:
         listening.close()
@@ -244,18 +129,17 @@ def _service_of(
     place: str | Path, stores: Mapping[str, str] | None, settings: ServiceSettings
 ) -> Service:
     """Return the service of a lineage, with the sidecars and encoders that the settings name."""
-    texts = documents = None
     for address in settings.encoders:
         if address != RECORDED:
             check_encoder_address(address)
+    texts = documents = None
+    if settings.texts is not None:
+        folder = None if settings.kept is None else Path(settings.kept)
+        documents = Documents(Path(settings.texts), folder)
     if settings.encoders:
-        if settings.texts is not None:
-            folder = None if settings.kept is None else Path(settings.kept)
-            documents = Documents(Path(settings.texts), folder)
         cache, every = settings.text_cache, settings.canary_every
         texts = ServedTexts(settings.encoders, cache, every, documents, settings.timeout)
-    sidecars = SidecarFiles(settings.sidecars, settings.sidecar_depth)
-    return Service(place, stores, texts, sidecars)
+    return Service(place, stores, texts, SidecarFiles(settings.sidecars, settings.sidecar_depth))
 
 
 def serve(
@@ -264,22 +148,19 @@ def serve(
     port: int = 8000,
     stores: Mapping[str, str] | None = None,
     settings: ServiceSettings | None = None,
-    processes: int = 1,
 ) -> None:
     """Serve a lineage until the process is told to stop; `evergram serve` from Python.
 
     Args, Raises: as `listen`.
     """
-    with listen(place, port=port, stores=stores, settings=settings, processes=processes) as server:
+    with listen(place, port=port, stores=stores, settings=settings) as server:
         server.run()
 
 
 def allowed_connections(wanted: int) -> int:
-    """Return how many connections the process may hold, at most `wanted`; each takes a file.
-
-    Its limit of open files is raised as far as the system allows. A process at that limit accepts
-    no connection at all, and closes none.
-    """
+    """Raise the process's limit of open files as far as the system allows, and return how many
+    connections it may then hold, at most `wanted`: at that limit it could neither accept nor close
+    one."""
     try:
         import resource
     except ImportError:  # systems without such a limit
@@ -295,11 +176,8 @@ def allowed_connections(wanted: int) -> int:
     if soft == endless or soft >= files:
         return wanted
     allowed = max(1, soft - FILES)
-    log.warning(
-        "This process may open %d files, so it takes %d connections at once, not %d; "
-        "'ulimit -n %d' makes room for them.",
-        *(soft, allowed, wanted, files),
-    )
+    sentence = "%d open files are allowed, so at most %d connections, not %d; see 'ulimit -n %d'."
+    log.warning(sentence, soft, allowed, wanted, files)
     return allowed
 
 
@@ -314,11 +192,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
     except (OSError, UnicodeError) as error:
         listening.close()
-        number = error.errno if isinstance(error, OSError) else None
-        todo = "choose another with --port"
-        if number == errno.EACCES:
-            todo = "choose one above 1023 with --port, which needs no right of its own"
-        elif number == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror | UnicodeError):
+        todo = "choose another with --port, above 1023"
+        number = getattr(error, "errno", None)
+        if number == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror | UnicodeError):
             todo = "give --host a name or an address of this machine, such as 127.0.0.1, no port"
         reason = getattr(error, "strerror", None) or error
         raise ServiceError(f"{host}:{port} cannot be listened on: {reason}; {todo}.") from error

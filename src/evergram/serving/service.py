@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -239,13 +239,12 @@ class Service:
 
     def _opened(self) -> SharedReader:
         """Open the lineage as it is on disk, with its encoders; no error leaves a part open."""
-        shared = SharedReader(self._open_reader())
-        try:
+        with ExitStack() as opened:
+            shared = SharedReader(self._open_reader())
+            opened.callback(shared.leave)
             if self.texts is not None:
                 self.texts.load(shared.reader.lineage)
-        except BaseException:
-            shared.leave()
-            raise
+            opened.pop_all()
         return shared
 
     def _switch(self, shared: SharedReader, lineage: Lineage) -> None:
@@ -275,14 +274,10 @@ class Service:
     @property
     def problems(self) -> list[str]:
         """What could not be loaded or reached, one sentence each."""
-        unused = "Files of sidecars that cannot be used as they are"
-        count, texts = self.sidecar_problem_count, self.texts
-        problems = [
-            self.store_problem,
-            self.problem,
-            None if texts is None else texts.problem,
-            f"{unused}: {count}; the log says why." if count else None,
-        ]
+        count = self.sidecar_problem_count
+        unused = f"{count} files of sidecars cannot be used; the log says why." if count else None
+        of_texts = None if self.texts is None else self.texts.problem
+        problems = (self.store_problem, self.problem, of_texts, unused)
         return [problem for problem in problems if problem is not None]
 
     @property

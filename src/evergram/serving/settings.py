@@ -17,8 +17,7 @@ _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Limits of a service, and who may use it.
-
+    """
     Args:
         host: address to listen on; without tokens, it must be one that only this machine reaches.
         no_auth: let everybody read everything, wherever the service listens.
@@ -87,32 +86,26 @@ class ServiceSettings:
         """Refuse settings that would let anybody in, that no request could match, or that need
         others; `tokens`: whether any consumer has one. Raises: ServiceError."""
         if not self.host:
-            raise ServiceError(
-                "--host is empty; give an address of this machine: 127.0.0.1 for its own programs "
-                "alone, 0.0.0.0 for all networks."
-            )
+            raise ServiceError("--host is empty; give an address of this machine, or 0.0.0.0.")
         for name in ("timeout", "silence", "keep_alive", "canary_every", "poll"):
             seconds = getattr(self, name)
             # Also false for NaN.
             if not seconds <= LONGEST:
                 raise ServiceError(f"{name} is {seconds} seconds; it must be at most {LONGEST:,}.")
-        for given, needed, name in (
-            (self.texts, self.encoders, "--texts needs --encoder"),
-            (self.kept, self.texts, "--kept needs --texts"),
-        ):
-            if given is not None and not needed:
-                raise ServiceError(f"{name}, which is not given; add it, or leave the first out.")
+        if self.texts is not None and not self.encoders:
+            raise ServiceError("--texts needs --encoder; add it, or leave --texts out.")
+        if self.kept is not None and self.texts is None:
+            raise ServiceError("--kept needs --texts; add it, or leave --kept out.")
         for pattern in self.allowed_hosts:
             if not _HOST_PATTERN.fullmatch(pattern):
                 raise ServiceError(
-                    f"--allowed-host {pattern} is not a host name; give one such as shop.example, "
-                    "*.example, or * for any, without http:// and without a port."
+                    f"--allowed-host {pattern} is not a host name such as shop.example, *.example, "
+                    "or * for any, without http:// and without a port."
                 )
         if not (self.no_auth or is_loopback(self.host) or tokens or self.admin_token is not None):
             raise ServiceError(
-                f"Bound to {self.host}, others can reach the service, and no consumer has a token; "
-                f"add one with 'evergram consumer token', set {ADMIN_TOKEN}, bind to 127.0.0.1, or "
-                "say --no-auth."
+                f"Others can reach {self.host}, and no consumer has a token; add one ('evergram "
+                f"consumer token'), set {ADMIN_TOKEN}, bind to 127.0.0.1, or say --no-auth."
             )
 
 
@@ -133,8 +126,5 @@ def admin_token() -> str | None:
     """Return the administrator's token from the environment; None where it is not set."""
     token = os.environ.get(ADMIN_TOKEN) or None
     if token is not None and not re.fullmatch(r"[!-~]+", token):
-        raise ServiceError(
-            f"{ADMIN_TOKEN} has a space or a character beyond ASCII in it, which no request can "
-            "send; choose letters, digits and signs."
-        )
+        raise ServiceError(f"{ADMIN_TOKEN} must be printable ASCII without spaces.")
     return token

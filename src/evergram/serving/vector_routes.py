@@ -88,14 +88,9 @@ def embeddings(call: Call) -> Answer:
         if options.missing == "error" and (sources < 0).any():
             missing = [str(inputs[row])[:40] for row in np.flatnonzero(sources < 0).tolist()]
             first = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
-            raise RefusedError(
-                404,
-                "unknown_id",
-                f"{len(missing)} of {len(ids)} ids are not stored on side {side!r}"
-                f"{', where ids are integers' if ids.null_count else ''}: {first}. Leave them out, "
-                "or ask with 'missing': 'zeros'.",
-                "input",
-            )
+            what = f"{len(missing)} of {len(ids)} ids are not stored on side {side!r}: {first}."
+            unknown = f"{what} Leave them out, or ask with 'missing': 'zeros'."
+            raise RefusedError(404, "unknown_id", unknown, "input")
     # After the backward transform: the coordinates that are kept are the version's own first ones.
     vectors = vectors if dims is None else cut(vectors, dims)
     encoding = options.encoding_format
@@ -116,7 +111,12 @@ def search(call: Call) -> Answer:
     if stream is not None:
         queries = column_vectors(stream.column)
     elif options.input is not None:
-        queries = _texts(call, options)
+        if options.input_type is None and not _strings_are_texts(call.lineage):
+            what = "The first version of this lineage records no encoder of text, and a later one's"
+            raise wrong(f"{what} needs an 'input_type', query or document.", "input")
+        queries = [options.input] if isinstance(options.input, str) else options.input
+        _check_count(len(queries), settings.max_batch, "input", "input")
+        _check_texts(queries, settings)
         whose = "own" if version >= call.lineage.production else "read_back"
     elif options.id is not None:
         query_side = side if options.id_side is None else options.id_side
@@ -124,7 +124,13 @@ def search(call: Call) -> Answer:
     else:
         queries = _vectors(options.vectors or [options.vector or []], settings)
     _check_rerank(call, options, version)
-    _check_hits(call, len(queries), options.k, options.rerank or options.k)
+    wider, most_k, most = options.rerank or options.k, settings.max_k, settings.max_hits
+    if options.k > most_k:
+        reason = f"k is {options.k}; it may be at most {most_k}."
+        raise RefusedError(400, "limit", reason, "k")
+    if len(queries) * wider > most:
+        many = f"{len(queries)} queries of {wider} results each are more than the {most} results "
+        raise too_much(f"{many}of one request.")
     ids = None
     if options.ids is not None:
         _check_count(len(options.ids), settings.max_batch, "ids", "id")
@@ -214,9 +220,7 @@ def vectors_answer(
     """Return the answer of vectors [n, D], computed from the versions `sources` [n]. The `encoding`
     is "float" or "base64" (little-endian float32) of OpenAI's form, or None of plain vectors."""
     if not np.isfinite(vectors).all():
-        raise DataError(
-            "A vector is not finite at the version that it is read as; give shorter vectors."
-        )
+        raise DataError("A vector is not finite at its version; give shorter vectors.")
     vectors = np.ascontiguousarray(vectors, dtype="<f4")
     answer: dict[str, Any]
     if call.arrow_out:
@@ -331,9 +335,8 @@ def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floa
     _check_count(len(rows), settings.max_batch, "vectors", "vector")
     longest = max(map(len, rows))
     if longest > settings.max_dim:
-        raise too_much(
-            f"A vector has {longest} coordinates; at most {settings.max_dim} are read.", "vectors"
-        )
+        long = f"A vector has {longest} coordinates; at most {settings.max_dim} are read."
+        raise too_much(long, "vectors")
     if any(len(row) != longest for row in rows):
         raise ShapeError("The vectors are not all of one length.")
     # A float64 beyond float32's range becomes infinite; the reader refuses it.
@@ -354,10 +357,8 @@ def _model_version(call: Call, options: EmbeddingsRequest) -> int:
         return access.version(lineage, options.version)
     named, at, what = options.model.rpartition("@")
     if not at or named != name:
-        raise UnknownVersionError(
-            f"There is no model {options.model!r} here; there is {name!r}, and its versions as "
-            f"'{name}@v0'."
-        )
+        known = f"there is {name!r}, and its versions as '{name}@v0'"
+        raise UnknownVersionError(f"There is no model {options.model!r} here; {known}.")
     return access.version(lineage, what)
 
 
@@ -384,17 +385,10 @@ def _text_role(call: Call, options: EmbeddingsRequest, inputs: Any) -> Role | No
             raise wrong(f"'input' is wrong: {what}", "input")
         return None
     if not strings:
-        raise wrong(
-            "'input' holds whole numbers, and texts are expected: tokens belong to one model's "
-            "tokenizer, so send the texts themselves; for ids, set 'input_type' to 'id'.",
-            "input",
-        )
+        what = "'input' holds whole numbers, not texts; ids need the 'input_type' 'id'."
+        raise wrong(what, "input")
     if options.side is not None:
-        raise wrong(
-            "'side' is of ids; for texts, say with 'input_type' whether they are a 'query' or a "
-            "'document'.",
-            "side",
-        )
+        raise wrong("'side' is of ids; texts have an 'input_type', query or document.", "side")
     _check_texts(inputs, call.settings)
     return role
 
@@ -405,23 +399,8 @@ def _check_texts(texts: Sequence[str], settings: ServiceSettings) -> None:
         if not text.strip():
             raise wrong(f"'input' has an empty text at {number}; leave it out.", "input")
         if len(text) > settings.max_text:
-            raise too_much(
-                f"The text at {number} has {len(text)} characters; at most {settings.max_text} are "
-                "encoded. Cut it into parts.",
-                "input",
-            )
-
-
-def _check_hits(call: Call, queries: int, k: int, wider: int) -> None:
-    """Refuse more results than one request may ask for; `wider` are searched to give k."""
-    most_k, most = call.settings.max_k, call.settings.max_hits
-    if k > most_k:
-        raise RefusedError(400, "limit", f"k is {k}; it may be at most {most_k}.", "k")
-    if queries * wider > most:
-        raise too_much(
-            f"{queries} queries of {wider} results each are more than the {most} results that one "
-            "request may ask for; send fewer at a time."
-        )
+            long = f"The text at {number} has {len(text)} characters, more than {settings.max_text}"
+            raise too_much(f"{long}; cut it into parts.", "input")
 
 
 def _where_known(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[list[float]]:
@@ -432,21 +411,6 @@ def _where_known(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[li
         [number for number, known in zip(row, ids.is_valid().to_pylist(), strict=True) if known]
         for row, ids in zip(numbers, met, strict=True)
     ]
-
-
-def _texts(call: Call, request: SearchRequest) -> list[str]:
-    """Return the texts of a search in JSON."""
-    if request.input_type is None and not _strings_are_texts(call.lineage):
-        raise wrong(
-            "The first version of this lineage records no encoder of text, so a search takes "
-            "'vector', 'vectors' or 'id'; where a later version records one, 'input' is read "
-            "with 'input_type': 'query'.",
-            "input",
-        )
-    texts = [request.input] if isinstance(request.input, str) else list(request.input or ())
-    _check_count(len(texts), call.settings.max_batch, "input", "input")
-    _check_texts(texts, call.settings)
-    return texts
 
 
 def _of_id(call: Call, request: SearchRequest, version: int, side: str) -> tuple[Floats, int]:
@@ -470,13 +434,8 @@ def _of_id(call: Call, request: SearchRequest, version: int, side: str) -> tuple
             embedded = reader.embed(ids, version, id_side, sidecars=request.scores == "raw")
         if embedded.sources[0] >= 0:
             return embedded.vectors, int(embedded.sources[0])
-    raise RefusedError(
-        404,
-        "unknown_id",
-        f"The id {str(request.id)[:40]} is not stored on side {id_side!r}; search by another, by "
-        "'vector', or name the side it is of in 'id_side'.",
-        "id",
-    )
+    unknown = f"The id {str(request.id)[:40]} is not stored on side {id_side!r}; see 'id_side'."
+    raise RefusedError(404, "unknown_id", unknown, "id")
 
 
 def _check_fingerprints(
@@ -487,11 +446,9 @@ def _check_fingerprints(
     of_stream = None if stream is None else stream.fingerprint
     for fingerprint in (call.fingerprint, of_stream, options.fingerprint):
         if fingerprint is not None and fingerprint != own:
-            what = (
-                f"The vectors carry the fingerprint {fingerprint[:80]}; that of version {version} "
-                f"is {own}. They are of another space; name the version they are of."
-            )
-            raise RefusedError(409, "fingerprint", what)
+            what = f"The vectors are of another space: their fingerprint is {fingerprint[:80]}"
+            refusal = f"{what}, and version {version} has {own}; name the right version."
+            raise RefusedError(409, "fingerprint", refusal)
 
 
 def _encoded(call: Call, version: int, texts: Sequence[str], role: Role) -> Floats:
@@ -499,13 +456,8 @@ def _encoded(call: Call, version: int, texts: Sequence[str], role: Role) -> Floa
     later version itself."""
     source, served = max(version, call.lineage.production), call.state.texts
     if served is None:
-        raise RefusedError(
-            400,
-            "text_encoder",
-            "This service was started without an encoder of text (--encoder), so strings cannot be "
-            "encoded; ids are read with 'input_type': 'id', and searched by with 'id'.",
-            "input",
-        )
+        what = "This service was started without an encoder of text (--encoder); ask for ids."
+        raise RefusedError(400, "text_encoder", what, "input")
     record = call.lineage.manifest(source).text_encoder
     with _refusals(texts):
         vectors = served.encode(source, texts, role, record, wait=call.may_wait)
@@ -523,16 +475,9 @@ def _check_rerank(call: Call, options: SearchRequest, version: int) -> None:
     texts, production = call.state.texts, call.lineage.production
     problem = None
     if version < production:
-        problem = (
-            f"Version {version} is before production, version {production}, and its model does not "
-            "run here, so hits cannot be ranked by its own vectors; name production or a later "
-            "version"
-        )
+        problem = f"Version {version} is before production, version {production}; name a later one"
     elif texts is None or texts.documents is None:
-        problem = (
-            "This service was started without an encoder (--encoder) or without the texts of its "
-            "objects (--texts), so new vectors cannot be computed; start it with both"
-        )
+        problem = "This service was started without --encoder, or without the texts (--texts)"
     elif call.lineage.manifest(version).text_encoder is None:
         problem = f"Version {version} records no encoder of text; name a version that does"
     if problem is not None:
@@ -552,7 +497,6 @@ def _reranked(
 ) -> list[Hits]:
     """Return the hits of a search that `_check_rerank` let pass, by the version's own vectors.
     `encode` encodes the queries as a version's own model does; None if they are not texts."""
-    assert options.rerank is not None
     texts = call.state.texts
 
     def old_queries(older: int) -> Floats | None:
@@ -560,21 +504,11 @@ def _reranked(
             return None
         return encode(older)
 
+    how: Any = {"rerank": options.rerank, "side": side, "metric": options.metric, "ids": ids}
+    how |= {"filter": options.filter, "most": call.settings.max_batch, "old_queries": old_queries}
     with _refusals():
-        return reranked_search(
-            call.state.reader,
-            queries,
-            _kept(call, version),
-            options.k,
-            version,
-            rerank=options.rerank,
-            side=side,
-            metric=options.metric,
-            ids=ids,
-            filter=options.filter,
-            most=call.settings.max_batch,
-            old_queries=old_queries,
-        )
+        kept = _kept(call, version)
+        return reranked_search(call.state.reader, queries, kept, options.k, version, **how)
 
 
 def _kept(call: Call, version: int) -> KeptVectors:
@@ -582,13 +516,9 @@ def _kept(call: Call, version: int) -> KeptVectors:
     texts, manifest = call.state.texts, call.lineage.manifest(version)
     assert texts is not None
     assert texts.documents is not None
-    return texts.documents.kept(
-        version,
-        manifest.fingerprint,
-        manifest.dim,
-        lambda some: texts.encode(version, some, "document", manifest.text_encoder),
-        manifest.text_encoder,
-    )
+    record = manifest.text_encoder
+    encode = lambda some: texts.encode(version, some, "document", record)  # noqa: E731
+    return texts.documents.kept(version, manifest.fingerprint, manifest.dim, encode, record)
 
 
 @contextmanager
@@ -604,10 +534,7 @@ def _refusals(texts: Sequence[str] | None = None) -> Iterator[None]:
             which = "one of the texts" if text is None else f"the text at {texts.index(text)}"
             reason = f"{error.subject} {which} of 'input'; leave it out."
             raise RefusedError(400, "data", reason, "input") from error
-        reason = (
-            f"{error.subject} the text of a hit, so that it cannot be re-ranked; change it in the "
-            "file of --texts, or leave 'rerank' out."
-        )
+        reason = f"{error.subject} the text of a hit; change it, or leave 'rerank' out."
         raise RefusedError(409, "no_text", reason, "rerank") from error
     except MissingTextError as error:
         raise RefusedError(409, "no_text", str(error), "rerank") from error
