@@ -152,9 +152,9 @@ def test_what_cannot_be_encoded_is_refused(limited: TestClient) -> None:
     body: dict[str, Any]
     for body, status, words in (
         ({"input": [[1, 2], [3]]}, 400, "arrays of tokens"),
-        ({"input": [1, 2]}, 400, "holds whole numbers, and texts are expected"),
+        ({"input": [1, 2]}, 400, "holds whole numbers, not texts"),
         ({"input": ["word1", " \n"]}, 400, "an empty text at 1"),
-        ({"input": ["word1", "w" * 51]}, 413, "51 characters; at most 50"),
+        ({"input": ["word1", "w" * 51]}, 413, "51 characters, more than 50"),
         ({"input": ["word1"] * 9}, 413, "9 inputs are more than the 8"),
         ({"input": ["i" * 1025], "input_type": "id"}, 400, "at most 1024"),
         ({"input": ["word1"], "input_type": "image"}, 400, "input_type"),
@@ -162,7 +162,7 @@ def test_what_cannot_be_encoded_is_refused(limited: TestClient) -> None:
         ({"input": "word1", "id": "text-1"}, 400, "'input', 'vector'"),
         ({"k": 3, "input": ["word1", 3]}, 400, "'id'"),
         ({"k": 3, "input": ["word1", ""]}, 400, "an empty text at 1"),
-        ({"k": 3, "input": "w" * 51}, 413, "51 characters; at most 50"),
+        ({"k": 3, "input": "w" * 51}, 413, "51 characters, more than 50"),
         ({"k": 3, "input": ["word1"] * 9}, 413, "9 inputs are more than the 8"),
         ({"k": 3, "input": []}, 400, "a list of texts"),
         ({"vector": [1.0] * 10, "input_type": "query"}, 400, "'input_type' is for texts"),

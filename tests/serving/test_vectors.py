@@ -265,7 +265,7 @@ def test_what_cannot_be_reranked_is_refused(half_moved: Lineage, tmp_path: Path)
     assert half_moved.production == 0
     other = ServedTexts(ADDRESSES[:1], documents=Documents(half_moved.path.parent / "texts.csv"))
     for texts, status, code, words in (
-        (None, 400, "rerank", "without an encoder"),
+        (None, 400, "rerank", "without --encoder"),
         (ServedTexts(ADDRESSES), 400, "rerank", "without the texts"),
         (other, 503, "text_encoder", "version 1"),
     ):

@@ -36,11 +36,9 @@ class OneProcessCommands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         shared = isinstance(command, TyperGroup) or (name in SHARING and ctx.parent is None)
         if process_count() > 1 and not shared:
-            raise RecipeError(
-                f"{ctx.command_path} {name} runs in one process, and WORLD_SIZE is "
-                f"{process_count()}; only {' and '.join(SHARING)} share their work: start it "
-                "without torchrun."
-            )
+            several = f"runs in one process, and WORLD_SIZE is {process_count()}"
+            todo = f"start it without torchrun, as only {' and '.join(SHARING)} share their work"
+            raise RecipeError(f"{ctx.command_path} {name} {several}; {todo}.")
         return name, command, rest
 
 

@@ -80,10 +80,8 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
         files = [str(name) for name in (error.filename, error.filename2) if name is not None]
         sentence = f"{' and '.join(files) or 'a file'}: {reason_and_remedy(error)}."
     elif isinstance(error, MemoryError) or short_of_memory:
-        sentence = (
-            f"This needs more memory than there is ({summary}); make what is large smaller: "
-            "model.dim, batch sizes, or the data."
-        )
+        todo = "make model.dim, batch sizes or the data smaller"
+        sentence = f"This needs more memory than there is ({summary}); {todo}."
     else:
         what = f"Something went wrong that Evergram did not foresee ({summary}); {_log(error)}"
         return what, UNFORESEEN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from evergram.cli.options import columns_by_role, command, described, new_progress
 from evergram.cli.printing import show
@@ -45,16 +46,10 @@ def init(
     if out.suffix != ".toml":
         raise DataError(f"--out {out} must end in .toml.")
     if out.exists() and not force:
-        raise DataError(
-            f"{out} is there already; --force overwrites it, and --out names another file."
-        )
-    first = first_recipe(
-        path,
-        kind=kind,
-        columns=columns_by_role(column),
-        folder=out.parent,
-        drop_bad_rows=drop_bad_rows,
-    )
+        raise DataError(f"{out} is there already; --force overwrites it, --out names another.")
+    columns = columns_by_role(column)
+    where: Any = {"folder": out.parent, "drop_bad_rows": drop_bad_rows}
+    first = first_recipe(path, kind=kind, columns=columns, **where)
     write_text(out, first.text)
     recipe = first.recipe
     assert isinstance(recipe.training, StepSettings)

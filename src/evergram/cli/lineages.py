@@ -36,12 +36,8 @@ def list_versions(lineage: str) -> None:
         measured = metrics[m.version]
         labels = sorted(name for name, n in opened.labels.items() if n == m.version)
         row = {
-            "version": m.version,
-            "name": m.name,
-            "dim": m.dim,
-            "created": m.created,
+            **m.model_dump(include={"version", "name", "dim", "created", "fingerprint"}),
             "encoder": "file" if m.encoder is None else m.encoder.kind,
-            "fingerprint": m.fingerprint,
             "labels": labels,
             "production": m.version == opened.production,
             "retired": m.version in opened.retired,
@@ -63,14 +59,10 @@ def list_versions(lineage: str) -> None:
         )
     header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]
     withdrawn = opened.withdrawn.items()
+    facts = {"lineage": str(lineage), "name": opened.name, "labels": opened.labels}
+    gone = {str(n): w.model_dump() for n, w in withdrawn}
     show(
-        {
-            "lineage": str(lineage),
-            "name": opened.name,
-            "labels": opened.labels,
-            "versions": rows,
-            "withdrawn": {str(n): w.model_dump() for n, w in withdrawn},
-        },
+        {**facts, "versions": rows, "withdrawn": gone},
         Grid(f"{opened.name}, in {lineage}", header, lines),
         *_sentences(warnings),
         *(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}" for n, w in withdrawn),
@@ -93,17 +85,12 @@ def check(lineage: str, *, max_error: float | None = None, max_bound: float | No
     Every published file is compared with its hash first, and then transforms with canaries, stored
     vectors with both, and lineage.json with the folders; exit code 1 if they contradict each other.
     """
-    from evergram.lineage.diagnosis import (
-        contradictions,
-        diagnose_lineage,
-        past_limits,
-        version_warnings,
-    )
+    from evergram.lineage import diagnosis
 
     opened = open_lineage(lineage)
-    checked, readings = opened.check(), diagnose_lineage(opened)
-    wrong, warnings = contradictions(opened), version_warnings(opened)
-    past = past_limits(readings, error=max_error, bound=max_bound)
+    checked, readings = opened.check(), diagnosis.diagnose_lineage(opened)
+    wrong, warnings = diagnosis.contradictions(opened), diagnosis.version_warnings(opened)
+    past = diagnosis.past_limits(readings, error=max_error, bound=max_bound)
     show(
         {
             "lineage": str(lineage),
@@ -141,16 +128,11 @@ def _readings(lineage: Lineage, readings: list[Reading]) -> Iterator[str | Grid]
     lines = []
     for one in readings:
         unseen, measured, certificate = one.unseen, one.measured, one.certificate
-        lines.append(
-            [
-                *(str(one.version), number(one.error)),
-                *((str(unseen.objects), number(unseen.cosine)) if unseen else ("–", "–")),
-                *((str(measured.objects), number(measured.relative)) if measured else ("0", "–")),
-                number(certificate.relative if certificate else None),
-                number(certificate.relative_bound if certificate else None),
-                number(certificate.amplification if certificate else None),
-            ]
-        )
+        line = [str(one.version), number(one.error)]
+        line += [str(unseen.objects), number(unseen.cosine)] if unseen else ["–", "–"]
+        line += [str(measured.objects), number(measured.relative)] if measured else ["0", "–"]
+        figures = ("relative", "relative_bound", "amplification")
+        lines.append([*line, *(number(getattr(certificate, name, None)) for name in figures)])
     yield Grid(f"Version {lineage.newest} of {lineage}, read as", _READING, lines)
     yield _EXPLANATION
     for one in readings:
@@ -253,19 +235,13 @@ def list_consumers(lineage: str) -> None:
     header = ["name", "pinned", "may read", "since", "contact", "probe", "when added", "last"]
     lines = []
     for row in rows:
-        probe, last_reading = row["probe"] or {}, row["last"] or {}
-        lines.append(
-            [
-                *(row["name"], row["pinned"], ", ".join(row["allowed"]), row["since"]),
-                *(row["contact"] or "–", probe.get("metric", "–")),
-                number((probe.get("baseline") or {}).get("value")),
-                number(last_reading.get("value")),
-            ]
-        )
-    show(
-        {"lineage": str(lineage), "consumers": rows},
-        Grid(f"Consumers of {lineage}", header, lines),
-    )
+        probe, latest = row["probe"] or {}, row["last"] or {}
+        values = ((probe.get("baseline") or {}).get("value"), latest.get("value"))
+        who = [row["name"], row["pinned"], ", ".join(row["allowed"]), row["since"]]
+        words = [row["contact"] or "–", probe.get("metric", "–")]
+        lines.append([*who, *words, *map(number, values)])
+    grid = Grid(f"Consumers of {lineage}", header, lines)
+    show({"lineage": str(lineage), "consumers": rows}, grid)
 
 
 @command(
@@ -361,9 +337,7 @@ def run_probe(lineage: str, name: str | None = None) -> None:
     readings = run_probes(opened, names=None if name is None else [name])
     if not readings:
         who = f"No consumer of {lineage} has a probe" if name is None else f"{name} has no probe"
-        raise DataError(
-            f"{who}; 'evergram consumer add' or 'evergram consumer pin' with --probe gives one."
-        )
+        raise DataError(f"{who}; 'evergram consumer add' and 'pin' with --probe give one.")
     rows = [r.as_json() for r in readings]
     show(
         {"lineage": str(lineage), "version": opened.newest, "probes": rows},

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from evergram.cli.failures import INTERRUPTED
-from evergram.cli.options import (
-    command,
-    described,
-    new_progress,
-    open_lineage,
-)
+from evergram.cli.options import command, described, new_progress, open_lineage
 from evergram.cli.printing import Grid, metrics_table, number, print_version, show
 from evergram.collectives import is_first_process
 from evergram.errors import RecipeError
@@ -215,12 +210,9 @@ def demo(
         kept = (*v["consumer"].values(), v["drift_relative"])
         values = [*(one.get(metric) for one in ranked), *kept]
         lines.append([str(v["version"]), str(v["dim"]), *map(number, values)])
-    show(
-        {"versions": rows, "report": str(report), "lineage": str(lineage.path)},
-        Grid("A consumer built on version 0", header, lines),
-        _DEMO_EXPLAINED.format(metric=metric),
-        f"Report: {report}",
-    )
+    facts = {"versions": rows, "report": str(report), "lineage": str(lineage.path)}
+    grid = Grid("A consumer built on version 0", header, lines)
+    show(facts, grid, _DEMO_EXPLAINED.format(metric=metric), f"Report: {report}")
 
 
 _DEMO_EXPLAINED = """\
@@ -308,10 +300,8 @@ def evaluate(
 
     for override in set_ or ():
         if override.partition("=")[0].split(".")[0].strip() not in ("data", "split", "metrics"):
-            raise RecipeError(
-                f"--set {override} changes nothing here: of a recipe, data, split and metrics are "
-                "read; leave it out."
-            )
+            read = "data, split and metrics of the recipe are read here"
+            raise RecipeError(f"--set {override} changes nothing: {read}; leave it out.")
     opened = open_lineage(lineage)
     recipe = Recipe.of_data(opened.recipe(opened.newest), set_ or [])
     view = opened.view(as_, from_)

@@ -22,10 +22,12 @@ class Grid(NamedTuple):
 
 
 def show(facts: dict[str, Any], *parts: str | Grid) -> None:
-    """Print the result of a command: its facts as JSON, or for people as sentences and tables, or
-    one fact a line where there are none."""
+    """Print the result of a command: its facts as JSON (NaN and infinity as null), or for people as
+    sentences and tables, or one fact a line where there are none."""
     if run.json:
-        dump(facts)
+        from evergram.lineage.artefact import plain_numbers
+
+        sys.stdout.write(json.dumps(plain_numbers(facts), indent=2) + "\n")
         return
     for part in parts or [f"{key.replace('_', ' ')}: {_words(v)}" for key, v in facts.items()]:
         if isinstance(part, Grid):
@@ -43,13 +45,6 @@ def _words(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def dump(value: dict[str, Any]) -> None:
-    """Print a value as JSON; NaN and infinity as null."""
-    from evergram.lineage.artefact import plain_numbers
-
-    sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 
 
 def table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -78,24 +73,20 @@ def number(value: float | None) -> str:
 
 def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
     """Print what was measured of a version."""
-    show({"lineage": str(lineage), **metrics}, *_version(lineage, metrics))
-
-
-def _version(lineage: str | Path, metrics: dict[str, Any]) -> Iterator[str | Grid]:
-    number_, sampled = metrics["version"], metrics.get("sampled")
-    yield from metrics_table(f"Version {number_} in {lineage}", metrics["metrics"], sampled)
+    title, sampled = f"Version {metrics['version']} in {lineage}", metrics.get("sampled")
+    parts = metrics_table(title, metrics["metrics"], sampled)
     if metrics.get("training", {}).get("history"):
-        yield _training_sentence(metrics["training"])
+        parts.append(_training_sentence(metrics["training"]))
     if overlap := metrics.get("overlap"):
-        yield (
-            f"{overlap['common']} objects in common with the version before: {overlap['fitted']} "
-            f"that version {number_} was aligned on, {overlap['held_out']} that its error was "
-            "measured on."
+        parts.append(
+            f"{overlap['common']} objects in common with the version before: aligned on "
+            f"{overlap['fitted']}, error measured on {overlap['held_out']}."
         )
     for past, reading in metrics.get("compatibility", {}).items():
-        yield from _reading(past, reading)
+        parts += _reading(past, reading)
     if metrics.get("probes"):
-        yield probes_table(metrics["probes"])
+        parts.append(probes_table(metrics["probes"]))
+    show({"lineage": str(lineage), **metrics}, *parts)
 
 
 def _reading(past: str, reading: dict[str, Any]) -> Iterator[str | Grid]:
@@ -106,15 +97,11 @@ def _reading(past: str, reading: dict[str, Any]) -> Iterator[str | Grid]:
         title = f"Read as version {past} (by {known} test queries that it knew)"
         yield from metrics_table(title, reading["ranking"], reading.get("sampled"), _READINGS)
     else:
-        yield (
-            f"Read as version {past}: no ranking was measured, as it knew none of the test queries."
-        )
+        yield f"Read as version {past}: no ranking, as it knew none of the test queries."
     for kind, drift in reading["drift"].items():
         if drift["objects"]:
-            yield (
-                f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
-                f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)"
-            )
+            far = f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)"
+            yield f"mean distance on {drift['objects']} {_OBJECTS[kind]}: {far}"
     yield f"overlap@10 with version {past}: {number(reading['overlap@10'])}"
 
 

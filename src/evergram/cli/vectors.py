@@ -7,14 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evergram.cli.options import (
-    columns_of,
-    command,
-    described,
-    new_progress,
-    open_lineage,
-    print_progress,
-)
+from evergram.cli import options
+from evergram.cli.options import columns_of, command, described, new_progress, open_lineage
 from evergram.cli.printing import Grid, number, probes_table, show
 from evergram.errors import DataError
 
@@ -71,16 +65,8 @@ def align(
     scaled = transform == "scaled"
     kind = "orthogonal" if scaled else transform
     settings = AlignSettings(kind, rank, scaled, held_out, allow_small_overlap=allow_small_overlap)
-    facts = align_files(
-        past,
-        vectors,
-        target,
-        settings,
-        max_error=max_error,
-        promote=not no_promote,
-        progress=new_progress(),
-        strict_probes=strict_probes,
-    )
+    more: Any = {"max_error": max_error, "strict_probes": strict_probes, "promote": not no_promote}
+    facts = align_files(past, vectors, target, settings, progress=new_progress(), **more)
     probes = [probes_table(facts["probes"])] if facts["probes"] else []
     show({"lineage": str(lineage), **facts}, *_alignment(lineage, facts), *probes)
 
@@ -279,18 +265,14 @@ def make(
         side=side,
         size=bytes_,
         error=error,
-        progress=partial(print_progress, what="objects"),
+        progress=partial(options.print_progress, what="objects"),
     )
     made.save(out)
     rows = open_embeddings(opened.stored(made.side, made.version)).rows
-    figures = ("version", "target", "side", "error", "way_back_error", "worse")
-    show(
-        {
-            "file": str(out),
-            **{name: getattr(made, name) for name in figures},
-            "objects": len(made),
-            "without_codes": rows - len(made),
-            "bytes": made.sidecar.size,
-            "share_of_old_bytes": made.sidecar.size / (4 * len(made.sidecar.weight)),
-        }
+    size, figures = (
+        made.sidecar.size,
+        ("version", "target", "side", "error", "way_back_error", "worse"),
     )
+    facts = {"file": str(out), **{name: getattr(made, name) for name in figures}}
+    facts |= {"objects": len(made), "without_codes": rows - len(made), "bytes": size}
+    show(facts | {"share_of_old_bytes": size / (4 * len(made.sidecar.weight))})

@@ -61,8 +61,8 @@ def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
         wanted = "floats in a dense torch tensor or a NumPy array"
         raise DataError(f"The {side} embeddings are of {kind}; they must be {wanted}.")
     if rows.shape != (len(keys), dim):
-        shape = f"[{len(keys)}, {dim}]"
-        raise ShapeError(f"The {side} embeddings are {list(rows.shape)}; they must be {shape}.")
+        given = f"{list(rows.shape)} for {len(keys)} ids"
+        raise ShapeError(f"The {side} embeddings are {given}; with dim {dim} that does not fit.")
     return keys, rows.detach()
 
 

@@ -94,8 +94,7 @@ class Reading:
         return (
             f"Version {self.version}: its certificate bounds the error by "
             f"{known.relative_bound:.4g}, and on {witness.objects} {which} it is "
-            f"{witness.relative:.4g}; the transforms do not lead to these versions' vectors: "
-            "upgrade again, and withdraw the newest version."
+            f"{witness.relative:.4g}; upgrade again, and withdraw the newest version."
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -200,10 +199,7 @@ def past_limits(
     if any(map(math.isnan, asked.values())):
         raise DataError("A limit is nan; it must be a number.")
     if asked and not readings:
-        return [
-            "No past version is read, so nothing can be held to a limit; leave the limits out "
-            "until there is one."
-        ]
+        return ["No past version is read, so nothing can be held to a limit; leave them out."]
     sentences = []
     for reading in readings:
         known, why = reading.certificate, reading.unknown
@@ -215,16 +211,12 @@ def past_limits(
             if value is None or math.isnan(value):
                 silent.append(name)
             elif value > limit:
-                sentences.append(
-                    f"Version {reading.version}: its {name} is {value:.4g}, past the limit of "
-                    f"{limit:g}."
-                )
+                past = f"its {name} is {value:.4g}, past the limit of {limit:g}"
+                sentences.append(f"Version {reading.version}: {past}.")
         for name in silent:
-            reason = why.get("certificate" if name == "bound" else name)
-            sentences.append(
-                f"Version {reading.version}: nothing is known of its {name}, and there are limits"
-                f"{f': {reason}' if reason else ''}."
-            )
+            reason = why.get("certificate" if name == "bound" else name, "it was not measured")
+            unknown = f"nothing is known of its {name}, and there are limits: {reason}"
+            sentences.append(f"Version {reading.version}: {unknown}.")
     return sentences
 
 
@@ -275,17 +267,13 @@ def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterab
     if unknown := data.get("unknown_to_model"):
         yield (
             f"It has no vectors of {unknown['query']:,} queries and {unknown['candidate']:,} "
-            "candidates of its data: its model was kept as it was (upgrade.start = 'frozen') and "
-            "knows nothing of them."
+            "candidates of its data, as its model was kept as it was (upgrade.start = 'frozen')."
         )
     queries = data.get("test_queries")
     if "untested" in metrics:
         yield metrics["untested"]
     elif queries is not None and queries < LEAST_QUERIES:
-        yield (
-            f"It was tested on {queries} queries only; its metrics say little below "
-            f"{LEAST_QUERIES}."
-        )
+        yield f"It was tested on {queries} queries only; metrics say little below {LEAST_QUERIES}."
     else:
         yield from below_popularity(metrics.get("metrics", {}))
     if version == 0:
@@ -297,16 +285,11 @@ def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterab
     if error is None:
         yield "Its transform was published without a measured error, and has no certificate."
     elif not error.is_known:
-        yield (
-            f"The error of its transform was measured on {error.objects} objects, and "
-            f"{LEAST_OBJECTS} are needed for a certificate."
-        )
+        measured = f"The error of its transform was measured on {error.objects} objects"
+        yield f"{measured}, and {LEAST_OBJECTS} are needed for a certificate."
     elif error.rms**2 >= error.power:
         share = 100 * error.rms / math.sqrt(error.power) if error.power else math.inf
-        yield (
-            f"Its transform errs by {share:.0f} % of the length of the past vectors: vectors of "
-            "zeros would be nearer to them."
-        )
+        yield f"Its transform errs by {share:.0f} % of the past vectors' length: zeros are nearer."
 
 
 def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -318,8 +301,7 @@ def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     name = lower[0]
     return [
         f"It ranks test pairs worse than popularity does, by every metric ({name} is "
-        f"{model[name]:.4f}, and {counts[name]:.4f} by popularity); try other values of the keys "
-        "of [task], as evergram tune does, before its order is relied on."
+        f"{model[name]:.4f}, and {counts[name]:.4f} by popularity); see 'evergram tune'."
     ]
 
 
@@ -332,10 +314,8 @@ def contradictions(lineage: Lineage) -> list[str]:
     found = [*_transforms(lineage), *_stored(lineage), *_folders(lineage)]
     stable = lineage.labels.get(STABLE)
     if stable is not None and stable not in lineage.versions_with_embeddings:
-        found.append(
-            f"The label {STABLE!r} is on version {stable}, whose vectors are not stored, so that "
-            "no service can start. Put it on another version by 'evergram lineage promote'."
-        )
+        what = f"The label {STABLE!r} is on version {stable}, whose vectors are not stored"
+        found.append(f"{what}; move it by 'evergram lineage promote'.")
     return found
 
 
@@ -350,8 +330,8 @@ def _transforms(lineage: Lineage) -> Iterable[str]:
         if not abs(measured.relative - published) <= SAME * (1 + published):
             yield (
                 f"The transform of version {n} errs by {measured.relative:.4g} on canaries of "
-                f"versions {before} and {n}, and by {published:.4g} when it was published: it, or "
-                "they, are others now. Restore the version from a copy."
+                f"versions {before} and {n}, and by {published:.4g} when it was published; restore "
+                "the version from a copy."
             )
 
 
@@ -370,11 +350,9 @@ def _stored(lineage: Lineage) -> Iterable[str]:
             # A NaN is at no distance.
             near = (stored - vectors).norm(dim=1) <= CANARY_ROUNDING * stored.norm(dim=1)
             if not bool(near.all()):
-                yield (
-                    f"Version {n}: The canary {ids[int((~near).nonzero()[0])].as_py()!r} of the "
-                    f"side {side} is not the vector that is stored; restore the version from a "
-                    "copy."
-                )
+                canary = f"The canary {ids[int((~near).nonzero()[0])].as_py()!r} of the side {side}"
+                what = "is not the vector that is stored; restore the version from a copy"
+                yield f"Version {n}: {canary} {what}."
 
 
 def _folders(lineage: Lineage) -> Iterable[str]:
@@ -391,6 +369,5 @@ def _folders(lineage: Lineage) -> Iterable[str]:
             continue
         yield (
             f"versions/{number} holds version {number}, created {created}, and lineage.json does "
-            "not list it: lineage.json is an older copy, or a publication was killed. Restore the "
-            "newest lineage.json; the next publication removes the version."
+            "not list it; restore the newest lineage.json, as a publication removes the version."
         )

@@ -363,8 +363,9 @@ class Lineage:
         path = self.stored(side, number)
         ids, vectors = read_embeddings(path)
         if vectors.shape != (len(ids), dim := self.manifest(number).dim) or ids.null_count:
-            has = f"{len(ids)} ids ({ids.null_count} missing), vectors {list(vectors.shape)}"
-            raise IntegrityError(f"{path} has {has}, and its manifest the dim {dim}.")
+            has = f"{len(ids)} ids ({ids.null_count} missing) and vectors of shape"
+            shape = list(vectors.shape)
+            raise IntegrityError(f"{path} has {has} {shape}, its manifest the dim {dim}.")
         return ids, vectors
 
     @property
@@ -435,9 +436,7 @@ class Lineage:
         dim = self.manifest(source).dim
         self.manifest(target)
         if target < source:
-            raise LineageError(
-                f"Version {target} is before version {source}; the chain leads back to it."
-            )
+            raise LineageError(f"Version {target} is before version {source}; use the chain.")
         weight, offset = torch.eye(dim).double(), torch.zeros(dim).double()
         for n in range(source + 1, target + 1):
             if n in self.manifests:

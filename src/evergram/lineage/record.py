@@ -88,8 +88,8 @@ class ChecksummedRecord(FrozenRecord):
             # The rest of a later format's fields may mean anything.
             version = _Format.model_validate_json(text).format_version
             if version not in (None, FORMAT_VERSION):
-                needed = f"this Evergram reads {FORMAT_VERSION}; upgrade Evergram to read it"
-                raise FormatError(f"{path} has format_version {version}, and {needed}.")
+                needed = f"this Evergram reads {FORMAT_VERSION}, so upgrade Evergram to read it"
+                raise FormatError(f"{path} has format_version {version}; {needed}.")
             record, written = cls.model_validate_json(text), json.loads(text)
         except ValidationError as error:
             problem = sentence_of(error, cls).rstrip(".")

@@ -93,11 +93,8 @@ class ScoreMaps:
         try:
             return ScoreMap.fit(now, then)
         except DataError as error:
-            raise LineageError(
-                f"Scores of version {source} cannot be calibrated to those of version "
-                f"{search.target} by the objects that both keep as canaries: {error} Ask for raw "
-                "scores."
-            ) from error
+            what = f"Scores of version {source} cannot be calibrated to version {search.target}"
+            raise LineageError(f"{what} by their canaries: {error} Ask for raw scores.") from error
 
     def _canaries(self, versions: Sequence[int], target: int, side: str) -> list[Tensor]:
         """Return the vectors of each version's canaries, of those that all of them keep, read as
@@ -105,10 +102,8 @@ class ScoreMaps:
         kept = [self._lineage.canaries(version).get(side) for version in versions]
         if None in kept:
             numbers = " and ".join(map(str, sorted(set(versions))))
-            raise LineageError(
-                f"Versions {numbers} do not all keep canaries of side {side!r}, by which scores "
-                "could be calibrated; ask for raw scores."
-            )
+            what = f"do not all keep canaries of side {side!r}"
+            raise LineageError(f"Versions {numbers} {what}; ask for raw scores.")
         blocks = [block for block in kept if block is not None]
         ids = blocks[0][0]
         for others, _ in blocks:
@@ -128,10 +123,8 @@ class ScoreMaps:
             return self._lineage.chain.apply(vectors, source, target)
         forward = self._lineage.forward(source, target)
         if forward is None:
-            raise LineageError(
-                f"Rows of version {source} cannot be read as the later version {target}, as no "
-                "forward map was published; ask for raw scores."
-            )
+            what = f"Rows of version {source} cannot be read as the later version {target}"
+            raise LineageError(f"{what}: no forward map was published; ask for raw scores.")
         return vectors.double() @ forward[0].T + forward[1]
 
 
@@ -144,9 +137,8 @@ def query_version_of(query_vectors: QueryVectors | int | None, target: int, prod
     said = "is not given" if query_vectors is None else f"is {query_vectors!r}"
     raise DataError(
         f"query_vectors {said}, and calibrated scores depend on it: 'own' are vectors that "
-        f"the model of version {target} made, such as those kept from before an upgrade; "
-        "'read_back' are vectors of production, read as that version; and a number is the version "
-        "whose model made them."
+        f"the model of version {target} made, 'read_back' those of production read as it, and a "
+        "number is the version whose model made them."
     )
 
 

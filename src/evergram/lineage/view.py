@@ -102,29 +102,20 @@ class View:
             array = np.array(embeddings, dtype=width, order="C")
             transformed: Floats = self.transform(torch.from_numpy(array)).numpy()
             return transformed
-        if (
-            not isinstance(embeddings, Tensor)
-            or not embeddings.is_floating_point()
-            or not embeddings.dim()
-        ):
-            kind = getattr(embeddings, "dtype", "")
-            raise ShapeError(
-                "Vectors are floats in a tensor or a NumPy array, [N, D] or [D], and a "
-                f"{type(embeddings).__name__} {kind} was given."
-            )
+        floats = isinstance(embeddings, Tensor) and embeddings.is_floating_point()
+        if not floats or not embeddings.dim():
+            given = f"{type(embeddings).__name__} {getattr(embeddings, 'dtype', '')}"
+            wanted = "floats in a tensor or a NumPy array, [N, D] or [D]"
+            raise ShapeError(f"Vectors are {wanted}, and a {given} was given.")
         if not bool(embeddings.isfinite().all()):
-            raise DataError(
-                "A vector has a number that is not finite (NaN or infinity), and would be one in "
-                "every version; leave its row out."
-            )
+            raise DataError("A vector has a number that is not finite; leave its row out.")
         read = self._apply(embeddings)
         row = first_not_finite(read.reshape(-1, self.dim))
         if row is not None:
             largest = float(embeddings.reshape(-1, embeddings.shape[-1])[row].abs().max())
             raise DataError(
-                f"Row {row + 1} has numbers as large as {largest:g}, and read as version "
-                f"{self.version} would have one that is too large for {embeddings.dtype}; correct "
-                "it, give float64, or leave the row out."
+                f"Row {row + 1} has numbers as large as {largest:g}, too large to be read as "
+                f"version {self.version} in {embeddings.dtype}; give float64, or leave it out."
             )
         return read
 
@@ -214,7 +205,7 @@ def _reopened(lineage: Lineage, version: int, source: int, fingerprint: str) -> 
     """Return a view in another process. Raises: LineageError: the lineage is another one now."""
     view = lineage.view(version, source)
     if view.fingerprint != fingerprint:
-        raise LineageError(f"{lineage} is another lineage than the view was made of; make it anew.")
+        raise LineageError(f"{lineage} is another lineage than the view was made of.")
     return view
 
 
@@ -243,25 +234,19 @@ def fold_in(
     Source: docs/method.md, "A new query".
     """
     if form is None:
-        raise LineageError(
-            f"{owner} was published without what folding in needs: it came from files, or "
-            "from a training loop of your own. The next version that a recipe trains has it."
-        )
+        what = "was published without what folding in needs"
+        raise LineageError(f"{owner} {what}; the next version that a recipe trains has it.")
     lists = as_lists(candidates, "candidates")
     ids = [key for row in lists for key in row]
     query = torch.repeat_interleave(torch.tensor([len(row) for row in lists]))
     weight = _numbers(weights, lists, "weights")
     if len(low := (~(weight > 0)).nonzero()):
-        raise DataError(
-            f"The weight of {ids[int(low[0])]!r} is {float(weight[int(low[0])]):g}; weights must "
-            "be above 0."
-        )
-    if form.values != (values is not None):
-        raise DataError(
-            f"{owner} was trained on the values of pairs; give values=, one for each candidate."
-            if form.values
-            else f"{owner} was trained with the target 1 for every pair; leave values out."
-        )
+        given = f"{ids[int(low[0])]!r} is {float(weight[int(low[0])]):g}"
+        raise DataError(f"The weight of {given}; weights must be above 0.")
+    if form.values and values is None:
+        raise DataError(f"{owner} was trained on the values of pairs; give values=, one for each.")
+    if values is not None and not form.values:
+        raise DataError(f"{owner} was trained with the target 1 for every pair; leave values out.")
     target = _numbers(values, lists, "values")
     known, vectors = lookup(ids)
     if missing not in ("error", "skip"):
@@ -272,10 +257,7 @@ def fold_in(
     empty = torch.bincount(query[known], minlength=len(lists)) == 0
     if bool(empty.any()):
         row = int(empty.nonzero()[0])
-        raise DataError(
-            f"Query {row + 1} of {len(lists)} has no candidate that is stored; its vector is made "
-            "of at least one."
-        )
+        raise DataError(f"Query {row + 1} of {len(lists)} has no candidate that is stored.")
     met_vectors = vectors[known]
     if form.length != "free":
         met_vectors = functional.normalize(met_vectors.double())
@@ -301,16 +283,15 @@ def stored_lookup(block: Callable[[], tuple[pa.Array, Tensor]]) -> Lookup:
     def lookup(asked: list[Any]) -> tuple[Tensor, Tensor]:
         ids, vectors = block()
         are_numbers = pa.types.is_integer(ids.type)
+        kind, expected = ((int, np.integer), "whole numbers") if are_numbers else (str, "texts")
         # Arrow would cut 2.9 to 2.
-        wrong = [x for x in asked if isinstance(x, bool | float)] if are_numbers else []
+        wrong = [x for x in asked if not isinstance(x, kind) or isinstance(x, bool)]
         try:
-            if wrong:
-                raise TypeError
-            keys = pa.array(asked, ids.type)
-        except (pa.ArrowException, OverflowError, TypeError):
-            expected = "whole numbers" if are_numbers else "texts"
-            named = f", and {wrong[0]!r} is none" if wrong else ""
-            raise DataError(f"Ids of candidates are {expected} here{named}; give such.") from None
+            keys = pa.array([] if wrong else asked, ids.type)
+        except (pa.ArrowException, OverflowError):
+            wrong = asked
+        if wrong:
+            raise DataError(f"Ids of candidates are {expected} here, and {wrong[0]!r} is none.")
         rows = torch.from_numpy(np.array(pc.fill_null(pc.index_in(keys, value_set=ids), -1))).long()
         return rows >= 0, vectors[rows.clamp(min=0)]
 
@@ -321,7 +302,7 @@ def _numbers(numbers: Lists | None, lists: list[list[Any]], what: str) -> Tensor
     """Return one number for each id, float64 [n]; ones where none are given."""
     rows = [[1.0] * len(row) for row in lists] if numbers is None else as_lists(numbers, what)
     if list(map(len, rows)) != list(map(len, lists)):
-        raise ShapeError(f"{what} are not as long as the candidates; give one for each of them.")
+        raise ShapeError(f"{what} are not as long as the candidates.")
     flat = [x for row in rows for x in row]
     for x in flat:
         if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x):

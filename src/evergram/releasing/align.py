@@ -74,35 +74,28 @@ def refuse_error(
     limit: float | None,
     names: tuple[Path, Path],
 ) -> None:
-    """
-    Args:
-        names: of the old and of the new file.
-    """
+    """Refuse an error on `held` objects that is past a limit, or no better than chance; `names` are
+    of the old and of the new file."""
     if limit is not None and not limit >= 0:
         raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
     if limit is not None and math.isinf(limit):
         return
-    start = "The new version was not published: "
-    other = "another limit is set by --max-error, and none by --max-error inf"
+    start, other = "The new version was not published: ", "--max-error inf sets no limit"
     if held < LEAST_OBJECTS or math.isnan(error):
         raise DegradationError(
             f"{start}its error would be measured on {held} objects, and {LEAST_OBJECTS} are needed "
             f"to hold it to a limit; raise --held-out or give more objects in common ({other})."
         )
     if limit is not None and error > limit:
-        raise DegradationError(
-            f"{start}on {held} held-out objects the relative error is {error:.4g}, past the limit "
-            f"of {limit:g}; {other}."
-        )
+        past = f"the relative error is {error:.4g}, past the limit of {limit:g}"
+        raise DegradationError(f"{start}on {held} held-out objects {past}; {other}.")
     if not chance.is_beaten:
         raise DegradationError(
             f"{start}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects "
             f"the relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
             f"mixed up and {chance.deviations:.1f} standard deviations below that; at most "
-            f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} deviations are needed. "
-            "See whether the same id is the same object in both files, whether some vectors are "
-            "much longer than others, and whether --transform affine is better (--max-error inf "
-            "publishes it all the same)."
+            f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} are needed. See whether the "
+            f"same id is the same object in both, and try --transform affine ({other})."
         )
 
 
@@ -135,14 +128,12 @@ def refuse_few(
     option = ", or go on with so few by --allow-small-overlap" if some else ""
     if fitted < needed:
         raise DataError(
-            f"{fitted} {what} are there to fit to ({held} more are held out), and a "
-            f"{kind} transform from {dims[1]} to {dims[0]} dims needs {needed}; "
-            f"give files with more objects in common, or another --transform{option}."
+            f"{fitted} {what} are there to fit to ({held} more are held out), and a {kind} "
+            f"transform from {dims[1]} to {dims[0]} dims needs {needed}; give more{option}."
         )
-    again = "" if vectors is None else "leave out objects that are there under another id, too, or "
     raise DataError(
         f"Only {held} of {held + fitted} {what} are held out to measure on, and "
-        f"{LEAST_OBJECTS} are needed; {again}raise --held-out{option}."
+        f"{LEAST_OBJECTS} are needed; raise --held-out{option}."
     )
 
 
@@ -249,11 +240,9 @@ class FileAlignment:
         read = self.read
         whole = read.seen.plus(read.chosen, read.held)
         if (degenerate := degenerate_side(whole, read.zeros)) is not None:
-            side, problem = degenerate
-            raise DataError(
-                f"{old.path if side == 'old' else new.path} has no vectors that could be aligned: "
-                f"of the {whole.count} objects in common, {problem}; look at how it was made."
-            )
+            path, problem = old.path if degenerate[0] == "old" else new.path, degenerate[1]
+            objects = f"of the {whole.count} objects in common"
+            raise DataError(f"{path} has no vectors that could be aligned: {objects}, {problem}.")
         # No vector is both fitted to and held out.
         apart = self.groups.apart(read.hashes)
         if not torch.equal(apart.held, self.groups.held):
@@ -328,28 +317,21 @@ class FileAlignment:
     def report(self) -> dict[str, Any]:
         """Return the counts of pairs, the transform and its errors, as JSON."""
         overlap, chance = self.overlap(), self.chance
+        back, ridge = self.fitted.transform, self.fitted.ridge
+        beaten = {"deviations": chance.deviations, "beaten": chance.is_beaten}
         return {
             "pairs": {
                 **{name: overlap[name] for name in ("common", "fitted", "held_out")},
-                "only_old": self.pairing.only_old,
-                "only_new": self.pairing.only_new,
+                **{"only_old": self.pairing.only_old, "only_new": self.pairing.only_new},
                 "common_share": overlap["common"] / min(self.old.rows, self.new.rows),
                 "needed": pairs_needed(self.settings.transform, *self.dims, self.rank),
                 "by_row_number": not (self.old.has_ids or self.new.has_ids),
             },
             "dims": dict(zip(("old", "new"), self.dims, strict=True)),
-            "transform": {
-                "kind": self.fitted.transform.kind,
-                **self.fitted.transform.options,
-                "ridge": self.fitted.ridge,
-            },
+            "transform": {"kind": back.kind, **back.options, "ridge": ridge},
             "neighbours": dict(self.neighbours),
             "held_out": dict(self.readings),
-            "chance": {
-                "ratio": chance.ratio,
-                "deviations": chance.deviations,
-                "beaten": chance.is_beaten,
-            },
+            "chance": {"ratio": chance.ratio, **beaten},
         }
 
 
@@ -386,8 +368,8 @@ def align(
     before = checked_past(old, new, lineage)
     alignment = FileAlignment(before, new, lineage, settings, progress)
     error = alignment.readings["transformed"]["relative_error"]
-    held, names = alignment.objects, (before.path, new.path)
-    refuse_error(error, alignment.chance, held, max_error, names)
+    names = before.path, new.path
+    refuse_error(error, alignment.chance, alignment.objects, max_error, names)
     recorded = {**asdict(settings), "old": str(before.path), "new": str(new.path)}
     if settings.transform == "low_rank":
         recorded["rank"] = alignment.rank
@@ -417,17 +399,12 @@ def _next_version(
     certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
     report = alignment.report()
     report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
+    metrics = {"version": number, "dim": new.dim, "metrics": {"model": {}}}
     return Artefact(
         dim=new.dim,
         embeddings={SIDE: lambda: alignment.blocks(new)},
         transform=alignment.fitted.transform,
-        metrics={
-            "version": number,
-            "dim": new.dim,
-            "metrics": {"model": {}},
-            "overlap": alignment.overlap(),
-            "alignment": report,
-        },
+        metrics={**metrics, "overlap": alignment.overlap(), "alignment": report},
         recipe=recipe,
         error=alignment.error,
         follows=lineage.manifest(lineage.newest).fingerprint,

@@ -74,21 +74,14 @@ class Overlap:
         fits = self.held_out_share < 1
         start = f"Version {version} would have {self.common or 'no'} objects in common with version"
         if not self.common:
-            raise DataError(
-                f"{start} {before}, so it can neither be aligned to it nor be read as it; give "
-                "data with the same ids, or train a new lineage."
-            )
+            raise DataError(f"{start} {before}; give the same ids, or train a new lineage.")
         if fits and self.fitted < 2:
-            raise DataError(
-                f"{start} {before}, of which {self.fitted} are not held out, and 2 are needed to "
-                "fit its backward transform to; give data with more of the same ids, or lower "
-                "upgrade.held_out."
-            )
+            held = f"of which {self.fitted} are not held out, and 2 are needed to fit to"
+            raise DataError(f"{start} {before}, {held}; give more, or lower upgrade.held_out.")
         if self.small and not allow_small:
             raise DataError(
-                f"{start} {before}, and {LEAST_COMMON if fits else LEAST_OBJECTS} are needed to "
-                "know how well it can be read as that one; give data with more of the same ids, "
-                "or publish it without a certificate by --allow-small-overlap."
+                f"{start} {before}, and {LEAST_COMMON if fits else LEAST_OBJECTS} are needed; give "
+                "more of the same ids, or go without a certificate by --allow-small-overlap."
             )
 
 
@@ -127,10 +120,8 @@ class BackwardTransformFit:
         self.transform: Transform = build_transform(
             chosen.kind, before.dim, new_dim, chosen.options(), generator
         )
-        if (
-            isinstance(settings, GradientUpgrade)
-            and settings.transform_training.objects == "paper-code"
-        ):
+        adam = settings.transform_training if isinstance(settings, GradientUpgrade) else None
+        if adam is not None and adam.objects == "paper-code":
             for weight in self.transform.parameters():
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 

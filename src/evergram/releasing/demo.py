@@ -95,9 +95,7 @@ def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tens
     )
     rows = torch.nonzero(count >= minimum).flatten()
     if len(rows) < 20:
-        raise DataError(
-            f"Only {len(rows)} candidates have {minimum} ratings; the consumer needs 20 or more."
-        )
+        raise DataError(f"Only {len(rows)} candidates have {minimum} ratings, and 20 are needed.")
     mean = total[rows] / count[rows]
     return corpus.candidates.vocabulary.keys.take(pa.array(rows.numpy())), mean > mean.median()
 

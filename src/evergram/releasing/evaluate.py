@@ -18,11 +18,7 @@ from evergram.evaluation.ranking import (
     test_relevance,
 )
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.past_versions import (
-    split_of_known,
-    stored_in,
-    unknown_counts,
-)
+from evergram.releasing.past_versions import split_of_known, stored_in, unknown_counts
 from evergram.training.build import corpus_for, final_split, pick_device, split_for
 from evergram.training.recipe import Recipe
 
@@ -61,10 +57,8 @@ def evaluate(
     known = stored_in({side: ids for side, (ids, _) in stored.items()}, split.training)
     split, unknown = split_of_known(split, known), unknown_counts(known)
     if split.untested is not None:
-        raise LineageError(
-            "No query of the test pairs has a stored vector: the data may be that of another "
-            "version; set data.path to the file that the newest version was trained on."
-        )
+        todo = "set data.path to the file that the newest version was trained on"
+        raise LineageError(f"No query of the test pairs has a stored vector; {todo}.")
     vectors: dict[str, Tensor] = {}
     sides = (split.training.queries, split.training.candidates)
     for entities, (side, (ids, rows)) in zip(sides, stored.items(), strict=True):

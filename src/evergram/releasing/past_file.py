@@ -23,7 +23,6 @@ from evergram.vector_files.open_embeddings import (
     EmbeddingFile,
     companion,
     open_embeddings,
-    provenance_file,
     provenance_of,
 )
 from evergram.vector_files.pairing import Pairing, ahead
@@ -46,19 +45,15 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
     """
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
-        beside = provenance_file(new.path)
-        where = f"in {beside} " if beside.is_file() else ""
-        raise LineageError(
-            f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
-            f"{where}says, and cannot be a new version; give the new model's vectors."
-        )
+        what = f"holds vectors of version {known} of {lineage}, as its fingerprint says"
+        raise LineageError(f"{new.path} {what}; give the new model's vectors.")
     past = past_file(old, lineage)
     newest = lineage.manifest(lineage.newest) if lineage.versions else None
     encoder = past.provenance.get(TEXT_ENCODER) if newest is None else newest.text_encoder
     if encoder is not None and TEXT_ENCODER not in new.provenance:
         raise LineageError(
-            f"{new.path} does not say which encoder made it, and the old vectors do; strings could "
-            "not be encoded at the new version. Make the file by 'evergram vectors encode'."
+            f"{new.path} does not say which encoder made it, and the old vectors do. "
+            "Make the file by 'evergram vectors encode'."
         )
     advice = _by_companion(past)
     if isinstance(old, int):
@@ -79,11 +74,8 @@ def past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
     if not isinstance(old, int):
         return old
     if not lineage.versions or old != lineage.newest:
-        newest = f"{lineage.newest} is, or give" if lineage.versions else "it has none yet; give"
-        raise LineageError(
-            f"Version {old} is not the newest of {lineage}, to which new vectors are aligned; "
-            f"{newest} the file of its vectors."
-        )
+        todo = "give the newest, or the file of its vectors"
+        raise LineageError(f"Version {old} is not the newest of {lineage}; {todo}.")
     return _stored(lineage)
 
 
@@ -100,8 +92,7 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
     if pairing.only_new > len(pairing):
         raise LineageError(
             f"{what}, as far as can be seen: that version has {len(pairing)} of its {old.rows} "
-            f"objects, and the other vectors cannot be compared with anything; {advice}, or give "
-            "a file of which at least half is stored."
+            f"objects, and the other vectors cannot be compared; {advice}."
         )
     start = 0
     for ours, theirs in ahead(pairing.blocks()):
@@ -120,10 +111,8 @@ def _refuse_row_numbers(file: EmbeddingFile, other: EmbeddingFile, advice: str) 
     ids = other.ids().cast(pa.string())
     if ids.equals(pa.array(range(len(ids))).cast(pa.string())):
         return
-    raise DataError(
-        f"{file.path} has no ids, and {other.path} has ids of its own, such as "
-        f"{ids[0].as_py()!r}: the number of a row does not say which object it is; {advice}."
-    )
+    own = f"{other.path} has ids of its own, such as {ids[0].as_py()!r}"
+    raise DataError(f"{file.path} has no ids, and {own}; {advice}.")
 
 
 def _by_companion(file: EmbeddingFile) -> str:
@@ -139,12 +128,9 @@ def refuse_unnamed_rows(file: EmbeddingFile, lineage: Lineage, version: int) -> 
         for ids, _ in lineage.canaries(version).values()
     ]
     if foreign and all(foreign):
-        raise DataError(
-            f"{file.path} has no ids, and version {version} of {lineage} has ids of its own, such "
-            f"as {foreign[0][0]!r}: the number of a row does not say which object it is; "
-            f"{_by_companion(file)}, or write an .npy, which has "
-            "none either."
-        )
+        own = f"version {version} of {lineage} has ids of its own, such as {foreign[0][0]!r}"
+        todo = f"{_by_companion(file)}, or write an .npy, which has none either"
+        raise DataError(f"{file.path} has no ids, and {own}; {todo}.")
 
 
 def _stored(lineage: Lineage) -> EmbeddingFile:
@@ -152,10 +138,8 @@ def _stored(lineage: Lineage) -> EmbeddingFile:
     newest = lineage.manifest(lineage.newest)
     sides = list(newest.embeddings)
     if sides != [SIDE]:
-        raise LineageError(
-            f"{lineage} has the sides {' and '.join(sides)}, of a model that was trained; "
-            "a file of vectors can follow another file only. Choose another folder."
-        )
+        what = f"{lineage} has the sides {' and '.join(sides)}, of a model that was trained"
+        raise LineageError(f"{what}; a file of vectors can follow another file only.")
     file = open_embeddings(lineage.stored(SIDE, lineage.newest))
     settings = newest.recipe.get("align") or newest.recipe.get("import") or {}
     file.has_ids = bool(settings.get("has_ids", True))
@@ -205,9 +189,7 @@ def open_or_create(place: str | Path, name: str | None = None) -> Lineage:
         return Lineage.create(place, "embeddings" if name is None else name)
     lineage = Lineage.open(place)
     if name not in (None, lineage.name):
-        raise LineageError(
-            f"{place} is a lineage already, with the name {lineage.name}; leave --name out."
-        )
+        raise LineageError(f"{place} has the name {lineage.name} already; leave --name out.")
     return lineage
 
 
@@ -221,20 +203,12 @@ def import_embeddings(
         vector cannot be used.
     """
     if lineage.versions:
-        raise LineageError(
-            f"{lineage} has versions already; 'evergram vectors align' adds the next, with its "
-            "transform."
-        )
+        raise LineageError(f"{lineage} has versions already; 'evergram vectors align' adds one.")
     refuse_repeats(file.ids(), str(file.path))
-    number = lineage.publish(
-        first_version(file, {"import": {"file": str(file.path), **facts_of(file)}}, progress)
-    )
-    return {
-        "version": number,
-        "rows": file.rows,
-        "dim": file.dim,
-        "fingerprint": lineage.manifest(number).fingerprint,
-    }
+    recipe = {"import": {"file": str(file.path), **facts_of(file)}}
+    number = lineage.publish(first_version(file, recipe, progress))
+    facts: dict[str, Any] = {"version": number, "rows": file.rows, "dim": file.dim}
+    return facts | {"fingerprint": lineage.manifest(number).fingerprint}
 
 
 def transform_file(
@@ -267,10 +241,8 @@ def transform_file(
     version, wanted = lineage.resolve(source), lineage.resolve(target)
     lineage.check_fingerprint(file.fingerprint, version, str(file.path))
     if lineage.chain.dim(version) != file.dim:
-        raise ShapeError(
-            f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
-            f"{lineage.chain.dim(version)}. Name the version that these vectors are of with --from."
-        )
+        has = f"version {version} of {lineage} has dim {lineage.chain.dim(version)}"
+        raise ShapeError(f"{file.path} has dim {file.dim}; {has}. Name its version with --from.")
     apply = _reading_of(lineage, version, wanted)
     named = out.suffix.lower() != ".npy" or file.has_ids
     if named:
@@ -295,9 +267,7 @@ def _reading_of(lineage: Lineage, source: int, target: int) -> Callable[[Tensor]
         return partial(lineage.chain.apply, source=source, target=target)
     parts = lineage.forward(source, target)
     if parts is None:
-        raise LineageError(
-            f"Version {source} cannot be read as the later version {target}: no forward map was "
-            "published between them. Name an earlier version, or encode the objects anew."
-        )
+        what = f"Version {source} cannot be read as the later version {target}"
+        raise LineageError(f"{what}: no forward map was published between them.")
     weight, offset = parts
     return lambda vectors: (vectors.double() @ weight.T + offset).to(vectors.dtype)

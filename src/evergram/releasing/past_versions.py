@@ -187,14 +187,10 @@ def refuse_other_model(recipe: Recipe, kept: Mapping[str, Any], version: int) ->
     changed = sorted(k for k in theirs | ours if theirs.get(k) != ours.get(k))
     if not changed:
         return
-    shown = [
-        f"{key} is {ours.get(key)!r} here and {theirs.get(key)!r} there" for key in changed[:3]
-    ]
-    shown += [f"{len(changed) - 3} more differ"] if len(changed) > 3 else []
+    shown = [f"{key} is {ours.get(key)!r} here and {theirs.get(key)!r} there" for key in changed]
     raise RecipeError(
-        f"upgrade.start = 'frozen' keeps the model of version {version} as it was trained, and "
-        f"the recipe describes another one: {'; '.join(shown)}. Give that version's values, or "
-        "set upgrade.start = 'fresh' to train a model."
+        f"upgrade.start = 'frozen' keeps the model of version {version}, and the recipe describes "
+        f"another: {'; '.join(shown)}. Give that version's values, or upgrade.start = 'fresh'."
     )
 
 

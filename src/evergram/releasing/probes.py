@@ -68,10 +68,8 @@ class ProbeReading:
         who = f"The probe of {self.consumer} ({self.pinned})"
         if self.value is None:
             return f"{who} could not be run: {self.problem}"
-        limit = "most" if self.metric == "rmse" else "least"
-        return (
-            f"{who} has {self.metric} {self.value:.4f}, where at {limit} {self.limit:g} is needed."
-        )
+        needed = f"at {'most' if self.metric == 'rmse' else 'least'} {self.limit:g} is needed"
+        return f"{who} has {self.metric} {self.value:.4f}, where {needed}."
 
 
 @dataclass(frozen=True)
@@ -113,9 +111,7 @@ def run_probes(
     chain, source = lineage.chain, lineage.newest
     if artefact is not None:
         if artefact.transform is None:
-            raise LineageError(
-                "Version 0 has no past version to be read as, so no probe can be run on it."
-            )
+            raise LineageError("No probe can be run on version 0: it has no past version.")
         chain = chain.extended(artefact.transform)
         source = chain.newest
     embeddings = _Source(source, chain, lineage, artefact)
@@ -153,9 +149,8 @@ def refuse_broken(readings: Iterable[ProbeReading]) -> None:
     broken = [r.sentence.rstrip(".") for r in readings if r.broken]
     if broken:
         raise DegradationError(
-            f"The new version was not published: {'; '.join(broken)}. Publish it without "
-            "--strict-probes, change the recipe or the files, or agree on another limit with the "
-            "consumer."
+            f"The new version was not published: {'; '.join(broken)}. Change the recipe or the "
+            "files, agree on another limit with the consumer, or leave out --strict-probes."
         )
 
 
@@ -176,10 +171,9 @@ def _reading(
         needed = LEAST_OBJECTS if at_first is None else min(LEAST_OBJECTS, at_first)
         if objects < needed:
             of = "objects" if at_first is None else f"of the {at_first} objects it was added with"
+            todo = "publish more of them, or pin it again with another evaluation file"
             raise DataError(
-                f"Only {objects} {of} were measured, and at least {needed} are needed; publish a "
-                "version that has more of them, or pin the consumer again with another evaluation "
-                "file."
+                f"Only {objects} {of} were measured, and at least {needed} are needed; {todo}."
             )
     except EvergramError as error:
         # One consumer's probe does not keep the others from being run.
@@ -213,10 +207,7 @@ def _measure(
     ids = process.ids()
     has_vector, vectors = _pick(ids, source.blocks(probe.side))
     if not len(vectors):
-        raise DataError(
-            f"{files.data}: none of its ids is among the {probe.side} embeddings; give ids of "
-            "stored objects, or name their side."
-        )
+        raise DataError(f"{files.data}: none of its ids is among the {probe.side} embeddings.")
     read = source.chain.apply(vectors, source.version, version)
     value = process.value(has_vector, read.numpy())
     # An object may have several rows.
@@ -254,10 +245,8 @@ def _as_type(ids: pa.Array, kind: pa.DataType) -> pa.Array:
         # Arrow would read "007" as 7, which is another id.
         others = ids.filter(pc.invert(pc.match_substring_regex(ids, INTEGER)))
         if len(others):
-            raise DataError(
-                f"The ids of the evaluation file are not {kind}, as those of the lineage are: "
-                f"{others[0].as_py()!r} is a text; write the ids as the lineage has them."
-            )
+            what = f"The ids of the evaluation file are not {kind}, as those of the lineage are"
+            raise DataError(f"{what}: {others[0].as_py()!r} is a text.")
     try:
         return ids.cast(kind)
     except pa.ArrowInvalid as error:

@@ -47,11 +47,7 @@ from evergram.training.build import (
     with_selecting_metric,
 )
 from evergram.training.callbacks import Callback
-from evergram.training.checkpoint import (
-    make_artefact,
-    options_of,
-    trained_pairs,
-)
+from evergram.training.checkpoint import make_artefact, options_of, trained_pairs
 from evergram.training.distributed import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
 from evergram.training.pilots import Pilots, run_pilots
@@ -142,19 +138,15 @@ def with_modules(
 ) -> Recipe:
     """Return the recipe whose model is the user's modules, if there are any; else the same one."""
     if encoder is not None and trained is not None:
-        raise RecipeError(
-            "encoder= is trained, and trained= has been trained already; give one of them."
-        )
+        raise RecipeError("encoder= is trained, and trained= was trained already; give one.")
     modules = encoder or trained
     if isinstance(modules, EncoderModules):
         model = recipe.model
         own = ModuleSettings(normalize=model.normalize)
         return recipe.model_copy(update={"model": own})
     if recipe.model.kind == ModuleEncoder.kind and modules is None:
-        raise RecipeError(
-            "model.kind = 'module' stands for modules of your own, which a recipe cannot hold; "
-            "train from Python and give them as encoder=EncoderModules(…)."
-        )
+        todo = "train from Python and give them as encoder=EncoderModules(…)"
+        raise RecipeError(f"model.kind = 'module' stands for modules of your own; {todo}.")
     return recipe
 
 
@@ -183,9 +175,8 @@ def plan_upgrade(
     recipe, said = with_selecting_metric(recipe, split)
     if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
         raise RecipeError(
-            "trained= needs a method that trains the model for its task alone, such as "
-            "upgrade.method = 'post-closed', and upgrade.start = 'fresh'; they are "
-            f"{settings.method!r} and {settings.start!r}."
+            "trained= needs a method such as upgrade.method = 'post-closed' and upgrade.start = "
+            f"'fresh'; they are {settings.method!r} and {settings.start!r}."
         )
     before = _before(recipe, lineage, past_version, options)
     if settings.start == "previous":
@@ -238,10 +229,8 @@ def _before(recipe: Recipe, lineage: Lineage, version: int, options: UpgradeOpti
         modules = options.encoder
     record = lineage.manifest(version).encoder
     if record is not None and record.kind == "module" and modules is None and start != "fresh":
-        raise RecipeError(
-            f"upgrade.start = {start!r} needs the modules of version {version}; give them as "
-            "encoder=EncoderModules(…)."
-        )
+        todo = "give them as encoder=EncoderModules(…)"
+        raise RecipeError(f"upgrade.start = {start!r} needs version {version}'s modules; {todo}.")
     model = past_model(lineage, version, modules)
     assert model is not None, "the newest version's embeddings are stored"
     if start == "frozen":
@@ -426,13 +415,9 @@ def measure_upgrade(
             reading, new, plan.published, plan.backward.held_out, plan.recipe.metrics, draw
         )
     if unread:
-        log.warning(
-            "Reading the new version as version %s is not measured: its modules were not given "
-            "and its embeddings are not stored; give them as past_encoders={%d: EncoderModules("
-            "…)}.",
-            ", ".join(map(str, unread)),
-            unread[0],
-        )
+        versions = ", ".join(map(str, unread))
+        todo = "give the modules as past_encoders={VERSION: EncoderModules(…)}"
+        log.warning("Reading the new version as %s is not measured; %s.", versions, todo)
     report["compatibility"] = readings
     report["certificate"] = {
         str(j): asdict(certificate)
@@ -521,15 +506,11 @@ def train(
     say_features(recipe, corpus, shown)
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
+    place = None if folder is None else Path(folder)
+    watching = [*callbacks, *board_callbacks(board, 0, split)]
+    more: Any = {"collectives": join_processes(chosen), "ends": ends_after(minutes)}
     context = RunContext(
-        chosen,
-        shown,
-        None if folder is None else Path(folder),
-        [*callbacks, *board_callbacks(board, 0, split)],
-        "version 0",
-        collectives=join_processes(chosen),
-        checkpoints=checkpoints,
-        ends=ends_after(minutes),
+        chosen, shown, place, watching, "version 0", checkpoints=checkpoints, **more
     )
     recipe, said = with_selecting_metric(recipe, split, context.progress)
     model = trained_encoder(trained, final.training, recipe.model)

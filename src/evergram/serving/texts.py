@@ -97,7 +97,7 @@ class EncoderWaitError(Exception):
 
 
 class TextEncoderError(ServiceError):
-    """A version's encoder cannot be used; the message is sent to clients, and names no address."""
+    """A version's encoder cannot be used; the message for clients names no address."""
 
 
 class UnencodableTextError(DataError):
@@ -185,28 +185,20 @@ class CheckedEncoder:
         except UnencodableTextError:
             raise
         except BusyError as error:
-            raise TextEncoderError(
-                f"The encoder of version {self.version} is at work on other texts; try again."
-            ) from error
+            busy = f"The encoder of version {self.version} is at work on other texts; try again."
+            raise TextEncoderError(busy) from error
         except EvergramError as error:
             what = "cannot be opened" if self._encoder is None else "fails"
             if isinstance(error, MismatchError):
                 what = "is not the one that the version was published with"
                 if self._encoder is None:
                     what = "is none of those that may be opened (--encoder)"
-            raise self._fail(what, str(error)) from error
-
-    def _fail(self, what: str, detail: str) -> TextEncoderError:
-        """Set `problem`, log it once, and return it as an error."""
-        problem = (
-            f"The encoder of version {self.version} {what}, so strings are not encoded; ids are "
-            "still read."
-        )
-        if self.problem != problem:
-            log.error("%s %s", problem, detail)
-        self.problem, self.key = problem, object()
-        self._failed()
-        return TextEncoderError(problem)
+            problem = f"The encoder of version {self.version} {what}, so only ids are read."
+            if self.problem != problem:
+                log.error("%s %s", problem, error)
+            self.problem, self.key = problem, object()
+            self._failed()
+            raise TextEncoderError(problem) from error
 
 
 class MissingTextError(ServiceError):
@@ -256,10 +248,8 @@ class Documents:
         texts = self._texts
         absent = next((id_ for id_ in asked if id_ not in texts), None)
         if absent is not None:
-            raise MissingTextError(
-                f"The id {absent[:40]} is stored and has no text in the file of --texts, so "
-                "that it cannot be re-ranked; add it to the file, or leave 'rerank' out."
-            )
+            todo = "add it to the file, or leave 'rerank' out"
+            raise MissingTextError(f"The id {absent[:40]} has no text in that of --texts; {todo}.")
         return [texts[id_] for id_ in asked]
 
     def kept(
@@ -416,14 +406,9 @@ class ServedTexts:
         """
         encoder = self._encoders.get(version)
         if encoder is None:
-            raise TextEncoderError(
-                f"Version {version} records no encoder of text, so strings cannot be encoded; ask "
-                "for the embeddings of ids."
-            )
+            raise TextEncoderError(f"Version {version} records no encoder of text; ask for ids.")
         if record is not None and encoder.record != record:
-            raise TextEncoderError(
-                f"The encoder of version {version} was replaced in the meantime; try again."
-            )
+            raise TextEncoderError(f"The encoder of version {version} was replaced; try again.")
         encoder.require()
         # Where the encoder fails meanwhile, what is put under this key is not found again.
         key = encoder.key

@@ -20,15 +20,8 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from evergram.errors import EvergramError, LineageError
+from evergram.lineage import diagnosis
 from evergram.lineage.consumers import Consumer
-from evergram.lineage.diagnosis import (
-    Reading,
-    contradictions,
-    diagnose_lineage,
-    read_versions,
-    sample_sentence,
-    standard_errors,
-)
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import UNREADABLE, BackfillProgress, backfill_progress
 from evergram.retrieval.reader import Reader
@@ -224,19 +217,15 @@ def published_facts(lineage: Lineage) -> PublishedFacts:
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
     lineage.check()
-    past = {r.version: _past(r) for r in diagnose_lineage(lineage)}
+    past = {r.version: _past(r) for r in diagnosis.diagnose_lineage(lineage)}
     numbers = [m.version for m in lineage.versions]
     steps = {n: StepFacts(kind="identity") for n in lineage.withdrawn}
     for before, n in pairwise(numbers):  # the one before that is not withdrawn
-        (reading,) = read_versions(lineage, [before], n)
-        steps[n] = StepFacts(
-            kind=lineage.chain.transforms[n - 1].kind,
-            error=reading.error,
-            estimate=getattr(reading.certificate, "relative", None),
-            amplification=getattr(reading.certificate, "amplification", None),
-        )
+        (reading,) = diagnosis.read_versions(lineage, [before], n)
+        kind = lineage.chain.transforms[n - 1].kind
+        steps[n] = StepFacts(kind=kind, error=reading.error, **_certified(reading))
     metrics = {n: lineage.metrics(n) for n in numbers}
-    return PublishedFacts(metrics, steps, past, contradictions(lineage), _now())
+    return PublishedFacts(metrics, steps, past, diagnosis.contradictions(lineage), _now())
 
 
 def dashboard_data(
@@ -258,15 +247,9 @@ def dashboard_data(
         version = None
         with suppress(LineageError):
             version = lineage.resolve(consumer.pinned)
-        shown.append(
-            ConsumerFacts(
-                name=consumer.name,
-                pinned=consumer.pinned,
-                version=version,
-                since=consumer.since,
-                probe=_probe(lineage.newest, consumer, facts.metrics),
-            )
-        )
+        known = consumer.model_dump(include={"name", "pinned", "since"})
+        probe = _probe(lineage.newest, consumer, facts.metrics)
+        shown.append(ConsumerFacts(version=version, probe=probe, **known))
     return DashboardData(
         lineage=lineage.name,
         at=_now(),
@@ -286,10 +269,10 @@ def _now() -> str:
 
 def _version(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:
     withdrawal = lineage.withdrawn.get(version)
-    known: dict[str, Any]
+    known: dict[str, Any] = {"withdrawn": None, "encoder": None, "quality": {}}
     if withdrawal is not None:
-        known = {"created": withdrawal.when, "withdrawn": withdrawal.reason}
-        known |= {"fingerprint": withdrawal.fingerprint, "encoder": None, "quality": {}}
+        fingerprint = withdrawal.fingerprint
+        known |= {"created": withdrawal.when, "withdrawn": withdrawal.reason}
     else:
         manifest, metrics = lineage.manifest(version), published.metrics[version]
         quality = {
@@ -297,16 +280,16 @@ def _version(lineage: Lineage, version: int, published: PublishedFacts) -> Versi
             for model, values in metrics.get("metrics", {}).items()
             if model in ("model", "popularity", "alone")
         }
-        sampled = metrics.get("sampled")
-        errors = {model: standard_errors(sampled, model) for model in quality}
-        known = {"created": manifest.created, "withdrawn": None, "quality": quality}
+        fingerprint, sampled = manifest.fingerprint, metrics.get("sampled")
+        errors = {model: diagnosis.standard_errors(sampled, model) for model in quality}
+        known |= {"created": manifest.created, "quality": quality}
         known["encoder"] = "file" if manifest.encoder is None else manifest.encoder.kind
         known["errors"] = {model: each for model, each in errors.items() if each}
-        known |= {"fingerprint": manifest.fingerprint, "sample": sample_sentence(sampled)}
-    known["fingerprint"] = known["fingerprint"].removeprefix("sha256:")[:DIGITS]
+        known["sample"] = diagnosis.sample_sentence(sampled)
     return VersionFacts(
         version=version,
         name=f"{lineage.name}@v{version}",
+        fingerprint=fingerprint.removeprefix("sha256:")[:DIGITS],
         dim=lineage.chain.dim(version),
         labels=sorted(name for name, n in lineage.labels.items() if n == version),
         retired=version in lineage.retired,
@@ -316,20 +299,24 @@ def _version(lineage: Lineage, version: int, published: PublishedFacts) -> Versi
     )
 
 
-def _past(reading: Reading) -> PastFacts:
-    measured, certificate = reading.measured, reading.certificate
+def _past(reading: diagnosis.Reading) -> PastFacts:
+    measured = reading.measured
     return PastFacts(
         unseen=getattr(reading.unseen, "objects", 0),
         error=reading.error,
         cosine=getattr(reading.unseen or measured, "cosine", None),
         canaries=getattr(measured, "objects", 0),
         measured=getattr(measured, "relative", None),
-        estimate=getattr(certificate, "relative", None),
-        bound=getattr(certificate, "relative_bound", None),
-        amplification=getattr(certificate, "amplification", None),
+        bound=getattr(reading.certificate, "relative_bound", None),
         history={k: v for k, v in reading.history.items() if _finite(v) is not None},
         belied=reading.belied,
+        **_certified(reading),
     )
+
+
+def _certified(reading: diagnosis.Reading) -> dict[str, float | None]:
+    names = {"estimate": "relative", "amplification": "amplification"}
+    return {name: getattr(reading.certificate, of, None) for name, of in names.items()}
 
 
 def _probe(
@@ -407,18 +394,13 @@ def _of_consumers(consumers: Sequence[ConsumerFacts], newest: int) -> Iterator[_
             # Who reads the newest version reads it as it was published: nothing can be lost.
             if consumer.version == newest:
                 continue
-            broken, sentence = (
-                False,
-                f"Consumer {name} has no probe: what it keeps is not measured.",
-            )
+            broken, sentence = False, f"Consumer {name} has no probe: what it keeps is unknown."
         elif probe.failed:
             sentence = f"The probe of {name} could not be run."
         elif probe.holds is False and probe.last is not None and probe.limit is not None:
-            sentence = (
-                f"The probe of {name} is beyond its limit: {probe.metric} is {probe.last:.3g}, and "
-                f"{'at most' if probe.less_is_better else 'at least'} {probe.limit:.3g} is asked "
-                "for."
-            )
+            asked = f"{'at most' if probe.less_is_better else 'at least'} {probe.limit:.3g}"
+            value = f"{probe.metric} is {probe.last:.3g}, and must be {asked}"
+            sentence = f"The probe of {name} is beyond its limit: {value}."
         elif probe.limit is None:
             broken, sentence = False, f"The probe of {name} has no limit."
         elif probe.holds is None:
@@ -459,10 +441,9 @@ def _of_stores(versions: Sequence[VersionFacts], live: Live) -> Iterator[_Found]
             yield "broken", "store", f"{name} {UNREADABLE}."
         elif backfill.state == "stalled":
             idle = "a while" if backfill.idle is None else f"{abs(backfill.idle):,.0f} seconds"
-            sentence = (
-                f"{name} stalled or died: nothing was written for {idle}, with {backfill.done:,} "
-                f"of {backfill.total:,} rows done; 'evergram store backfill apply' resumes it."
-            )
+            done = f"{backfill.done:,} of {backfill.total:,} rows are done"
+            todo = "'evergram store backfill apply' resumes it"
+            sentence = f"{name} stalled: nothing was written for {idle}, {done}; {todo}."
             yield "broken", "store", sentence
 
 
