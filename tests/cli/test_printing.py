@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from evergram.cli.printing import dump, table
+from evergram.cli.app import run
+from evergram.cli.printing import show, table
 
 Output = pytest.CaptureFixture[str]
 
@@ -16,8 +17,11 @@ def words(output: Output) -> str:
     return " ".join(output.readouterr().out.split())
 
 
-def test_json_has_null_for_what_is_no_number(capsys: Output) -> None:
-    dump({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}})
+def test_json_has_null_for_what_is_no_number(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "json", True)
+    show({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}})
     text = capsys.readouterr().out
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
     assert "NaN" not in text
