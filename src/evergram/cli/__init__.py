@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import interactions, lineages, models, serve, stores, texts, vectors
+from evergram.cli import lineages, models, serve, stores, vectors
 from evergram.cli.app import app as app
 from evergram.cli.app import log_format_of, parser, with_json_first
 from evergram.cli.failures import (
@@ -30,7 +30,7 @@ from evergram.log_lines import set_log_format, write_line
 __all__ = ["main"]
 
 # The files whose import adds their commands to the app.
-_COMMANDS = (interactions, lineages, models, serve, stores, texts, vectors)
+_COMMANDS = (lineages, models, serve, stores, vectors)
 
 
 def main() -> None:

@@ -369,15 +369,10 @@ def _measured(
         raise DataError("A probe is a model and an evaluation file: give both --probe and --data.")
     metric = options["metric"] or "auc"
     sides = lineage.manifest(lineage.production).embeddings
-    facts = {
-        "model": str(model),
-        "data": str(data),
-        "metric": metric,
-        "max" if metric == "rmse" else "min": options["limit"],
-        "side": side_of(sides, str(lineage.path), options["side"]),
-    }
+    side, limit = side_of(sides, str(lineage.path), options["side"]), options["limit"]
+    facts = {"model": str(model), "data": str(data), "metric": metric, "side": side}
     try:
-        probe = Probe.model_validate(facts)
+        probe = Probe.model_validate({**facts, "max" if metric == "rmse" else "min": limit})
     except ValidationError as error:
         raise DataError(f"The probe cannot be used: {sentence_of(error, Probe)}") from error
     return measured_probe(lineage, pinned, probe)

@@ -146,11 +146,7 @@ def _canaries(lineage: Lineage) -> Canaries:
 
 
 def _measure_unseen(
-    chain: Chain,
-    canaries: Canaries,
-    shares: Mapping[int, float | None],
-    source: int,
-    target: int,
+    chain: Chain, canaries: Canaries, shares: Mapping[int, float | None], source: int, target: int
 ) -> tuple[Measured | None, str | None]:
     """Return the error on the canaries that no alignment from `target` to `source` saw; or None and
     why it is not known."""

@@ -32,14 +32,9 @@ PARTS = (
 def writing(
     path: Path, where: str, elsewhere: AbstractContextManager[object], patience: float = 0
 ) -> Iterator[None]:
-    """Hold the lock of a lineage for a block. A folder that is made for a first publication, and
-    is not one, is removed again.
-
-    Args:
-        path: its folder, or its mirror; `where` is what to call it in an error.
-        elsewhere: what holds the lock of the storage that `path` is a mirror of.
-        patience: seconds to wait for another process.
-    """
+    """Hold the lock of a lineage, and that `elsewhere` of the storage that `path` is a mirror of,
+    for a block; wait `patience` seconds for another process. A folder that is made for a first
+    publication, and is not one, is removed again. Errors call it `where`."""
     new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -172,26 +172,16 @@ def check_follows(
 
 @dataclass(frozen=True)
 class Measured:
-    """The true error on the canaries of both versions: of z_k read as j, to z_j as published.
-
-    Args:
-        objects: how many.
-        error: root of the mean of ‖z̃_j − z_j‖².
-        relative: that over the root of the mean of ‖z_j‖².
-        cosine: mean cosine of z̃_j and z_j.
-    """
+    """The true error on the canaries of both versions: of z_k read as j, to z_j as published."""
 
     objects: int
-    error: float
-    relative: float
-    cosine: float
+    error: float  # root of the mean of ‖z̃_j − z_j‖²
+    relative: float  # that over the root of the mean of ‖z_j‖²
+    cosine: float  # mean, of z̃_j and z_j
 
 
 def measure_canaries(
-    chain: Chain,
-    canaries: Mapping[int, Mapping[str, Block]],
-    source: int,
-    target: int,
+    chain: Chain, canaries: Mapping[int, Mapping[str, Block]], source: int, target: int
 ) -> Measured | None:
     """Return the error of reading version `source` as `target`, on canaries of both; None if there
     are none. `canaries` are by version and side."""
@@ -230,18 +220,11 @@ def is_belied(bound: float, error: float) -> bool:
 
 
 def check_transform_on_canaries(
-    artefact: Artefact,
-    own: Mapping[str, Block],
-    past: Mapping[str, Block],
+    artefact: Artefact, own: Mapping[str, Block], past: Mapping[str, Block]
 ) -> float | None:
-    """Refuse a transform that does not lead to the version before, as its canaries show.
-
-    Of an artefact with a model of its own it is a warning: its training would be lost.
-
-    Args:
-        own, past: the canaries of the artefact, and those that the version before kept.
-    Returns: the relative error on canaries that both have; None if there are none.
-    """
+    """Refuse a transform that does not lead to the version before, as the canaries of both show; of
+    an artefact with a model it is a warning, as its training would be lost. Returns: the relative
+    error on common canaries; None if there are none."""
     transform, error = artefact.transform, artefact.error
     if transform is None:
         return None
@@ -326,7 +309,7 @@ def _is_of(
         return probe is None
     expected: dict[str, Any] = probe.model_dump(include={"model_sha256", "data_sha256"})
     expected |= {"pinned": consumer.pinned, "source": number}
-    if any(reading.get(key) != value for key, value in expected.items()):
+    if expected != {key: reading.get(key) for key in expected}:
         return False
     # The probe of a label that is gone could not be run, and its reading says so.
     if consumer.pinned == "newest" or reading.get("value") is None:
@@ -338,14 +321,10 @@ def _is_of(
 
 
 class RowSample:
-    """Every n-th row of a side, taken as its blocks pass; n doubles when there are too many.
+    """Every n-th row of a side, taken as its blocks pass; n doubles when there are too many. `ids`
+    [S] and `vectors`, float32 [S, D], are of the rows that were taken."""
 
-    Attributes:
-        ids, vectors: of the rows that were taken, [S] and float32 [S, D].
-        moments: of these; once all blocks have passed.
-    """
-
-    moments: Moments
+    moments: Moments  # of these rows, once all blocks have passed
 
     def __init__(self, side: str, *dims: int) -> None:
         self.side = side
@@ -419,14 +398,12 @@ def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> 
 
 
 class CanarySample:
-    """Takes the canaries of one side as its blocks pass.
+    """Takes the canaries of one side as its blocks pass: `ids`, strings, and `vectors`, float32
+    [n, D], are of those so far.
 
     Args:
-        side: its name, for errors.
         wanted: the ids to keep, as strings; None picks them, see `canary_rows`.
         past: ids that the version before kept, as strings.
-    Attributes:
-        ids, vectors: of the canaries so far, as strings and float32 [n, D].
     """
 
     def __init__(
@@ -631,11 +608,10 @@ def _encoder_record(encoder: EncoderParts) -> EncoderRecord:
 
 
 def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
-    names = [pa.repeat(name, len(vocabulary)) for name, vocabulary in encoder.vocabularies.items()]
-    keys = [vocabulary.keys.cast(pa.string()) for vocabulary in encoder.vocabularies.values()]
-    return pa.table(
-        {"vocabulary": pa.concat_arrays(names).dictionary_encode(), "key": pa.concat_arrays(keys)}
-    )
+    parts = encoder.vocabularies.items()
+    names = pa.concat_arrays([pa.repeat(name, len(v)) for name, v in parts]).dictionary_encode()
+    keys = pa.concat_arrays([v.keys.cast(pa.string()) for _, v in parts])
+    return pa.table({"vocabulary": names, "key": keys})
 
 
 def _canary_table(canaries: Mapping[str, Block]) -> pa.Table:

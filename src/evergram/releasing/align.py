@@ -68,11 +68,7 @@ class AlignSettings(MapSettings):
 
 
 def refuse_error(
-    error: float,
-    chance: Chance,
-    held: int,
-    limit: float | None,
-    names: tuple[Path, Path],
+    error: float, chance: Chance, held: int, limit: float | None, names: tuple[Path, Path]
 ) -> None:
     """Refuse an error on `held` objects that is past a limit, or no better than chance; `names` are
     of the old and of the new file."""
@@ -108,14 +104,9 @@ def refuse_few(
     allow_small: bool = False,
     vectors: Tensor | None = None,
 ) -> bool:
-    """Refuse too few pairs to fit a transform, or to measure its error on; return True if they are
-    too few and `allow_small` goes on with them.
-
-    Args:
-        dims: old and new.
-        vectors: a hash of each new vector, int64 [N]: objects that share one then count once. None
-            before the files are read.
-    """
+    """Refuse too few pairs to fit a transform from old to new `dims`, or to measure its error on;
+    return True if they are too few and `allow_small` goes on with them. Objects that share a hash
+    in `vectors`, int64 [N], count once; it is None before the files are read."""
     keys = torch.arange(len(groups.held)) if vectors is None else vectors
     held, fitted = (len(np.unique(keys[rows].numpy())) for rows in (groups.held, ~groups.held))
     what = "common objects" if vectors is None else "different new vectors of common objects"
@@ -172,11 +163,7 @@ class PairReading:
 
 
 def read_pairs(
-    pairing: Pairing,
-    dims: tuple[int, int],
-    groups: Groups,
-    rows: Tensor,
-    progress: Progress,
+    pairing: Pairing, dims: tuple[int, int], groups: Groups, rows: Tensor, progress: Progress
 ) -> PairReading:
     """Read both files once, and keep the vectors of some rows of the pairing."""
     moments = SecondMoments(*dims), SecondMoments(*dims), SecondMoments(*dims)
@@ -207,17 +194,9 @@ DEFAULT = AlignSettings()
 
 
 class FileAlignment:
-    """Two files, and the map from the new vectors to the old ones.
-
-    Attributes:
-        pairing: the objects that they have in common, and `groups` what these are for.
-        small: whether they are few, and that was allowed.
-        read: moments and a sample of the pairs.
-        fitted: the map, fitted to all pairs but the held-out ones.
-        objects, error: the different new vectors that are held out, and its error on these.
-        chance: that error compared with the same map on mixed-up objects.
-        readings: its errors and shared neighbours on held-out objects, see `mapping_readings`.
-    """
+    """Two files, and the map from the new vectors to the old ones, `fitted` to all common objects
+    but the held-out ones. `objects` different vectors are held out, `error` and `readings` are of
+    these, and `chance` compares the error with that of the same map on mixed-up objects."""
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evergram.collectives import ALONE, Collectives
 from evergram.compatibility.chain import Chain
@@ -174,12 +175,8 @@ UNTESTED = "The model that was kept knows none of the queries that are held out.
 
 
 def refuse_other_model(recipe: Recipe, kept: Mapping[str, Any], version: int) -> None:
-    """Refuse settings that the model of a frozen upgrade was not trained with: they would change
-    nothing, and the version's record would say otherwise.
-
-    Args:
-        kept: the recipe of the version whose model is kept, as its manifest has it.
-    """
+    """Refuse settings that the model of a frozen upgrade was not trained with, by the recipe
+    `kept`: they would change nothing, and the version's record would say otherwise."""
     theirs, ours = (
         flat({table: values.get(table, {}) for table in DESCRIBED})
         for values in (each.model_dump(mode="json") for each in (type(recipe).stored(kept), recipe))
@@ -275,16 +272,12 @@ def corpus_of_known(
         candidates = Side(queries.vocabulary, candidates.features)
     more: dict[str, Any] = {}
     if isinstance(narrow, MappedCorpus):
-        more = {
-            # What is derived of it, such as its index by query, has a row for each query.
-            "fingerprint": hashlib.sha256(f"{narrow.fingerprint} {digest}".encode()).hexdigest(),
-            "entity_counts": {s: _padded(narrow.counts(s), len(rows[s])) for s in SIDES},
-        }
+        counts = {s: narrow.counts(s) for s in SIDES}
+        padded = {s: functional.pad(c, (0, len(rows[s]) - len(c))) for s, c in counts.items()}
+        # What is derived of it, such as its index by query, has a row for each query.
+        fingerprint = hashlib.sha256(f"{narrow.fingerprint} {digest}".encode()).hexdigest()
+        more = {"fingerprint": fingerprint, "entity_counts": padded}
     return replace(narrow, queries=queries, candidates=candidates, **more), places
-
-
-def _padded(counts: Tensor, size: int) -> Tensor:
-    return torch.cat([counts, counts.new_zeros(size - len(counts))])
 
 
 def _moved(pairs: RowPairs, places: Mapping[str, Tensor]) -> RowPairs:

@@ -196,17 +196,14 @@ def versions(state: ServedState, access: Access) -> VersionsAnswer:
     stored = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
     warnings = version_warnings(lineage)
+    shown = {"version", "name", "dim", "created", "fingerprint"}
     answers = [
         VersionAnswer(
-            version=manifest.version,
-            name=f"{lineage.name}@v{manifest.version}",
-            dim=manifest.dim,
-            created=manifest.created,
-            fingerprint=manifest.fingerprint,
             labels=sorted(k for k, v in lineage.labels.items() if v == manifest.version),
             default=manifest.version == default,
             computed_from=stored,
             warnings=warnings[manifest.version],
+            **manifest.model_dump(include=shown),
         )
         for manifest in lineage.versions
         if manifest.version in readable

@@ -110,17 +110,16 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
     _listing_routes(app, handler)
     app.include_router(dashboard_pages())
 
-    async def refused(_: Request, error: Any) -> Response:
-        """Give a refusal of Starlette's own the form of the service's."""
-        sentence = _NOT_FOUND.get(error.status_code, str(error.detail))
-        refusal = error_response(RefusedError(error.status_code, "http", sentence))
-        return refusal_response(refusal, **(error.headers or {}))
-
     async def failed(_: Request, error: Exception) -> Response:
-        return refusal_response(error_response(error))
+        """Give each error, a refusal of Starlette's own too, the form of the service's."""
+        headers = {}
+        if isinstance(error, starlette.exceptions.HTTPException):
+            headers = dict(error.headers or {})
+            sentence = _NOT_FOUND.get(error.status_code, str(error.detail))
+            error = RefusedError(error.status_code, "http", sentence)
+        return refusal_response(error_response(error), **headers)
 
-    app.add_exception_handler(starlette.exceptions.HTTPException, refused)
-    for kind in (EvergramError, Exception):
+    for kind in (starlette.exceptions.HTTPException, EvergramError, Exception):
         app.add_exception_handler(kind, failed)
     app.add_middleware(HostCheck, service=service, settings=settings, errors=handler.metrics.errors)
     return app
@@ -137,10 +136,7 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
         described = "JSON."
         if column:
             body[ARROW] = _STREAM
-            described = (
-                f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else "
-                "as JSON under `evergram.request` in its schema's metadata."
-            )
+            described = f"JSON, or an uncompressed Arrow stream with the column {column!r}."
         success = {
             "model": answer,
             "description": "The rows, and what they were computed from.",
@@ -154,24 +150,17 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
         async def endpoint(request: Request) -> Response:
             return await handler.answer(request, path, operation)
 
-        app.post(
-            path,
-            name=name,
-            summary=summary,
-            responses={200: success, **_errors(*_REFUSED)},
-            openapi_extra={
-                "requestBody": {"required": True, "content": body, "description": described}
-            },
-        )(endpoint)
+        sent = {"requestBody": {"required": True, "content": body, "description": described}}
+        responses = {200: success, **_errors(*_REFUSED)}
+        route = app.post(path, name=name, summary=summary, responses=responses, openapi_extra=sent)
+        route(endpoint)
 
     found, read = answers.SearchAnswer, answers.TransformAnswer
     of_ids = "Embeddings of ids, or of texts"
     add(embeddings, of_ids, requests.EmbeddingsRequest, answers.EmbeddingsAnswer, "id")
     add(search, "The nearest stored objects", requests.SearchRequest, found, "vector")
-    other = "Vectors of one version as another reads them"
-    add(transform, other, requests.TransformRequest, read, "vector")
-    met = "Vectors of new queries, from the candidates that they met"
-    add(fold_in, met, requests.FoldInRequest, read)
+    add(transform, "Vectors of another version", requests.TransformRequest, read, "vector")
+    add(fold_in, "Vectors of new queries", requests.FoldInRequest, read)
 
 
 def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
