@@ -12,17 +12,9 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import lineages, models, serve, stores, vectors
+from evergram.cli import failures, lineages, models, serve, stores, vectors
 from evergram.cli.app import app as app
 from evergram.cli.app import log_format_of, parser, with_json_first
-from evergram.cli.failures import (
-    INTERRUPTED,
-    REFUSED,
-    error_line,
-    lasting_streams,
-    sentence_and_code,
-    warnings_on_stderr,
-)
 from evergram.collectives import is_first_process
 from evergram.errors import reason_and_remedy
 from evergram.log_lines import set_log_format, write_line
@@ -35,12 +27,12 @@ _COMMANDS = (lineages, models, serve, stores, vectors)
 
 def main() -> None:
     """Run the command; an error becomes one line on stderr and an exit code of docs/commands.md."""
-    with lasting_streams() as failure:
+    with failures.lasting_streams() as failure:
         code = _exit_code()
         if not code and (error := failure()) is not None:
-            code = REFUSED
+            code = failures.REFUSED
             sentence = f"stdout: {reason_and_remedy(error)}; the command itself is done."
-            sys.stderr.write(error_line(sentence, code))
+            sys.stderr.write(failures.error_line(sentence, code))
     if code:
         sys.exit(code)
 
@@ -50,14 +42,14 @@ def _exit_code() -> int:
     try:
         arguments = with_json_first(sys.argv[1:])
         set_log_format(log_format_of(arguments))
-        with warnings_on_stderr():
+        with failures.warnings_on_stderr():
             code: int = parser()(args=arguments, standalone_mode=False) or 0
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = failures.INTERRUPTED
     except Exception as error:
-        sentence, code = sentence_and_code(error)
+        sentence, code = failures.sentence_and_code(error)
         if sentence:
-            sys.stderr.write(error_line(sentence, code))
-    if code == INTERRUPTED and is_first_process():
+            sys.stderr.write(failures.error_line(sentence, code))
+    if code == failures.INTERRUPTED and is_first_process():
         write_line("interrupted", "interrupted; the lineage is as it was", level="error")
     return code

@@ -23,19 +23,9 @@ from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.data.split import TrainedPairs
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
+from evergram.lineage import locks
 from evergram.lineage.artefact import PAIRS, Affine, Artefact, Block, Moments, VersionReader
 from evergram.lineage.consumers import pinned_to
-from evergram.lineage.locks import (
-    check_inside,
-    check_parts,
-    clear_left,
-    clear_work,
-    refuse_occupied,
-    training_claim,
-    unchanged,
-    write_record,
-    writing,
-)
 from evergram.lineage.publication import (
     check_artefact,
     check_follows,
@@ -122,7 +112,7 @@ class Lineage:
         self.record: LineageRecord = record
         # Of the versions that there were when it was read.
         self._chain: Chain | None = None
-        check_inside(path, *(self.folder(n) / "manifest.json" for n in record.versions))
+        locks.check_inside(path, *(self.folder(n) / "manifest.json" for n in record.versions))
         # By number, of all versions but the withdrawn.
         self.manifests: dict[int, Manifest] = {
             n: read_manifest(self.folder(n)) for n in record.versions
@@ -140,7 +130,7 @@ class Lineage:
         """
         folder = local_folder(path)
         if folder is not None:
-            check_parts(folder)
+            locks.check_parts(folder)
             return cls(folder, read_record(folder / RECORD))
         remote = Remote(str(path))
         return cls(remote.folder, parse_record(remote.pull(), remote.address), remote)
@@ -174,7 +164,7 @@ class Lineage:
             remote = Remote(str(path))
             remote.pull()
             return cls(remote.folder, record, remote)
-        refuse_occupied(folder, name)
+        locks.refuse_occupied(folder, name)
         return cls(folder, record)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -346,7 +336,7 @@ class Lineage:
         folder = self.embeddings_folder(manifest.version)
         name = f"{side}.parquet"
         if not folder.is_dir():
-            unchanged(self.path, self.record, self.address, labels=True)
+            locks.unchanged(self.path, self.record, self.address, labels=True)
             if manifest.version != self.newest:
                 has = ", ".join(map(str, self.versions_with_embeddings))
                 what = f"The embeddings of version {manifest.version} of {self.address}"
@@ -474,7 +464,7 @@ class Lineage:
 
         Raises: IntegrityError: a file is missing or damaged, or a link leads out of the lineage.
         """
-        check_inside(self.path, *(folder / name for name in hashes))
+        locks.check_inside(self.path, *(folder / name for name in hashes))
         (check_files if self.remote is None else self.remote.check_files)(folder, hashes)
 
     def check(self) -> int:
@@ -572,14 +562,14 @@ class Lineage:
         """Write a changed record, and tidy up under the same lock, as another may publish after
         it."""
         with self._writing():
-            after = change(unchanged(self.path, self.record, self.address, labels=True))
-            write_record(self.path, after, self.remote)
+            after = change(locks.unchanged(self.path, self.record, self.address, labels=True))
+            locks.write_record(self.path, after, self.remote)
             tidy()
         self.record = after
 
     def _writing(self) -> AbstractContextManager[None]:
         elsewhere = nullcontext() if self.remote is None else self.remote.transaction()
-        return writing(self.path, self.address, elsewhere)
+        return locks.writing(self.path, self.address, elsewhere)
 
     def _pins(self, record: LineageRecord) -> dict[str, int]:
         """Return the version that each consumer would read by default if this were the record."""
@@ -621,15 +611,15 @@ class Lineage:
         artefact = replace(artefact, metrics=gate(artefact).metrics)
         new_pairs = self.pair_history.new(artefact.trained)
         with self._writing():
-            record = unchanged(self.path, self.record, self.address, labels=False)
+            record = locks.unchanged(self.path, self.record, self.address, labels=False)
             if number:
                 refuse_unprobed(self.address, artefact.metrics, number, record.resolve)
-            clear_left(self.path, record)
+            locks.clear_left(self.path, record)
             place = self.path, self.name, number
             manifest = write_folders(place, artefact, past, self._files_before(), new_pairs)
             salt = None if artefact.trained is None else artefact.trained[0]
             record = record.with_version(promote=promote, salt=salt)
-            write_record(self.path, record, self.remote)
+            locks.write_record(self.path, record, self.remote)
             self.record = record
             self.manifests[number], self._chain = manifest, None
             # Under the lock, as another may publish the next version as soon as it is free.
@@ -640,7 +630,7 @@ class Lineage:
             if self.remote is not None:
                 self.remote.keep_only("embeddings", map(str, kept))
                 self.remote.keep_only("versions", map(str, record.versions))
-        clear_work(self.work_dir)
+        locks.clear_work(self.work_dir)
         return number
 
     def _files_before(self) -> dict[str, Path]:
@@ -670,7 +660,7 @@ class Lineage:
         Raises: LineageError: another process trains it. Of a lineage that lives elsewhere only
             processes of this machine are seen.
         """
-        with training_claim(self.work_dir, str(self)):
+        with locks.training_claim(self.work_dir, str(self)):
             try:
                 yield self.work_dir
             finally:

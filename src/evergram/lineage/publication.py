@@ -21,16 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from torch import Tensor
 
 from evergram.atomic_files import new_folder, write_text
+from evergram.compatibility import closed_forms
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.closed_forms import (
-    LONGEST,
-    LengthCount,
-    SecondMoments,
-    fit_closed_form,
-    pairs_needed,
-    vectors_problem,
-)
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
@@ -334,17 +327,14 @@ class RowSample:
     def through(self, blocks: Iterable[Block], unknown: int = 0) -> Iterator[Block]:
         """Yield the same blocks, and sample rows of them; `unknown` of these are zeros that may be
         published."""
-        lengths, passed, step = LengthCount(), 0, 1
+        lengths, passed, step = closed_forms.LengthCount(), 0, 1
         for ids, vectors in blocks:
             # Vectors are written as float32.
             narrow = vectors.float()
             if (row := lengths.add(narrow)) is not None:
                 length = float(narrow[row].double().norm())
-                finite, long = (
-                    math.isfinite(length),
-                    f"has the length {length:.3g}, past {LONGEST:g}",
-                )
-                what = long if finite else "has a NaN or an infinity"
+                what = f"has the length {length:.3g}, past {closed_forms.LONGEST:g}"
+                what = what if math.isfinite(length) else "has a NaN or an infinity"
                 raise DataError(f"The {self.side} embedding of id {ids[row].as_py()!r} {what}.")
             for start in range(0, len(ids), BLOCK):
                 part = ids.slice(start, BLOCK), vectors[start : start + BLOCK]
@@ -358,7 +348,7 @@ class RowSample:
         self.moments = _, mean, second = _moments(self.vectors)
         spread = second - torch.outer(mean, mean)
         rows, zeros = lengths.rows - unknown, lengths.zeros - unknown
-        problem = vectors_problem(rows, zeros, second, spread)
+        problem = closed_forms.vectors_problem(rows, zeros, second, spread)
         if problem is not None:
             raise DataError(f"The {self.side} embeddings cannot be published: {problem}.")
 
@@ -443,14 +433,14 @@ def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Af
 
     It holds the ids of one file and the sampled vectors in memory.
     """
-    pairs: list[SecondMoments] = []
+    pairs: list[closed_forms.SecondMoments] = []
     for side, sample in samples.items():
         if side not in old:
             continue
         rows, before = _looked_up(sample.ids, old[side])
         new = sample.vectors[rows]
         if not pairs:
-            pairs = [SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
+            pairs = [closed_forms.SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
         for z, past in zip(torch.split(new, CHUNK), torch.split(before, CHUNK), strict=True):
             apart = torch.arange(len(z)) % FOR_RIDGE == 0
             for sums, chosen in zip(pairs, (~apart, apart), strict=True):
@@ -459,9 +449,9 @@ def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Af
         return None
     # The target of this map is the new version: "old" and "new" have changed places.
     seen, held_out = pairs
-    if seen.count < pairs_needed("affine", seen.old_dim, seen.new_dim):
+    if seen.count < closed_forms.pairs_needed("affine", seen.old_dim, seen.new_dim):
         return None
-    fitted = fit_closed_form("affine", seen, held_out)
+    fitted = closed_forms.fit_closed_form("affine", seen, held_out)
     assert fitted.offset is not None
     return fitted.weight, fitted.offset
 
