@@ -303,10 +303,12 @@ class RequestHandler:
             while True:
                 before = self.service.shared
                 state, access = self._enter(asked)
-                arrow_out = ARROW in headers.get("accept", "")
-                claimed = headers.get("x-evergram-fingerprint")
-                formats = (arrow_in, arrow_out, claimed, may_wait)
-                call = Call(state, access, self.settings, body.content, *formats)
+                call = Call(
+                    *(state, access, self.settings, body.content, arrow_in),
+                    arrow_out=ARROW in headers.get("accept", ""),
+                    fingerprint=headers.get("x-evergram-fingerprint"),
+                    may_wait=may_wait,
+                )
                 # A worker reads the body to the end, even after the request was given up.
                 body.hold()
                 workers = self.text_workers if may_wait else self.workers
