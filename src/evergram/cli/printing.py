@@ -101,7 +101,8 @@ def _reading(past: str, reading: dict[str, Any]) -> Iterator[str | Grid]:
     for kind, drift in reading["drift"].items():
         if drift["objects"]:
             far = f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)"
-            yield f"mean distance on {drift['objects']} {_OBJECTS[kind]}: {far}"
+            objects = f"{drift['objects']} {_OBJECTS[kind]}"
+            yield f"mean distance to version {past} on {objects}: {far}"
     yield f"overlap@10 with version {past}: {number(reading['overlap@10'])}"
 
 
