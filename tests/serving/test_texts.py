@@ -630,7 +630,7 @@ def test_kept_vectors_follow_the_checks_of_their_encoder(
     assert provenance[FINGERPRINT] == manifest.fingerprint
     kept.of(pa.array(["text-2"]))
     # The encoder turns out to be another: what it made since the last check goes.
-    texts._encoders[1]._fail("is another", "")
+    texts._encoders[1]._failed()
     assert kept.rows()[0].to_pylist() == ["text-1"]
     texts.check()
     kept.of(pa.array(["text-2"]))

@@ -285,7 +285,7 @@ def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterab
         yield f"{measured}, and {LEAST_OBJECTS} are needed for a certificate."
     elif error.rms**2 >= error.power:
         share = 100 * error.rms / math.sqrt(error.power) if error.power else math.inf
-        yield f"Its transform errs by {share:.0f} % of the past vectors' length: zeros are nearer."
+        yield f"Its transform errs by {share:.0f} % of the length of the past vectors."
 
 
 def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:

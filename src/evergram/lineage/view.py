@@ -102,8 +102,11 @@ class View:
             array = np.array(embeddings, dtype=width, order="C")
             transformed: Floats = self.transform(torch.from_numpy(array)).numpy()
             return transformed
-        floats = isinstance(embeddings, Tensor) and embeddings.is_floating_point()
-        if not floats or not embeddings.dim():
+        if (
+            not isinstance(embeddings, Tensor)
+            or not embeddings.is_floating_point()
+            or not embeddings.dim()
+        ):
             given = f"{type(embeddings).__name__} {getattr(embeddings, 'dtype', '')}"
             wanted = "floats in a tensor or a NumPy array, [N, D] or [D]"
             raise ShapeError(f"Vectors are {wanted}, and a {given} was given.")

@@ -52,8 +52,8 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
     encoder = past.provenance.get(TEXT_ENCODER) if newest is None else newest.text_encoder
     if encoder is not None and TEXT_ENCODER not in new.provenance:
         raise LineageError(
-            f"{new.path} does not say which encoder made it, and the old vectors do. "
-            "Make the file by 'evergram vectors encode'."
+            f"{new.path} does not say which encoder made it, as the old vectors do, so "
+            "strings could not be encoded. Make the file by 'evergram vectors encode'."
         )
     advice = _by_companion(past)
     if isinstance(old, int):
@@ -74,7 +74,8 @@ def past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
     if not isinstance(old, int):
         return old
     if not lineage.versions or old != lineage.newest:
-        todo = "give the newest, or the file of its vectors"
+        newest = lineage.newest if lineage.versions else "it has none yet"
+        todo = f"give the newest ({newest}), or the file of its vectors"
         raise LineageError(f"Version {old} is not the newest of {lineage}; {todo}.")
     return _stored(lineage)
 

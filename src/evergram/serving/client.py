@@ -207,8 +207,8 @@ class Client(Reopened):
             missing: "skip" leaves out candidates that are not stored.
         """
         given = {"candidates": candidates, "weights": weights, "values": values}
-        asked = {name: as_lists(x, name) for name, x in given.items() if x is not None}
-        asked |= {"version": version, "missing": missing}
+        lists = {name: as_lists(x, name) for name, x in given.items() if x is not None}
+        asked = {**lists, "version": version, "missing": missing}
         return _vectors(self._json("/v1/fold-in", asked))
 
     def versions(self) -> list[dict[str, Any]]:

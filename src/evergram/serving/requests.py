@@ -203,7 +203,7 @@ class SearchRequest(_RequestModel):
         strings = value if isinstance(value, list) else [value]
         texts = bool(strings) and all(isinstance(text, str) for text in strings)
         if value is not None and not texts:
-            raise ValueError("'input' of a search is texts; ids are searched by with 'id'")
+            raise ValueError("'input' is a text or a list of texts; ids are searched by with 'id'")
         return value
 
 

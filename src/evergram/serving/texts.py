@@ -193,7 +193,7 @@ class CheckedEncoder:
                 what = "is not the one that the version was published with"
                 if self._encoder is None:
                     what = "is none of those that may be opened (--encoder)"
-            problem = f"The encoder of version {self.version} {what}, so only ids are read."
+            problem = f"The encoder of version {self.version} {what}, so strings are not encoded."
             if self.problem != problem:
                 log.error("%s %s", problem, error)
             self.problem, self.key = problem, object()

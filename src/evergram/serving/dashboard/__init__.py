@@ -399,7 +399,7 @@ def _of_consumers(consumers: Sequence[ConsumerFacts], newest: int) -> Iterator[_
             sentence = f"The probe of {name} could not be run."
         elif probe.holds is False and probe.last is not None and probe.limit is not None:
             asked = f"{'at most' if probe.less_is_better else 'at least'} {probe.limit:.3g}"
-            value = f"{probe.metric} is {probe.last:.3g}, and must be {asked}"
+            value = f"{probe.metric} is {probe.last:.3g}, and {asked} is asked for"
             sentence = f"The probe of {name} is beyond its limit: {value}."
         elif probe.limit is None:
             broken, sentence = False, f"The probe of {name} has no limit."
