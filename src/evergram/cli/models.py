@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from evergram.cli.failures import INTERRUPTED
-from evergram.cli.options import (
-    columns_by_role,
-    command,
-    described,
-    new_progress,
-    open_lineage,
-)
+from evergram.cli.options import columns_by_role, command, described, new_progress, open_lineage
 from evergram.cli.printing import Grid, metrics_table, number, print_version, show
 from evergram.collectives import is_first_process
 from evergram.errors import DataError, RecipeError

@@ -21,11 +21,7 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.query_form import Interactions, QueryForm
 from evergram.ids import Lists, as_lists
 from evergram.texts.record import checked_dims, cut
-from evergram.vector_files.open_embeddings import (
-    first_not_finite,
-    open_embeddings,
-    provenance_of,
-)
+from evergram.vector_files.open_embeddings import first_not_finite, open_embeddings, provenance_of
 from evergram.vector_files.writers import check_writable, write_vectors
 
 if TYPE_CHECKING:
@@ -161,12 +157,7 @@ class View:
         return self.transform(fold_in(form, lookup, *lists, missing=missing, owner=owner))
 
     def export(
-        self,
-        path: str | Path,
-        side: str,
-        *,
-        overwrite: bool = False,
-        dimensions: int | None = None,
+        self, path: str | Path, side: str, *, overwrite: bool = False, dimensions: int | None = None
     ) -> int:
         """Write the ids and the vectors of a side to a file, marked with both fingerprints.
 

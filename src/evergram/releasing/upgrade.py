@@ -132,9 +132,7 @@ def own_encoder(
 
 
 def with_modules(
-    recipe: Recipe,
-    encoder: EncoderModules | None,
-    trained: EncoderModules | Encoder | None = None,
+    recipe: Recipe, encoder: EncoderModules | None, trained: EncoderModules | Encoder | None = None
 ) -> Recipe:
     """Return the recipe whose model is the user's modules, if there are any; else the same one."""
     if encoder is not None and trained is not None:
