@@ -89,8 +89,7 @@ def serve(
             sys.stdout.flush()
         access = "open to everybody who can reach it" if facts["open"] else "tokens are asked for"
         serving = f"Serving version {facts['version']} on {facts['url']} ({access})."
-        shown = {name: facts[name] for name in ("url", "version", "open")}
-        write_line("service", serving, lineage=lineage, **shown)
+        write_line("service", serving, lineage=lineage, **facts)
         server.run()
 
 

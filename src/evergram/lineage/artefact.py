@@ -161,18 +161,13 @@ class Artefact:
         return f"Artefact(dim {self.dim}, {model}, {back}, sides {', '.join(self.embeddings)})"
 
     def blocks(self, side: str) -> Iterator[Block]:
-        """Yield the ids and vectors of a side, in one block or in several.
-
-        Raises: DataError, ShapeError: they cannot be published.
-        """
+        """Yield the ids and vectors of a side, in one block or in several. Raises: DataError,
+        ShapeError: they cannot be published."""
         source = self.embeddings[side]
         return checked_blocks(source() if callable(source) else [source], side, self.dim)
 
     def block(self, side: str) -> Block:
-        """Return all ids [N] and vectors [N, D] of a side at once.
-
-        Raises: DataError, ShapeError: they cannot be published.
-        """
+        """Return all ids [N] and vectors [N, D] of a side at once. Raises: as `blocks`."""
         blocks = list(self.blocks(side))
         if len(blocks) == 1:
             return blocks[0]

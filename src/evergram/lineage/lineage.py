@@ -138,8 +138,7 @@ class Lineage:
     @staticmethod
     def exists(path: str | Path) -> bool:
         """Say whether there is a lineage, damaged or not. Raises: LineageError: out of reach."""
-        folder = local_folder(path)
-        if folder is None:
+        if (folder := local_folder(path)) is None:
             return Remote(str(path)).pull() is not None
         return (folder / RECORD).exists()
 
@@ -302,10 +301,8 @@ class Lineage:
         return VersionReader(self.folder(version), self.manifest(version), self.check_files)
 
     def recipe(self, version: int) -> dict[str, Any]:
-        """Return the whole recipe of a version as it was run.
-
-        Raises: LineageError: the version came from a file, and has no model.
-        """
+        """Return the whole recipe of a version as it was run. Raises: LineageError: the version
+        came from a file, and has no model."""
         manifest = self.manifest(version)
         if manifest.encoder is None:
             what = "came from a file of embeddings: it has no model and no recipe"
@@ -346,9 +343,7 @@ class Lineage:
 
     def embeddings(self, side: str, version: int | None = None) -> tuple[pa.Array, Tensor]:
         """Return the ids [N] and vectors [N, D_k] of a side of a version, by default production.
-
-        Raises: as `stored`.
-        """
+        Raises: as `stored`."""
         number = self.resolve(version)
         path = self.stored(side, number)
         ids, vectors = read_embeddings(path)
@@ -360,10 +355,8 @@ class Lineage:
 
     @property
     def pair_history(self) -> PairHistory:
-        """The pairs that versions were trained on; none is tested on them.
-
-        Withdrawn versions and those that came from a file do not count.
-        """
+        """The pairs that versions were trained on; none is tested on them. Withdrawn versions and
+        those that came from a file do not count."""
         record = self.record
         pairs = {
             number: self.reader(number).trained_pairs()
@@ -460,10 +453,8 @@ class Lineage:
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
         """Compare files of a folder of the lineage with their hashes, by name; a remote lineage's
-        are downloaded first.
-
-        Raises: IntegrityError: a file is missing or damaged, or a link leads out of the lineage.
-        """
+        are downloaded first. Raises: IntegrityError: a file is missing or damaged, or a link leads
+        out of the lineage."""
         locks.check_inside(self.path, *(folder / name for name in hashes))
         (check_files if self.remote is None else self.remote.check_files)(folder, hashes)
 
@@ -505,21 +496,16 @@ class Lineage:
         self._change(without)
 
     def promote(self, version: int | str = NEWEST) -> int:
-        """Put a version into production: the label `stable` moves to it. An earlier version can be
-        put back the same way.
-
-        Returns: its number. Raises: as `label`.
-        """
+        """Put a version into production, an earlier one again too: the label `stable` moves to it.
+        Returns: its number. Raises: as `label`."""
         number = self.resolve(version)
         self.label(STABLE, number)
         return number
 
     def withdraw(self, version: int | str, reason: str) -> None:
-        """Take the newest version back; its number is never used again.
-
-        Raises: LineageError: it is not the newest, a label or a consumer is on it, or the
-            embeddings of the version before are not stored any more.
-        """
+        """Take the newest version back; its number is never used again. Raises: LineageError: it is
+        not the newest, a label or a consumer is on it, or the embeddings of the version before are
+        not stored any more."""
         number = self.resolve(version)
         if number != self.newest:
             raise LineageError(
@@ -548,10 +534,8 @@ class Lineage:
         self._chain = None
 
     def retire(self, version: int | str) -> None:
-        """End the reading of a version; the chain still leads through it.
-
-        Raises: LineageError: it is the newest, or a label or a consumer is on it.
-        """
+        """End the reading of a version; the chain still leads through it. Raises: LineageError: it
+        is the newest, or a label or a consumer is on it."""
         self._change(lambda record: record.with_retired(version, self._pins(record)))
 
     def _change(
@@ -644,22 +628,16 @@ class Lineage:
 
     def check_ids(self, ids: Mapping[str, pa.Array]) -> None:
         """Refuse ids, by side, that are text where those of the newest version are integers, or are
-        theirs in another Unicode normal form.
-
-        Raises: DataError.
-        """
+        theirs in another Unicode normal form. Raises: DataError."""
         check_ids(ids, self._files_before(), self.address)
 
     # A training run.
 
     @contextmanager
     def training(self) -> Iterator[Path]:
-        """Yield `work_dir` for one run, and keep other processes from training the lineage's next
-        version meanwhile. An interrupted run's checkpoints stay in it; nothing empty does.
-
-        Raises: LineageError: another process trains it. Of a lineage that lives elsewhere only
-            processes of this machine are seen.
-        """
+        """Yield `work_dir` for one run, and keep other processes (of this machine) from training
+        the lineage's next version meanwhile. An interrupted run's checkpoints stay in it; nothing
+        empty does. Raises: LineageError: another process trains it."""
         with locks.training_claim(self.work_dir, str(self)):
             try:
                 yield self.work_dir

@@ -228,11 +228,8 @@ class LineageRecord(ChecksummedRecord):
         return self._changed(versions=[*self.versions, number], labels=labels, salt=kept)
 
     def with_label(self, name: str, what: int | str, with_embeddings: Collection[int]) -> Self:
-        """Return the record with a label on a version, wherever the label was before.
-
-        Args:
-            with_embeddings: versions whose own embeddings are stored, which alone can be `stable`.
-        """
+        """Return the record with a label on a version, wherever the label was before. Only versions
+        `with_embeddings`, whose own are stored, can be `stable`."""
         lower = check_name(name, "a label").lower()
         if NUMBER.fullmatch(lower) or lower == NEWEST:
             raise LineageError(f"{name!r} cannot be a label, as 'newest' and 'v0' name versions.")
@@ -256,12 +253,8 @@ class LineageRecord(ChecksummedRecord):
     def without_newest(
         self, withdrawal: Withdrawal, pins: Mapping[str, int], with_embeddings: Collection[int]
     ) -> Self:
-        """Return the record with the newest version withdrawn; its number is not used again.
-
-        Args:
-            pins: consumer to the version that it reads.
-            with_embeddings: as for `with_label`; the version before must be among them.
-        """
+        """Return the record with the newest version withdrawn; its number is not used again. `pins`
+        are as for `with_retired`; the version before must be among those `with_embeddings`."""
         number = self.newest
         self._refuse_used(number, pins, "withdrawn")
         start = f"Version {number} of {self.name} cannot be withdrawn: "
@@ -280,10 +273,7 @@ class LineageRecord(ChecksummedRecord):
 
     def with_retired(self, what: int | str, pins: Mapping[str, int]) -> Self:
         """Return the record with a version that is no longer read; the chain leads through it.
-
-        Args:
-            pins: consumer to the version that it reads.
-        """
+        `pins`: consumer to the version that it reads."""
         number = self.resolve(what)
         if number == self.newest:
             raise LineageError(f"The newest version, {number}, cannot be retired; withdraw it.")

@@ -144,7 +144,7 @@ class View:
 
         Args:
             candidates: ids that a query met, or a list of such lists.
-            weights: how often each was met, above 0.
+            weights: how often each was met, above 0; by default once. An id twice is weight 2.
             values: of the pairs, for a version that was trained on values.
             missing: "skip" leaves out candidates that are not stored.
         Raises: LineageError: version k was published without what this needs, or its vectors are
@@ -216,16 +216,11 @@ def fold_in(
     missing: Missing = "error",
     owner: str = "This version",
 ) -> Tensor:
-    """Return the vectors of Q queries that come after training, float32 [Q, D].
+    """Return the vectors of Q queries that come after training, float32 [Q, D]; see `View.fold_in`.
 
     Args:
         form: of the version that `lookup` reads; None if it was published without one.
-        candidates: ids that a query met; or a list of such lists, one a query.
-        weights: how often each was met, above 0; by default once. An id twice is weight 2.
-        values: the value of each pair, of a version that was trained on values.
-        missing: "skip" leaves out ids that are not stored.
         owner: the version, to call it in an error, such as "Version 1 of films".
-    Source: docs/method.md, "A new query".
     """
     if form is None:
         what = "was published without what folding in needs"

@@ -47,18 +47,12 @@ LEAST_COMMON = 2 * LEAST_OBJECTS
 
 @dataclass(frozen=True)
 class Overlap:
-    """Counts the objects that a version has in common with the version before it.
-
-    Args:
-        fitted, held_out: how many of the common ones alignment is fitted to, and its error measured
-            on.
-        held_out_share: the objects whose id hashes below this share of 2³² are never fitted to; 1
-            where nothing is fitted.
-    """
+    """Counts the objects that a version has in common with the version before it."""
 
     common: int
-    fitted: int
-    held_out: int
+    fitted: int  # alignment is fitted to these
+    held_out: int  # its error is measured on these
+    # The objects whose id hashes below this share of 2³² are never fitted to; 1 if none is.
     held_out_share: float
 
     @property

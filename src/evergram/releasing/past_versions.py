@@ -93,12 +93,8 @@ def reading_report(
     draw: QueryDraw = ALL_QUERIES,
 ) -> dict[str, Any]:
     """Measure a new version, z_k [N, D_k] of each side, read as a past one, on the objects that the
-    past one knew.
-
-    Args:
-        held_share: alignment never saw the objects whose id hashes below it.
-        draw: of the test queries that the past one knew.
-    """
+    past one knew, and on those whose ids hash below `held_share`, which alignment never saw. `draw`
+    is of the test queries that the past one knew."""
     chain, target = reading.chain, reading.target
     past, known = known_vectors(reading.model, split.training)
     aside = held_out_rows(split.training, held_share)
@@ -154,10 +150,8 @@ def held_out_rows(corpus: Corpus, share: float) -> dict[str, Tensor]:
 
 
 def known_relevance(split: Split, known: dict[str, Tensor]) -> Relevance:
-    """Return the test of a past version: queries that it knew, over the catalogue that it knew.
-
-    Pairs of another candidate are left out, as no reading of that version could rank them.
-    """
+    """Return the test of a past version: queries that it knew, over the catalogue that it knew. No
+    reading could rank pairs of another candidate."""
     pairs, seen = split.test, known_pairs(split)
     place = torch.where(known["candidate"], known["candidate"].cumsum(0) - 1, -1)
     candidate = torch.where(pairs.candidate >= 0, place[pairs.candidate], -1)

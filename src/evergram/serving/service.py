@@ -92,18 +92,13 @@ class SharedReader:
 
 @dataclass(frozen=True)
 class ServedState:
-    """The state that one request sees from its start to its end, when it calls `leave`.
-
-    Args:
-        tokens: whether a consumer has a token, or had one since the service started.
-        lineage: where names and defaults are looked up. While the stores are being filled with a
-            new version it is still the one before, and `reader` knows the new rows already.
-        texts: encoders of text; None where the service was started without any.
-    """
+    """The state that one request sees from its start to its end, when it calls `leave`."""
 
     shared: SharedReader
     consumers: ConsumerRegistry
-    tokens: bool
+    tokens: bool  # whether a consumer has a token, or had one since the service started
+    # Where names and defaults are looked up. While the stores are being filled with a new version
+    # it is still the one before, and `reader` knows the new rows already.
     lineage: Lineage
     texts: ServedTexts | None = None
 

@@ -212,10 +212,8 @@ class PublishedFacts:
 
 
 def published_facts(lineage: Lineage) -> PublishedFacts:
-    """Read the facts of a lineage from its published files, each compared with its hash.
-
-    Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
-    """
+    """Read the facts of a lineage from its published files, each compared with its hash. Raises:
+    UnknownVersionError: nothing is published. IntegrityError: a file is damaged."""
     lineage.check()
     past = {r.version: _past(r) for r in diagnosis.diagnose_lineage(lineage)}
     numbers = [m.version for m in lineage.versions]
@@ -234,12 +232,8 @@ def dashboard_data(
     live: Live,
     published: PublishedFacts | None = None,
 ) -> DashboardData:
-    """Return everything that the page shows.
-
-    Args:
-        published: the facts of this lineage where they were read before, so that no file is read.
-    Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
-    """
+    """Return everything that the page shows; with the `published` facts, if they were read before,
+    no file is read. Raises: as `published_facts`."""
     facts = published_facts(lineage) if published is None else published
     versions = [_version(lineage, n, facts) for n in range(lineage.next_version)]
     shown = []
@@ -362,12 +356,8 @@ def health(
     live: Live,
     contradictions: Sequence[str] = (),
 ) -> Health:
-    """Return whether all is well, and the reasons where it is not.
-
-    Args:
-        newest: the version that past ones are read from.
-        contradictions: of the lineage, a sentence each.
-    """
+    """Return whether all is well, and the reasons where it is not; past versions are read from the
+    `newest`, and `contradictions` of the lineage are a sentence each."""
     found = [
         *_of_consumers(consumers, newest),
         *(("broken", "versions", sentence) for sentence in contradictions),
