@@ -117,13 +117,9 @@ def open_lineage(address: str) -> Lineage:
 def pairs_of(
     option: str, given: Iterable[str] | None, form: str, secret: bool = False
 ) -> dict[str, str]:
-    """Return the values of an option NAME=VALUE by name.
-
-    Args:
-        form: "NAME=VALUE" in the option's words, with an example.
-        secret: whether values are addresses, which may have a password, so that no error repeats
-            them, and an equals sign where the name is missing.
-    """
+    """Return the values of an option NAME=VALUE by name; `form` has it in the option's words. If
+    `secret`, values are addresses, which may have a password, so that no error repeats them, and
+    an equals sign where the name is missing."""
     values: dict[str, str] = {}
     for text in given or ():
         name, _, value = text.partition("=")

@@ -44,11 +44,9 @@ class Baseline(StrictRecord):
 
 
 class Probe(StrictRecord):
-    """A consumer's own model and an evaluation file, both kept in the lineage's folder.
-
-    Before the files are copied there, `model` and `data` are their paths outside of it, and the
-    hashes, if there are any, are of the contents that were tried.
-    """
+    """A consumer's own model and an evaluation file, both kept in the lineage's folder. Before the
+    files are copied there, `model` and `data` are their paths outside of it, and the hashes, if
+    there are any, are of the contents that were tried."""
 
     model: str
     model_sha256: str = ""
@@ -112,9 +110,8 @@ class ConsumerRegistry:
     @classmethod
     def open(cls, path: str | Path) -> ConsumerRegistry:
         """Return the consumers of the lineage in a folder or at an address; there may be none.
-
-        Raises: LineageError: out of reach. FormatError: of a later format. IntegrityError: damaged.
-        """
+        Raises: LineageError: out of reach. FormatError: of a later format. IntegrityError:
+        damaged."""
         folder = local_folder(path)
         if folder is not None:
             return cls(folder, _read(folder), None)
@@ -236,10 +233,8 @@ class ConsumerRegistry:
         return owners[-1] if owners else None
 
     def probe_files(self, probe: Probe) -> tuple[Path, Path]:
-        """Return the paths of the model and the data, compared with their hashes.
-
-        Raises: IntegrityError: one is missing or damaged, or its path leads out of `probes/`.
-        """
+        """Return the paths of the model and the data, compared with their hashes. Raises:
+        IntegrityError: one is missing or damaged, or its path leads out of `probes/`."""
         check = check_files if self._remote is None else self._remote.check_files
         paths = []
         for name, published in ((probe.model, probe.model_sha256), (probe.data, probe.data_sha256)):

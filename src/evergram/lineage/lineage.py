@@ -65,17 +65,11 @@ def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class PairHistory:
-    """The pairs that a version of the lineage may not be tested on.
+    """The pairs that a version of the lineage may not be tested on, as any was trained on them."""
 
-    Args:
-        salt: of the pairs' hashes; None before version 0, and in a lineage of files.
-        trained: the pairs that any version was trained on.
-        untested: why no pair is known to be held out from all versions; None if that is known.
-    """
-
-    salt: str | None = None
+    salt: str | None = None  # of their hashes; None before version 0, and in a lineage of files
     trained: TrainedPairs = field(default_factory=TrainedPairs)
-    untested: str | None = None
+    untested: str | None = None  # why no pair is known to be held out from all versions
 
     def new(self, trained: tuple[str, TrainedPairs] | None) -> TrainedPairs | None:
         """Return the pairs of a version (with the salt of their hashes) that no version was trained
@@ -124,10 +118,8 @@ class Lineage:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open the lineage in a folder, or at an fsspec address such as `s3://bucket/shop`.
-
-        Raises: LineageError: there is none, it is damaged, of a later format or out of reach.
-        """
+        """Open the lineage in a folder, or at an fsspec address such as `s3://bucket/shop`. Raises:
+        LineageError: there is none, it is damaged, of a later format or out of reach."""
         folder = local_folder(path)
         if folder is not None:
             locks.check_parts(folder)

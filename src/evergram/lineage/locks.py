@@ -166,10 +166,8 @@ def check_tree(root: Path, folder: Path) -> None:
 
 
 def file_mode(root: Path) -> int:
-    """Return the permissions that new files of a lineage get: those of its `lineage.json`.
-
-    Only its owner reads a new lineage; `chmod -R g+rX DIR`, once, shares it with a group.
-    """
+    """Return the permissions that new files of a lineage get: those of its `lineage.json`. Only its
+    owner reads a new lineage; `chmod -R g+rX DIR`, once, shares it with a group."""
     try:
         return stat.S_IMODE((root / "lineage.json").stat().st_mode) & 0o666
     except FileNotFoundError:

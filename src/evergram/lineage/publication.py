@@ -375,10 +375,8 @@ def _taken(block: Block, rows: Tensor) -> Block:
 
 def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> Tensor:
     """Return the rows of the objects whose vectors are kept, at most `CANARIES`: those that the
-    version before kept (`past`), then those with the lowest and the highest `id_hashes`.
-
-    Alignment holds out low hashes and is fitted to high ones, so that canaries are of both kinds.
-    """
+    version before kept (`past`), then those with the lowest and the highest `id_hashes`. Alignment
+    holds out low hashes and is fitted to high ones, so that canaries are of both kinds."""
     order = torch.argsort((hashes - 2**31).abs(), descending=True, stable=True)
     if past is not None:
         places = pc.index_in(past, value_set=ids.cast(pa.string())).drop_null()
@@ -429,10 +427,8 @@ class CanarySample:
 
 def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Affine | None:
     """Return the map to a version from the version before, fitted to sampled objects of all sides
-    of both; None if too few objects are in both.
-
-    It holds the ids of one file and the sampled vectors in memory.
-    """
+    of both; None if too few objects are in both. It holds the ids of one file and the sampled
+    vectors in memory."""
     pairs: list[closed_forms.SecondMoments] = []
     for side, sample in samples.items():
         if side not in old:

@@ -72,14 +72,9 @@ class StrictRecord(FrozenRecord):
 
 
 class ChecksummedRecord(FrozenRecord):
-    """A JSON record with a checksum over its other fields, so that a flipped bit cannot move a
-    label.
+    """A JSON record with a checksum, so that a flipped bit cannot move a label."""
 
-    Args:
-        check: SHA-256 of the other fields, as it was read; `to_json` computes it anew.
-    """
-
-    check: str = ""
+    check: str = ""  # SHA-256 of the other fields, as it was read; `to_json` computes it anew
 
     @classmethod
     def of_json(cls, text: str | bytes, path: str | Path) -> Self:
@@ -300,11 +295,9 @@ KIND = r"^[a-z][a-z0-9_]{0,63}$"
 
 
 class EncoderRecord(FrozenRecord):
-    """The structure of the encoder whose tensors are in `encoder.safetensors`.
-
-    `kind` is a name in `evergram.encoders.kinds`, by which the encoder is restored; "module" is an
-    encoder of the user's own modules, which must be passed again when it is read.
-    """
+    """The structure of the encoder whose tensors are in `encoder.safetensors`. `kind` is a name in
+    `evergram.encoders.kinds`, by which the encoder is restored; "module" is an encoder of the
+    user's own modules, which must be passed again when it is read."""
 
     kind: str = Field(pattern=KIND)
     options: dict[str, Any]
@@ -315,10 +308,8 @@ class EncoderRecord(FrozenRecord):
 
 
 class TransformRecord(FrozenRecord):
-    """The structure of the transform whose tensors are in `transform.safetensors`.
-
-    `kind` is a name in `evergram.compatibility.kinds`, the user's own kinds included.
-    """
+    """The structure of the transform whose tensors are in `transform.safetensors`. `kind` is a name
+    in `evergram.compatibility.kinds`, the user's own kinds included."""
 
     kind: str = Field(pattern=KIND)
     options: dict[str, Any] = Field(default_factory=dict)

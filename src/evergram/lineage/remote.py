@@ -243,10 +243,8 @@ class Remote:
 
     def replace(self, name: str, content: bytes, before: bytes | None) -> None:
         """Write the file by which others see a change, if its content is still `before` (None: no
-        file).
-
-        An upload may report an error after all of it has arrived, so the file is read back.
-        """
+        file). An upload may report an error after all of it has arrived, so the file is read
+        back."""
         changed = LineageError(
             f"Another process wrote {self.address}/{name}; nothing was changed; open it again."
         )
@@ -274,10 +272,8 @@ class Remote:
 
     def upload(self, folder: str) -> None:
         """Upload all files of a folder of the mirror, in place of what a killed upload left there,
-        and of nothing that another process has put there since.
-
-        What is there is removed last, as a probe that is uploaded again may be in use.
-        """
+        and of nothing that another process has put there since. What is there is removed last, as a
+        probe that is uploaded again may be in use."""
         with self._driver_errors("written"):
             files = {path.name: path for path in sorted((self.folder / folder).iterdir())}
             left = self._folders(folder)

@@ -21,48 +21,35 @@ QueryVectors = Literal["own", "read_back"]
 
 
 class ScoredSearch(NamedTuple):
-    """What decides the scores of a search, apart from the versions of its rows.
+    """What decides the scores of a search, apart from the versions of its rows."""
 
-    Args:
-        target: the version that it is made at.
-        sides: of the queries and of what is searched.
-        query_version: the version whose model made the queries; another's than the target's were
-            read as it.
-    """
-
-    target: int
-    sides: tuple[str, str]
+    target: int  # the version that it is made at
+    sides: tuple[str, str]  # of the queries and of what is searched
     metric: Metric
-    query_version: int
+    query_version: int  # whose model made the queries; another's were read as the target's
 
 
 class ScoreMaps:
-    """The maps of scores between the versions of a lineage, each made when it is first needed.
-
-    A map is fitted for each pair of versions, and not composed along the chain: a score at version
-    0 is a product of two vectors read as version 0, and no function of their score at version 1. It
+    """The maps of scores between the versions of a lineage, each made when it is first needed. A
+    map is fitted for each pair of versions, and not composed along the chain: a score at version 0
+    is a product of two vectors read as version 0, and no function of their score at version 1. It
     is made of the canaries, half of which were held out of the fit where there are enough. Several
-    threads may use one.
-    """
+    threads may use one."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
         self._made: dict[tuple[int, ScoredSearch], ScoreMap] = {}
 
     def of(self, source: int, search: ScoredSearch) -> ScoreMap:
-        """Return the map to the target's scores from those of rows of version `source`.
-
-        Where queries and rows are of one side, it is made of pairs of two objects.
-        """
+        """Return the map to the target's scores from those of rows of version `source`. Where
+        queries and rows are of one side, it is made of pairs of two objects."""
         if (source, search) not in self._made:
             self._made[source, search] = self._fit(source, search)
         return self._made[source, search]
 
     def hits(self, hits: Hits, search: ScoredSearch) -> Hits:
-        """Return hits with the scores that the target would have given, best first.
-
-        Those of the target's own rows stay where the queries are its own, too.
-        """
+        """Return hits with the scores that the target would have given, best first. Those of the
+        target's own rows stay where the queries are its own, too."""
         scores = hits.scores.astype(np.float64)
         for source in np.unique(hits.versions).tolist():
             if {source, search.query_version} != {search.target}:

@@ -185,10 +185,8 @@ class View:
         return write_vectors(path, blocks, fingerprints, overwrite=overwrite)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return W_k^j [D_j, D_k] and the offset [D_j], float64: z̃_j = W z_k + b.
-
-        Raises: ShapeError: a transform between the two versions is not affine.
-        """
+        """Return W_k^j [D_j, D_k] and the offset [D_j], float64: z̃_j = W z_k + b. Raises:
+        ShapeError: a transform between the two versions is not affine."""
         return self._chain.affine(self.source, self.version)
 
     def _apply(self, embeddings: Tensor) -> Tensor:

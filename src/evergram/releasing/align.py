@@ -138,14 +138,8 @@ def sampled_rows(hashes: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PairReading:
-    """The result of one pass over two files.
-
-    Args:
-        seen, chosen, held: moments by group, see `Groups`.
-        rows, old, new: rows of the pairing, and their vectors, which are kept in memory.
-        zeros: how many vectors of the old and of the new file have no length.
-        hashes: of each row's new vector, int64 [N].
-    """
+    """The result of one pass over two files: moments by group, see `Groups`; rows of the pairing
+    whose vectors are kept in memory; and what is counted of all."""
 
     seen: SecondMoments
     chosen: SecondMoments
@@ -153,8 +147,8 @@ class PairReading:
     rows: Tensor
     old: Tensor
     new: Tensor
-    zeros: tuple[int, int]
-    hashes: Tensor
+    zeros: tuple[int, int]  # vectors of the old and of the new file without length
+    hashes: Tensor  # of each row's new vector, int64 [N]
 
     def take(self, rows: Tensor) -> VectorPairs:
         """Return the old and new vectors of some of the rows that were kept."""

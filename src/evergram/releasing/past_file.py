@@ -38,11 +38,8 @@ NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage) -> EmbeddingFile:
-    """Return the file of old vectors, which are those of the newest version where there is one.
-
-    Args:
-        old: a file, or the number of the newest version, whose stored vectors are then read.
-    """
+    """Return the file of old vectors, which are those of the newest version where there is one; if
+    `old` is its number, its stored vectors are read."""
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
         what = f"holds vectors of version {known} of {lineage}, as its fingerprint says"

@@ -241,10 +241,8 @@ def corpus_of_known(
     corpus: Corpus, known: Mapping[str, Tensor]
 ) -> tuple[Corpus, dict[str, Tensor]]:
     """Return the corpus of the known entities and of the interactions between them; and of each
-    side the new row of each entity, int64 [N], -1 of an unknown one.
-
-    A known entity that met unknown ones alone stays, without an interaction, after the others.
-    """
+    side the new row of each entity, int64 [N], -1 of an unknown one. A known entity that met
+    unknown ones alone stays, without an interaction, after the others."""
     digest = hashlib.sha256(b"".join(known[s].numpy().tobytes() for s in SIDES)).hexdigest()
 
     def of_known(block: PairBlock) -> Tensor:

@@ -29,14 +29,8 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True)
 class Published:
-    """The result of `publish`.
-
-    Args:
-        version: its number.
-        metrics: all that was measured, with every probe's reading as "probes".
-        probes: the readings of all probes.
-        warnings: a sentence on each broken probe, and on each thing that could not be certified.
-    """
+    """The result of `publish`: the number of the version, all that was measured (with the readings
+    of all probes), and a sentence on each broken probe and each thing that was not certified."""
 
     version: int
     metrics: Mapping[str, Any]
@@ -122,11 +116,9 @@ def refuse_untried(lineage: Lineage) -> None:
 
 @dataclass(frozen=True)
 class MetricLoss:
-    """What a version loses of a metric to a reference, in percent.
-
-    The mean is NaN where the reference had nothing above 0 to lose. `worst` is of a sampled metric
-    the upper end of the 95 % interval, infinity if its standard error is not known.
-    """
+    """What a version loses of a metric to a reference, in percent. The mean is NaN where the
+    reference had nothing above 0 to lose. `worst` is of a sampled metric the upper end of the 95 %
+    interval, infinity if its standard error is not known."""
 
     mean: float
     worst: float

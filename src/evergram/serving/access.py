@@ -51,11 +51,9 @@ class Access:
         return versions
 
     def version(self, lineage: Lineage, what: int | str | None) -> int:
-        """Return the number of a version or label; the default's where it is None.
-
-        A consumer gets the same answer for every version that it may not read, whether the version
-        exists or not.
-        """
+        """Return the number of a version or label; the default's where it is None. A consumer gets
+        the same answer for every version that it may not read, whether the version exists or
+        not."""
         if self.allowed is None:
             return lineage.resolve(what)
         readable = self.readable(lineage)

@@ -71,9 +71,7 @@ class _Application(FastAPI):
 
 def create_app(service: Service, settings: ServiceSettings | None = None) -> FastAPI:
     """Return a service as an ASGI application, which closes the service when it is shut down.
-
-    Raises: ServiceError: as `ServiceSettings.check`.
-    """
+    Raises: ServiceError: as `ServiceSettings.check`."""
     settings = ServiceSettings() if settings is None else settings
     settings.check(service.tokens)
     handler = RequestHandler(service, settings)
@@ -203,10 +201,8 @@ def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
 
 
 def dashboard_pages() -> APIRouter:
-    """Return the routes `/` and `/dashboard/…`, for the files of the dashboard's page.
-
-    They hold no data, so everybody may load them.
-    """
+    """Return the routes `/` and `/dashboard/…`, for the files of the dashboard's page. They hold no
+    data, so everybody may load them."""
     static = {
         path.name: (path.read_bytes(), kind)
         for path in files("evergram.serving.dashboard").joinpath("static").iterdir()

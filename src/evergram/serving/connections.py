@@ -68,21 +68,13 @@ _ANSWERED = (Wait.LINGER, Wait.END, Wait.READER)
 
 @dataclass
 class Connections:
-    """The open connections of a service.
+    """The open connections of a service."""
 
-    Args:
-        most: how many may be open; `EXTRA` more may ask for a page of `HEALTH`.
-        silence: seconds that a client may be silent within a request.
-        keep_alive: seconds that a connection stays open between two requests.
-        ended: called with the reason when the service closes a connection that its client holds.
-        stopping: whether the service ends: every answer says that its connection is closed.
-    """
-
-    most: int
-    silence: float
-    keep_alive: float
-    ended: Callable[[str], None]
-    stopping: bool = False
+    most: int  # may be open; `EXTRA` more may ask for a page of `HEALTH`
+    silence: float  # seconds that a client may be silent within a request
+    keep_alive: float  # seconds that a connection stays open between two requests
+    ended: Callable[[str], None]  # called with the reason why the service closes a connection
+    stopping: bool = False  # every answer then says that its connection is closed
     open: set[LimitedProtocol] = field(default_factory=set)
     extra: dict[LimitedProtocol, None] = field(default_factory=dict)
 
@@ -115,12 +107,10 @@ class Connections:
 
 
 class LimitedProtocol(asyncio.BufferedProtocol):
-    """Stands before a server's protocol, and closes a connection that waits too long.
-
-    It reads pieces of at most `READ` bytes, and between two of them lets the loop look at its other
+    """Stands before a server's protocol, and closes a connection that waits too long. It reads
+    pieces of at most `READ` bytes, and between two of them lets the loop look at its other
     connections: uvloop asks a protocol for the size of a piece only if it is a buffered one, and
-    reads up to 32 of them from one connection at once.
-    """
+    reads up to 32 of them from one connection at once."""
 
     def __init__(self, rules: Connections, inner: H11Protocol) -> None:
         self.rules, self.inner = rules, inner

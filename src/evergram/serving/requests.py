@@ -304,12 +304,10 @@ class Stream:
 
 
 def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
-    """Return the one column of a request of at most `limit` rows, and its metadata.
-
-    Compressed batches are refused: a few bytes of them may become any number of rows. The type of
-    each message is checked before Arrow reads it: Arrow takes it for granted, and a record batch
-    that is read as a schema ends the process.
-    """
+    """Return the one column of a request of at most `limit` rows, and its metadata. Compressed
+    batches are refused: a few bytes of them may become any number of rows. The type of each message
+    is checked before Arrow reads it: Arrow takes it for granted, and a record batch that is read as
+    a schema ends the process."""
     rows, batches = 0, list[pa.RecordBatch]()
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))

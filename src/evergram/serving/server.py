@@ -28,10 +28,8 @@ FILES = 256
 
 
 class Server:
-    """A service that listens at an address, made by `listen`; `run` answers its requests.
-
-    Clients may connect as soon as it is made; they wait until it runs.
-    """
+    """A service that listens at an address, made by `listen`; `run` answers its requests. Clients
+    may connect as soon as it is made; they wait until it runs."""
 
     def __init__(
         self, service: Service, settings: ServiceSettings, listening: socket.socket
@@ -60,10 +58,8 @@ class Server:
         return {"url": self.url, "version": self.service.production, "open": is_open}
 
     def run(self) -> None:
-        """Answer requests until the process is told to stop, or `stop` is called.
-
-        In the main thread, SIGTERM and SIGINT stop it after the requests under way.
-        """
+        """Answer requests until the process is told to stop, or `stop` is called. In the main
+        thread, SIGTERM and SIGINT stop it after the requests under way."""
         # Garbage collection leaves out what exists now: otherwise a request waits now and then
         # while all imported modules are searched.
         gc.collect()

@@ -110,12 +110,8 @@ class UnencodableTextError(DataError):
 
 
 class CheckedEncoder:
-    """A version's encoder, used only while it is the recorded one. Several threads may use one.
-
-    Args:
-        opened: returns the recorded encoder.
-        failed: called when the encoder fails, or turns out to be another.
-    """
+    """A version's encoder, which `opened` returns, used only while it is the recorded one; `failed`
+    is called when it fails, or turns out to be another. Several threads may use one."""
 
     def __init__(
         self,
@@ -400,10 +396,8 @@ class ServedTexts:
         wait: bool = True,
     ) -> Vectors:
         """Return the vectors [n, D] of texts, as a version's encoder makes them. One that has
-        another `record` than that of the caller's lineage is refused.
-
-        Raises: EncoderWaitError: it must encode, and may not `wait`.
-        """
+        another `record` than that of the caller's lineage is refused. Raises: EncoderWaitError: it
+        must encode, and may not `wait`."""
         encoder = self._encoders.get(version)
         if encoder is None:
             raise TextEncoderError(f"Version {version} records no encoder of text; ask for ids.")

@@ -308,11 +308,9 @@ def _read(call: Call, column: str, kind: type[M], rows: dict[str, Any]) -> tuple
 
 
 def _as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
-    """Return ids in the store's type, null where a string cannot be an id that is stored.
-
-    OpenAI's client sends strings. Where the store's ids are integers, a string stands for one if it
-    is written as `evergram.ids` writes integers: "17" is 17, and "017" is another id.
-    """
+    """Return ids in the store's type, null where a string cannot be an id that is stored. OpenAI's
+    client sends strings. Where the store's ids are integers, a string stands for one if it is
+    written as `evergram.ids` writes integers: "17" is 17, and "017" is another id."""
     numbers = pa.types.is_int64(store.id_type)
     if isinstance(keys, pa.Array):
         if not pa.types.is_null(keys.type) and numbers != pa.types.is_integer(keys.type):
