@@ -23,7 +23,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader
 from evergram.stores.open_store import open_store
-from evergram.stores.rows import Floats
+from evergram.stores.store import Floats
 
 SIZES = (100_000, 1_000_000)
 DIM = 64

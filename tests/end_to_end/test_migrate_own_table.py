@@ -15,7 +15,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.migration.cascade import KeptVectors, reranked_search
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import Reader
-from evergram.stores.rows import Hits
+from evergram.stores.store import Hits
 
 SENTENCES = sentences()
 IDS = [f"text-{i}" for i in range(len(SENTENCES))]

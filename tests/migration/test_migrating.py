@@ -18,7 +18,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.migration.cascade import EncodingLimitError, KeptVectors, cascade, reranked_search
 from evergram.releasing.align import align
 from evergram.retrieval.reader import Reader
-from evergram.stores.rows import Floats
+from evergram.stores.store import Floats
 
 
 def drawn(seed: int, *shape: int) -> Floats:

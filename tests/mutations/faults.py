@@ -275,13 +275,13 @@ FAULTS = (
         "stores/test_rows.py",
     ),
     Fault(
-        "stores/rows.py",
+        "stores/store.py",
         "np.lexsort((-scores, -versions))",
         "np.lexsort((-scores, versions))",
         "stores/test_rows.py",
     ),
     Fault(
-        "stores/rows.py",
+        "stores/store.py",
         "(1 + int(odd[0]) * rows.version)",
         "(1 + int(odd[0]))",
         "stores/test_rows.py",

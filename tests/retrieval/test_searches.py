@@ -30,7 +30,7 @@ from evergram.retrieval.metric_search import (
     near_by_cosine,
 )
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.rows import ID_TYPES, Hits, Rows, Space, find, keys_of
+from evergram.stores.store import ID_TYPES, Hits, Rows, Space, find, keys_of
 
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 

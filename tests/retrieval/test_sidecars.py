@@ -41,7 +41,7 @@ from evergram.retrieval.version_sidecar import (
     marks_of,
     same_marks,
 )
-from evergram.stores.rows import Rows
+from evergram.stores.store import Rows
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 
 ROWS, DIMS, SIDE = 1500, (8, 10, 12), "object"

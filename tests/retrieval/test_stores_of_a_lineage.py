@@ -46,9 +46,8 @@ from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores import qdrant_store
 from evergram.stores.open_store import open_store
-from evergram.stores.rows import Rows, Space
 from evergram.stores.snapshot_store import SnapshotStore
-from evergram.stores.store import Store
+from evergram.stores.store import Rows, Space, Store
 from evergram.stores.table_per_version import TablePerVersionStore
 
 

@@ -14,7 +14,7 @@ from tests.support.store_kinds import STORES
 from evergram.errors import DataError, StoreError
 from evergram.stores.open_store import open_store
 from evergram.stores.pgvector_store import read_address, show_address
-from evergram.stores.rows import Space
+from evergram.stores.store import Space
 
 ADDRESSES: dict[str, Callable[[Path], str]] = {
     "snapshot": lambda folder: f"snapshot:{folder}/a:b",
@@ -73,7 +73,7 @@ WRONG = dict.fromkeys(
     ],
     ".",
 ) | {
-    f"lance-table:here#{rest}": f"{named}.*lance-table:DIR#table=TABLE"
+    f"lance-table:here#{rest}": f"{named}.*lance-table:PLACE#table=NAME"
     for rest, named in (
         *(("", "part 1"), ("secret", "part 1"), ("table=t", "v0="), ("v0=e", "table=")),
         *(("table=&v0=e", "table="), ("table=secret&v0=e&v0=f", "v0="), ("table=t&v0=", "v0=")),

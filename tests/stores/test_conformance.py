@@ -41,8 +41,7 @@ from evergram.errors import DataError, IntegrityError, ShapeError, StoreError
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
 from evergram.stores.open_store import KINDS, open_store
-from evergram.stores.rows import Hits, Rows, Space
-from evergram.stores.store import ReadableStore, Store
+from evergram.stores.store import Hits, ReadableStore, Rows, Space, Store
 
 # Ids that have gone wrong in one database or another.
 TEXTS = ["", " ", "a", "A", "'", '"; DROP TABLE x; --', "naïve ü 中文 🙂", "e\u0301", "\u00e9"]
@@ -586,7 +585,7 @@ WRITER = """
 import sys
 import numpy as np, pyarrow as pa
 from evergram.stores.open_store import open_store
-from evergram.stores.rows import Rows
+from evergram.stores.store import Rows
 with open_store(sys.argv[1]) as store:
     for i in range(100_000):
         ids = np.arange(20) + 20 * (i % 50)

@@ -27,9 +27,8 @@ from evergram.retrieval.reader import Reader
 from evergram.stores import lance_store
 from evergram.stores.lance_store import LanceStore
 from evergram.stores.open_store import open_store
-from evergram.stores.rows import Floats, Rows, Space
 from evergram.stores.sqlite_store import SqliteStore
-from evergram.stores.store import Store, errors_as_store_errors
+from evergram.stores.store import Floats, Rows, Space, Store, errors_as_store_errors
 
 
 @pytest.fixture

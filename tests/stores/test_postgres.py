@@ -24,8 +24,7 @@ from tests.support.store_pairs import constant
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.open_store import open_store
 from evergram.stores.pgvector_store import ConnectionPool, PgvectorStore
-from evergram.stores.rows import Rows, Space
-from evergram.stores.store import ReadableStore, Store
+from evergram.stores.store import ReadableStore, Rows, Space, Store
 
 
 @pytest.fixture(scope="module")

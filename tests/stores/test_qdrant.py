@@ -31,8 +31,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Metric, Reader
 from evergram.stores.open_store import open_store
 from evergram.stores.qdrant_store import QdrantStore, points_of
-from evergram.stores.rows import Rows, Space
-from evergram.stores.store import ReadableStore
+from evergram.stores.store import ReadableStore, Rows, Space
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient

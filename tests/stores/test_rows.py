@@ -22,17 +22,17 @@ from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, IntegrityError, ShapeError
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
-from evergram.stores.rows import (
+from evergram.stores.store import (
     Floats,
     Hits,
     Rows,
     Space,
+    Store,
     best_by,
     merge_hits,
     row_checks,
     scores_by,
 )
-from evergram.stores.store import Store
 
 
 def rows(ids: pa.Array, version: int = 3, dim: int = 5, seed: int = 0) -> Rows:

@@ -22,10 +22,10 @@ from tests.support.dictionary_store import DictionaryStore
 from tests.support.planted import planted, recall
 
 from evergram.errors import DataError, EvergramError, FormatError, IntegrityError, StoreError
-from evergram.stores import rows as store_rows
 from evergram.stores import snapshot_store
-from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, Space
+from evergram.stores import store as store_rows
 from evergram.stores.snapshot_store import SnapshotStore, write_record
+from evergram.stores.store import ID_TYPES, Floats, Hits, Rows, Space
 
 SPACES = {0: Space(0, 8, "sha256:0"), 1: Space(1, 6, "sha256:1")}
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evergram.stores.rows import Floats, Hits, Rows
-from evergram.stores.store import Store
+from evergram.stores.store import Floats, Hits, Rows, Store
 
 Id: TypeAlias = int | str
 

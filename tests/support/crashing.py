@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 from tests.support.dying import run_until
 
-from evergram.stores.rows import ID_TYPES, Rows, Space
 from evergram.stores.snapshot_store import SnapshotStore
-from evergram.stores.store import Store
+from evergram.stores.store import ID_TYPES, Rows, Space, Store
 
 IDS = 400
 DIMS = {0: 4, 1: 6}

@@ -9,8 +9,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
-from evergram.stores.store import ReadableStore, Store
+from evergram.stores.store import ID_TYPES, Checks, Floats, ReadableStore, Rows, Space, Store
 
 T = TypeVar("T")
 # Rows of a version that are returned together: more come in several parts, as from databases.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from evergram.stores.rows import Floats
-from evergram.stores.store import Store
+from evergram.stores.store import Floats, Store
 
 
 def planted(count: int = 5_000, dim: int = 32) -> tuple[Floats, Floats]:

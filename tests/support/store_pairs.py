@@ -9,8 +9,7 @@ import pyarrow as pa
 from tests.support.agreement import Id
 from tests.support.dictionary_store import DictionaryStore
 
-from evergram.stores.rows import Floats, Rows, Space
-from evergram.stores.store import Store
+from evergram.stores.store import Floats, Rows, Space, Store
 
 OLD, NEW = Space(0, 6, "sha256:old"), Space(3, 4, "sha256:new")
 DIMS = {OLD.version: OLD.dim, NEW.version: NEW.dim}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergram.evaluation.judged import Judgements
 from evergram.migration.ways import MigrationVectors, unit
-from evergram.stores.rows import Floats, Hits
+from evergram.stores.store import Floats, Hits
 
 
 def searched(ids: list[str], vectors: Floats, version: int) -> Callable[[Floats, int], list[Hits]]:

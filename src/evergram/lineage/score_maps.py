@@ -13,7 +13,7 @@ from torch import Tensor
 from evergram.compatibility.score_map import LEAST_PAIRS, Doubles, ScoreMap
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.stores.rows import Hits
+from evergram.stores.store import Hits
 
 Metric = Literal["ip", "l2", "cosine"]
 # What made the query vectors: the version's own model, or the backward transform of production's.

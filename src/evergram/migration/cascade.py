@@ -18,7 +18,7 @@ from evergram.errors import DataError, ShapeError
 from evergram.retrieval.metric_search import Metric, by_vectors
 from evergram.retrieval.reader import Reader, Version
 from evergram.stores.filters import Filter
-from evergram.stores.rows import Floats, Hits, check_k, joined_ids
+from evergram.stores.store import Floats, Hits, check_k, joined_ids
 from evergram.texts.record import TextEncoderRecord
 from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings
 from evergram.vector_files.writers import write_vectors

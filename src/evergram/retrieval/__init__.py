@@ -24,6 +24,6 @@ if TYPE_CHECKING:
     from evergram.retrieval.backfill import Backfill as Backfill
     from evergram.retrieval.fill import fill as fill
     from evergram.retrieval.reader import Reader as Reader
-    from evergram.stores.rows import Embedded as Embedded
+    from evergram.stores.store import Embedded as Embedded
 
 export_lazily(__name__)

@@ -34,8 +34,15 @@ from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import read_only
 from evergram.stores.open_store import open_store
-from evergram.stores.rows import ID_TYPES, Floats, Rows, joined_ids, places_among
-from evergram.stores.store import ReadableStore, Store
+from evergram.stores.store import (
+    ID_TYPES,
+    Floats,
+    ReadableStore,
+    Rows,
+    Store,
+    joined_ids,
+    places_among,
+)
 from evergram.validation import sentence_of
 
 BATCH = 10_000

@@ -15,8 +15,7 @@ from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores.adopted_store import read_only
 from evergram.stores.open_store import open_store
-from evergram.stores.rows import Rows, Space
-from evergram.stores.store import Store
+from evergram.stores.store import Rows, Space, Store
 from evergram.vector_files.open_embeddings import open_embeddings
 
 Progress = Callable[[int, int], None]

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
-from evergram.stores.rows import Floats, Hits, merge_hits, places_among, scores_by
-from evergram.stores.store import ReadableStore
+from evergram.stores.store import Floats, Hits, ReadableStore, merge_hits, places_among, scores_by
 
 Metric = Literal["ip", "l2", "cosine"]
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None

@@ -42,17 +42,17 @@ from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.filters import Filter
-from evergram.stores.rows import (
+from evergram.stores.store import (
     Embedded,
     Floats,
     Hits,
+    ReadableStore,
     Rows,
     Space,
     check_k,
     merge_hits,
     places_among,
 )
-from evergram.stores.store import ReadableStore
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 

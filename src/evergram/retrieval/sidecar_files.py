@@ -15,7 +15,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.metric_search import Metric, by_vectors
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.retrieval.version_sidecar import VersionSidecar
-from evergram.stores.rows import MOST_HITS, Embedded, Floats, Hits, Rows, joined_ids, places_among
+from evergram.stores.store import MOST_HITS, Embedded, Floats, Hits, Rows, joined_ids, places_among
 
 # Hits by the backward transform that are read by a sidecar, of each query, unless another number is
 # given.

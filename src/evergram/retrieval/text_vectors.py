@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from evergram.errors import DataError, EvergramError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
-from evergram.stores.rows import Floats
+from evergram.stores.store import Floats
 from evergram.texts.addresses import TRUSTED_ONLY
 from evergram.texts.record import (
     RECORDED,

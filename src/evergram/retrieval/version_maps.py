@@ -11,7 +11,7 @@ import torch
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.stores.rows import Floats, Rows, Space
+from evergram.stores.store import Floats, Rows, Space
 from evergram.tracing import span
 
 # A stored squared norm is scaled by this: for vectors of length up to some hundreds it is then a

@@ -24,7 +24,7 @@ from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage, side_of
-from evergram.stores.rows import Floats, Keys, Places, Rows, find, keys_of
+from evergram.stores.store import Floats, Keys, Places, Rows, find, keys_of
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 

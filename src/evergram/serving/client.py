@@ -19,7 +19,7 @@ from evergram.errors import DataError, EvergramError, ServiceError, ShapeError
 from evergram.ids import Lists, as_lists
 from evergram.reopening import Reopened
 from evergram.serving.errors import ARROW, JSON, RAISED
-from evergram.stores.rows import Embedded, Floats, Hits
+from evergram.stores.store import Embedded, Floats, Hits
 
 if TYPE_CHECKING:
     import httpx

@@ -31,7 +31,7 @@ from evergram.errors import DataError
 from evergram.serving.errors import too_much, wrong
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.filters import FORM, read_conditions
-from evergram.stores.rows import Floats
+from evergram.stores.store import Floats
 from evergram.texts.text_encoder import Role
 
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]

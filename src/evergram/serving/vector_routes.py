@@ -41,8 +41,7 @@ from evergram.serving.texts import (
     TextEncoderError,
     UnencodableTextError,
 )
-from evergram.stores.rows import Floats, Hits
-from evergram.stores.store import ReadableStore
+from evergram.stores.store import Floats, Hits, ReadableStore
 from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role
 

@@ -2,7 +2,7 @@
 
 Read in this order:
 
-1. `rows`: what stores take and give. `store`: `ReadableStore` and `Store`, the interface.
+1. `store`: what stores take and give; `ReadableStore` and `Store`, the interface.
 2. `open_store`: from an address to a store.
 3. The stores: `snapshot_store` (immutable files, mapped into memory), `pgvector_store`, and
    `lance_store`, `qdrant_store` and `sqlite_store`, which keep one table a version
@@ -21,10 +21,10 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.stores.open_store import open_store as open_store
-    from evergram.stores.rows import Hits as Hits
-    from evergram.stores.rows import Rows as Rows
-    from evergram.stores.rows import Space as Space
+    from evergram.stores.store import Hits as Hits
     from evergram.stores.store import ReadableStore as ReadableStore
+    from evergram.stores.store import Rows as Rows
+    from evergram.stores.store import Space as Space
     from evergram.stores.store import Store as Store
 
 export_lazily(__name__)

@@ -21,8 +21,16 @@ import pyarrow.compute as pc
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.filters import Condition, Filter, allowed_conditions
-from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, best_by
-from evergram.stores.store import ReadableStore, was_closed
+from evergram.stores.store import (
+    Checks,
+    Floats,
+    Hits,
+    ReadableStore,
+    Rows,
+    Space,
+    best_by,
+    was_closed,
+)
 
 # A row of the user's own has no checksum.
 NO_CHECKS: Checks = np.zeros(0, dtype=np.uint32)
@@ -66,8 +74,7 @@ class AdoptedStore(ReadableStore):
         names: of the columns.
     """
 
-    # How an address is written, and the keys after its # other than versions.
-    form: ClassVar[str]
+    # The keys after the # of an address, other than versions; the first must be there.
     keys: ClassVar[tuple[str, ...]] = ("table", "id", "filter")
 
     # The last facts that were read; of a view of one moment, they stay.
@@ -151,11 +158,63 @@ class AdoptedStore(ReadableStore):
         """See `open_store`. Raises: StoreError: it shall be created, and so written."""
         place, _, rest = address.removeprefix(f"{cls.kind}:").rpartition("#")
         if not place:
-            raise wrong_address("it needs the place of the data, a # and names", cls.form)
-        names = read_names(rest, cls.keys, cls.form)
+            raise cls._wrong_address("it needs the place of the data, a # and names")
+        names = cls._read_names(rest)
         if create is not None:
             raise read_only(f"A {cls.kind}")
         return cls(place, names)
+
+    @classmethod
+    def _wrong_address(cls, why: str) -> DataError:
+        """Return the error for an address; `why` repeats no part of it: a password may be in it."""
+        return DataError(
+            f"The address of a store is wrong: {why}. A table of your own is "
+            f"{cls.kind}:PLACE#{cls.keys[0]}=NAME&id=COLUMN&v0=COLUMN, with v1=… for later "
+            "versions and filter=NAME,NAME for the columns that filters may name; write & in a "
+            "name as %26, # as %23, a comma as %2C and % as %25."
+        )
+
+    @classmethod
+    def _read_names(cls, rest: str) -> AdoptedNames:
+        """Parse `table=TABLE&id=COLUMN&v0=COLUMN&filter=COLUMN,COLUMN`, what stands after the #.
+        Raises: DataError: it is wrong; no name in it is repeated, as a password may be among
+        them."""
+        names: dict[str, str] = {}
+        first = cls.keys[0]
+        for number, part in enumerate(rest.split("&"), start=1):
+            key, equals, name = part.partition("=")
+            is_version = _VERSION.fullmatch(key) is not None
+            if not equals or (not is_version and key not in cls.keys):
+                keys = f"{', '.join(cls.keys)} or v and a version's number, such as v0"
+                raise cls._wrong_address(
+                    f"part {number} after the # is not KEY=NAME, where a KEY is {keys}"
+                    f"{did_you_mean(key, cls.keys)}"
+                )
+            # In Qdrant a vector may have no name.
+            if not name and not (is_version and first == "collection"):
+                raise cls._wrong_address(f"no name stands after {key}=")
+            if key in names:
+                raise cls._wrong_address(f"{key}= is in it twice")
+            if _NO_ESCAPE.search(name) or set("\0\ufffd") & set(unquote(name)):
+                raise cls._wrong_address(
+                    f"a % in the name after {key}= begins no escape of UTF-8; a % itself is %25"
+                )
+            names[key] = name if key == "filter" else unquote(name)
+        vectors = {int(key[1:]): name for key, name in names.items() if _VERSION.fullmatch(key)}
+        if first not in names or not vectors:
+            missing = f"{first}=" if first not in names else "v0=, or of another version,"
+            raise cls._wrong_address(f"{missing} is missing after the #")
+        if len(set(vectors.values())) < len(vectors):
+            raise DataError("Two versions are said to be in one column; each has its own.")
+        # Without spaces, so that a service finds the whole address in an error, and leaves it out.
+        fragment = "&".join(
+            f"{key}={quote(name, safe=',%' if key == 'filter' else '')}"
+            for key, name in names.items()
+        )
+        filters = tuple(unquote(one) for one in names.get("filter", "").split(",") if one)
+        newest_last = dict(sorted(vectors.items()))
+        schema, id_name = names.get("schema"), names.get("id")
+        return AdoptedNames(names[first], schema, id_name, newest_last, filters, fragment)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._anywhere, self._names)
@@ -339,53 +398,6 @@ def read_only(shown: str) -> StoreError:
         "version, or fill a store of Evergram's: 'evergram store fill' with an address such as "
         "snapshot:DIR."
     )
-
-
-def wrong_address(why: str, form: str) -> DataError:
-    """Return the error for an address; `why` repeats no part of it: a password may be in it."""
-    return DataError(
-        f"The address of a store is wrong: {why}. A table of your own is {form}, with v1=… for "
-        "later versions and filter=NAME,NAME for the columns that filters may name; write & in a "
-        "name as %26, # as %23, a comma as %2C and % as %25."
-    )
-
-
-def read_names(rest: str, known: Sequence[str], form: str) -> AdoptedNames:
-    """Parse `table=TABLE&id=COLUMN&v0=COLUMN&filter=COLUMN,COLUMN`, what stands after the #; of the
-    keys `known` the first must be there. Raises: DataError: it is wrong; no name in it is repeated,
-    as a password may be among them."""
-    names: dict[str, str] = {}
-    for number, part in enumerate(rest.split("&"), start=1):
-        key, equals, name = part.partition("=")
-        is_version, why = _VERSION.fullmatch(key) is not None, ""
-        if not equals or (not is_version and key not in known):
-            keys = f"{', '.join(known)} or v and a version's number, such as v0"
-            why = f"part {number} after the # is not KEY=NAME, where a KEY is {keys}"
-            why += did_you_mean(key, known)
-        # In Qdrant a vector may have no name.
-        elif not name and not (is_version and known[0] == "collection"):
-            why = f"no name stands after {key}="
-        elif key in names:
-            why = f"{key}= is in it twice"
-        elif _NO_ESCAPE.search(name) or set("\0\ufffd") & set(unquote(name)):
-            why = f"a % in the name after {key}= begins no escape of UTF-8; a % itself is %25"
-        if why:
-            raise wrong_address(why, form)
-        names[key] = name if key == "filter" else unquote(name)
-    vectors = {int(key[1:]): name for key, name in names.items() if _VERSION.fullmatch(key)}
-    if known[0] not in names or not vectors:
-        missing = f"{known[0]}=" if known[0] not in names else "v0=, or of another version,"
-        raise wrong_address(f"{missing} is missing after the #", form)
-    if len(set(vectors.values())) < len(vectors):
-        raise DataError("Two versions are said to be in one column; each has a column of its own.")
-    # Without spaces, so that a service finds the whole address in an error, and leaves it out.
-    fragment = "&".join(
-        f"{key}={quote(name, safe=',%' if key == 'filter' else '')}" for key, name in names.items()
-    )
-    filters = tuple(unquote(one) for one in names.get("filter", "").split(",") if one)
-    newest_last = dict(sorted(vectors.items()))
-    schema, id_name = names.get("schema"), names.get("id")
-    return AdoptedNames(names[known[0]], schema, id_name, newest_last, filters, fragment)
 
 
 def canonical_uuids(texts: Sequence[str]) -> list[str]:

@@ -22,12 +22,18 @@ from evergram.atomic_files import file_lock, write_bytes
 from evergram.errors import DataError, IntegrityError, StoreError, reason_and_remedy
 from evergram.stores.adopted_store import AdoptedStore, TableFacts
 from evergram.stores.filters import SIGNS, Condition, moment_of, of_other_type, type_of
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, best_first, products
 from evergram.stores.store import (
+    ID_TYPES,
+    Checks,
+    Floats,
     ReadableStore,
+    Rows,
+    Space,
+    best_first,
     errors_as_store_errors,
     no_store,
     not_ours,
+    products,
     was_closed,
 )
 from evergram.stores.table_per_version import TablePerVersionStore
@@ -62,7 +68,6 @@ IDS = ("integer", "text")
 
 class LanceStore(TablePerVersionStore):
     kind: ClassVar[str] = "lance"
-    form: ClassVar[str] = "lance:DIR#NAME"
 
     def _connect(self, create: bool) -> None:
         check_local(self._place, "lance")
@@ -248,7 +253,6 @@ State = tuple[int, tuple[int, int, int] | None]
 
 class AdoptedLanceTable(AdoptedStore):
     kind: ClassVar[str] = "lance-table"
-    form: ClassVar[str] = "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN"
 
     def _connect(self) -> None:
         check_local(self._place, self.kind)

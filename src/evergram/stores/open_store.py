@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import NamedTuple, overload
 
 from evergram.errors import DataError
-from evergram.stores.rows import ID_TYPES
-from evergram.stores.store import ReadableStore, Store
+from evergram.stores.store import ID_TYPES, ReadableStore, Store
 
 
 class StoreKind(NamedTuple):

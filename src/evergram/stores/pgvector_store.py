@@ -26,10 +26,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.adopted_store import AdoptedStore, TableFacts, canonical_uuids, wrong_address
+from evergram.stores.adopted_store import AdoptedStore, TableFacts, canonical_uuids
 from evergram.stores.filters import SIGNS, Condition, of_other_type, type_of
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Hits, Rows, Space, best_first
-from evergram.stores.store import ReadableStore, Store, checked_name, no_store, was_closed
+from evergram.stores.store import (
+    ID_TYPES,
+    Checks,
+    Floats,
+    Hits,
+    ReadableStore,
+    Rows,
+    Space,
+    Store,
+    best_first,
+    checked_name,
+    no_store,
+    was_closed,
+)
 
 try:
     import psycopg
@@ -653,17 +665,13 @@ TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz"
 
 class AdoptedTable(AdoptedStore):
     kind: ClassVar[str] = "pgvector-table"
-    form: ClassVar[str] = (
-        "pgvector-table:postgresql://USER@HOST/DATABASE#table=TABLE&id=COLUMN&v0=COLUMN, and "
-        "perhaps schema=SCHEMA"
-    )
     keys: ClassVar[tuple[str, ...]] = ("table", "id", "schema", "filter")
 
     def _connect(self) -> None:
         params = read_url(self._place)
         self._anywhere = self._place
         if params is None:
-            raise wrong_address("what stands before the # is not a PostgreSQL address", self.form)
+            raise self._wrong_address("what stands before the # is not a PostgreSQL address")
         shown = show_address(params, "").removesuffix("#")
         self.address = f"{self.kind}:{shown}#{self._names.fragment}"
         schema = [] if self._names.schema is None else [self._names.schema]

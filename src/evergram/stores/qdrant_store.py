@@ -29,13 +29,19 @@ from evergram.stores.adopted_store import (
     AdoptedStore,
     TableFacts,
     canonical_uuids,
-    wrong_address,
 )
 from evergram.stores.filters import Condition, moment_of, type_of
-from evergram.stores.rows import ID_TYPES, Checks, Floats, Hits, Rows, Space, best_by, merge_hits
 from evergram.stores.store import (
+    ID_TYPES,
+    Checks,
+    Floats,
+    Hits,
     ReadableStore,
+    Rows,
+    Space,
+    best_by,
     errors_as_store_errors,
+    merge_hits,
     no_store,
     not_ours,
     was_closed,
@@ -72,14 +78,10 @@ TODO = (
 
 class QdrantStore(TablePerVersionStore):
     kind: ClassVar[str] = "qdrant"
-    form: ClassVar[str] = "qdrant:http://HOST:6333#NAME or qdrant:DIR#NAME"
 
     def _connect(self, create: bool) -> None:
-        if wrong_url(self._place):
-            raise DataError(
-                f"A store in Qdrant is at {self.form}; a key is not part of the address but of the "
-                f"environment, as {KEY}."
-            )
+        if wrong := wrong_url(self._place):
+            raise DataError(f"The address of a store in Qdrant is wrong: {wrong}.")
         self._remote = is_url(self._place)
         self._connection = QdrantConnection(self._place, self.address, create)
         self._ask = self._connection.ask
@@ -262,11 +264,6 @@ EXACT = 2**53
 
 class AdoptedCollection(AdoptedStore):
     kind: ClassVar[str] = "qdrant-collection"
-    form: ClassVar[str] = (
-        "qdrant-collection:http://HOST:6333#collection=NAME&v0=VECTOR, or with a folder of the "
-        "local mode in place of the URL, v0= for a vector without a name and perhaps id=FIELD; a "
-        f"key is not part of it but of the environment, as {KEY}"
-    )
     keys: ClassVar[tuple[str, ...]] = ("collection", "id", "filter")
 
     # None until the first id was seen.
@@ -274,9 +271,8 @@ class AdoptedCollection(AdoptedStore):
 
     def _connect(self) -> None:
         names, place = self._names, self._place
-        wrong = wrong_url(place)
-        if wrong:
-            raise wrong_address(wrong, self.form)
+        if wrong := wrong_url(place):
+            raise self._wrong_address(wrong)
         if not _PLAIN.fullmatch(names.id or POINT):
             raise DataError(
                 f"Ids cannot be read from the field {names.id!r}; name a field of the payload "
@@ -506,7 +502,10 @@ def wrong_url(place: str) -> str:
     if "://" in place and not is_url(place):
         return "before the # there is a URL that is neither http nor https"
     if is_url(place) and set("@?") & set(place):
-        return "the URL before the # has a user, a password or a key in it"
+        return (
+            "the URL before the # has a user, a password or a key in it; a key is given in the "
+            f"environment, as {KEY}"
+        )
     return ""
 
 

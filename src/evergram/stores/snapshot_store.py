@@ -27,21 +27,22 @@ from pydantic import Field, TypeAdapter
 
 from evergram.atomic_files import commit, file_lock, sync, write_bytes
 from evergram.errors import DataError, FormatError, IntegrityError, StoreError, reason_and_remedy
-from evergram.stores.rows import (
+from evergram.stores.store import (
     ID_TYPES,
     Checks,
     Floats,
     Keys,
     Places,
+    ReadableStore,
     Rows,
     Space,
+    Store,
     best_first,
     find,
     keys_of,
     products,
     row_checks,
 )
-from evergram.stores.store import ReadableStore, Store
 
 T = TypeVar("T")
 

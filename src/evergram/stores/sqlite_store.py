@@ -20,12 +20,17 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.rows import Checks, Floats, Rows, Space, best_of, products
 from evergram.stores.store import (
+    Checks,
+    Floats,
     ReadableStore,
+    Rows,
+    Space,
+    best_of,
     errors_as_store_errors,
     no_store,
     not_ours,
+    products,
     was_closed,
 )
 from evergram.stores.table_per_version import TablePerVersionStore
@@ -46,7 +51,6 @@ BLOCK = 8_192
 
 class SqliteStore(TablePerVersionStore):
     kind: ClassVar[str] = "sqlite"
-    form: ClassVar[str] = "sqlite:FILE#NAME"
     two_steps: ClassVar[bool] = False
 
     # The connection that a view of one moment has; None where each call borrows one.

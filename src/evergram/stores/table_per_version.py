@@ -15,17 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, EvergramError, FormatError, StoreError
-from evergram.stores.rows import (
+from evergram.stores.store import (
     ID_TYPES,
     Checks,
     Floats,
     Rows,
     Space,
+    Store,
     best_first,
+    checked_name,
     joined_ids,
+    no_store,
     products,
 )
-from evergram.stores.store import Store, checked_name, no_store
 
 FORMAT = 1
 # How many times as many rows are searched when later versions hold some of those that were found.
@@ -53,8 +55,6 @@ class TablePerVersionStore(Store):
     the earlier version, which the next write of the id removes, or `remove_superseded`."""
 
     two_steps: ClassVar[bool] = True
-    # How an address is written.
-    form: ClassVar[str]
 
     # The record that a view of one moment has; None where each call reads it.
     _moment: Mapping[str, Any] | None = None
@@ -79,7 +79,7 @@ class TablePerVersionStore(Store):
         """See `open_store`."""
         place, _, name = address.removeprefix(f"{cls.kind}:").rpartition("#")
         if not place:
-            raise DataError(f"{address!r} is not an address of a store; give {cls.form}.")
+            raise DataError(f"{address!r} is not an address of a store: {cls.kind}:PLACE#NAME.")
         return cls(place, checked_name(name), create)
 
     @property
