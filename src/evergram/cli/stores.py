@@ -99,9 +99,11 @@ def rollback(lineage: str, *, store: list[str]) -> None:
 @contextmanager
 def _backfill(lineage: str, store: list[str]) -> Iterator[Backfill]:
     from evergram.retrieval.backfill import Backfill
-    from evergram.retrieval.side_stores import open_side
+    from evergram.stores.open_store import open_store
 
     side, address = one_store(store)
     opened = open_lineage(lineage)
-    with open_side(opened, side, address) as there:
+    # The side is checked before a store is opened, which may be a database far away.
+    opened.stored(side, opened.production)
+    with open_store(address) as there:
         yield Backfill(opened, there, side)

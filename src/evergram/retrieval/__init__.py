@@ -2,7 +2,7 @@
 
 Read in this order:
 
-1. `reader`: `Reader`, a lineage and its stores, which are `side_stores`.
+1. `reader`: `Reader`, a lineage and its stores, which `side_stores` opens or fills.
 2. `version_maps`: from the version that a row was made with to the one that is asked for.
    `metric_search`: distance and cosine on an index that knows inner products alone.
    `text_vectors`: texts, by the newest version's encoder, at any version.

@@ -7,6 +7,7 @@ the rows' own version the database computes these; otherwise the rows are read h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -21,13 +22,13 @@ import torch
 from torch import Tensor
 
 from evergram.data.split import PairHash
-from evergram.errors import DataError, LineageError
+from evergram.errors import DataError, LineageError, StoreError
 from evergram.gramian.query_form import QueryForm
 from evergram.ids import Lists, as_lists
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.lineage import Lineage, side_of
 from evergram.lineage.score_maps import QueryVectors, ScoredSearch, ScoreMaps, query_version_of
 from evergram.lineage.view import Missing, fold_in
-from evergram.reopening import Reopened
+from evergram.reopening import Reopened, reopened
 from evergram.retrieval.metric_search import (
     Field,
     Metric,
@@ -36,8 +37,9 @@ from evergram.retrieval.metric_search import (
     by_inner_product,
     near_by_cosine,
 )
-from evergram.retrieval.side_stores import SideStores, opened_stores
+from evergram.retrieval.side_stores import canary_stores, local_stores, open_stores
 from evergram.retrieval.sidecar_files import HITS, Paths, SidecarFiles, reread
+from evergram.retrieval.store_check import check_store
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.adopted_store import AdoptedStore
@@ -135,7 +137,12 @@ class Reader(Reopened):
         self.lineage = lineage
         self._sidecar_files = SidecarFiles() if sidecars is None else sidecars
         self._sidecars = self._sidecar_files.read(lineage)
-        self._stores = SideStores(lineage, stores, canaries, settled)
+        if not stores:
+            raise LineageError(f"{lineage.path} was opened without a store to read from.")
+        self._by_side, self._canaries = dict(stores), dict(canaries or {})
+        self._settled = lineage.production if settled is None else settled
+        for side, store in (*self._by_side.items(), *self._canaries.items()):
+            check_store(lineage, store, side)
         self._maps = VersionMaps(lineage)
         self._score_maps = ScoreMaps(lineage)
         # Whether a version's own vectors of a side have length 1.
@@ -170,43 +177,74 @@ class Reader(Reopened):
         files = sidecars if isinstance(sidecars, SidecarFiles) else SidecarFiles(sidecars)
         # What is wrong with them is said before stores are filled, which may take long.
         files.read(opened)
-        with opened_stores(opened, stores) as (by_side, canaries):
-            return cls(opened, by_side, canaries, encoder=encoder, sidecars=files)
+        by_side: dict[str, ReadableStore] = {}
+        by_side.update(local_stores(opened) if stores is None else open_stores(opened, stores))
+        with ExitStack() as failed:
+            for side, store in by_side.items():
+                if stores is None or store is not stores[side]:
+                    failed.callback(store.close)
+            canaries = canary_stores(opened, None if stores is None else by_side)
+            for store in canaries.values():
+                failed.callback(store.close)
+            reader = cls(opened, by_side, canaries, encoder=encoder, sidecars=files)
+            failed.pop_all()
+        return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
         encoder, sidecars = self._texts.addresses, self._sidecar_files
         opened = partial(type(self).open, encoder=encoder, sidecars=sidecars)
-        return opened, (self.lineage.place, self._stores.by_side)
+        return opened, (self.lineage.place, self._by_side)
 
     def carried(self, lineage: Lineage) -> Reader:
         """Return a reader of the lineage as it is now, on the same stores, which may be partly
         refreshed: versions later than either production are read from the newest's own rows."""
-        with self._stores.opened_again(lineage) as opened:
-            return Reader(
-                *(lineage, *opened),
+        canaries: dict[str, ReadableStore] = {}
+        with ExitStack() as failed:
+            if lineage.newest != lineage.production:
+                canaries.update(canary_stores(lineage))
+                for store in canaries.values():
+                    failed.callback(store.close)
+            else:
+                known = {m.version for m in lineage.versions}
+                for side, store in self._canaries.items():
+                    # Another process may have removed them, once the stores were refreshed.
+                    with suppress(DataError, StoreError):
+                        if store.spaces().keys() <= known:
+                            canaries[side] = failed.enter_context(reopened(store))
+            stores = {
+                side: failed.enter_context(reopened(store)) for side, store in self._by_side.items()
+            }
+            reader = Reader(
+                *(lineage, stores, canaries, min(self._settled, lineage.production)),
                 encoder=self._texts.addresses,
                 sidecars=self._sidecar_files,
             )
+            failed.pop_all()
+        return reader
 
     def __repr__(self) -> str:
-        return f"Reader({self.lineage.name!r} version {self.lineage.production}; {self._stores})"
+        stores = ", ".join(f"{side} in {store.address}" for side, store in self._by_side.items())
+        return f"Reader({self.lineage.name!r} version {self.lineage.production}; {stores})"
 
     @property
     def sides(self) -> tuple[str, ...]:
         """The sides that it has a store of."""
-        return tuple(self._stores.by_side)
+        return tuple(self._by_side)
 
     @property
     def default_side(self) -> str:
         """The side that is read if none is named: "candidate", if there is one."""
-        return self._stores.default_side
+        return side_of(self._by_side, "the stores")
 
     def store(self, side: str | None = None, version: int | None = None) -> ReadableStore:
         """Return the store of a side, or that from which a version is read, if one is named.
 
         Raises: LineageError: there is no such side.
         """
-        return self._stores.of(side) if version is None else self._stores.at(side, version)
+        own = self._by_side[side_of(self._by_side, "the stores", side)]
+        if version is None or version <= self._settled:
+            return own
+        return self._canaries.get(self.default_side if side is None else side, own)
 
     def embed(
         self,
@@ -227,7 +265,7 @@ class Reader(Reopened):
         """
         target = self.lineage.resolve(version)
         side = self.default_side if side is None else side
-        store = self._stores.at(side, target)
+        store = self.store(side, target)
         asked = store.as_ids(ids)
         with span("fetch", store=store.kind, rows=len(asked)):
             fetched = store.fetch(asked)
@@ -303,7 +341,7 @@ class Reader(Reopened):
         return self._searched(self.queries(queries, target), k, asked)
 
     def _searched(self, queries: Floats, k: int, asked: SearchOptions) -> list[Hits]:
-        store, own = self._stores.at(asked.side, asked.target), self._stores.of(asked.side)
+        store, own = self.store(asked.side, asked.target), self.store(asked.side)
         calibrates = asked.scores == "calibrated"
         if calibrates:
             query_side = asked.query_side
@@ -588,9 +626,9 @@ class Reader(Reopened):
         """Return the version at which new queries of these candidates are computed: the oldest that
         a row of them is of, of those from the target on that have a form."""
         last = max(target, self.lineage.production)
-        if self._stores.at(CANDIDATE, last).read_consistently(_versions) <= {last}:
+        if self.store(CANDIDATE, last).read_consistently(_versions) <= {last}:
             return last
-        store = self._stores.at(CANDIDATE, target)
+        store = self.store(CANDIDATE, target)
         ids = store.as_ids(list(chain.from_iterable(candidates)))
         oldest = min((rows.version for rows in store.fetch(ids)), default=last)
         versions = [m.version for m in self.lineage.versions if oldest <= m.version <= last]
@@ -619,7 +657,7 @@ class Reader(Reopened):
 
         It is `version` itself only if all rows are of it.
         """
-        filled = self._stores.of(side).read_consistently(_versions)
+        filled = self.store(side).read_consistently(_versions)
         return version if filled == {version} else min(filled - {version}, default=None)
 
     def own_rows(
@@ -628,7 +666,7 @@ class Reader(Reopened):
         """Return those of the ids whose stored row is of a version, and their vectors [n, D]."""
         dim = self.lineage.manifest(version).dim
         own, vectors = ids.slice(0, 0), np.zeros((0, dim), dtype=np.float32)
-        for store in dict.fromkeys([self._stores.at(side, version), self._stores.of(side)]):
+        for store in dict.fromkeys([self.store(side, version), self.store(side)]):
             left = ids.filter(pc.invert(pc.is_in(ids, value_set=own)))
             for rows in store.fetch(left) if len(left) else ():
                 if rows.version == version:
@@ -639,7 +677,8 @@ class Reader(Reopened):
     def close(self) -> None:
         """Close the stores, and the encoder of texts if one was opened."""
         self._texts.close()
-        self._stores.close()
+        for store in (*self._by_side.values(), *self._canaries.values()):
+            store.close()
 
     def _as(self, rows: Rows, target: int, side: str, sidecars: bool) -> Floats:
         """Return stored rows, which may have norms after their vectors, as a version reads them."""

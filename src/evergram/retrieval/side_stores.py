@@ -1,125 +1,28 @@
-"""The stores of a lineage's sides: opened or filled, and which of them a version is read from."""
+"""The stores of a lineage's sides, opened or filled."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from evergram.atomic_files import make_folder, remove_folder, sync, write_text
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import DataError, IntegrityError, LineageError, StoreError
-from evergram.lineage.lineage import Lineage, side_of
+from evergram.errors import IntegrityError, LineageError
+from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import check_tree, file_mode
-from evergram.reopening import reopened
 from evergram.retrieval.fill import fill, id_type, refuse_shared, remove_withdrawn
-from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ReadableStore, Store
 from evergram.vector_files.open_embeddings import open_embeddings
 
-BySide: TypeAlias = dict[str, ReadableStore]
 log: logging.Logger = logging.getLogger(__name__)
-
-
-class SideStores:
-    """The stores that a `Reader` reads, checked. Several threads may share one.
-
-    Args:
-        stores, canaries, settled: as for `Reader`.
-    Raises: LineageError: there is no store. IntegrityError: a store holds vectors of another
-        lineage, or of another side.
-    """
-
-    def __init__(
-        self,
-        lineage: Lineage,
-        stores: Mapping[str, ReadableStore],
-        canaries: Mapping[str, ReadableStore] | None = None,
-        settled: int | None = None,
-    ) -> None:
-        if not stores:
-            raise LineageError(f"{lineage.path} was opened without a store to read from.")
-        self._lineage = lineage
-        self.by_side: BySide = dict(stores)
-        self._canaries: BySide = dict(canaries or {})
-        self._settled = lineage.production if settled is None else settled
-        for side, store in (*self.by_side.items(), *self._canaries.items()):
-            check_store(lineage, store, side)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{side} in {store.address}" for side, store in self.by_side.items())
-
-    @property
-    def default_side(self) -> str:
-        """The side that is read if none is named: "candidate", if there is one."""
-        return side_of(self.by_side, "the stores")
-
-    def of(self, side: str | None = None) -> ReadableStore:
-        """Return the store of a side. Raises: LineageError: there is no such side."""
-        return self.by_side[side_of(self.by_side, "the stores", side)]
-
-    def at(self, side: str | None, version: int) -> ReadableStore:
-        """Return the store from which a version is read. Raises: as `of`."""
-        store = self.of(side)
-        if version <= self._settled:
-            return store
-        return self._canaries.get(self.default_side if side is None else side, store)
-
-    @contextmanager
-    def opened_again(self, lineage: Lineage) -> Iterator[tuple[BySide, BySide, int]]:
-        """Yield stores, canaries and the settled version for the lineage as it is now. If the
-        `with` block fails, the stores are closed again. See `Reader.carried`."""
-        with ExitStack() as failed:
-            canaries: BySide = {}
-            if lineage.newest != lineage.production:
-                canaries.update(canary_stores(lineage))
-                for store in canaries.values():
-                    failed.callback(store.close)
-            else:
-                known = {m.version for m in lineage.versions}
-                for side, store in self._canaries.items():
-                    # Another process may have removed them, once the stores were refreshed.
-                    with suppress(DataError, StoreError):
-                        if store.spaces().keys() <= known:
-                            canaries[side] = failed.enter_context(reopened(store))
-            stores = {
-                side: failed.enter_context(reopened(store)) for side, store in self.by_side.items()
-            }
-            yield stores, canaries, min(self._settled, lineage.production)
-            failed.pop_all()
-
-    def close(self) -> None:
-        """Close all stores."""
-        for store in (*self.by_side.values(), *self._canaries.values()):
-            store.close()
-
-
-@contextmanager
-def opened_stores(
-    lineage: Lineage, stores: Mapping[str, str | ReadableStore] | None
-) -> Iterator[tuple[BySide, BySide]]:
-    """Yield the stores and the canaries of a lineage for a `with` block; if it fails, those that
-    were opened here are closed again. Raises: LineageError, DataError, StoreError."""
-    opened: BySide = {}
-    opened.update(local_stores(lineage) if stores is None else open_stores(lineage, stores))
-    with ExitStack() as failed:
-        for side, store in opened.items():
-            if stores is None or store is not stores[side]:
-                failed.callback(store.close)
-        canaries: BySide = {}
-        canaries.update(canary_stores(lineage, None if stores is None else opened))
-        for store in canaries.values():
-            failed.callback(store.close)
-        yield opened, canaries
-        failed.pop_all()
 
 
 def open_stores(
@@ -146,15 +49,6 @@ def open_stores(
         refuse_shared({side: store.place for side, store in by_side.items()})
         opened.pop_all()  # From here on they are the caller's.
     return by_side
-
-
-@contextmanager
-def open_side(lineage: Lineage, side: str, address: str) -> Iterator[ReadableStore]:
-    """Open the store of a side for a `with` block. Raises: LineageError, StoreError."""
-    # The side is checked before a store is opened, which may be a database far away.
-    lineage.stored(side, lineage.production)
-    with open_store(address) as store:
-        yield store
 
 
 def local_stores(lineage: Lineage) -> dict[str, Store]:

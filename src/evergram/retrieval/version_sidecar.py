@@ -345,7 +345,9 @@ def make_sidecar(
         target=target,
         side=side,
         fingerprints=[lineage.manifest(v).fingerprint for v in (number, target)],
-        **errors,
+        error=errors["error"],
+        way_back_error=errors["way_back_error"],
+        worse=errors["worse"],
     )
 
 

@@ -450,10 +450,10 @@ class AdoptedCollection(AdoptedStore):
         must_not: list[Any] = []
         if self._field is not None:
             must_not.append(models.IsEmptyCondition(is_empty=models.PayloadField(key=self._field)))
-        for one, name in self._names.vectors.items() if version is not None else ():
+        for one, name in self._names.vectors.items():
             if one == version:
                 must.append(models.HasVectorCondition(has_vector=name))
-            elif own and one > version:
+            elif own and version is not None and one > version:
                 must_not.append(models.HasVectorCondition(has_vector=name))
         return models.Filter(must=must, must_not=must_not)
 

@@ -243,7 +243,7 @@ class SqliteStore(TablePerVersionStore):
         # Page by page: no transaction stays open, in which the log of writes would only grow.
         key = "id" if pa.types.is_integer(self.id_type) else "place"
         query = f"select id, vector, checksum, {key} from {self._table(version)}"
-        after, last = "", []
+        after, last = "", list[Any]()
         while cells := self._ask(f"{query}{after} order by {key} limit ?", *last, size):
             if last and cells[-1][3] <= last[0]:
                 raise StoreError(
