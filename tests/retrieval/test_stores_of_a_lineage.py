@@ -39,10 +39,9 @@ from evergram.retrieval.backfill import (
     backfill_progress,
     predicted_errors,
 )
-from evergram.retrieval.fill import fill, fill_stores, space_of
+from evergram.retrieval.fill import check_store, fill, fill_stores, space_of
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.side_stores import canary_stores, local_stores, open_stores
-from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores import qdrant_store
 from evergram.stores.open_store import open_store

@@ -29,8 +29,7 @@ from evergram.compatibility.certificate import certify
 from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import check_tree, file_mode
-from evergram.retrieval.fill import Progress, fill, space_of
-from evergram.retrieval.store_check import check_store
+from evergram.retrieval.fill import Progress, check_store, fill, space_of
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import read_only
 from evergram.stores.open_store import open_store
