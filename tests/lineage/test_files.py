@@ -53,7 +53,7 @@ from evergram.lineage.record import (
     parse_record,
     sha256,
 )
-from evergram.retrieval.side_stores import local_stores
+from evergram.retrieval.fill import local_stores
 from evergram.vector_files.writers import write_embeddings
 
 

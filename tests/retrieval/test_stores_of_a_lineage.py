@@ -29,7 +29,6 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import StepError
 from evergram.errors import DataError, IntegrityError, LineageError, StoreError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval import side_stores
 from evergram.retrieval.backfill import (
     OF_WITHDRAWN,
     RECORD,
@@ -39,9 +38,16 @@ from evergram.retrieval.backfill import (
     backfill_progress,
     predicted_errors,
 )
-from evergram.retrieval.fill import check_store, fill, fill_stores, space_of
+from evergram.retrieval.fill import (
+    canary_stores,
+    check_store,
+    fill,
+    fill_stores,
+    local_stores,
+    open_stores,
+    space_of,
+)
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.side_stores import canary_stores, local_stores, open_stores
 from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores import qdrant_store
 from evergram.stores.open_store import open_store
@@ -150,7 +156,7 @@ def test_a_snapshot_with_rows_of_another_version_is_filled_again(
             fill(lineage, store, "object")
     else:
         with monkeypatch.context() as patch:
-            patch.setattr(side_stores, "write_text", Mock(side_effect=SystemExit))
+            patch.setattr(sys.modules[fill.__module__], "write_text", Mock(side_effect=SystemExit))
             with pytest.raises(SystemExit):
                 Reader.open(lineage)
     lineage.label("stable", 2)
@@ -220,7 +226,7 @@ def test_stores_are_closed_where_another_cannot_be_filled(
         if side == sides[-1]:
             raise DataError("the disk is full")
 
-    monkeypatch.setattr(side_stores, "fill", full)
+    monkeypatch.setattr(sys.modules[fill.__module__], "fill", full)
     with pytest.raises(DataError, match="disk is full"):
         local_stores(lineage)
     assert sorted(closed) == sorted(sides)

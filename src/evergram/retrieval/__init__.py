@@ -2,13 +2,13 @@
 
 Read in this order:
 
-1. `reader`: `Reader`, a lineage and its stores, which `side_stores` opens or fills.
+1. `reader`: `Reader`, a lineage and its stores.
 2. `version_maps`: from the version that a row was made with to the one that is asked for.
    `metric_search`: distance and cosine on an index that knows inner products alone.
    `text_vectors`: texts, by the newest version's encoder, at any version.
-3. `fill`: from a published version to a store, and whether a store holds what was published. `backfill`: refresh a store's older rows, worst
-   first. `version_sidecar`, `sidecar_files`: rows and hits at an old version, by a few bytes of
-   each old vector.
+3. `fill`: the stores of a lineage are filled, checked and opened. `backfill`: refresh a store's
+   older rows, worst first. `version_sidecar`, `sidecar_files`: rows and hits at an old version, by
+   a few bytes of each old vector.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
 versions: `docs/method.md`, *One index for all versions*.

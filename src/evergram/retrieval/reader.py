@@ -29,7 +29,7 @@ from evergram.lineage.lineage import Lineage, side_of
 from evergram.lineage.score_maps import QueryVectors, ScoredSearch, ScoreMaps, query_version_of
 from evergram.lineage.view import Missing, fold_in
 from evergram.reopening import Reopened, reopened
-from evergram.retrieval.fill import check_store
+from evergram.retrieval.fill import canary_stores, check_store, local_stores, open_stores
 from evergram.retrieval.metric_search import (
     Field,
     Metric,
@@ -38,7 +38,6 @@ from evergram.retrieval.metric_search import (
     by_inner_product,
     near_by_cosine,
 )
-from evergram.retrieval.side_stores import canary_stores, local_stores, open_stores
 from evergram.retrieval.sidecar_files import HITS, Paths, SidecarFiles, reread
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
