@@ -13,7 +13,7 @@ from tests.support.command import Command, exit_code
 from tests.support.embedding_files import file_of, id_names, randn
 
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.sidecar_files import SidecarFiles
+from evergram.retrieval.version_sidecar import SidecarFiles
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings

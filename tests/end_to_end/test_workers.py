@@ -18,7 +18,7 @@ from evergram import Client, Corpus, Lineage, PretrainedEncoder, Reader, Recipe
 from evergram.compatibility import Aligner, BackwardAlignment
 from evergram.exporting.arrow_function import arrow_function
 from evergram.gramian import GramianPenalty
-from evergram.retrieval.sidecar_files import SidecarFiles
+from evergram.retrieval.version_sidecar import SidecarFiles
 from evergram.stores.open_store import open_store
 from evergram.stores.snapshot_store import SnapshotStore
 from evergram.texts import open_text_encoder

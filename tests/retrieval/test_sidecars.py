@@ -30,11 +30,11 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader, SearchOptions
-from evergram.retrieval.sidecar_files import SidecarFiles
 from evergram.retrieval.version_sidecar import (
     KEY,
     MARKS,
     TOLERANCE,
+    SidecarFiles,
     VersionSidecar,
     content_digest,
     make_sidecar,

@@ -36,8 +36,7 @@ from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import QueryVectors, Reader
-from evergram.retrieval.sidecar_files import SidecarFiles
-from evergram.retrieval.version_sidecar import make_sidecar
+from evergram.retrieval.version_sidecar import SidecarFiles, make_sidecar
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts
 

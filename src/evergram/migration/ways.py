@@ -21,7 +21,7 @@ from evergram.evaluation.score_blocks import best_candidates
 from evergram.evaluation.version_distance import as_dim
 from evergram.migration.cascade import DEPTH, KeptVectors, cascade
 from evergram.releasing.past_file import text_encoder_of
-from evergram.retrieval.sidecar_files import DEPTH as SIDECAR_DEPTH
+from evergram.retrieval.version_sidecar import DEPTH as SIDECAR_DEPTH
 from evergram.stores.store import Hits
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing

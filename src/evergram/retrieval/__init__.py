@@ -7,8 +7,8 @@ Read in this order:
    `metric_search`: distance and cosine on an index that knows inner products alone.
    `text_vectors`: texts, by the newest version's encoder, at any version.
 3. `fill`: the stores of a lineage are filled, checked and opened. `backfill`: refresh a store's
-   older rows, worst first. `version_sidecar`, `sidecar_files`: rows and hits at an old version, by
-   a few bytes of each old vector.
+   older rows, worst first. `version_sidecar`: rows and hits at an old version, by a few bytes of
+   each old vector.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
 versions: `docs/method.md`, *One index for all versions*.

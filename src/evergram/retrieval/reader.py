@@ -38,9 +38,9 @@ from evergram.retrieval.metric_search import (
     by_inner_product,
     near_by_cosine,
 )
-from evergram.retrieval.sidecar_files import HITS, Paths, SidecarFiles, reread
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
+from evergram.retrieval.version_sidecar import HITS, Paths, SidecarFiles, reread
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.filters import Filter
 from evergram.stores.store import (

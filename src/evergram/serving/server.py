@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from evergram.errors import ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
-from evergram.retrieval.sidecar_files import SidecarFiles
+from evergram.retrieval.version_sidecar import SidecarFiles
 from evergram.serving.service import Service, has_tokens
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import Documents, ServedTexts

@@ -16,7 +16,7 @@ from evergram.errors import EvergramError, LineageError, ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.sidecar_files import SidecarFiles
+from evergram.retrieval.version_sidecar import SidecarFiles
 from evergram.serving.dashboard import PublishedFacts, published_facts
 from evergram.serving.texts import ServedTexts
 
