@@ -514,18 +514,7 @@ def make_sidecar(
     """
     if (size is None) == (error is None):
         raise DataError("A sidecar has a number of bytes or an error; give one of the two.")
-    if not lineage.versions:
-        raise LineageError(f"{lineage} has no versions.")
-    number = lineage.newest if version is None else lineage.resolve(version)
-    before = [m.version for m in lineage.versions if m.version < number]
-    if not before:
-        raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
-    target = max(before)
-    if not lineage.chain.is_affine(number, target):
-        raise LineageError(
-            f"The backward transform from version {number} is not affine, and a sidecar needs an "
-            "affine one."
-        )
+    number, target = _checked_versions(lineage, version)
     side = side_of(lineage.manifest(number).embeddings, str(lineage), side)
     stored = open_embeddings(lineage.stored(side, number))
     if old is not None:
@@ -571,6 +560,22 @@ def make_sidecar(
         way_back_error=errors["way_back_error"],
         worse=errors["worse"],
     )
+
+
+def _checked_versions(lineage: Lineage, version: int | None) -> tuple[int, int]:
+    """Return the version, and the one before it that was not withdrawn. Raises: LineageError."""
+    if not lineage.versions:
+        raise LineageError(f"{lineage} has no versions.")
+    number = lineage.newest if version is None else lineage.resolve(version)
+    before = [m.version for m in lineage.versions if m.version < number]
+    if not before:
+        raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
+    if not lineage.chain.is_affine(number, max(before)):
+        raise LineageError(
+            f"The backward transform from version {number} is not affine, and a sidecar needs an "
+            "affine one."
+        )
+    return number, max(before)
 
 
 def _encoded(

@@ -245,12 +245,6 @@ class LanceStore(TablePerVersionStore):
                 table.optimize(cleanup_older_than=KEPT)
 
 
-# A version of the table, and inode, time of writing in ns and bytes of its manifest, which LanceDB
-# writes once: a table that is dropped and made anew has the numbers of the one before, and other
-# manifests.
-State = tuple[int, tuple[int, int, int] | None]
-
-
 class AdoptedLanceTable(AdoptedStore):
     kind: ClassVar[str] = "lance-table"
 
@@ -264,11 +258,9 @@ class AdoptedLanceTable(AdoptedStore):
             )
         self._database = connected(self._folder, self.address)
         self._table = self._open()
-        # The table at its latest state that was read, shared by all views.
-        self._pinned: dict[State, Any] = {}
 
     def _disconnect(self) -> None:
-        self._pinned = {}
+        """Nothing is open."""
 
     def _look(self) -> TableFacts:
         with errors_as_store_errors(self.address):
@@ -306,19 +298,16 @@ class AdoptedLanceTable(AdoptedStore):
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         self._facts()
+        pinned = self._open()
         with errors_as_store_errors(self.address):
-            state = self._state()
-            pinned = self._pinned.get(state)
-            if pinned is None:
-                pinned = self._open()
-                pinned.checkout(state[0])
-                self._pinned.clear()
-                self._pinned[state] = pinned
+            pinned.checkout(pinned.version)
         view = self._at_this_moment(_table=pinned)
         view._known = view._look()
         return work(view)
 
-    def _state(self) -> State:
+    def _state(self) -> object:
+        """Return the version of the table, and inode, time and size of its manifest, which LanceDB
+        writes once: a table that is made anew has the versions of the one before."""
         with errors_as_store_errors(self.address):
             version = int(self._table.version)
         # Newer tables count down, so that the latest is the first in a listing.

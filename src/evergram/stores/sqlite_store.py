@@ -207,10 +207,9 @@ class SqliteStore(TablePerVersionStore):
         table = f"{self._name}_v{space.version}"
         if self._has_table(table):
             raise not_ours(f"table {table}", self.address)
-        # A text id has a number next to it that no VACUUM changes, and that orders pages of rows.
-        number = pa.types.is_integer(self.id_type)
-        keys = "id integer primary key" if number else "place integer primary key, id text unique"
-        self._ask(f'create table "{table}" ({keys}, vector blob, checksum integer)')
+        kind = "integer" if pa.types.is_integer(self.id_type) else "text"
+        columns = f"id {kind} primary key, vector blob, checksum integer"
+        self._ask(f'create table "{table}" ({columns})')
 
     def _has_table(self, table: str) -> bool:
         query = "select 1 from sqlite_master where lower(name) = lower(?)"
@@ -241,17 +240,16 @@ class SqliteStore(TablePerVersionStore):
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         # Page by page: no transaction stays open, in which the log of writes would only grow.
-        key = "id" if pa.types.is_integer(self.id_type) else "place"
-        query = f"select id, vector, checksum, {key} from {self._table(version)}"
+        query = f"select id, vector, checksum from {self._table(version)}"
         after, last = "", list[Any]()
-        while cells := self._ask(f"{query}{after} order by {key} limit ?", *last, size):
-            if last and cells[-1][3] <= last[0]:
+        while cells := self._ask(f"{query}{after} order by id limit ?", *last, size):
+            if last and cells[-1][0] <= last[0]:
                 raise StoreError(
                     f"{self.address} has rows out of their order: its file is damaged; restore "
                     "it from a copy."
                 )
             yield self._block(version, cells)
-            after, last = f" where {key} > ?", [cells[-1][3]]
+            after, last = " where id > ?", [cells[-1][0]]
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
@@ -270,7 +268,7 @@ class SqliteStore(TablePerVersionStore):
 
     def _block(self, version: int, cells: list[Any]) -> tuple[Rows, Checks]:
         with self._errors():
-            keys, raw, checks, *_ = zip(*cells, strict=True)
+            keys, raw, checks = zip(*cells, strict=True)
             if len({len(one) for one in raw}) > 1:
                 raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
             vectors = np.frombuffer(b"".join(raw), dtype="<f4").reshape(len(raw), -1)
