@@ -360,7 +360,6 @@ def test_plan_apply_and_status(lineage: Lineage, older: DictionaryStore) -> None
     older.delete(range(5))  # objects without a row, which are counted and not added
     plan = work.plan(batch=64)
     assert (plan.state, plan.rows, plan.remaining) == ("planned", 295, 1.0)
-    assert (plan.without, plan.absent) == (20, 5)
     part = work.apply(rows=100)
     # A whole batch and a part of one.
     assert (part.state, part.refreshed, part.held) == ("paused", 100, {1: 215, 2: 100})
@@ -451,7 +450,7 @@ def test_a_backfill_of_another_lineage_or_with_damaged_files_is_refused(
     whole = json.loads((work.folder / RECORD).read_text())
     table = b"no table of Arrow's"
     for name, damaged in (
-        *((RECORD, {**whole, **one}) for one in ({"target": True}, {"absent": -1})),
+        *((RECORD, {**whole, **one}) for one in ({"target": True}, {"rows": -1})),
         *((RECORD, {**whole, **one}) for one in ({"state": "lost"},)),
         *((RECORD, {"target": 2}), (RECORD, [])),
         ("order.sealed", hashlib.sha256(table).digest() + table),
@@ -496,8 +495,8 @@ def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -
     fill(lineage, source, "object", 2)
     dim = older.spaces()[3].dim
     older.upsert(Rows(3, pa.array([5000]), np.ones((1, dim), np.float32)))
-    order, without, _ = backfill_order(lineage, older, source, 2)
-    assert (order["error"].to_pylist(), without) == ([OF_WITHDRAWN] * 100, 1)
+    order = backfill_order(lineage, older, source, 2)
+    assert order["error"].to_pylist() == [OF_WITHDRAWN] * 100
     older.delete([5000])
     assert work.rollback().held == {2: 300}
     assert as_dict(older.scan()) == before
@@ -629,7 +628,7 @@ def test_without_a_forward_map_the_oldest_rows_come_first(
         older.add_space(space_of(lineage, version))
         for key in ids:
             older.upsert(written_by_hand(lineage, version, key, 1))
-    order, _, _ = backfill_order(lineage, older, source, 2)
+    order = backfill_order(lineage, older, source, 2)
     # No version has a certificate here, so the error is the number of versions between.
     assert order["id"].to_pylist() == [4, 5, 6, 7, 0, 1, 2, 3]
     assert order["error"].to_pylist() == [2.0] * 4 + [1.0] * 4
@@ -657,7 +656,7 @@ def test_the_predicted_error_is_lost_forward_and_back_with_the_certificates(
         own, maps = vectors_of(version).numpy(), VersionMaps(lineage)
         store.upsert(stored_rows(maps, space, pa.array(range(300)), own))
     # The largest comes first.
-    order, _, _ = backfill_order(lineage, old, new, 1)
+    order = backfill_order(lineage, old, new, 1)
     assert order["id"].to_pylist() == np.argsort(-truth.numpy()).tolist()
 
 
@@ -706,7 +705,7 @@ def test_a_store_that_was_left_with_ids_twice_is_repaired(
                 earlier.setattr(TablePerVersionStore, "remove_superseded", lambda self: 0)
                 assert work.apply().held == {1: 20 + BATCH, 2: 300}
         status = work.plan() if command == "plan" else work.apply()
-        assert (status.held, status.without, status.absent) == ({1: 20, 2: 300}, 20, 0)
+        assert status.held == {1: 20, 2: 300}
         # As one that nothing interrupted.
         planned(lineage, older, BATCH).apply()
         assert as_dict(store.scan()) == as_dict(older.scan())
@@ -719,7 +718,7 @@ def test_a_store_that_was_left_with_ids_twice_is_repaired(
 
 RUN: dict[str, Any] = {
     **{"side": "candidate", "store": "s", "target": 3, "fingerprint": "f", "rows": 10, "batch": 2},
-    **{"without": 0, "absent": 0, "state": "under way", "done": 6, "at": 1000.0},
+    **{"state": "under way", "done": 6, "at": 1000.0},
 }
 STATES: list[tuple[dict[str, Any], float, str]] = [
     *(({}, 1599.0, "under way"), ({}, 1601.0, "stalled"), ({"state": "paused"}, 9999.0, "paused")),

@@ -65,8 +65,6 @@ class BackfillStatus:
         target: the version that rows are refreshed to.
         rows: how many are to be refreshed.
         refreshed: how many of these are.
-        without: older rows for which the version has no embedding; they stay as they are.
-        absent: objects of the version that had no row when it was planned; none is added.
         remaining: mean predicted error of rows that wait, over that of all rows to refresh.
         held: rows of the store by version, now.
     """
@@ -77,8 +75,6 @@ class BackfillStatus:
     target: int
     rows: int
     refreshed: int
-    without: int
-    absent: int
     remaining: float
     held: dict[int, int]
 
@@ -95,8 +91,6 @@ class BackfillRecord(BaseModel):
     fingerprint: str
     batch: PositiveInt
     rows: NonNegativeInt
-    without: NonNegativeInt
-    absent: NonNegativeInt
     state: State = "planned"
     done: NonNegativeInt = 0
     at: FiniteFloat = 0.0
@@ -153,33 +147,25 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
 
 def backfill_order(
     lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
-) -> tuple[pa.Table, int, int]:
+) -> pa.Table:
     """Return the rows of a store that `source`, the embeddings of version `target`, has: `id` and
-    the predicted `error`, worst first; and `without` and `absent` of a `BackfillStatus`."""
-    maps, none = VersionMaps(lineage), pa.array([], store.id_type)
-    ids, held, errors, without = [none], [none], [np.zeros(0)], 0
-    for version in store.count():
+    the predicted `error`, worst first."""
+    maps = VersionMaps(lineage)
+    ids, errors = [pa.array([], store.id_type)], [np.zeros(0)]
+    for version in sorted(store.count().keys() - {target}):
         for rows in store.scan(version):
             new_ids = joined_ids([new.ids for new in source.fetch(rows.ids)], store.id_type)
             has_new = pc.is_in(rows.ids, value_set=new_ids)
-            mask = has_new.to_numpy(zero_copy_only=False)
-            held.append(rows.ids.filter(has_new))
-            if version == target:
-                continue
-            without += int((~mask).sum())
-            ids.append(held[-1])
+            ids.append(rows.ids.filter(has_new))
             if version in lineage.withdrawn:
-                errors.append(np.full(int(mask.sum()), OF_WITHDRAWN))
+                errors.append(np.full(len(ids[-1]), OF_WITHDRAWN))
                 continue
-            dim = lineage.manifest(version).dim
+            mask, dim = has_new.to_numpy(zero_copy_only=False), lineage.manifest(version).dim
             vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
             errors.append(predicted_errors(lineage, maps, vectors, version, target))
-    all_ids, all_errors = pa.concat_arrays(ids), np.concatenate(errors)
-    # A row that another writer moves meanwhile may be met in both of its versions.
-    absent = source.count().get(target, 0) - len(pa.concat_arrays(held).unique())
-    order = np.argsort(-all_errors, kind="stable")
-    ordered = pa.table({"id": all_ids.take(pa.array(order)), "error": all_errors[order]})
-    return ordered, without, absent
+    every = np.concatenate(errors)
+    order = np.argsort(-every, kind="stable")
+    return pa.table({"id": pa.concat_arrays(ids).take(pa.array(order)), "error": every[order]})
 
 
 def predicted_errors(
@@ -257,7 +243,7 @@ class Backfill:
             self.store.remove_superseded()
             with open_store(str(self.folder / SOURCE), create=id_type) as source:
                 fill(self.lineage, source, self.side, target)
-                order, without, absent = backfill_order(self.lineage, self.store, source, target)
+                order = backfill_order(self.lineage, self.store, source, target)
             write_table(self.folder / ORDER, order, self._mode)
             self._write(
                 BackfillRecord(
@@ -267,8 +253,6 @@ class Backfill:
                     fingerprint=self.lineage.manifest(target).fingerprint,
                     batch=batch,
                     rows=len(order),
-                    without=without,
-                    absent=absent,
                 )
             )
         return self.status()
@@ -354,10 +338,8 @@ class Backfill:
         record = self._record()
         errors = read_table(self.folder / ORDER)["error"].to_numpy()
         total = float(errors.sum())
-        known = ("state", "side", "target", "rows", "without", "absent")
         return BackfillStatus(
-            **{name: getattr(record, name) for name in known},
-            store=self.store.address,
+            *(record.state, record.side, self.store.address, record.target, record.rows),
             refreshed=record.done,
             remaining=float(errors[record.done :].sum()) / total if total else 0.0,
             held=self.store.count(),

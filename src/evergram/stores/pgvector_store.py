@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -57,10 +56,7 @@ except ImportError as error:
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# psycopg converts a parameter and a cell at a time, and knows no vectors: NumPy makes PostgreSQL's
-# binary formats of all rows at once.
-
-BIGINT = 20  # the oid of bigint, the same in every PostgreSQL
+# psycopg knows no vectors: NumPy makes PostgreSQL's binary format of all rows at once.
 
 
 class Raw(bytes):
@@ -87,12 +83,14 @@ def vector(values: Floats) -> Raw:
 
 
 def vectors(values: Floats, oid: int) -> Raw:
-    """Return the parameter of an array of vectors [n, D], given the oid of the type vector."""
+    """Return the parameter of an array of vectors [n, D], n ≥ 1, given the oid of the type."""
     dim = values.shape[1]
     items = np.zeros(len(values), dtype=[("bytes", ">i4"), ("item", layout(dim))])
     items["bytes"] = items.dtype["item"].itemsize
     items["item"]["dim"], items["item"]["values"] = dim, values
-    return _array(items, oid)
+    # Dimensions, nulls, type of elements, how many, counted from 1.
+    header = np.array([1, 0, oid, len(items), 1], dtype=">i4")
+    return Raw(header.tobytes() + items.tobytes())
 
 
 def rows_of(
@@ -104,19 +102,6 @@ def rows_of(
         raise IntegrityError(f"Rows of version {version} in {shown} differ in dim.")
     values = np.frombuffer(b"".join(raw), dtype=layout(len(raw[0]) // 4 - 1))["values"]
     return Rows(version, pa.array(keys, id_type), values.astype(np.float32))
-
-
-def integers(values: npt.NDArray[np.int64]) -> Raw:
-    """Return the parameter of an array of bigint [n]."""
-    items = np.zeros(len(values), dtype=[("bytes", ">i4"), ("item", ">i8")])
-    items["bytes"], items["item"] = 8, values
-    return _array(items, BIGINT)
-
-
-def _array(items: npt.NDArray[Any], oid: int) -> Raw:
-    # Dimensions, nulls, type of elements; then, unless it is empty, how many, counted from 1.
-    header = [1, 0, oid, len(items), 1] if len(items) else [0, 0, oid]
-    return Raw(np.array(header, dtype=">i4").tobytes() + items.tobytes())
 
 
 # The most connections at once. A later caller waits while others finish, at most WAIT seconds, the
@@ -542,9 +527,9 @@ class PgvectorStore(Store):
             with connection.transaction():
                 for part in parts:
                     values = [
-                        self._ids(rows.ids.take(pa.array(part))),
+                        rows.ids.take(pa.array(part)).to_pylist(),
                         vectors(rows.vectors[part], self._oid),
-                        integers(checks[part].astype(np.int64)),
+                        checks[part].tolist(),
                     ]
                     connection.execute(query, values)
 
@@ -554,12 +539,12 @@ class PgvectorStore(Store):
         self._ask(
             "with gone as (delete from {table} where id = any(%s::{ids}) returning 1)"
             " select count(*) from gone",
-            [self._ids(ids)],
+            [ids.to_pylist()],
         )
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         groups: dict[int, list[tuple[Any, ...]]] = {}
-        for row in self._ask(ROWS + "id = any(%s::{ids})", [self._ids(ids)]):
+        for row in self._ask(ROWS + "id = any(%s::{ids})", [ids.to_pylist()]):
             groups.setdefault(row[1], []).append(row)
         return [self._block(version, rows) for version, rows in groups.items()]
 
@@ -582,7 +567,7 @@ class PgvectorStore(Store):
     ) -> list[tuple[pa.Array, Floats]]:
         exactly = exact or (ids is not None and len(ids) <= LOOKED_UP)
         among = "" if ids is None else " and id = any(%s::{ids})"
-        filtered = [] if ids is None else [self._ids(ids)]
+        filtered = [] if ids is None else [ids.to_pylist()]
         dim = queries.shape[1]
         halves = dim > LONGEST and any(v == version and there for v, *_, there in self._facts())
         product = SQL("{0} <#> %s::{1}")
@@ -613,9 +598,6 @@ class PgvectorStore(Store):
         keys, _, raw, checks = zip(*cells, strict=True)
         rows = rows_of(self.address, version, keys, raw, self.id_type)
         return rows, np.array(checks, dtype=np.int64).astype(np.uint32)
-
-    def _ids(self, ids: pa.Array) -> Raw | list[str]:
-        return integers(ids.to_numpy()) if pa.types.is_integer(ids.type) else ids.to_pylist()
 
     def _sql(self, text: str, **inline: Any) -> Composed:
         known: dict[str, Any] = {
@@ -830,10 +812,10 @@ class AdoptedTable(AdoptedStore):
                 condition += SQL(" and {} is null").format(name_of(other))
         return condition
 
-    def _ids(self, ids: pa.Array) -> Raw | list[str]:
+    def _ids(self, ids: pa.Array) -> list[Any]:
         """Return ids as a parameter, without texts that the column cannot hold."""
         if pa.types.is_integer(ids.type):
-            return integers(ids.to_numpy())
+            return list(ids.to_pylist())
         texts = [text for text in ids.to_pylist() if "\0" not in text]
         return canonical_uuids(texts) if self._known.types[self._id] == "uuid" else texts
 

@@ -243,11 +243,12 @@ class SqliteStore(TablePerVersionStore):
         query = f"select id, vector, checksum from {self._table(version)}"
         after, last = "", list[Any]()
         while cells := self._ask(f"{query}{after} order by id limit ?", *last, size):
-            if last and cells[-1][0] <= last[0]:
-                raise StoreError(
-                    f"{self.address} has rows out of their order: its file is damaged; restore "
-                    "it from a copy."
-                )
+            with self._errors():
+                if last and cells[-1][0] <= last[0]:
+                    raise StoreError(
+                        f"{self.address} has rows out of their order: its file is damaged; restore "
+                        "it from a copy."
+                    )
             yield self._block(version, cells)
             after, last = " where id > ?", [cells[-1][0]]
 
