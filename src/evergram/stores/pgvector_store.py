@@ -203,11 +203,29 @@ class ConnectionPool:
                 f"None of the {CONNECTIONS} connections to {self._shown} became free in "
                 f"{WAIT:.0f} s; see what the server is doing, and ask less at once."
             )
+        again = True
         try:
-            try:
-                return self._once(work)
-            except (_ConnectionLost, *AGAIN):
-                return self._once(work)
+            while True:
+                try:
+                    connection = self._idle.pop()
+                except IndexError:
+                    connection = self._connected()
+                try:
+                    return work(connection)
+                except psycopg.Error as error:
+                    lost = connection.closed
+                    if lost:
+                        # The idle ones were cut with it.
+                        self._drop()
+                    if not again or not (lost or isinstance(error, AGAIN)):
+                        raise
+                    again = False
+                finally:
+                    idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+                    if idle and not self._closed:
+                        self._idle.append(connection)
+                    else:
+                        connection.close()
         except psycopg.DataError as error:
             raise DataError(f"{self._shown} cannot hold a value: {_sentence(error)}.") from None
         except psycopg.Error as error:
@@ -241,26 +259,6 @@ class ConnectionPool:
         self._closed = True
         self._drop()
 
-    def _once(self, work: Callable[[Connection], T]) -> T:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._connected()
-        try:
-            return work(connection)
-        except psycopg.Error as error:
-            if not connection.closed:
-                raise
-            # The idle ones were cut with it.
-            self._drop()
-            raise _ConnectionLost(*error.args) from error
-        finally:
-            idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-            if idle and not self._closed:
-                self._idle.append(connection)
-            else:
-                connection.close()
-
     def _connected(self) -> Connection:
         """Return a new connection. Raises: StoreError."""
         if self._closed:
@@ -290,10 +288,6 @@ class ConnectionPool:
         while self._idle:
             with suppress(IndexError):
                 self._idle.pop().close()
-
-
-class _ConnectionLost(psycopg.OperationalError):
-    """The connection ended before the answer."""
 
 
 def _sentence(error: psycopg.Error) -> str:
