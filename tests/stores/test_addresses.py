@@ -52,7 +52,7 @@ WRONG = dict.fromkeys(
         *("lance:emb", "lance:here#../x", "lance:s3://bucket/here?key=secret#mine"),
         *("qdrant:emb", "qdrant:http://me:secret@h:6333#emb", "qdrant:http://h?k=secret#e"),
         *(f"lance:here#{name}" for name in ("", "-a", "a b", 'a"b', "é", "a\n", "x" * 41)),
-        *("qdrant:here#a/b", "sqlite:s.db", "sqlite:s.db#SQLite_x", "sqlite:here/s.db#../x"),
+        *("qdrant:here#a/b", "sqlite:s.db", "sqlite:here/s.db#../x"),
         *("postgresql://ann:secret@db/v", "postgresql://ann:sec%ret@db/v#emb", "postgresql:#emb"),
         *("postgresql://ann:secret/x@db/v#emb", "postgresql://ann:12#secret@db/v#"),
         *('postgresql://ann:secret@db/v#a"b', "lance-table:#table=mine&v0=e0"),

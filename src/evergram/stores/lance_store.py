@@ -153,10 +153,6 @@ class LanceStore(TablePerVersionStore):
     def _save(self, record: dict[str, Any]) -> None:
         write_bytes(self._file, json.dumps(record, indent=2).encode())
 
-    def _refuse_others(self) -> None:
-        for path in sorted(self._folder.glob(f"{self._name}-v*.lance")):
-            raise not_ours(f"table {path.stem}", self.address)
-
     def _make_table(self, space: Space) -> None:
         name = f"{self._name}-v{space.version}"
         vector = pa.list_(pa.float32(), space.dim)

@@ -135,6 +135,7 @@ class QdrantStore(TablePerVersionStore):
     def _save(self, record: dict[str, Any]) -> None:
         held = self._load()
         if held is None:
+            self._refuse_filled(self._name)
             self._make(self._name, 1)
             # Another process may have been quicker, and have added a space since.
             held = self._load()
@@ -159,9 +160,6 @@ class QdrantStore(TablePerVersionStore):
             # Another process was quicker, or the first of two attempts had succeeded.
             if not self._ask("collection_exists", collection):
                 raise
-
-    def _refuse_others(self) -> None:
-        self._refuse_filled(self._name)
 
     def _refuse_filled(self, collection: str) -> bool:
         """Return whether there is a collection. Raises: StoreError: it has points that this store

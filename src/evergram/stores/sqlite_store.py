@@ -72,12 +72,6 @@ class SqliteStore(TablePerVersionStore):
                         raise
                     time.sleep(0.05)
 
-    @classmethod
-    def open(cls, address: str, create: str | None = None) -> Self:
-        if address.rpartition("#")[2].lower().startswith("sqlite_"):
-            raise DataError("SQLite keeps names that begin with sqlite_ for itself; give another.")
-        return super().open(address, create)
-
     def _connect(self, create: bool) -> None:
         self._path = Path(self._place).absolute()
         self._closed = False
@@ -197,11 +191,6 @@ class SqliteStore(TablePerVersionStore):
         self._ask(f"create table if not exists {table} (record text)")
         self._ask(f"delete from {table}")
         self._ask(f"insert into {table} values (?)", json.dumps(record))
-
-    def _refuse_others(self) -> None:
-        query = "select name from sqlite_master where lower(name) glob lower(?) || '_v[0-9]*'"
-        for (theirs,) in self._ask(query, self._name):
-            raise not_ours(f"table {theirs}", self.address)
 
     def _make_table(self, space: Space) -> None:
         table = f"{self._name}_v{space.version}"

@@ -67,7 +67,6 @@ class TablePerVersionStore(Store):
             if self._found() is None and create is not None:
                 with self._writing() as store:
                     if store._found() is None:
-                        store._refuse_others()
                         store._save(StoreRecord(create, {}).as_json())
             self.id_type = ID_TYPES[self._record().id_type]
         except BaseException:
@@ -102,10 +101,6 @@ class TablePerVersionStore(Store):
     @abstractmethod
     def _save(self, record: dict[str, Any]) -> None:
         """Write the record, durably."""
-
-    @abstractmethod
-    def _refuse_others(self) -> None:
-        """Raises: StoreError: a new store would have tables that are there already."""
 
     @abstractmethod
     def _make_table(self, space: Space) -> None:
