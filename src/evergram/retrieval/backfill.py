@@ -269,11 +269,9 @@ class Backfill:
         self._record()  # before a lock is made
         with self._locked():
             record = self._record()
-            if record.state == "rolled back":
-                raise LineageError("This backfill was rolled back; plan another.")
-            if record.state == "rolling back":
+            if record.state in ("rolling back", "rolled back"):
                 raise LineageError(
-                    "A rollback of this backfill was interrupted; finish it by 'rollback'."
+                    f"This backfill is {record.state}; finish it by 'rollback', and plan another."
                 )
             self.lineage.manifest(record.target)  # says so if it was withdrawn
             if record.target != self.lineage.production:

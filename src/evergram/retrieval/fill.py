@@ -383,13 +383,7 @@ def _snapshots(
     with ExitStack() as opened:
         for side, (folder, as_texts) in folders.items():
             kind = "string" if as_texts else kinds[side]
-            try:
-                store = opened.enter_context(open_store(str(folder), create=kind))
-            except IntegrityError as error:
-                # It was filled from the published file, but rows may have been added since.
-                raise IntegrityError(
-                    f"{error} Rows that were not added by hand can be made again: remove {folder}."
-                ) from error
+            store = opened.enter_context(open_store(str(folder), create=kind))
             _fill_once(lineage, store, side, version, folder)
             stores[side] = store
         opened.pop_all()

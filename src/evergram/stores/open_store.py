@@ -66,17 +66,11 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
     scheme, colon, _ = address.partition(":")
     if scheme not in KINDS:
         forms = "; ".join(kind.form for kind in KINDS.values())
-        # One letter and a colon are a drive; more is a scheme, perhaps a misspelt one.
-        if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
+        # One letter and a colon are a drive; more is a scheme, perhaps a misspelt one. A password
+        # must not become the name of a folder, and is not repeated.
+        if colon and (re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme) or "@" in address):
             raise DataError(
                 f"No kind of store has the scheme {scheme!r}; give a folder's path, or {forms}."
-            )
-        # USER:PASSWORD@ is in no folder's path. The password must not become the name of one, and
-        # is not repeated.
-        if re.search(r"//[^/]*:[^/]*@", address):
-            raise DataError(
-                "The address of a store has a user and a password in it, and no scheme before "
-                f"'://'; give a folder's path, or {forms}."
             )
         scheme = "snapshot"
     kind = KINDS[scheme]

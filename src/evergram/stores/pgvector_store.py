@@ -377,16 +377,7 @@ class PgvectorStore(Store):
             there = self._sql("select to_regclass(quote_ident({name} || '_side')) is not null")
             if connection.execute(there).fetchone() == (True,):
                 return
-            try:
-                connection.execute(SQL("create extension if not exists vector"))
-            except psycopg.Error as error:
-                if isinstance(error, psycopg.OperationalError):
-                    raise
-                raise StoreError(
-                    "The database has no extension vector, and it could not be made "
-                    f"({error.diag.message_primary}); install pgvector on the server and let an "
-                    "administrator run: create extension vector."
-                ) from None
+            connection.execute(SQL("create extension if not exists vector"))
             index = Identifier(f"{self._name}_version")
             for query in CREATE:
                 connection.execute(self._sql(query, id=COLUMNS[id_type], of_version=index))
