@@ -384,30 +384,24 @@ def _snapshots(
         for side, (folder, as_texts) in folders.items():
             kind = "string" if as_texts else kinds[side]
             store = opened.enter_context(open_store(str(folder), create=kind))
-            _fill_once(lineage, store, side, version, folder)
             stores[side] = store
+            # Two versions may be of one space, with one fingerprint, and have other vectors in it.
+            record = {"fingerprint": lineage.manifest(version).fingerprint, "version": version}
+            # A file beside the folder says what it was filled with.
+            marker, filled_with = folder.with_name(f"{folder.name}.json"), None
+            with suppress(OSError, ValueError):
+                filled_with = json.loads(marker.read_text())
+            held, rows = store.count(), open_embeddings(lineage.stored(side, version)).rows
+            # Rows of a later version: `store fill` and a backfill write them without this file.
+            moved_on = any(v > version for v in held) and held.get(version, 0) < rows
+            if filled_with != record or moved_on:
+                log.info("Filling %s with version %d.", store.address, version)
+                # If this is killed, the marker of before would be of rows that are gone.
+                if marker.exists():
+                    marker.unlink()
+                    sync(marker.parent)
+                fill(lineage, store, side, version)
+                write_text(marker, json.dumps(record), file_mode(lineage.path))
+            remove_withdrawn(lineage, store)
         opened.pop_all()
     return stores
-
-
-def _fill_once(lineage: Lineage, store: Store, side: str, version: int, folder: Path) -> None:
-    """Fill a snapshot with a version, unless a file beside its folder says that it was."""
-    # Two versions may be of one space, with one fingerprint, and have other vectors in it.
-    record = {"fingerprint": lineage.manifest(version).fingerprint, "version": version}
-    marker, filled_with = folder.with_name(f"{folder.name}.json"), None
-    with suppress(OSError, ValueError):
-        filled_with = json.loads(marker.read_text())
-    held = store.count()
-    # Rows of a later version: `store fill` and a backfill write them without this file.
-    moved_on = any(of_row > version for of_row in held) and (
-        held.get(version, 0) < open_embeddings(lineage.stored(side, version)).rows
-    )
-    if filled_with != record or moved_on:
-        log.info("Filling %s with version %d.", store.address, version)
-        # If this is killed, the marker of before would be of rows that are gone.
-        if marker.exists():
-            marker.unlink()
-            sync(marker.parent)
-        fill(lineage, store, side, version)
-        write_text(marker, json.dumps(record), file_mode(lineage.path))
-    remove_withdrawn(lineage, store)

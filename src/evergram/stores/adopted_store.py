@@ -92,6 +92,7 @@ class AdoptedStore(ReadableStore):
         # Shared by all views: the versions that were checked, and the state they were checked in.
         self._checked: set[int] = set()
         self._compared: list[object] = []
+        self._connection: Any = None  # what `close` closes, if `_connect` opens anything
         self._connect()
         try:
             self._known = self._look()
@@ -107,9 +108,6 @@ class AdoptedStore(ReadableStore):
     def _connect(self) -> None:
         """Open the database. Raises: DataError: the place is wrong. It must not be in `address` if
         a password may be."""
-
-    @abstractmethod
-    def _disconnect(self) -> None: ...
 
     @abstractmethod
     def _look(self) -> TableFacts:
@@ -245,9 +243,9 @@ class AdoptedStore(ReadableStore):
         return {version: rows for version, rows in counts.items() if rows}
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._disconnect()
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
 
     def set_check(self, check: Callable[[int], None]) -> None:
         """Have rows of each version checked before the first is returned."""

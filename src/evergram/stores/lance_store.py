@@ -255,9 +255,6 @@ class AdoptedLanceTable(AdoptedStore):
         self._database = connected(self._folder, self.address)
         self._table = self._open()
 
-    def _disconnect(self) -> None:
-        """Nothing is open."""
-
     def _look(self) -> TableFacts:
         with errors_as_store_errors(self.address):
             schema = self._table.schema

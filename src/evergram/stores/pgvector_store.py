@@ -643,14 +643,11 @@ class AdoptedTable(AdoptedStore):
         self.address = f"{self.kind}:{shown}#{self._names.fragment}"
         schema = [] if self._names.schema is None else [self._names.schema]
         self._relation = Identifier(*schema, self._names.table)
-        self._connections = ConnectionPool(params, self.address)
+        self._connection = ConnectionPool(params, self.address)
 
     @property
     def place(self) -> str:
         return self.address
-
-    def _disconnect(self) -> None:
-        self._connections.close()
 
     def _look(self) -> TableFacts:
         query = SQL(
@@ -659,7 +656,7 @@ class AdoptedTable(AdoptedStore):
             " where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped"
         )
         relation = self._relation.as_string(None)
-        columns = self._connections.run(lambda c: c.execute(query, [relation]).fetchall())
+        columns = self._connection.run(lambda c: c.execute(query, [relation]).fetchall())
         if not columns:
             raise DataError(
                 f"There is no table of that name at {self.address}; give its schema by schema=NAME "
@@ -700,11 +697,11 @@ class AdoptedTable(AdoptedStore):
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         def look(connections: ConnectionPool, _: list[Any]) -> T:
-            view = self._at_this_moment(_connections=connections)
+            view = self._at_this_moment(_connection=connections)
             view._known = view._look()
             return work(view)
 
-        return self._connections.at_one_moment(SQL("select 1"), look)
+        return self._connection.at_one_moment(SQL("select 1"), look)
 
     def _rows(
         self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
@@ -784,7 +781,7 @@ class AdoptedTable(AdoptedStore):
             **parts,
         )
         values += after
-        return self._connections.run(
+        return self._connection.run(
             lambda connection: connection.execute(query, values, binary=True).fetchall()
         )
 

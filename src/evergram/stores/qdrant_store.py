@@ -289,9 +289,6 @@ class AdoptedCollection(AdoptedStore):
         self._connection = QdrantConnection(place, self.address, create=False)
         self._ask = self._connection.ask
 
-    def _disconnect(self) -> None:
-        self._connection.close()
-
     def _look(self) -> TableFacts:
         try:
             params = self._ask("get_collection", self._name).config.params
