@@ -80,9 +80,7 @@ class QdrantStore(TablePerVersionStore):
     kind: ClassVar[str] = "qdrant"
 
     def _connect(self, create: bool) -> None:
-        if wrong := wrong_url(self._place):
-            raise DataError(f"The address of a store in Qdrant is wrong: {wrong}.")
-        self._remote = is_url(self._place)
+        self._remote = folder_of(self._place) is None
         self._connection = QdrantConnection(self._place, self.address, create)
         self._ask = self._connection.ask
 
@@ -268,9 +266,7 @@ class AdoptedCollection(AdoptedStore):
     _kind_of_id: pa.DataType | None = None
 
     def _connect(self) -> None:
-        names, place = self._names, self._place
-        if wrong := wrong_url(place):
-            raise self._wrong_address(wrong)
+        names, place, folder = self._names, self._place, folder_of(self._place)
         if not _PLAIN.fullmatch(names.id or POINT):
             raise DataError(
                 f"Ids cannot be read from the field {names.id!r}; name a field of the payload "
@@ -278,12 +274,12 @@ class AdoptedCollection(AdoptedStore):
             )
         if "" in names.vectors.values() and len(names.vectors) > 1:
             raise DataError("A collection with a vector without a name, v0=, has no other vector.")
-        if not is_url(place) and not (Path(place) / "meta.json").exists():
+        if folder is not None and not (folder / "meta.json").exists():
             raise DataError(
                 f"There is no folder {place} of Qdrant's local mode; give the folder of your "
                 "collections, or the URL of a server."
             )
-        self._name, self._remote = names.table, is_url(place)
+        self._name, self._remote = names.table, folder is None
         self._field = None if names.id in (None, POINT) else names.id
         self._payload: Any = False if self._field is None else [self._field]
         self._connection = QdrantConnection(place, self.address, create=False)
@@ -487,21 +483,17 @@ def _condition(condition: Condition) -> Any:
     return models.Filter(should=equal)
 
 
-def is_url(place: str) -> bool:
-    """Return whether a place is the URL of a Qdrant server; otherwise it is a folder."""
-    return place.startswith(("http://", "https://"))
-
-
-def wrong_url(place: str) -> str:
-    """Return what is wrong with a place, if anything is, without repeating a key in it."""
-    if "://" in place and not is_url(place):
-        return "before the # there is a URL that is neither http nor https"
-    if is_url(place) and set("@?") & set(place):
-        return (
-            "the URL before the # has a user, a password or a key in it; a key is given in the "
-            f"environment, as {KEY}"
+def folder_of(place: str) -> Path | None:
+    """Return the folder of a place; None for a server's URL. Raises: DataError: a URL is wrong; it
+    is not repeated, as there may be a key in it."""
+    if "://" not in place:
+        return Path(place).resolve()
+    if not place.startswith(("http://", "https://")) or set("@?") & set(place):
+        raise DataError(
+            "A server of Qdrant has an http or https URL without a user, a password or a key; a "
+            f"key is given in the environment, as {KEY}."
         )
-    return ""
+    return None
 
 
 def points_of(keys: Sequence[int | str]) -> list[Any]:
@@ -529,7 +521,7 @@ class QdrantConnection:
         self._closed = False
         # A writer holds it: one at a time of this store, or of all stores in the folder.
         self.writing: threading.RLock = threading.RLock()
-        self._folder = None if is_url(place) else Path(place).resolve()
+        self._folder = folder_of(place)
         if self._folder is None:
             with errors_as_store_errors(self._shown, TODO):
                 # It asks for the server's version and only warns where nobody answers.
