@@ -6,6 +6,7 @@ the rows' own version the database computes these; otherwise the rows are read h
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.split import PairHash
-from evergram.errors import DataError, LineageError, StoreError
+from evergram.errors import DataError, EvergramError, LineageError, StoreError
 from evergram.gramian.query_form import QueryForm
 from evergram.ids import Lists, as_lists
 from evergram.lineage.lineage import Lineage, side_of
@@ -38,7 +39,6 @@ from evergram.retrieval.metric_search import (
     by_inner_product,
     near_by_cosine,
 )
-from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.retrieval.version_sidecar import HITS, Paths, SidecarFiles, reread
 from evergram.stores.adopted_store import AdoptedStore
@@ -54,6 +54,8 @@ from evergram.stores.store import (
     merge_hits,
     places_among,
 )
+from evergram.texts.addresses import TRUSTED_ONLY
+from evergram.texts.record import RECORDED, MismatchError, RecordedEncoder, open_recorded
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
@@ -118,7 +120,7 @@ class Reader(Reopened):
         canaries: side to a store of the newest version's embeddings, if that is not production and
             `stores` lacks them: versions after production are read from it, and all others are not.
         settled: the last version that is read from `stores`; production by default.
-        encoder: of texts, as for `TextVectors`.
+        encoder: addresses of encoders of text, as for `open`.
         sidecars: files by which objects are read as the version before.
     Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
@@ -146,7 +148,10 @@ class Reader(Reopened):
         self._score_maps = ScoreMaps(lineage)
         # Whether a version's own vectors of a side have length 1.
         self._unit: dict[tuple[int, str], bool] = {}
-        self._texts = TextVectors(lineage, encoder, self._maps)
+        named = (RECORDED,) if encoder is None else encoder
+        self._addresses: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named)
+        self._encoders: dict[int, RecordedEncoder] = {}
+        self._opening = threading.Lock()
         self._forms: dict[int, QueryForm | None] = {}
 
     @classmethod
@@ -190,7 +195,7 @@ class Reader(Reopened):
         return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
-        encoder, sidecars = self._texts.addresses, self._sidecar_files
+        encoder, sidecars = self._addresses, self._sidecar_files
         opened = partial(type(self).open, encoder=encoder, sidecars=sidecars)
         return opened, (self.lineage.place, self._by_side)
 
@@ -215,7 +220,7 @@ class Reader(Reopened):
             }
             reader = Reader(
                 *(lineage, stores, canaries, min(self._settled, lineage.production)),
-                encoder=self._texts.addresses,
+                encoder=self._addresses,
                 sidecars=self._sidecar_files,
             )
             failed.pop_all()
@@ -489,7 +494,61 @@ class Reader(Reopened):
             is not recorded, cannot be opened, is another, or must be named in `open`. ServiceError:
             it is elsewhere and cannot be reached.
         """
-        return self._texts.encode(texts, self.lineage.resolve(version), role)
+        target = self.lineage.resolve(version)
+        if role not in ("query", "document"):
+            raise DataError(f"There is no role {role!r}; there is query and document.")
+        if isinstance(texts, str):
+            short = texts[:40]
+            raise DataError(f"texts is the text {short!r}; give a list, such as [{short!r}].")
+        if not len(texts):
+            raise DataError("There are no texts to encode; give at least one.")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(f"The text at {number} is empty, or is no string; leave it out.")
+        source = max(target, self.lineage.production)
+        with span("encoder", version=source, rows=len(texts)):
+            with self._opening:
+                if source not in self._encoders:
+                    self._encoders[source] = self._opened(source)
+                encoder = self._encoders[source]
+            try:
+                vectors = encoder.encode(texts, role)
+            except MismatchError as error:
+                with self._opening:
+                    self._encoders.pop(source, None)
+                raise DataError(
+                    f"{encoder.encoder.address} is no longer the encoder that version {source} "
+                    f"records: {error}."
+                ) from error
+        dim = self.lineage.manifest(source).dim
+        return self._maps.rows(checked_vectors(vectors, dim, source), source, target)
+
+    def _opened(self, version: int) -> RecordedEncoder:
+        """Return the encoder of a version. Raises: DataError: it cannot be opened."""
+        record = self.lineage.manifest(version).text_encoder
+        if record is None:
+            raise DataError(
+                f"Version {version} of {self.lineage.address} records no encoder of text, so it "
+                "cannot encode strings ('evergram vectors encode' writes files that record one)."
+            )
+        recorded, kind = record.address, record.address.partition(":")[0]
+        tried = " or ".join(recorded if a == RECORDED else a for a in self._addresses)
+        if self._addresses == (RECORDED,) and kind in TRUSTED_ONLY:
+            raise DataError(
+                f"Version {version} was encoded by {recorded}, and a lineage must not run code or "
+                "send texts elsewhere by itself; name that address in 'encoder'."
+            )
+        try:
+            return RecordedEncoder(open_recorded(record, self._addresses), record)
+        except MismatchError as error:
+            raise DataError(
+                f"{tried} is not the encoder that version {version} records: {error}."
+            ) from error
+        except EvergramError as error:
+            raise type(error)(
+                f"Version {version} was encoded by {recorded}, and {tried} cannot be "
+                f"opened: {error} Give its address on this machine in 'encoder'."
+            ) from error
 
     def search_texts(
         self,
@@ -663,7 +722,10 @@ class Reader(Reopened):
 
     def close(self) -> None:
         """Close the stores, and the encoder of texts if one was opened."""
-        self._texts.close()
+        with self._opening:
+            for opened in self._encoders.values():
+                opened.encoder.close()
+            self._encoders.clear()
         for store in (*self._by_side.values(), *self._canaries.values()):
             store.close()
 
