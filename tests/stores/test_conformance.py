@@ -453,8 +453,8 @@ def test_every_store_searches_a_past_version_on_its_own_index(tmp_path: Path, ki
 
 def test_every_kind_that_an_address_names_is_enrolled() -> None:
     # Those that only read tables of somebody's own hold nothing that the tests could write.
-    own = [kind for kind in KINDS.values() if not kind.name.startswith("Adopted")]
-    names = {kind.name.removesuffix("Store").lower() for kind in own}
+    own = [name for _, name in KINDS.values() if not name.startswith("Adopted")]
+    names = {name.removesuffix("Store").lower() for name in own}
     assert names <= set(STORES)
 
 

@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import NamedTuple, overload
+from typing import overload
 
 from evergram.errors import DataError
 from evergram.stores.store import ID_TYPES, ReadableStore, Store
 
-
-class StoreKind(NamedTuple):
-    """How the addresses of a kind are written, and its class, whose module is imported when a store
-    is opened: its client need not be installed."""
-
-    form: str
-    module: str
-    name: str
-
-
-# By the scheme of its addresses. A new kind of store is one line here: docs/extend/store.md.
+# By the scheme of its addresses, the module of a kind and its class. The module is imported when a
+# store is opened: its client need not be installed. A new kind is one line: docs/extend/store.md.
 KINDS = {
-    "snapshot": StoreKind("snapshot:DIR", "snapshot_store", "SnapshotStore"),
-    "postgresql": StoreKind(
-        "postgresql://USER@HOST/DATABASE#TABLE", "pgvector_store", "PgvectorStore"
-    ),
-    "pgvector-table": StoreKind(
-        "pgvector-table:postgresql://USER@HOST/DATABASE#table=TABLE&id=COLUMN&v0=COLUMN",
-        "pgvector_store",
-        "AdoptedTable",
-    ),
-    "lance": StoreKind("lance:DIR#TABLE", "lance_store", "LanceStore"),
-    "lance-table": StoreKind(
-        "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN", "lance_store", "AdoptedLanceTable"
-    ),
-    "qdrant": StoreKind(
-        "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",
-        "qdrant_store",
-        "QdrantStore",
-    ),
-    "qdrant-collection": StoreKind(
-        "qdrant-collection:URL-OR-DIR#collection=NAME&v0=VECTOR",
-        "qdrant_store",
-        "AdoptedCollection",
-    ),
-    "sqlite": StoreKind("sqlite:FILE#NAME", "sqlite_store", "SqliteStore"),
+    "snapshot": ("snapshot_store", "SnapshotStore"),
+    "postgresql": ("pgvector_store", "PgvectorStore"),
+    "pgvector-table": ("pgvector_store", "AdoptedTable"),
+    "lance": ("lance_store", "LanceStore"),
+    "lance-table": ("lance_store", "AdoptedLanceTable"),
+    "qdrant": ("qdrant_store", "QdrantStore"),
+    "qdrant-collection": ("qdrant_store", "AdoptedCollection"),
+    "sqlite": ("sqlite_store", "SqliteStore"),
 }
 
 
@@ -65,17 +40,17 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
         raise DataError(f"Ids cannot be of type {create!r}; a store holds int64 or string.")
     scheme, colon, _ = address.partition(":")
     if scheme not in KINDS:
-        forms = "; ".join(kind.form for kind in KINDS.values())
         # One letter and a colon are a drive; more is a scheme, perhaps a misspelt one. A password
         # must not become the name of a folder, and is not repeated.
         if colon and (re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme) or "@" in address):
             raise DataError(
-                f"No kind of store has the scheme {scheme!r}; give a folder's path, or {forms}."
+                f"No kind of store has the scheme {scheme!r}; give a folder's path, or an address "
+                f"of {', '.join(KINDS)} (docs/stores.md)."
             )
         scheme = "snapshot"
-    kind = KINDS[scheme]
-    module = import_module(f"evergram.stores.{kind.module}")
-    store: ReadableStore = getattr(module, kind.name).open(address, create)
+    module, name = KINDS[scheme]
+    kind = getattr(import_module(f"evergram.stores.{module}"), name)
+    store: ReadableStore = kind.open(address, create)
     if create is not None and store.id_type != ID_TYPES[create]:
         store.close()
         raise DataError(
