@@ -338,7 +338,7 @@ def test_a_withdrawn_version_ends_its_sidecars_and_nothing_else(tmp_path: Path) 
 
 
 def test_its_errors_are_those_of_reading_all_objects(
-    made: Made, caplog: pytest.LogCaptureFixture
+    made: Made,
 ) -> None:
     seen: list[tuple[int, int]] = []
     sidecar = make_sidecar(
@@ -359,7 +359,6 @@ def test_its_errors_are_those_of_reading_all_objects(
     left = np.linalg.norm(least.read(np.arange(ROWS), new) - old, axis=1)
     worse = np.mean(left > np.linalg.norm(back - old, axis=1))
     assert least.worse == pytest.approx(worse, abs=0.002)
-    assert ("are read worse with codes" in caplog.text) == (worse > 0.05)
 
 
 def test_what_cannot_be_made_is_refused(made: Made, tmp_path: Path) -> None:

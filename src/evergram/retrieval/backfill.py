@@ -353,12 +353,16 @@ class Backfill:
         kept = {key for path in journals for rows in journal_rows(path) for key in _keys(rows)}
         fresh = []
         for rows in old:
-            new = np.array([key not in kept for key in _keys(rows)])
-            if new.any():
-                fresh.append(Rows(rows.version, rows.ids.filter(pa.array(new)), rows.vectors[new]))
-        if fresh:
+            columns = {
+                "id": rows.ids,
+                "version": pa.array(np.full(len(rows), rows.version), pa.int64()),
+                # Those of two versions may differ in length.
+                "vector": pa.array(list(rows.vectors), pa.list_(pa.float32())),
+            }
+            fresh.append(pa.table(columns).filter([key not in kept for key in _keys(rows)]))
+        if sum(map(len, fresh)):
             path = self.folder / JOURNAL / f"{name}.{len(journals):06d}.sealed"
-            write_journal(path, fresh, self._mode)
+            write_table(path, pa.concat_tables(fresh), self._mode)
         width = self.store.spaces()[target].dim
         for rows in source.fetch(joined_ids([rows.ids for rows in old], self.store.id_type)):
             if rows.version == target:
@@ -463,23 +467,8 @@ def read_table(path: Path) -> pa.Table:
         ) from error
 
 
-def write_journal(path: Path, parts: list[Rows], mode: int) -> None:
-    """Write rows of several versions, whose vectors may differ in length."""
-    tables = [
-        pa.table(
-            {
-                "id": rows.ids,
-                "version": pa.array(np.full(len(rows), rows.version), pa.int64()),
-                "vector": pa.array(list(rows.vectors), pa.list_(pa.float32())),
-            }
-        )
-        for rows in parts
-    ]
-    write_table(path, pa.concat_tables(tables), mode)
-
-
 def journal_rows(path: Path) -> Iterator[Rows]:
-    """Yield what `write_journal` wrote, by version. Raises: IntegrityError: missing or damaged."""
+    """Yield the rows of a journal, by version. Raises: IntegrityError: it is missing or damaged."""
     table = read_table(path)
     versions = table["version"].to_numpy()
     for version in sorted(set(versions.tolist())):

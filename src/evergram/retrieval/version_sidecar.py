@@ -53,9 +53,6 @@ SAMPLE = 20_000_000
 # The backward transform's error on other objects may be WORSE times the error on those that the
 # lineage can compare; at least LEAST of these must be there, if there are others.
 WORSE, LEAST = 1.2, 20
-# A larger share of objects that codes read worse than the backward transform is logged as a
-# warning.
-MANY = 0.05
 # Sums over random signs, of each vector.
 MARKS = 3
 # Of a vector's length: between that of a vector rounded to float16, and any other vector's.
@@ -202,16 +199,15 @@ class VersionSidecar:
         pair = dict(zip((self.version, self.target), self.fingerprints, strict=True))
         # Of a withdrawn version the lineage may keep no fingerprint.
         gone = [version for version in pair if version in lineage.withdrawn]
+        wrong = f", and version {gone[0]} of {lineage} was withdrawn; remove it" if gone else ""
         if any(own.get(version) != pair[version] for version in pair if version not in gone):
+            wrong = (
+                f" of another lineage than {lineage}; make it anew by 'evergram vectors sidecar'"
+            )
+        if wrong:
             raise IntegrityError(
                 f"{what} is a sidecar of side {self.side!r} from version {self.version} to "
-                f"{self.target} of another lineage than {lineage}; make it anew with 'evergram "
-                "vectors sidecar'."
-            )
-        if gone:
-            raise IntegrityError(
-                f"{what} is a sidecar from version {self.version} to {self.target}, and version "
-                f"{gone[0]} of {lineage} was withdrawn; remove it."
+                f"{self.target}{wrong}."
             )
 
     def save(self, path: Path) -> None:
@@ -309,20 +305,6 @@ class Sidecars:
     def __init__(self, sidecars: Iterable[VersionSidecar] = (), depth: int = DEPTH) -> None:
         self._of = {(s.side, s.version): s for s in sidecars}
         self._depth = depth
-
-    def gaps(self, lineage: Lineage) -> list[str]:
-        """Return a sentence for each version that has no sidecar while others of its side do."""
-        sentences = []
-        for side in dict.fromkeys(side for side, _ in self._of):
-            versions = [m.version for m in lineage.versions if side in m.embeddings]
-            for version in versions[1:]:
-                if version <= lineage.production and (side, version) not in self._of:
-                    sentences.append(
-                        f"Version {version} has no sidecar of side {side!r}, and is read as those "
-                        "before it by the backward transform; make one with 'evergram vectors "
-                        "sidecar'."
-                    )
-        return sentences
 
     def apply(self, side: str, target: int, filled: Iterable[int]) -> bool:
         """Return whether rows of these versions may be read as version `target` by a sidecar."""
@@ -455,7 +437,15 @@ class SidecarFiles:
                 chosen[key] = path, sidecar
             sidecars = Sidecars((sidecar for _, sidecar in chosen.values()), self._depth)
             sentences = {f"{path}: {sidecar}.": logging.INFO for path, sidecar in chosen.values()}
-            sentences |= dict.fromkeys(problems + sidecars.gaps(lineage), logging.WARNING)
+            # A version that has none while others of its side do.
+            gaps = [
+                f"Version {m.version} has no sidecar of side {side!r}, and is read as those before "
+                "it by the backward transform; make one with 'evergram vectors sidecar'."
+                for side in dict.fromkeys(side for side, _ in chosen)
+                for m in [m for m in lineage.versions if side in m.embeddings][1:]
+                if m.version <= lineage.production and (side, m.version) not in chosen
+            ]
+            sentences |= dict.fromkeys(problems + gaps, logging.WARNING)
             for sentence, level in sentences.items():
                 if sentence not in self._logged:
                     log.log(level, "%s", sentence)
@@ -541,13 +531,6 @@ def make_sidecar(
         kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
         compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
         _refuse_mixed_up(distances, compared.to_numpy(zero_copy_only=False), str(old.path))
-    if errors["worse"] > MANY:
-        log.warning(
-            "%.0f %% of the objects are read worse with codes than by the backward transform "
-            "alone. The bits go to where most of the error is, such as to a few long vectors: "
-            "scale vectors to one length, or give more bytes.",
-            100 * errors["worse"],
-        )
     return VersionSidecar(
         sidecar,
         pairing.ids.cast(stored.ids().type),
