@@ -384,7 +384,7 @@ def test_what_cannot_be_made_is_refused(made: Made, tmp_path: Path) -> None:
     for file, options, named in refused:
         with pytest.raises(LineageError, match=named):
             make_sidecar(made.lineage, file, size=3, **options)
-    with pytest.raises(LineageError, match="no versions"):
+    with pytest.raises(LineageError, match="no version yet"):
         make_sidecar(Lineage.create(tmp_path / "none", "none"), old, size=3)
     for sizes in ({}, {"size": 3, "error": 0.1}):
         with pytest.raises(DataError, match="give one of the two"):

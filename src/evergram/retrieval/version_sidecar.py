@@ -201,9 +201,7 @@ class VersionSidecar:
         gone = [version for version in pair if version in lineage.withdrawn]
         wrong = f", and version {gone[0]} of {lineage} was withdrawn; remove it" if gone else ""
         if any(own.get(version) != pair[version] for version in pair if version not in gone):
-            wrong = (
-                f" of another lineage than {lineage}; make it anew by 'evergram vectors sidecar'"
-            )
+            wrong = f" of another lineage than {lineage}; make it anew"
         if wrong:
             raise IntegrityError(
                 f"{what} is a sidecar of side {self.side!r} from version {self.version} to "
@@ -498,26 +496,23 @@ def make_sidecar(
             chooses the bytes; give one of the two. Of objects with more than `SAMPLE` coordinates
             in all, a sample of this size chooses, and the error over all objects may be larger.
         progress: called with objects encoded and objects in all.
-    Raises: LineageError: there is no such version or side, its backward transform is not affine, or
-        `old` is not of the version before. DataError: the sizes are not one, or not allowed; or no
-        object is in both files.
+    Raises: LineageError: there is no such version or side, or `old` is not of the version before.
+        ShapeError: its backward transform is not affine. DataError: the sizes are not one, or not
+        allowed; or no object is in both files.
     """
     if (size is None) == (error is None):
         raise DataError("A sidecar has a number of bytes or an error; give one of the two.")
-    number, target = _checked_versions(lineage, version)
+    number = lineage.newest if version is None else lineage.resolve(version)
+    before = [m.version for m in lineage.versions if m.version < number]
+    if not before:
+        raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
+    target = max(before)
     side = side_of(lineage.manifest(number).embeddings, str(lineage), side)
     stored = open_embeddings(lineage.stored(side, number))
     if old is not None:
         _refuse_another(old, lineage, target, side)
-    elif target not in lineage.versions_with_embeddings:
-        raise LineageError(
-            f"The vectors of version {target} are not stored in {lineage} any more; give the file "
-            "of them (--old)."
-        )
     past = open_embeddings(lineage.stored(side, target)) if old is None else old
     pairing = Pairing(past, stored)
-    if error is not None and progress is not None:
-        progress(0, len(pairing))  # the bytes for an error take a while to be found
     weight, offset = lineage.chain.affine(number, target)
     backward = weight, offset if bool(offset.any()) else None
     sampled_old, sampled_new = _sampled(pairing, len(weight))
@@ -526,46 +521,22 @@ def make_sidecar(
     else:
         assert size is not None
         sidecar = Sidecar.fit(*backward, sampled_new, sampled_old, size)
-    arrays, errors, distances = _encoded(pairing, sidecar, progress)
+    facts: dict[str, Any] = {"version": number, "target": target, "side": side}
+    facts["fingerprints"] = [lineage.manifest(v).fingerprint for v in (number, target)]
+    facts["ids"] = pairing.ids.cast(stored.ids().type)
+    made, distances = _encoded(pairing, sidecar, progress, **facts)
     if old is not None:
         kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
         compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
         _refuse_mixed_up(distances, compared.to_numpy(zero_copy_only=False), str(old.path))
-    return VersionSidecar(
-        sidecar,
-        pairing.ids.cast(stored.ids().type),
-        *arrays,
-        version=number,
-        target=target,
-        side=side,
-        fingerprints=[lineage.manifest(v).fingerprint for v in (number, target)],
-        error=errors["error"],
-        way_back_error=errors["way_back_error"],
-        worse=errors["worse"],
-    )
-
-
-def _checked_versions(lineage: Lineage, version: int | None) -> tuple[int, int]:
-    """Return the version, and the one before it that was not withdrawn. Raises: LineageError."""
-    if not lineage.versions:
-        raise LineageError(f"{lineage} has no versions.")
-    number = lineage.newest if version is None else lineage.resolve(version)
-    before = [m.version for m in lineage.versions if m.version < number]
-    if not before:
-        raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
-    if not lineage.chain.is_affine(number, max(before)):
-        raise LineageError(
-            f"The backward transform from version {number} is not affine, and a sidecar needs an "
-            "affine one."
-        )
-    return number, max(before)
+    return made
 
 
 def _encoded(
-    pairing: Pairing, sidecar: Sidecar, progress: Progress | None
-) -> tuple[tuple[npt.NDArray[np.uint8], Floats, Floats], dict[str, float], npt.NDArray[np.float64]]:
-    """Return the codes and both marks of all objects; the errors of reading them, as
-    `VersionSidecar` has them; and the relative error of the backward transform on each."""
+    pairing: Pairing, sidecar: Sidecar, progress: Progress | None, **facts: Any
+) -> tuple[VersionSidecar, npt.NDArray[np.float64]]:
+    """Return the sidecar of all objects, given its other facts, and the relative error of the
+    backward transform on each object."""
     codes, marks, old_marks, lefts, alones, lengths = [], [], [], [], [], []
     done = 0
     for past, present in _floats(pairing):
@@ -579,14 +550,18 @@ def _encoded(
         if progress is not None:
             progress(done, len(pairing))
     left, alone, length = (torch.cat(parts) for parts in (lefts, alones, lengths))
-    errors = {
-        "error": float(left.norm() / length.norm()),
-        "way_back_error": float(alone.norm() / length.norm()),
+    made = VersionSidecar(
+        sidecar,
+        codes=torch.cat(codes).numpy(),
+        marks=np.concatenate(marks),
+        old_marks=np.concatenate(old_marks),
+        error=float(left.norm() / length.norm()),
+        way_back_error=float(alone.norm() / length.norm()),
         # By more than rounding to float16 would add.
-        "worse": float((left > alone + TOLERANCE * length).double().mean()),
-    }
-    arrays = torch.cat(codes).numpy(), np.concatenate(marks), np.concatenate(old_marks)
-    return arrays, errors, (alone / torch.where(length > 0, length, 1.0)).numpy()
+        worse=float((left > alone + TOLERANCE * length).double().mean()),
+        **facts,
+    )
+    return made, (alone / torch.where(length > 0, length, 1.0)).numpy()
 
 
 def _refuse_mixed_up(
