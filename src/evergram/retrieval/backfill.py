@@ -225,10 +225,7 @@ class Backfill:
                 going_on = going_on and earlier.target == self.lineage.production
                 if going_on or earlier.state == "rolling back":
                     how = "'apply', or undo it by 'rollback'" if going_on else "'rollback'"
-                    raise LineageError(
-                        f"A backfill of {self.store.address} is {earlier.state}; finish it by "
-                        f"{how}, before another is planned."
-                    )
+                    raise LineageError(f"A backfill is {earlier.state}; first finish it by {how}.")
             # Old rows of an earlier backfill, left there, would be taken for those of this one.
             remove_folder(self.folder)
             if self.folder.exists():

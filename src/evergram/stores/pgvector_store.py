@@ -750,7 +750,7 @@ class AdoptedTable(AdoptedStore):
     def _ask(
         self,
         text: str,
-        version: int | None = None,
+        version: int,
         after: Sequence[Any] = (),
         *,
         before: Sequence[Any] = (),
@@ -759,35 +759,27 @@ class AdoptedTable(AdoptedStore):
     ) -> list[Any]:
         """Return the rows of a query over the rows of a version, which `{rows}` stands for, with
         parameters before and after those of the filter."""
-        condition, values = SQL("true") + SQL(""), list(before)
-        if version is not None:
-            parts["column"] = name_of(self._names.vectors[version])
-            condition = self._condition(version, own)
-            if self._chosen is not None:
-                condition += SQL(" and ") + self._chosen[0]
-                values += self._chosen[1]
-        shown_id = SQL("::bigint" if pa.types.is_integer(self.id_type) else "::text")
+        key, column = name_of(self._id), name_of(self._names.vectors[version])
+        rows, bound = SQL("{} is not null and {} is not null").format(key, column), []
+        for later, other in self._names.vectors.items():
+            if own and later > version:
+                rows += SQL(" and {} is null").format(name_of(other))
+        if self._chosen is not None:
+            chosen, bound = self._chosen
+            rows += SQL(" and ") + chosen
         query = SQL(text).format(
             table=SQL(self._relation.as_string(None).replace("%", "%%")),
-            id=name_of(self._id),
-            shown_id=name_of(self._id) + shown_id,
+            id=key,
+            column=column,
+            shown_id=key + SQL("::bigint" if pa.types.is_integer(self.id_type) else "::text"),
             sent=SQL(OWN_IDS[self._known.types[self._id]][1]),
-            rows=condition,
+            rows=rows,
             **parts,
         )
-        values += after
+        values = [*before, *bound, *after]
         return self._connection.run(
             lambda connection: connection.execute(query, values, binary=True).fetchall()
         )
-
-    def _condition(self, version: int, own: bool) -> Composed:
-        """Return the condition of the rows of a version, or of all with its vector."""
-        column = name_of(self._names.vectors[version])
-        condition = SQL("{} is not null and {} is not null").format(name_of(self._id), column)
-        for later, other in self._names.vectors.items() if own else ():
-            if later > version:
-                condition += SQL(" and {} is null").format(name_of(other))
-        return condition
 
     def _ids(self, ids: pa.Array) -> list[Any]:
         """Return ids as a parameter, without texts that the column cannot hold."""
