@@ -154,14 +154,11 @@ def fill_stores(
 
 def refuse_shared(places: Mapping[str, str]) -> None:
     """Refuse one store for two sides. Raises: DataError."""
-    sides: dict[str, str] = {}
-    for side, place in places.items():
-        first = sides.setdefault(place, side)
-        if first != side:
-            raise DataError(
-                f"One store is given for side {first!r} and for side {side!r}; a store holds one "
-                "side: give each its own."
-            )
+    if len(set(places.values())) < len(places):
+        raise DataError(
+            f"One store is given for two of the sides {', '.join(places)}; a store holds one side: "
+            "give each its own."
+        )
 
 
 def id_type(lineage: Lineage, side: str, version: int) -> str:

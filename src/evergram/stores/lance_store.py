@@ -70,8 +70,7 @@ class LanceStore(TablePerVersionStore):
     kind: ClassVar[str] = "lance"
 
     def _connect(self, create: bool) -> None:
-        check_local(self._place, "lance")
-        self._folder = Path(self._place)
+        self._folder = folder_of(self._place)
         self._file = self._folder / f"{self._name}.json"
         self._lock = threading.Lock()
         self._tables: dict[int, Any] = {}
@@ -245,8 +244,7 @@ class AdoptedLanceTable(AdoptedStore):
     kind: ClassVar[str] = "lance-table"
 
     def _connect(self) -> None:
-        check_local(self._place, self.kind)
-        self._folder = Path(self._place)
+        self._folder = folder_of(self._place)
         # LanceDB would make it.
         if not self._folder.is_dir():
             raise DataError(
@@ -359,16 +357,15 @@ class AdoptedLanceTable(AdoptedStore):
             return self._database.open_table(name)
 
 
-def check_local(place: str, kind: str) -> None:
-    """Refuse an address of a `kind` that is no folder of this machine. Raises: DataError; the place
-    is not repeated, as there may be a key in it."""
-    scheme, colon, _ = place.partition("://")
-    if colon:
+def folder_of(place: str) -> Path:
+    """Return the folder of a place. Raises: DataError: it is none of this machine; the place is not
+    repeated, as there may be a key in it."""
+    if "://" in place:
         raise DataError(
-            f"A store {kind}: is in a folder on a disk of this machine, and its address has "
-            f"{scheme[:20]}:// in place of one; buckets and LanceDB's cloud are not read. Copy the "
-            f"tables to a disk and give {kind}:DIR#…, or use PostgreSQL or Qdrant."
+            "A LanceDB is read from a folder on a disk of this machine, and the address has a URL; "
+            "buckets and LanceDB's cloud are not read: copy the tables to a disk."
         )
+    return Path(place)
 
 
 def connected(folder: Path, shown: str) -> Any:
