@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +79,7 @@ class Field:
         return hits, self.maps.rows(vectors, self.version, self.target).astype(np.float64)
 
 
-def by_vectors(hits: Hits, vectors: Floats, query: Floats, metric: Metric = "ip") -> Hits:
+def by_vectors(hits: Hits, vectors: npt.NDArray[Any], query: Floats, metric: Metric = "ip") -> Hits:
     """Return hits with the scores of a query [D] and their vectors [n, D], best first."""
     rows, asked = vectors.astype(np.float64), query.astype(np.float64)[None]
     return hits.ranked(scores_by(metric, asked, rows)[0])
@@ -283,11 +283,7 @@ def _proved(
 
 
 def _by_cosine(field: Field, query: Floats, hits: Hits) -> Hits:
-    hits, read = field.read(hits)
-    lengths = np.linalg.norm(read, axis=1)
-    products = read @ query.astype(np.float64)
-    scores = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    return hits.ranked(scores)
+    return by_vectors(*field.read(hits), query, "cosine")
 
 
 def _candidates(wider: int, k: int) -> int:
