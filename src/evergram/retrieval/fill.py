@@ -133,7 +133,6 @@ def fill_stores(
     """
     number = lineage.resolve(version)
     kinds = {side: id_type(lineage, side, number) for side in addresses}
-    refuse_shared(addresses)  # before one is made
     filled = []
     with ExitStack() as opened:
         stores = {

@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -34,19 +34,6 @@ FORMAT = 1
 WIDER = 4
 
 
-@dataclass(frozen=True)
-class StoreRecord:
-    """What a store says of itself; its spaces are in the order of their versions."""
-
-    id_type: str
-    spaces: dict[int, Space]
-    side: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        head = {"format_version": FORMAT, "id_type": self.id_type, "side": self.side}
-        return head | {f"v{version}": asdict(space) for version, space in self.spaces.items()}
-
-
 class TablePerVersionStore(Store):
     """A store that keeps an id in one space: by a transaction, or, where there is none over several
     tables (`two_steps`), by the order of its steps: a row is written first and removed from the
@@ -67,8 +54,8 @@ class TablePerVersionStore(Store):
             if self._found() is None and create is not None:
                 with self._writing() as store:
                     if store._found() is None:
-                        store._save(StoreRecord(create, {}).as_json())
-            self.id_type = ID_TYPES[self._record().id_type]
+                        store._save({"format_version": FORMAT, "id_type": create, "side": None})
+            self.id_type = ID_TYPES[self._record()[0]["id_type"]]
         except BaseException:
             self.close()
             raise
@@ -136,9 +123,9 @@ class TablePerVersionStore(Store):
 
     # All kinds inherit these.
 
-    def _found(self) -> StoreRecord | None:
-        """Return the record; None without one. Raises: FormatError: it is of a later format.
-        StoreError: it is damaged, or no record."""
+    def _found(self) -> tuple[Mapping[str, Any], dict[int, Space]] | None:
+        """Return the record, and the spaces in it, by version; None without one. Raises:
+        FormatError: it is of a later format. StoreError: it is damaged, or no record."""
         try:
             raw = self._load() if self._moment is None else self._moment
             if raw is None:
@@ -151,7 +138,7 @@ class TablePerVersionStore(Store):
             if raw["id_type"] not in ID_TYPES:
                 raise ValueError(f"id_type is {raw['id_type']!r}")
             spaces = {int(key[1:]): Space(**raw[key]) for key in raw if re.fullmatch(r"v\d+", key)}
-            return StoreRecord(raw["id_type"], dict(sorted(spaces.items())), raw.get("side"))
+            return raw, dict(sorted(spaces.items()))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             if isinstance(error, EvergramError):
                 raise
@@ -161,7 +148,7 @@ class TablePerVersionStore(Store):
                 "a copy."
             ) from error
 
-    def _record(self) -> StoreRecord:
+    def _record(self) -> tuple[Mapping[str, Any], dict[int, Space]]:
         record = self._found()
         if record is None:
             raise no_store(self.address)
@@ -169,10 +156,11 @@ class TablePerVersionStore(Store):
 
     @property
     def side(self) -> str | None:
-        return self._record().side
+        side: str | None = self._record()[0].get("side")
+        return side
 
     def spaces(self) -> dict[int, Space]:
-        return self._record().spaces
+        return self._record()[1]
 
     def count(self) -> dict[int, int]:
         counts = {version: self._count(version) for version in self.spaces()}
@@ -242,17 +230,16 @@ class TablePerVersionStore(Store):
 
     def _add_space(self, space: Space) -> None:
         with self._writing() as store:
-            record = store._record()
-            if space.version not in record.spaces:
+            record, spaces = store._record()
+            if space.version not in spaces:
                 store._make_table(space)
-                spaces = {**record.spaces, space.version: space}
-                store._save(replace(record, spaces=spaces).as_json())
+                store._save({**record, f"v{space.version}": asdict(space)})
 
     def _set_side(self, side: str) -> None:
         with self._writing() as store:
-            record = store._record()
-            if record.side is None:
-                store._save(replace(record, side=side).as_json())
+            record, _ = store._record()
+            if record.get("side") is None:
+                store._save({**record, "side": side})
 
     def _write(self, rows: Rows, checks: Checks) -> None:
         with self._writing() as store:
