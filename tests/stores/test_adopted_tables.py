@@ -185,7 +185,7 @@ def test_a_column_that_goes_or_changes_while_a_store_is_open(
             *(lambda: store.search(QUERY, 3, ids=[1, 2]), lambda: store.fetch([1, 2])),
         ]
         for read in reads:
-            with pytest.raises((DataError, StoreError), match=r"not have|no collection|texts now"):
+            with pytest.raises((DataError, StoreError), match=r"not have|no collection|string now"):
                 read()
 
 

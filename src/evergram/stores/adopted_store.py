@@ -367,10 +367,9 @@ class AdoptedStore(ReadableStore):
         if not self._is_moment:
             self._known = self._look()
         if self._known.id_type != self.id_type:
-            words = {pa.int64(): "whole numbers", pa.string(): "texts"}
             raise StoreError(
-                f"The ids of {self.address} are {words[self._known.id_type]} now, and were "
-                f"{words[self.id_type]} when it was opened; open it again."
+                f"The ids of {self.address} are {self._known.id_type} now, and were {self.id_type} "
+                "when it was opened; open it again."
             )
         return self._known
 
@@ -392,9 +391,8 @@ def read_only(shown: str) -> StoreError:
     """Return the error for writing to a table or a collection that Evergram only reads."""
     return StoreError(
         f"{shown} is a table or a collection of your own, which Evergram only reads. Write new "
-        "vectors to it by your own program, into a column (in Qdrant: a named vector) of their "
-        "version, or fill a store of Evergram's: 'evergram store fill' with an address such as "
-        "snapshot:DIR."
+        "vectors to it by your own program, into a column of their version, or fill a store of "
+        "Evergram's by 'evergram store fill', such as snapshot:DIR."
     )
 
 

@@ -369,7 +369,6 @@ def folder_of(place: str) -> Path:
 
 
 def connected(folder: Path, shown: str) -> Any:
-    """Return the database in a folder."""
     with errors_as_store_errors(shown):
         # 0: every read looks whether another process has written.
         return lancedb.connect(folder, read_consistency_interval=timedelta(0))
