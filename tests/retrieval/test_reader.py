@@ -456,7 +456,7 @@ def test_a_model_that_is_replaced_behind_its_address_is_noticed(
     of_texts: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_texts.encode(TEXTS, 0)
-    opened = of_texts._texts._encoders[1].encoder
+    opened = of_texts._encoders[1].encoder
     monkeypatch.setattr(
         opened, "_encode", lambda texts, prompt: text_encoders.third([prompt + t for t in texts])
     )

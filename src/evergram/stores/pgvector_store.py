@@ -397,6 +397,11 @@ class PgvectorStore(Store):
                 f"{self.address} has pgvector {extension}; {'.'.join(map(str, OLDEST))} or later "
                 "is needed: update it and run: alter extension vector update."
             )
+        if column not in ("bigint", "text"):
+            raise StoreError(
+                f"{self.address} is not a store: its table {self._name}_vectors has ids of type "
+                f"{column}; give another name after #."
+            )
         self.id_type = ID_TYPES["int64" if column == "bigint" else "string"]
 
     @property
@@ -627,6 +632,7 @@ TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz"
 
 class AdoptedTable(AdoptedStore):
     kind: ClassVar[str] = "pgvector-table"
+    _connection: ConnectionPool
     keys: ClassVar[tuple[str, ...]] = ("table", "id", "schema", "filter")
 
     def _connect(self) -> None:

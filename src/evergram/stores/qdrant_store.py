@@ -260,6 +260,7 @@ EXACT = 2**53
 
 class AdoptedCollection(AdoptedStore):
     kind: ClassVar[str] = "qdrant-collection"
+    _connection: QdrantConnection
     keys: ClassVar[tuple[str, ...]] = ("collection", "id", "filter")
 
     # None until the first id was seen.
