@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -100,6 +100,9 @@ def _price(found: Found) -> dict[str, float]:
     return figures
 
 
+JOINT = Need("bc/table3", "small", "Post-Lin-SLoss performs poorly")
+SMALL = Need("gramian/options", "small", "The exact Gramian finds more", "not separable")
+SOLVER = Need("gramian/options", "small", "Alternating least squares finds more")
 ERRORS = Need("gramian/gramian-error", "gowalla", BEATS)
 GOWALLA = Need("gramian/table2", "gowalla", BETTER)
 CONCLUSIONS = (
@@ -132,6 +135,19 @@ CONCLUSIONS = (
         (Need("gramian/table2", "gowalla", BETTER, "not separable"),),
     ),
     Conclusion(
+        "**On a catalogue of 9,000 a batch of 512 is enough.** On MovieLens even the [exact "
+        "Gramian](#options-that-the-papers-do-not-measure) is not separable from the last "
+        "batch's ({least:+.1f} %).",
+        (SMALL,),
+        _least(SMALL),
+    ),
+    Conclusion(
+        "**For a factorization of such a catalogue, try alternating least squares first**: it "
+        "finds {least:.0f} % more than those steps, on the same films.",
+        (SOLVER,),
+        _least(SOLVER),
+    ),
+    Conclusion(
         "**SOGram estimates a Gramian better than a batch does, for a D × D matrix.** On Gowalla "
         "its error is at least {least:.0f} % below sampling's with the same batch "
         "([errors](#gramian-error-by-estimator-and-batch-size)). A smaller error alone is no "
@@ -158,8 +174,19 @@ CONCLUSIONS = (
         _price,
     ),
     Conclusion(
-        "**Whether consumers lose less by it is not shown**: they are near chance on Musical "
-        "Instruments even with the model that they were trained on.",
-        (Need("bc/table3", "small", "Post-Lin-SLoss performs poorly", "not tested"),),
+        "**Consumers keep more with joint training**: at least {least:.1f} points of their "
+        "ROC-AUC's % on MovieLens, compared with a transform fitted afterwards.",
+        (JOINT,),
+        _least(JOINT),
+    ),
+    Conclusion(
+        "**Consumers keep no more with joint training than with a transform fitted afterwards** "
+        "([BC] Table 3, on MovieLens), and the new model finds less: fit afterwards.",
+        (replace(JOINT, verdict="refuted"),),
+    ),
+    Conclusion(
+        "**Whether consumers keep more with joint training than with a transform fitted "
+        "afterwards is not separable** on MovieLens.",
+        (replace(JOINT, verdict="not separable"),),
     ),
 )
