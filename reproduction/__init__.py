@@ -11,12 +11,11 @@ It uses Evergram's public names only, as a reader's own program would, but for `
    `catalogue`: all experiments, with what cannot be run.
 4. `claims`: the papers' sentences, judged by the results. `report/`: the pages and pictures.
    `commands`: what `python -m reproduction` calls.
-5. `loaders/` and `data_sets`: kinds of data and public sets that are added to the package's.
+5. `loaders/`: kinds of data that are added to the package's.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 2018; [G2] the same, ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
 
 # Importing them adds their kinds of data, and their sets.
-from reproduction import data_sets as data_sets
 from reproduction import loaders as loaders

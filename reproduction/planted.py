@@ -110,11 +110,10 @@ class Planted:
             pa.table({name: column.numpy() for name, column in each.items()})
             for each in (columns, *described)
         )
-        return Corpus.from_tables(
+        return Corpus.of(
             pairs,
             query_features=queries,
             candidate_features=candidates,
-            source="The planted corpus",
         )
 
     def _size(self, cluster: Tensor) -> Tensor:

@@ -82,9 +82,7 @@ def test_importing_rooms_loads_none_of_their_files_and_no_library() -> None:
 def test_every_public_object_has_a_short_repr(tmp_path: Path) -> None:
     """One line, with the name, and without tensors, rows or a token."""
     made = lineage_with_encoder(tmp_path / "films")
-    corpus = evergram.Corpus.from_tables(
-        pa.table({"query": [1, 2, 2], "candidate": ["a", "b", "c"]})
-    )
+    corpus = evergram.Corpus.of(pa.table({"query": [1, 2, 2], "candidate": ["a", "b", "c"]}))
     recipe = evergram.Recipe.of({"name": "films", "data": {"kind": "synthetic"}})
     with closing(evergram.Reader.open(made)) as reader:
         shown = {

@@ -210,7 +210,7 @@ def load_amazon(
         table = table.filter(pc.is_in(table["candidate"], value_set=features["id"]))
     if features is not None and minimum_products > 1:
         features = _frequent(features, pc.unique(table["candidate"]), minimum_products)
-    return Corpus.from_tables(table, candidate_features=features, source=str(source))
+    return Corpus.of(table, candidate_features=features)
 
 
 def _files(path: Path) -> tuple[Path, Path | None]:

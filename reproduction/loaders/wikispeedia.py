@@ -47,7 +47,9 @@ def load_wikispeedia(folder: Path) -> Corpus:
     categories, where = _read(folder, "categories", ["name", "category"])
     entity = names.rows(known(categories["name"], where)).numpy().astype(np.int64)
     features = page_features(names.keys, entity, categories["category"])
-    return Corpus.from_tables(pa.table(links), features, features, shared_ids=True, source=source)
+    return Corpus.of(
+        pa.table(links), query_features=features, candidate_features=features, shared_ids=True
+    )
 
 
 def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Array], str]:

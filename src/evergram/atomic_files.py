@@ -7,8 +7,6 @@ moment, or a machine that loses its power, leaves the old file or the new one.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import shutil
 import stat
@@ -18,12 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import filelock
 
-# Of Linux's renameat2: names are relative to the current folder; and exchange them.
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 # Permissions of a file that only its owner may read.
 OWNER_ALONE = 0o600
 
@@ -132,25 +128,23 @@ def new_folder(folder: Path, mode: int | None = None) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def exchange_folders(new: Path, folder: Path) -> None:
-    """Put a folder, whose files are synced, in the place of another, which it takes the place of.
+def replace_folder(new: Path, folder: Path) -> None:
+    """Put a folder, whose files are synced, in the place of another, which may be there.
 
-    On Linux that is one step of the kernel. Where it is none, the old folder is renamed to
-    `displaced(folder)` for a moment; a process that is killed in it leaves that name, and
-    `restore_displaced` undoes it.
+    The old one is renamed to `displaced(folder)` for a moment; a process that is killed in it
+    leaves that name, and `restore_displaced` undoes it.
     """
-    if not _exchange(new, folder):
-        old = displaced(folder)
-        remove_tree(old)
-        folder.rename(old)
-        new.rename(folder)
-        old.rename(new)
+    remove_tree(displaced(folder))
+    if folder.exists():
+        folder.rename(displaced(folder))
+    new.rename(folder)
     sync(folder.parent)
+    remove_tree(displaced(folder))
 
 
-def displaced(folder: Path) -> Path:
-    """Return the name of a folder while another takes its place."""
-    return folder.with_name(f".{folder.name}.old")
+def displaced(path: Path) -> Path:
+    """Return the name of a file or folder while another takes its place."""
+    return path.with_name(f".{path.name}.old")
 
 
 def restore_displaced(folder: Path) -> None:
@@ -161,23 +155,8 @@ def restore_displaced(folder: Path) -> None:
     remove_tree(old)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; return False where the system has no such step."""
-    try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    names = (os.fsencode(path.absolute()) for path in (one, other))
-    first, second = names
-    return bool(call(_AT_FDCWD, first, _AT_FDCWD, second, _RENAME_EXCHANGE) == 0)
-
-
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write a file, whole or not at all.
-
-    Args:
-        mode: permissions of the file; None leaves them to the umask.
-    """
+    """Write a file, whole or not at all, see `replacing`."""
     with replacing(path, mode) as file:
         file.write(content)
 
@@ -195,10 +174,7 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
 
 def mirror_content(path: Path, content: bytes | None) -> None:
     """Give a file this content, unless it has it already; None removes the file. Only its owner may
-    read a new one.
-
-    Several processes and threads may do so at once.
-    """
+    read a new one. Several processes and threads may do so at once."""
     if content is None:
         path.unlink(missing_ok=True)
         return
@@ -225,10 +201,7 @@ def permit_folder(folder: Path, mode: int) -> None:
 
 
 def try_writing(folder: Path) -> None:
-    """Find out whether files can be written into a folder, which perhaps is not there yet.
-
-    Raises: OSError: they cannot.
-    """
+    """Raise an OSError if no file can be written into a folder, which perhaps is not there yet."""
     while not folder.exists():
         folder = folder.parent
     with tempfile.TemporaryFile(dir=folder):
@@ -236,10 +209,7 @@ def try_writing(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder at once: rename it to a name that nobody reads, then delete its files.
-
-    So what a killed process leaves is never taken for the whole folder.
-    """
+    """Remove a folder at once: rename it to a name that nobody reads, then delete its files."""
     part = part_of(folder, ".removed")
     remove_tree(part)
     with suppress(OSError):
@@ -260,81 +230,37 @@ def remove_tree(path: Path) -> None:
 @contextmanager
 def replacing_group(main: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
     """Yield a path to write to for each file; what is there when the block ends without an error
-    replaces the files together.
+    replaces the files together, and a file beside the main one goes if nothing is there.
 
-    All of it is synced before the first file is replaced, and the main file is the first that goes
-    and the last that comes: a process that is killed at any moment leaves the old files, the new
-    ones, or no main file, and then the old one as `displaced(main)`. An error leaves the old files.
-
-    Args:
-        beside: a file is removed if nothing was written for it, and stays as it is if the block
-            takes it out of the dictionary.
+    All of it is synced before the first file is replaced. Where several are, the main file is taken
+    away first, to `displaced(main)`, and the new one comes last: a process that is killed leaves
+    the old files, the new ones, or no main file.
     """
-    parts = {path: part_of(path) for path in (main, *beside)}
-    every = list(parts.values())
-    for part in every:
-        part.unlink(missing_ok=True)
+    parts, old = {path: part_of(path) for path in (main, *beside)}, displaced(main)
+    for left in (*parts.values(), old):  # of a killed process
+        left.unlink(missing_ok=True)
     try:
         yield parts
         for part in parts.values():
             if part.exists():
                 sync(part)
-        changed = {p: part for p, part in parts.items() if part.exists() or p.exists()}
-        if list(changed) == [main]:
-            changed[main].replace(main)
-        else:
-            _replace_together(main, changed)
+        others = [path for path in beside if parts[path].exists() or path.exists()]
+        if others and main.exists():
+            main.replace(old)
+            sync(main.parent)
+        for path in others:
+            parts[path].replace(path) if parts[path].exists() else path.unlink()
+        if others:
+            sync(main.parent)
+        parts[main].replace(main)
         sync(main.parent)
+        old.unlink(missing_ok=True)
     finally:
-        for part in every:
+        for part in parts.values():
             with suppress(OSError):
                 part.unlink(missing_ok=True)
 
 
-def _replace_together(main: Path, parts: dict[Path, Path]) -> None:
-    """Put each part, if there is one, in the place of a file; the main file is the first."""
-    old = {path: displaced(path) for path in parts}
-    moved: list[Path] = []
-    for place in old.values():  # of a killed process
-        place.unlink(missing_ok=True)
-    try:
-        for path in parts:
-            with suppress(FileNotFoundError):
-                path.replace(old[path])
-            moved.append(path)
-            if path == main:
-                sync(main.parent)
-        for path in reversed(parts):
-            if path == main:
-                sync(main.parent)
-            with suppress(FileNotFoundError):
-                parts[path].replace(path)
-    except BaseException:
-        # The main file comes back only after all others have.
-        with suppress(OSError):
-            for path in reversed(moved):
-                old[path].replace(path) if old[path].exists() else path.unlink(missing_ok=True)
-        raise
-    for place in old.values():
-        with suppress(OSError):
-            place.unlink(missing_ok=True)
-
-
-class FileLock(filelock.FileLock):
-    """filelock's lock, which says where the file system has no locks."""
-
-    def acquire(self, *args: Any, **options: Any) -> Any:
-        """Acquire the lock. Raises: Timeout: another process holds it. OSError: it cannot be."""
-        try:
-            return super().acquire(*args, **options)
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK):
-                raise
-            # The system says "Function not implemented".
-            why = "this file system has no locks"
-            raise OSError(error.errno, why, self.lock_file) from error
-
-
-# Without locks the library by itself would wait for a file that nobody removes, as if another
-# process held the lock.
-file_lock: partial[FileLock] = partial(FileLock, fallback_to_soft=False)
+# Without locks filelock by itself would wait for a file that nobody removes, as if another process
+# held the lock.
+file_lock: partial[filelock.FileLock] = partial(filelock.FileLock, fallback_to_soft=False)

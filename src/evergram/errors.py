@@ -86,8 +86,8 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EINVAL: "name a file or a folder of this machine's disk",
-    errno.ENOSYS: "name a place on another, such as a disk of this machine",
-    errno.ENOLCK: "name a place on another, such as a disk of this machine",
+    errno.ENOSYS: "this file system has no locks: name a place on another",
+    errno.ENOLCK: "this file system has no locks: name a place on another",
     errno.EBUSY: "wait until no other program uses it, or name another place",
 }
 

@@ -18,8 +18,6 @@ _SIGNS: tuple[tuple[bytes, str, str], ...] = (
     (NPY_SIGN, "an array of NumPy", "let its name end in .npy"),
     (b"\x1f\x8b", "a gzip", "unpack it, or let its name end in .gz"),
     (b"PK\x03\x04", "a zip, or an office document", "give the file inside, or save it as CSV"),
-    (b"%PDF", "a PDF", "save its rows as CSV or Parquet"),
-    (b"SQLite format 3", "a database of SQLite", "save its rows as CSV or Parquet"),
     (b"\x80\x04", "a pickle, which is never opened", "save its rows as CSV or Parquet"),
     (b"\x80\x05", "a pickle, which is never opened", "save its rows as CSV or Parquet"),
     (b"\xff\xfe", "text in UTF-16", "save it as UTF-8"),
@@ -27,7 +25,6 @@ _SIGNS: tuple[tuple[bytes, str, str], ...] = (
     (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself: git lfs pull"),
     (b"<!doctype", "a web page", "download the file itself"),
     (b"<html", "a web page", "download the file itself"),
-    (b"<?xml", "a page of XML", "download the file itself, or save its rows as CSV"),
 )
 # Bytes that are looked at.
 _HEAD = 4096

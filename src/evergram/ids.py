@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,17 +40,27 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -> int:
-    """Return the row of the first cell that is no id, -1 if every cell is one; in a text file words
-    may mean a missing value."""
-    row: int = pc.index(missing_cells(ids, text_file=text_file), True).as_py()
-    return row
+def refuse_missing(
+    ids: pa.Array | pa.ChunkedArray, where: str, *, start: int = 0, text_file: bool = False
+) -> None:
+    """Raise a DataError if a cell is no id, see `missing_cells`; `where` is the source and what it
+    has rows of, such as "x.csv row", and `start` the number of rows before these."""
+    row = pc.index(missing_cells(ids, text_file=text_file), True).as_py()
+    if row >= 0:
+        cell = ids[row].as_py()
+        has = "no id" if cell is None or cell == "" else f"the id {str(cell)[:40]!r}"
+        why = ""
+        if text_file and re.search(BROKEN, str(cell)):
+            why = " (it has a line break or a NUL byte: close the quotation mark before it)"
+        elif text_file and has != "no id":
+            why = " (in a text file it means a missing value; an id is read from Parquet)"
+        raise DataError(f"{where} {start + row + 1} has {has}{why}; give it one or leave it out.")
 
 
 def missing_cells(
     ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False
 ) -> pa.Array | pa.ChunkedArray:
-    """Return which cells are no ids, bool [n], as `first_missing` does."""
+    """Return which cells are no ids, bool [n]; in a text file words may mean a missing value."""
     missing = pc.is_null(ids, nan_is_null=True)
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
     if is_text(kind):
@@ -107,45 +118,16 @@ def id_hashes(ids: pa.Array, size: int = 1 << 20) -> NDArray[np.int64]:
     return np.concatenate(hashes)
 
 
-def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = False) -> str:
-    """Return a sentence on a cell of a column (or "" in a file of ids only) that is no id, with its
-    full stop; `where` is the file and the row."""
-    if cell is None or cell == "":
-        problem = f": {name} is empty" if name else " has no id"
-        return f"{where}{problem}; give it one or leave it out."
-    subject = f"{where}: {name or 'the id'} is"
-    if text_file and re.search(BROKEN, str(cell)):
-        return (
-            f"{subject} {str(cell)[:40]!r}, with a line feed or a NUL byte in it; close the "
-            "quotation mark before it, or write the table as Parquet."
-        )
-    if text_file:
-        return (
-            f"{subject} {cell!r}, which in a text file means a missing value; give it an id or "
-            "leave it out (if it is an id, write the table as Parquet)."
-        )
-    return f"{subject} {cell}; give it an id or leave it out."
-
-
-def ids_of_text(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return a column of a text file as ids.
-
-    Returns: int64 if every cell is an integer as programs print it; float64, which is not a type of
-        ids, if every cell is a number and one has a decimal point; else the texts unchanged.
-    """
-    if _all_match(texts, INTEGER):
-        try:
+def ids_of_text(texts: pa.Array) -> pa.Array:
+    """Return the lines of a file of ids: int64 if every one is an integer as programs print it,
+    float64, which is no type of ids, if all are numbers with a decimal point, else the texts."""
+    with suppress(pa.ArrowInvalid):  # beyond 64 bits
+        if pc.all(pc.match_substring_regex(texts, INTEGER)).as_py():
             return texts.cast(pa.int64())
-        except pa.ArrowInvalid:  # beyond 64 bits
-            return texts
-    if _all_match(texts, NUMBER) and pc.any(pc.match_substring_regex(texts, r"[.eE]")).as_py():
+    numbers = pc.all(pc.match_substring_regex(texts, NUMBER)).as_py()
+    if numbers and pc.any(pc.match_substring_regex(texts, r"[.eE]")).as_py():
         return texts.cast(pa.float64())
     return texts
-
-
-def _all_match(texts: pa.Array | pa.ChunkedArray, pattern: str) -> bool:
-    all_match = pc.all(pc.match_substring_regex(texts, pattern)).as_py()
-    return bool(all_match) and texts.null_count < len(texts)
 
 
 # Ids of one query's candidates, or a list of such lists; weights and values have the same form.
@@ -155,30 +137,28 @@ Lists: TypeAlias = Sequence[Any]
 def as_lists(lists: Lists, what: str) -> list[list[Any]]:
     """Return lists of lists: one, if it is a flat list."""
     outer = _as_list(lists)
-    if outer is None:
+    if not isinstance(outer, list):
         raise DataError(
             f"{what} is of type {type(lists).__name__}; give a list of candidates' ids, or a list "
             "of such lists."
         )
-    inner = [_as_list(row) for row in outer]
-    rows = [row for row in inner if row is not None]
-    if rows and len(rows) < len(inner):
+    rows = [_as_list(row) for row in outer]
+    if len({isinstance(row, list) for row in rows}) > 1:
         raise DataError(f"{what} has lists beside single ids; give one list for each query.")
-    rows = rows or [outer]
-    empty = [i for i, row in enumerate(rows) if not row]
-    if empty:
+    rows = rows if rows and isinstance(rows[0], list) else [outer]
+    if [] in rows:
         raise DataError(
-            f"Query {empty[0] + 1} of {len(rows)} has no {what}; its vector is made of at least "
-            "one candidate."
+            f"Query {rows.index([]) + 1} of {len(rows)} has no {what}; its vector is made of at "
+            "least one candidate."
         )
     return rows
 
 
-def _as_list(value: Any) -> list[Any] | None:
-    """Return a sequence, an array or a tensor as a list; None for one thing by itself."""
+def _as_list(value: Any) -> Any:
+    """Return a sequence, an array or a tensor as a list, and one thing by itself as it is."""
     if isinstance(value, pa.Array | pa.ChunkedArray):
-        return list(value.to_pylist())
+        return value.to_pylist()
     if hasattr(value, "tolist") and hasattr(value, "ndim"):  # an array, or a tensor
-        return list(value.tolist()) if value.ndim else None
+        return value.tolist() if value.ndim else value
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-    return list(value) if is_list else None
+    return list(value) if is_list else value

@@ -1,8 +1,5 @@
-"""Packages whose exports are imported at their first use.
-
-`import evergram.serving` loads none of the room's files, so a program that only wants the HTTP
-client does not wait for torch.
-"""
+"""Packages whose exports are imported at their first use, so that `import evergram` does not wait
+for torch."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ class LazyPackage(ModuleType):
     _lazy_homes: Mapping[str, str]
 
     def __getattr__(self, name: str) -> Any:
-        homes: Mapping[str, str] = vars(self).get("_lazy_homes", {})
-        if name not in homes:
+        home = vars(self).get("_lazy_homes", {}).get(name)
+        if home is None:
             problem = f"module {self.__name__!r} has no attribute {name!r}"
             raise AttributeError(problem, name=name, obj=self)
-        if homes[name] == self.__name__:  # a folder
-            return import_module(f"{self.__name__}.{name}")
-        value = getattr(import_module(homes[name]), name)
+        if home == self.__name__:  # a folder
+            return import_module(f"{home}.{name}")
+        value = getattr(import_module(home), name)
         setattr(self, name, value)
         return value
 

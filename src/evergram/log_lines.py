@@ -63,12 +63,10 @@ def line_of(
         return before + sentence
     moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
     stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    line = {"time": stamp, "level": level, "event": event, "message": sentence}
-    return json.dumps(line | {key: _plain(value) for key, value in figures.items()}, default=str)
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    line: dict[str, Any] = {"time": stamp, "level": level, "event": event, "message": sentence}
+    for key, value in figures.items():
+        line[key] = None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(line, default=str)
 
 
 class LineFormatter(logging.Formatter):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from types import UnionType
+from collections.abc import Sequence
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -122,7 +121,7 @@ def unknown_key(names: Sequence[str], allowed: Sequence[str]) -> str:
 
 def _unknown(names: Sequence[str], kind: Any, problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
-        allowed = list(kind.model_fields) if _is_model(kind) else []
+        allowed = list(getattr(kind, "model_fields", ()))
     else:  # a key of a dict: pydantic's message lists the expected ones
         expected = str((problem.get("ctx") or {}).get("expected", ""))
         allowed = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
@@ -137,52 +136,30 @@ def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tupl
     names: list[str] = []
     kind: Any = model
     holder: Any = model
-    others: Sequence[Any] = ()
     for part in location:
+        models = _models(kind)
         if isinstance(part, int):
-            item = _item(kind)
-            if item is not None:  # in a list of tables, the index says which
+            if models:  # in a list of tables, the index says which
                 names[-1] += f"[{part}]"
-                kind = item
+                kind = models[0]
         elif part == "[key]":  # the name before it is the problem, not what it leads to
             continue
-        elif _is_model(kind) or others:
-            names.append(part)
-            having = [each for each in (kind, *others) if part in _fields(each)]
-            holder = having[0] if having else kind
-            field = _fields(holder).get(part)
-            kind = None if field is None else _model_of(field.annotation)
-            others = [m for each in getattr(field, "metadata", ()) for m in _choices_of(each)]
         elif get_origin(kind) is dict:
             names.append(part)
             kind = get_args(kind)[1]
+        elif models:
+            names.append(part)
+            holder = next((each for each in models if part in each.model_fields), models[0])
+            field = holder.model_fields.get(part)
+            kind = None if field is None else field.annotation
+            for table in getattr(field, "metadata", ()):
+                if hasattr(table, "every"):  # a table of kinds
+                    kind = Union[tuple(table.every())]  # noqa: UP007
     return names, holder
 
 
-def _item(kind: Any) -> Any:
-    """Return the model of a list's elements; None where they are plain values."""
-    if get_origin(kind) in (Union, UnionType):
-        items = [_item(k) for k in get_args(kind)]
-        return next((k for k in items if k is not None), None)
-    if get_origin(kind) in (list, tuple):
-        return next((k for k in get_args(kind) if _is_model(k)), None)
-    return None
-
-
-def _model_of(kind: Any) -> Any:
-    """Return the model of `Model | None`, and any other type as it is."""
-    models = [k for k in get_args(kind) if _is_model(k)]
-    return models[0] if models and get_origin(kind) in (Union, UnionType) else kind
-
-
-def _choices_of(metadata: Any) -> Sequence[Any]:
-    """Return the models that a table may be, of metadata that lists them."""
-    return metadata.every() if hasattr(metadata, "every") else ()
-
-
-def _fields(kind: Any) -> Mapping[str, Any]:
-    return kind.model_fields if _is_model(kind) else {}
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+def _models(kind: Any) -> list[Any]:
+    """Return the models that a value of a type may be, or hold."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for each in get_args(kind) for model in _models(each)]

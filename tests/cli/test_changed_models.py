@@ -12,7 +12,7 @@ from tests.support.command import Command
 from tests.support.text_encoders import ADDRESSES, sentences
 from tests.support.two_models import by_two_models
 
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import write_vectors
 
 
 def four_files(folder: Path, noises: tuple[float, float]) -> tuple[list[object], Path]:

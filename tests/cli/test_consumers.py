@@ -14,7 +14,7 @@ from tests.support.command import Command, exit_code
 
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import write_vectors
 
 ROWS, DIM = 400, 5
 IDS = [f"id{i}" for i in range(ROWS)]

@@ -19,8 +19,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import AlignSettings, align
 from evergram.releasing.past_file import SIDE
 from evergram.training.checkpoint import held_out
-from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import open_embeddings, write_vectors
 
 FORMATS = ("parquet", "arrow", "arrows", "npy")
 ROWS, OLD_DIM, NEW_DIM = 600, 6, 9

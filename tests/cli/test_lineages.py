@@ -15,8 +15,12 @@ import torch
 from tests.support.command import Command, exit_code
 
 from evergram.lineage.lineage import Lineage
-from evergram.vector_files.open_embeddings import COMPUTED_FROM, FINGERPRINT, open_embeddings
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import (
+    COMPUTED_FROM,
+    FINGERPRINT,
+    open_embeddings,
+    write_vectors,
+)
 
 ROWS = 400
 

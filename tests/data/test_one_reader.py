@@ -102,7 +102,7 @@ def test_every_division_and_door_agree(rows: list[Row]) -> None:
         assert seen(lambda: prepared(folder, root / "out")) == expected
         data = {"kind": "table", "path": str(folder)}
         assert seen(lambda: load_corpus(Recipe.of({"data": data}))) == expected
-        assert seen(lambda: Corpus.from_tables(read_interactions(folder))) == expected
+        assert seen(lambda: Corpus.of(read_interactions(folder))) == expected
 
 
 PARQUET: list[tuple[str, list[Any], list[Any], Any]] = [

@@ -28,9 +28,8 @@ from tests.support.prepared import assert_same, bags_of, pairs_of
 
 from evergram.data import Corpus, load_table
 from evergram.data.reading import files as reading
-from evergram.data.reading.column_names import guess, has_no_header
-from evergram.data.reading.files import TableStream, source_files
-from evergram.data.reading.keyed_table import read_keyed_files
+from evergram.data.reading.files import TableStream, guess, source_files
+from evergram.data.reading.interactions import read_keyed_files
 from evergram.data.tables import read_interactions, read_keyed
 from evergram.errors import DataError
 from evergram.ids import NOTHING
@@ -119,7 +118,7 @@ HEAD = b"query,candidate,value\n"
         ("x.csv", b"", "is empty"),
         ("x.csv", HEAD + b"1,2,3\n1,\xff,3\n", "not in UTF-8"),
         ("x.csv", b"query,candidate,candidate\n1,2,3\n", "two columns 'candidate'"),
-        ("x.csv", b"7,7,7\n1,2,3\n", "seems to be a row"),
+        ("x.csv", b"7,7,7\n1,2,3\n", "names of the columns above the rows"),
         ("x.csv", b"query,item\n1,2\n", "no column 'candidate'"),
         ("x.csv", HEAD + b"1,2,3.5\n1,3,NaN\n", "row 2: value is 'NaN'"),
         ("x.csv", HEAD + b"1,2,3\n,3,1\n", "row 2: query is empty"),
@@ -370,18 +369,17 @@ def test_a_bad_cell_is_named_by_its_row() -> None:
     assert large.column("value").tolist() == [2.0**24]
 
 
-def test_usual_names_are_known_and_a_row_is_no_header() -> None:
-    for names, roles, is_row in [
-        ("userId,movieId,rating,timestamp", "userId,movieId,rating,timestamp", False),
-        (*("reviewerID,asin,overall,unixReviewTime",) * 2, False),
-        ("session_id,product_name,ts", "session_id,product_name,,ts", False),
-        ("id,when", ",,,", False),
-        ("1,31,2.5,1260759144", ",,,", True),
-        ("user,17", "user,,,", False),
+def test_usual_names_are_known() -> None:
+    for names, roles in [
+        ("userId,movieId,rating,timestamp", "userId,movieId,rating,timestamp"),
+        ("reviewerID,asin,overall,unixReviewTime",) * 2,
+        ("session_id,product_name,ts", "session_id,product_name,,ts"),
+        ("id,when", ",,,"),
+        ("1,31,2.5,1260759144", ",,,"),
+        ("user,17", "user,,,"),
     ]:
         expected = zip(("query", "candidate", "value", "time"), roles.split(","), strict=True)
         assert guess(names.split(",")) == {role: name for role, name in expected if name}
-        assert has_no_header(names.split(",")) == is_row
 
 
 def test_the_error_about_missing_columns_gives_the_line_to_write(tmp_path: Path) -> None:
@@ -402,7 +400,7 @@ def test_the_error_about_missing_columns_gives_the_line_to_write(tmp_path: Path)
     # What is written already stays.
     chosen = refusal("a,item,b", {"query": "a"})
     assert tomllib.loads(chosen[chosen.index("columns = {") :])["columns"]["query"] == "a"
-    assert "query,candidate,value." in refusal("1,31,2.5")
+    assert "If that is a row" in refusal("1,31,2.5")
     assert "If that is a row" in refusal("Aruba,Ant,x")
     for sentence in (
         refusal("Aruba,Ant,x", {"query": "Aruba"}),  # a person named one of them

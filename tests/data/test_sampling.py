@@ -23,9 +23,7 @@ from evergram.data.sampling import (
     ExampleSampler,
     PairDraws,
     Pool,
-    PoolSampler,
     WholeQuerySampler,
-    entity_sampler,
     measure,
     measures,
     proposal,
@@ -402,7 +400,9 @@ def drawn(kind: str, seed: int = 3, epoch: int = 0, start: int = 0) -> list[list
     if kind == "entities":
         sampler = EntitySampler(counts, share, kind="sqrt", batch_size=7, seed=seed)
     else:
-        sampler = PoolSampler(counts, share, pool_size=40, batch_size=7, seed=seed)
+        sampler = EntitySampler(
+            counts, share, kind="adaptive", pool_size=40, batch_size=7, seed=seed
+        )
     draws = list(sampler.epoch(epoch, 4, start))
     sizes = {(len(d.ids), *([len(d.chance)] if isinstance(d, Pool) else [])) for d in draws}
     assert sizes <= ({(7,)} if kind == "entities" else {(40, 7)})
@@ -422,7 +422,7 @@ def test_draws_are_a_function_of_seed_and_epoch(kind: str) -> None:
 def test_the_first_pass_draws_by_popularity_with_the_weights_of_the_measures() -> None:
     counts = torch.tensor([1, 9, 0, 4, 2])
     share = measures(counts, [0.0, 1.0])
-    sampler = PoolSampler(counts, share, pool_size=500, batch_size=3, seed=0)
+    sampler = EntitySampler(counts, share, kind="adaptive", pool_size=500, batch_size=3, seed=0)
     drawn = torch.zeros(5)
     for pool in sampler.epoch(0, 200):
         drawn += torch.bincount(pool.ids, minlength=5)
@@ -431,7 +431,7 @@ def test_the_first_pass_draws_by_popularity_with_the_weights_of_the_measures() -
 
 
 def test_a_pool_is_a_multiple_of_what_is_kept() -> None:
-    sampler = entity_sampler(COUNTS, SHARE, kind="adaptive", batch_size=4, seed=0)
+    sampler = EntitySampler(COUNTS, SHARE, kind="adaptive", batch_size=4, seed=0)
     (pool,) = sampler.epoch(0, 1)
     assert isinstance(pool, Pool)
     assert (len(pool.ids), len(pool.chance)) == (POOL_FACTOR * 4, 4)

@@ -38,9 +38,7 @@ from evergram.errors import DataError
 
 def corpus(pairs: list[tuple[str, str]]) -> Corpus:
     query, candidate = zip(*pairs, strict=True)
-    return Corpus.from_tables(
-        pa.table({"query": query, "candidate": candidate, "time": range(len(pairs))})
-    )
+    return Corpus.of(pa.table({"query": query, "candidate": candidate, "time": range(len(pairs))}))
 
 
 Names = set[tuple[str, str | None]]
@@ -124,7 +122,7 @@ def test_no_version_is_tested_on_pairs_that_an_earlier_one_was_trained_on(
             split = given_split(data, test, share=share, held_out=held_out)
         assert not before & named(split, split.test)
         before |= trained(split)
-        earlier = earlier.union([TrainedPairs.of(PairHash("salt").of_corpus(split.training))])
+        earlier = earlier.union([TrainedPairs.of_corpus(split.training, "salt")])
         assert len(earlier) == len(before)
 
 
@@ -144,7 +142,7 @@ def test_more_rows_in_another_order_hold_out_the_same_pairs() -> None:
 
 def test_impossible_shares_are_refused() -> None:
     data = corpus([("a", "x"), ("b", "y")])
-    timeless = Corpus.from_tables(pa.table({"query": [1], "candidate": [1]}))
+    timeless = Corpus.of(pa.table({"query": [1], "candidate": [1]}))
     with pytest.raises(DataError, match=r"in \(0, 1\)"):
         random_split(data, share=1.0, held_out=HeldOut("salt"))
     for of, until, why in ((data, 0.4, "0 < share < until"), (timeless, 0.6, "column 'time'")):
@@ -156,7 +154,7 @@ def test_the_last_days_are_the_window() -> None:
     # Three interactions a day for ten days; the last ends at noon.
     start, day = 1_600_000_000, 86_400
     time = [start + i * day // 3 for i in range(30)]
-    data = Corpus.from_tables(
+    data = Corpus.of(
         pa.table({"query": ["q"] * 30, "candidate": [f"c{i}" for i in range(30)], "time": time})
     )
     split = window_split(data, last=RollingWindow.parse("2 days"), held_out=HeldOut("salt"))
@@ -362,10 +360,11 @@ def test_known_numbers() -> None:
 @given(HASHED)
 def test_a_pair_has_its_number_whatever_stands_beside_it(pairs: list[tuple[int, int]]) -> None:
     assert hashed(pairs) == [hashed([pair])[0] for pair in pairs]
-    corpus = Corpus.from_tables(
+    corpus = Corpus.of(
         pa.table({"query": [q for q, _ in pairs], "candidate": [c for _, c in pairs]})
     )
-    assert PairHash("salt").of_corpus(corpus).tolist() == hashed(pairs)
+    (block,) = corpus.blocks()
+    assert PairHash("salt").of_blocks(corpus)(block).tolist() == hashed(pairs)
 
 
 def test_an_id_counts_as_its_text_and_by_its_side() -> None:

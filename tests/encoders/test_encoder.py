@@ -97,7 +97,7 @@ class TestEncoder:
     def test_an_unknown_id_has_a_vector_and_is_not_known(self, kind: type[Encoder]) -> None:
         data = tagged_corpus()
         encoder = default_encoder(kind, data)
-        unknown = Corpus.from_tables(pa.table({"query": ["?"], "candidate": ["?"]}))
+        unknown = Corpus.of(pa.table({"query": ["?"], "candidate": ["?"]}))
         again = default_encoder(kind, data)
         for side in SIDES:
             assert encoder.known(side, encoder.read(data)).tolist() == [True] * 3
@@ -189,7 +189,7 @@ def test_an_embedding_is_the_row_of_its_id_and_features_do_not_count() -> None:
 
 
 def test_the_rows_start_with_the_deviation_of_scale() -> None:
-    data = Corpus.from_tables(pa.table({"query": range(2000), "candidate": range(2000)}))
+    data = Corpus.of(pa.table({"query": range(2000), "candidate": range(2000)}))
     schema, draw = Schema.of(data, features=False), torch.Generator().manual_seed(0)
     encoder = Factorization(schema, 8, scale=0.3, generator=draw)
     assert float(encoder.query.weight.detach().std()) == pytest.approx(0.3, rel=0.05)
@@ -449,7 +449,7 @@ SCHEMA = Schema(
 
 
 def test_ids_and_features_are_rows_of_the_vocabularies() -> None:
-    candidates = Corpus.from_tables(
+    candidates = Corpus.of(
         pa.table({"query": ["?"] * 3, "candidate": ["a", "c", "b"]}),
         candidate_features=pa.table(
             {"id": ["a", "c", "b"], "tags": [["y", "unknown", "x"], [], ["unknown"]]}
@@ -468,7 +468,7 @@ def test_ids_and_features_are_rows_of_the_vocabularies() -> None:
 def test_features_that_would_share_a_table_are_refused() -> None:
     features = pa.table({"id": [1, 2], "genre.main": ["a", "b"], "genre/main": ["x", "y"]})
     pairs = pa.table({"query": [1, 2], "candidate": [1, 2]})
-    corpus = Corpus.from_tables(pairs, candidate_features=features)
+    corpus = Corpus.of(pairs, candidate_features=features)
     with pytest.raises(DataError, match=r"genre\.main and genre/main would share one table"):
         Schema.of(corpus, features=True)
     assert len(Schema.of(corpus, features=False).vocabularies) == 2

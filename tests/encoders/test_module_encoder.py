@@ -20,9 +20,7 @@ from evergram.encoders.module_encoder import (
 )
 from evergram.errors import DataError, ShapeError
 
-CORPUS = Corpus.from_tables(
-    pa.table({"query": ["a", "b", "a", "c"], "candidate": [7, 7, 9, 8]}), source="test"
-)
+CORPUS = Corpus.of(pa.table({"query": ["a", "b", "a", "c"], "candidate": [7, 7, 9, 8]}))
 
 
 def letters(ids: list[Any]) -> Tensor:
@@ -61,9 +59,7 @@ def test_an_entity_is_embedded_once_and_gradients_add_up() -> None:
 
 
 def test_an_id_that_is_new_is_zero_or_known() -> None:
-    grown = Corpus.from_tables(
-        pa.table({"query": ["d", "a"], "candidate": [7, 11]}), source="later"
-    )
+    grown = Corpus.of(pa.table({"query": ["d", "a"], "candidate": [7, 11]}))
     for new_ids in (False, True):
         encoder = ModuleEncoder.of(modules(new_ids=new_ids), CORPUS)
         scene = encoder.read(grown)
@@ -149,7 +145,7 @@ def test_state_that_is_not_a_tensor_is_refused() -> None:
 def test_what_is_no_list_of_its_ids_is_refused() -> None:
     encoder = ModuleEncoder.of(modules(), CORPUS)
     for ids, named in (
-        ([7, None], "number 1"),
+        ([7, None], "Id 2 has no id"),
         ([7.0], "integers or texts"),
         (["7"], "such as '7'"),
         ([{"id": 7, "tag": ["t"]}], "'tag'"),

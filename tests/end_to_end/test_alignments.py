@@ -14,7 +14,7 @@ from tests.support.command import Command
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import write_vectors
 
 ROWS = 500
 NUMBERS = list(range(100, 100 + ROWS))

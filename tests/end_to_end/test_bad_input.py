@@ -631,7 +631,7 @@ CONSUMERS = [
     Case("consumer add l new --pin v0 --probe plain.onnx", "--data"),
     damaged("l/consumers.json", "{", "consumer list l"),
 ]
-ONCE = patched("evergram.texts.endpoint.TRIES", 1)
+ONCE = patched("evergram.texts.addresses.TRIES", 1)
 TEXTS = [
     encoded("no such file of texts", None),
     encoded("an empty text", "id,text\n1,a\n2,\n"),

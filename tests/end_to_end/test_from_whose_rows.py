@@ -19,7 +19,7 @@ from tests.support.tiny_training import tiny_lineage, tiny_recipe
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import upgrade
 from evergram.retrieval.reader import Reader
-from evergram.vector_files.writers import read_embeddings
+from evergram.vector_files.open_embeddings import read_embeddings
 
 # Versions 0 to 2; 1 is in production, and 2 is not promoted yet.
 PRODUCTION, NEWEST = 1, 2

@@ -17,8 +17,7 @@ from evergram.errors import DataError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import align
-from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import open_embeddings, write_vectors
 
 ROWS, DIM = 300, 8
 IDS = pa.array(range(ROWS))

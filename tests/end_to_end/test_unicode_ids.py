@@ -20,7 +20,7 @@ from evergram.errors import DataError
 from evergram.evaluation.judged import JudgedQueries
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import write_vectors
 
 ROWS, DIM = 200, 6
 COMPOSED = [unicodedata.normalize("NFC", f"müsli {i}") for i in range(ROWS)]

@@ -162,7 +162,7 @@ def test_finite_embeddings_with_infinite_scores_are_refused() -> None:
         assert rank_metrics(query, torch.tensor([[0.0, large], [0.0, 0.0]]), one, ["recall@2"])
 
 
-TRAINING = Corpus.from_tables(pa.table({"query": [0, 0, 1], "candidate": [0, 1, 2]}))
+TRAINING = Corpus.of(pa.table({"query": [0, 0, 1], "candidate": [0, 1, 2]}))
 
 
 def row_pairs(*pairs: tuple[int, int]) -> RowPairs:

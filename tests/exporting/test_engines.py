@@ -25,7 +25,7 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.exporting.arrow_function import arrow_function
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import write_vectors
 
 ROWS = 300
 

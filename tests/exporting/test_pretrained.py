@@ -99,7 +99,7 @@ def test_known_ids_without_their_features_are_warned_of_once(
 
 def test_a_corpus_is_embedded_in_its_row_order(encoder: PretrainedEncoder) -> None:
     table = pa.table({"query": ["eve", "ann"], "candidate": [105, 103]})
-    corpus = Corpus.from_tables(table)
+    corpus = Corpus.of(table)
     np.testing.assert_array_equal(encoder.encode(corpus), expected([5, 3], [[], []]))
     np.testing.assert_array_equal(
         encoder.encode(corpus, "query"), encoder.encode(["eve", "ann"], "query")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evergram.data.sampling import EntitySampler, PoolSampler, measure
+from evergram.data.sampling import EntitySampler, Pool, measure
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import EntityBatch, Moment, batch_moment
 from evergram.gramian.penalty import (
@@ -282,15 +282,14 @@ def estimates(adaptive: bool, power: float, batch: int = 32) -> tuple[Tensor, Te
     share = measure(counts, power)
     exact, other = torch.einsum("a,ad,ae->de", share, v, v), u.T @ u / len(u)
     made = []
-    sampler: EntitySampler
-    if adaptive:
-        sampler = PoolSampler(counts, share[:, None], pool_size=1024, batch_size=batch, seed=0)
-    else:
-        sampler = EntitySampler(counts, share[:, None], kind="linear", batch_size=batch, seed=0)
+    kind = "adaptive" if adaptive else "linear"
+    sampler = EntitySampler(
+        counts, share[:, None], kind=kind, pool_size=1024, batch_size=batch, seed=0
+    )
     for drawn in sampler.epoch(0, 4000):
-        if isinstance(sampler, PoolSampler):
+        if isinstance(drawn, Pool):
             scores = contributions(v[drawn.ids], drawn.weights.double(), [Moment(other)], [10.0])
-            drawn = drawn.resample(scores)  # type: ignore[attr-defined]
+            drawn = drawn.resample(scores)
         kept = v[drawn.ids]
         made.append(torch.einsum("a,ad,ae->de", drawn.weights[:, 0].double(), kept, kept) / batch)
     return torch.stack(made), exact, other

@@ -36,7 +36,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.publication import canary_rows
 from evergram.lineage.record import sha256
 from evergram.serving.dashboard import Live, dashboard_data
-from evergram.vector_files.writers import write_embeddings
+from evergram.vector_files.open_embeddings import write_vectors
 
 __all__ = ["evergram"]
 
@@ -184,7 +184,7 @@ def test_stored_vectors_that_are_not_the_canaries(line: Path, evergram: Command)
     vectors = vectors_of(2).clone()
     vectors[3] *= 2
     path = line / "embeddings" / "2" / "object.parquet"
-    write_embeddings(path, [(pa.array(range(300)), vectors)])
+    write_vectors(path, [(pa.array(range(300)), vectors)])
     rehashed(line, 2, path.name)
     assert "Version 2: The canary '3'" in said(evergram, line)
 

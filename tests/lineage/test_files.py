@@ -54,7 +54,7 @@ from evergram.lineage.record import (
     sha256,
 )
 from evergram.retrieval.fill import local_stores
-from evergram.vector_files.writers import write_embeddings
+from evergram.vector_files.open_embeddings import write_vectors
 
 
 def record(**fields: Any) -> LineageRecord:
@@ -247,7 +247,7 @@ def test_vectors_of_another_dim_or_without_ids_are_refused(
 ) -> None:
     """Though their hash is in the manifest, as somebody who forges them would write it."""
     path = lineage.stored("object")
-    write_embeddings(path, [(pa.array(ids), torch.ones(len(ids), dim))])
+    write_vectors(path, [(pa.array(ids), torch.ones(len(ids), dim))])
     digest = sha256(path)
     manifest = lineage.path / "versions/1/manifest.json"
     forge(manifest, lambda facts: facts["embeddings"].update(object=digest))

@@ -382,8 +382,8 @@ ROWS = torch.ones(2, 3)
 @pytest.mark.parametrize(
     ("ids", "vectors", "sentence"),
     [
-        (pa.array([1, None]), ROWS, "Row 1 of the shop embeddings: its id is empty"),
-        (pa.array(["a", ""]), ROWS, "Row 1 of the shop embeddings: its id is empty"),
+        (pa.array([1, None]), ROWS, "Of the shop embeddings row 2 has no id"),
+        (pa.array(["a", ""]), ROWS, "Of the shop embeddings row 2 has no id"),
         (pa.array([1.0, 2.0]), ROWS, r"shop ids cannot be published \(double\)"),
         ([True, False], ROWS, r"shop ids cannot be published \(bool\)"),
         ([1, "a"], ROWS, "shop ids cannot be published"),

@@ -25,7 +25,7 @@ from tests.support.command import PROGRAM, CommandResult
 from tests.support.lineages import vectors_of
 from tests.support.several_processes import free_port
 
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import write_vectors
 
 NEEDED = ("moto", "s3fs")
 BUCKET = "shelf"

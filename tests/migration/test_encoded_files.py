@@ -19,12 +19,10 @@ from evergram.migration import encoded_files as encoding
 from evergram.migration.cascade import KeptVectors
 from evergram.migration.encoded_files import MigrationRest, Texts, encode_file, plan_rest
 from evergram.releasing.past_file import text_encoder_of
-from evergram.texts.addresses import open_text_encoder
-from evergram.texts.endpoint import EndpointEncoder
+from evergram.texts.addresses import EndpointEncoder, open_text_encoder
 from evergram.texts.record import record_of
 from evergram.texts.text_encoder import Prompts, Role, TextEncoder, Vectors
-from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings, write_vectors
 
 ROWS = sentences(50)
 TEXTS = Texts(pa.array(range(50)), ROWS)

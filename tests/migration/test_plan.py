@@ -21,8 +21,7 @@ from evergram.errors import DataError
 from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics
 from evergram.migration.migration_plan import Situation, decide, plan_migration
 from evergram.migration.ways import MigrationVectors, Similarity, WaySettings, measure_ways
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings, write_vectors
 
 
 def without_times(report: dict) -> str:  # type: ignore[type-arg]

@@ -47,9 +47,7 @@ from evergram.releasing.past_file import (
 )
 from evergram.training.checkpoint import held_out
 from evergram.training.progress import Progress
-from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.pairing import Pairing
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import Pairing, open_embeddings, write_vectors
 
 __all__ = ["evergram"]
 ROWS = 400

@@ -42,7 +42,7 @@ ROWS = 40
 def split_of(pairs: list[tuple[int, int]], test: list[tuple[int, int]]) -> Split:
     """Training and test pairs of rows; no selection."""
     query, candidate = zip(*pairs, strict=True)
-    corpus = Corpus.from_tables(pa.table({"query": query, "candidate": candidate}))
+    corpus = Corpus.of(pa.table({"query": query, "candidate": candidate}))
     tested = RowPairs(*(torch.tensor(rows) for rows in zip(*test, strict=True)))
     return Split(corpus, RowPairs.none(), tested, 0)
 

@@ -276,7 +276,7 @@ def test_a_past_version_is_known_by_its_encoder_or_by_its_stored_vectors(tmp_pat
     queries, candidates = zip(*pairs, strict=True)
     genres = pa.table({"id": [100, 101, 139, 999], "genre": ["drama", "noir", "war", "drama"]})
     table = pa.table({"query": queries, "candidate": candidates})
-    corpus = Corpus.from_tables(table, candidate_features=genres)
+    corpus = Corpus.of(table, candidate_features=genres)
     names = corpus.queries.vocabulary.keys.to_pylist()
     own = torch.randn(len(QUERIES), 4, generator=torch.Generator().manual_seed(0))
     ones = torch.ones(len(CANDIDATES), 4)
@@ -427,8 +427,8 @@ def test_a_feature_that_the_model_knows_is_enough(small: Recipe, tmp_path: Path)
             "training": {"epochs": 1},
         }
     )
-    before = Corpus.from_tables(table, None, genres)
-    after = Corpus.from_tables(both, None, genres)
+    before = Corpus.of(table, candidate_features=genres)
+    after = Corpus.of(both, candidate_features=genres)
     lineage = Lineage.create(tmp_path / "lineage")
     lineage.publish(train(recipe, before, progress=False))
     artefact = upgrade(frozen(recipe), lineage, after, progress=False)
@@ -442,7 +442,7 @@ def test_a_corpus_of_known_entities_has_all_of_them_and_the_interactions_between
     tmp_path: Path, prepared: bool
 ) -> None:
     pairs = {"query": [1, 2, 1, 3, 4], "candidate": [10, 11, 12, 12, 13], "value": [1, 2, 3, 4, 5]}
-    corpus = Corpus.from_tables(pa.table(pairs))
+    corpus = Corpus.of(pa.table(pairs))
     if prepared:
         corpus = load_prepared(write_prepared(corpus, tmp_path / "prepared"))
     known = {"query": torch.tensor([1, 1, 0, 1]), "candidate": torch.tensor([1, 0, 1, 0])}
@@ -468,7 +468,7 @@ def test_a_corpus_of_known_entities_has_all_of_them_and_the_interactions_between
 
 def test_of_one_vocabulary_an_entity_is_known_as_both(tmp_path: Path) -> None:
     pages = pa.table({"query": ["a", "b", "c"], "candidate": ["b", "c", "a"]})
-    corpus = Corpus.from_tables(pages, shared_ids=True)
+    corpus = Corpus.of(pages, shared_ids=True)
     ids = {"query": pa.array(["a", "b"]), "candidate": pa.array(["b", "a", "c"])}
     known = stored_in(ids, corpus)
     narrow, _ = corpus_of_known(corpus, known)

@@ -501,7 +501,7 @@ def test_the_command_compares_few_candidates_by_a_metric_that_tells_models_apart
 
 # The folder of the results, and what is said before anything is trained.
 
-CORPUS = Corpus.from_tables(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
+CORPUS = Corpus.of(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
 
 
 def test_a_folder_belongs_to_one_recipe_and_corpus(tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_a_folder_belongs_to_one_recipe_and_corpus(tmp_path: Path) -> None:
 def split_of(objects: int, tested: int) -> Split:
     """So many queries and candidates, and so many test queries."""
     ids = list(range(objects))
-    corpus = Corpus.from_tables(pa.table({"query": ids, "candidate": ids}))
+    corpus = Corpus.of(pa.table({"query": ids, "candidate": ids}))
     rows = torch.arange(tested)
     return Split(corpus, RowPairs.none(), RowPairs(rows, rows), 0)
 

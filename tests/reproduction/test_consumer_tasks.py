@@ -34,7 +34,7 @@ def corpus_of(rows: list[tuple[str, str, float]], *, values: bool = True) -> Cor
     }
     if values:
         columns["value"] = [r[2] for r in rows]
-    return Corpus.from_tables(pa.table(columns))
+    return Corpus.of(pa.table(columns))
 
 
 # t_0 = 4, t_1 = 6, t_2 = 8 and the end at 12 of 12 interactions.

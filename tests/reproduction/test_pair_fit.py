@@ -25,7 +25,7 @@ from evergram.training.joint import JointAlignment, JointAlignmentSettings
 USERS, ITEMS, OLD, NEW = 12, 15, 2, 3
 # Candidate 0 is in most pairs, and is longer than others. Repeats make batches large.
 PAIRS = [(q, 0) for q in range(USERS)] + [(i % USERS, i) for i in range(1, ITEMS)]
-CORPUS = Corpus.from_tables(
+CORPUS = Corpus.of(
     pa.table({"query": [q for q, _ in PAIRS] * 20, "candidate": [c for _, c in PAIRS] * 20})
 )
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {path.parent.name for path in (ROOT / "src" / "evergram").glob("*/__init__.py")}
 # The tree of errors is public as a whole; docs and messages name it. The others are one function,
 # which ends their sentences, and the table of data sets.
-PUBLIC_FILES = {"evergram.errors", "evergram.did_you_mean", "evergram.data.data_sets"}
+PUBLIC_FILES = {"evergram.errors", "evergram.did_you_mean"}
 
 
 def private_imports(source: str) -> Iterator[str]:

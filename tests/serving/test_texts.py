@@ -61,8 +61,12 @@ from evergram.serving.texts import (
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.record import parse_record, record_of
 from evergram.texts.text_encoder import Vectors
-from evergram.vector_files.open_embeddings import FINGERPRINT, TEXT_ENCODER, open_embeddings
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import (
+    FINGERPRINT,
+    TEXT_ENCODER,
+    open_embeddings,
+    write_vectors,
+)
 
 TEXTS = ["word1 word2 word3", "word4 word9"]
 

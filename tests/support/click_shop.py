@@ -14,7 +14,7 @@ import torch
 from tests.support import onnx_graphs
 from tests.support.command import Command, CommandResult
 
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import write_vectors
 
 RECIPE = """
 name = "shop"

@@ -8,8 +8,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings, write_vectors
 
 
 def randn(seed: int, *shape: int) -> Tensor:

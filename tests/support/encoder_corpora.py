@@ -17,7 +17,7 @@ TAGS = {"x": ["a", "b"], "y": ["b"], "z": [], "new": ["c"]}
 def tagged_corpus(candidates: str = "x y z") -> Corpus:
     """Each candidate has a query of its own, that met no other."""
     names = candidates.split()
-    return Corpus.from_tables(
+    return Corpus.of(
         pa.table({"query": [f"of {name}" for name in names], "candidate": names}),
         candidate_features=pa.table({"id": names, "tags": [TAGS[name] for name in names]}),
     )
@@ -33,7 +33,7 @@ def default_encoder(encoder: type[Encoder], data: Corpus, seed: int = 0) -> Enco
 
 def stranger(tags: list[str]) -> Corpus:
     """A query and a candidate that are in no other corpus."""
-    return Corpus.from_tables(
+    return Corpus.of(
         pa.table({"query": ["?"], "candidate": ["?"]}),
         candidate_features=pa.table({"id": ["?"], "tags": [tags]}),
     )

@@ -94,7 +94,7 @@ def shared_corpus() -> Corpus:
     chance = torch.rand(PAIRS, 2, generator=draw)
     query, candidate = (23 * chance[:, 0] ** 2).long(), (17 * chance[:, 1] ** 2).long()
     tags = [[f"t{i % 5}", f"t{i % 3}"][: i % 3] for i in range(17)]
-    return Corpus.from_tables(
+    return Corpus.of(
         pa.table({"query": query.numpy(), "candidate": candidate.numpy()}),
         candidate_features=pa.table({"id": list(range(17)), "tags": tags}),
     )

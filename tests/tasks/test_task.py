@@ -27,7 +27,7 @@ from evergram.training.recipe import Recipe
 
 B, N, DIM = 6, 8, 3
 IDS = torch.tensor([0, 1, 2, 3, 4, 4])
-CORPUS = Corpus.from_tables(
+CORPUS = Corpus.of(
     pa.table({"query": list(range(N)), "candidate": list(range(N)), "value": [0.5] * N})
 )
 ONES = torch.ones(B, 1, dtype=torch.float64)
@@ -118,9 +118,7 @@ def test_the_batch_stands_for_all_entities_unless_they_are_there() -> None:
     assert Encoded(query, candidate, everyone=everyone).spread(BATCH) is everyone
 
 
-STARS = Corpus.from_tables(
-    pa.table({"query": [1, 2, 3], "candidate": [1, 1, 2], "value": [0.5, 4.0, 1.0]})
-)
+STARS = Corpus.of(pa.table({"query": [1, 2, 3], "candidate": [1, 1, 2], "value": [0.5, 4.0, 1.0]}))
 
 
 def test_a_logistic_loss_of_values_needs_them_between_0_and_1() -> None:
@@ -128,9 +126,7 @@ def test_a_logistic_loss_of_values_needs_them_between_0_and_1() -> None:
     assert settings.pair_target == "value"
     with pytest.raises(DataError, match=r"between 0 and 1, and these range from 0\.5 to 4\.0; set"):
         settings.build(STARS)
-    shares = Corpus.from_tables(
-        pa.table({"query": [1, 2], "candidate": [1, 1], "value": [0.0, 1.0]})
-    )
+    shares = Corpus.of(pa.table({"query": [1, 2], "candidate": [1, 1], "value": [0.0, 1.0]}))
     settings.build(shares)
     with pytest.raises(DataError, match=r"The hinge loss needs values between 0 and 1, and"):
         PointwiseSettings(loss="hinge", target="value").build(STARS)

@@ -14,9 +14,8 @@ from tests.support.optional import need
 from tests.support.text_encoders import endpoint, word_vectors
 
 from evergram.errors import DataError, ServiceError
-from evergram.texts import endpoint as module
-from evergram.texts.addresses import open_text_encoder
-from evergram.texts.endpoint import EndpointEncoder
+from evergram.texts import addresses as module
+from evergram.texts.addresses import EndpointEncoder, open_text_encoder
 from evergram.texts.text_encoder import Prompts, TextsFailedError, Vectors
 
 PLACE = "https://host/v1#small"

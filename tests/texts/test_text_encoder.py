@@ -22,6 +22,7 @@ from numpy.testing import assert_array_equal
 from tests.support import text_encoders
 from tests.support.text_encoders import ADDRESSES, CALLS, HERE, third, word_vectors
 
+from evergram.data.reading.interactions import read_texts
 from evergram.errors import DataError, ServiceError
 from evergram.texts import addresses
 from evergram.texts.addresses import open_text_encoder, open_with_prompts
@@ -47,7 +48,6 @@ from evergram.texts.text_encoder import (
     Vectors,
     weights_fingerprint,
 )
-from evergram.texts.text_files import read_texts
 
 
 @given(st.lists(st.sampled_from(["word1", "word2 word3", "word4"]), min_size=1, max_size=9))
@@ -198,9 +198,9 @@ def test_only_declared_numbers_and_all_are_allowed() -> None:
     for asked, dims in ((None, None), (8, None), (4, 4)):
         assert checked_dims(asked, 8, (2, 4), 1) == dims
     for wrong in (0, 3, 9, -1):
-        with pytest.raises(DataError, match=rf"8 dimensions and is not cut to {wrong}: .* 2, 4;"):
+        with pytest.raises(DataError, match=rf"8 dimensions and is not cut to {wrong}; .* 2, 4. "):
             checked_dims(wrong, 8, (4, 2), 1)
-    with pytest.raises(DataError, match="declares no other number"):
+    with pytest.raises(DataError, match="declares none"):
         checked_dims(4, 8, (), 1)
 
 
@@ -327,9 +327,6 @@ def test_each_batch_takes_a_canary_along_and_shows_another_model() -> None:
         recorded.encode(["word1"], "document")
     with pytest.raises(MismatchError):
         recorded.check()
-    encoder.batch = 1
-    with pytest.raises(DataError, match=r"encodes 1 text at once"):
-        RecordedEncoder(encoder, recorded.record)
 
 
 def test_a_query_takes_a_canary_along_after_the_prompt_of_a_document() -> None:
@@ -395,24 +392,26 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         {"id": [1.5], "text": ["a"]},
         {"id": [1], "text": [2]},
         {"id": pa.nulls(0), "text": pa.nulls(0)},
-        {"id": pa.array([1, 2**63], pa.uint64()), "text": ["a", "b"]},
     ]
     for name, content, words in [
         ("t.xlsx", "", "of no known format"),
         ("absent.csv", None, "There is no file"),
         ("t.csv", "id,text\n1,a\n1,b\n", "more than once, such as 1"),
-        ("t.csv", "id,text\n1,a\n2,\n", "row 2: text has no text"),
+        ("t.csv", "id,text\n1,a\n2,\n", "row 2: text is empty"),
         ("t.csv", "id,text\n,a\n", "id is empty"),
-        ("t.csv", "id,body\n1,a\n", "no column 'text'; it has id, body"),
+        ("t.csv", "id,body\n1,a\n", "no column 'text'; its columns are: id, body"),
         ("t.csv", "id,text\n", "has no rows"),
-        ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": 2}\n', "row 2 is not a JSON object with"),
-        ("t.jsonl", '{"id": 1, "text": 5}\n', "row 1: text has no text"),
-        ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": "x", "text": "b"}\n', "all integers or all"),
+        ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": 2}\n', "row 2: text is empty"),
+        ("t.jsonl", '{"id": 1, "text": 5}\n', "it must be text"),
+        (
+            "t.jsonl",
+            '{"id": 1, "text": "a"}\n{"id": "x", "text": "b"}\n',
+            "cannot be read: JSON parse error",
+        ),
         ("t.parquet", "no parquet", "cannot be read"),
-        ("t.parquet", columns[0], "ids are integers or texts"),
+        ("t.parquet", columns[0], "ids must be integers or strings"),
         ("t.parquet", columns[1], "it must be text"),
         ("t.parquet", columns[2], "has no rows"),
-        ("t.parquet", columns[3], "the integer 9223372036854775808"),
     ]:
         if isinstance(content, str):
             (tmp_path / name).write_text(content)

@@ -144,7 +144,7 @@ def test_every_column_id_feature_module_and_file_of_a_run_counts(tmp_path: Path)
         plain = {"query": ["a", "b", "b"], "candidate": ["x", "y", "x"], "value": [1.0, 2.0, 3.0]}
         of_queries = {"id": ["a", "b"], "city": ["u", "v"], **features}
         table = pa.table({**plain, **(pairs or {})})
-        return corpus_digest(Corpus.from_tables(table, pa.table(of_queries)))
+        return corpus_digest(Corpus.of(table, query_features=pa.table(of_queries)))
 
     def modules(**companions: Any) -> str:
         return modules_digest(Companions(**companions))

@@ -20,7 +20,7 @@ from tests.support.lineages import lineage_of
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.prepared.prepare import PrepareSettings, prepare
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.split import HeldOut, PairHash, TrainedPairs, random_split, window_split
+from evergram.data.split import HeldOut, TrainedPairs, random_split, window_split
 from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.lineage import PairHistory
@@ -51,7 +51,7 @@ def corpus_of(queries: int, candidates: int) -> Corpus:
     pairs = [(f"q{i}", f"c{j}") for j in range(candidates) for i in range(queries)]
     query, candidate = zip(*pairs, strict=True)
     time = pa.array(range(len(pairs)))
-    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, "time": time}))
+    return Corpus.of(pa.table({"query": query, "candidate": candidate, "time": time}))
 
 
 def test_by_time_a_version_has_its_own_share_and_a_later_one_more() -> None:
@@ -67,7 +67,7 @@ def test_nothing_to_test_by_is_refused_and_says_why() -> None:
     with pytest.raises(DataError, match=r"holds out too few pairs .* of 4 interactions"):
         split_for(AT_RANDOM, corpus_of(2, 2), 0)
     corpus = corpus_of(20, 30)
-    everything = TrainedPairs.of(PairHash("embeddings").of_corpus(corpus))
+    everything = TrainedPairs.of_corpus(corpus, "embeddings")
     history = PairHistory("embeddings", everything)
     with pytest.raises(DataError, match="were trained on by an earlier version"):
         split_for(AT_RANDOM, corpus, 1, history)
@@ -253,12 +253,12 @@ def test_what_a_path_is_is_told_or_refused(tmp_path: Path, monkeypatch: pytest.M
 
 def test_names_of_their_own_win_over_guesses() -> None:
     names = ["query", "user", "candidate", "ts", "colour"]
-    assert columns_of("f", names, {}, text=True) == (
+    assert columns_of("f", names, {}) == (
         {"query": "query", "candidate": "candidate", "time": "ts"},
         ("time",),
     )
     named = {"query": "user", "candidate": "colour"}
-    assert columns_of("f", names, named, text=True)[0] == {**named, "time": "ts"}
+    assert columns_of("f", names, named)[0] == {**named, "time": "ts"}
 
 
 def test_what_cannot_be_told_is_refused_with_the_option_that_says_it() -> None:
@@ -270,8 +270,8 @@ def test_what_cannot_be_told_is_refused_with_the_option_that_says_it() -> None:
         (["user", "item", "date", "day"], {}, "date or day"),
         (["user", "item"], named, "'usr' (did you mean 'user'?), 'x'"),
         (["user", "item"], {"id": "user"}, "names no role"),
-        (["7", "12"], {}, "seems to be a row"),
+        (["7", "12"], {}, "if that is a row"),
     ]
     for names, columns, problem in cases:
         with pytest.raises(DataError, match=re.escape(problem)):
-            columns_of("f", names, columns, text=True)
+            columns_of("f", names, columns)

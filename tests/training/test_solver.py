@@ -195,7 +195,7 @@ def prepared(task: dict[str, Any], optimizer: str, **more: Any) -> Any:
     pairs = torch.randint(6, (24, 2), generator=made)
     weight, value = torch.rand(2, 24, generator=made)
     columns = {"query": pairs[:, 0], "candidate": pairs[:, 1], "weight": weight, "value": value}
-    corpus = Corpus.from_tables(pa.table({k: v.numpy() for k, v in columns.items()}))
+    corpus = Corpus.of(pa.table({k: v.numpy() for k, v in columns.items()}))
     values = {"model": {"dim": 3, "scale": 1.0}, "task": task, "training": {"optimizer": optimizer}}
     recipe = PaperRecipe.of({"data": {"kind": "synthetic"}, **values, **more})
     return parts_of(recipe, corpus)[:2]

@@ -133,9 +133,7 @@ def test_tables_in_files_take_no_start() -> None:
 def corpus() -> Corpus:
     draw = torch.Generator().manual_seed(0)
     pairs = torch.randint(8, (40, 2), generator=draw)
-    return Corpus.from_tables(
-        pa.table({"query": pairs[:, 0].numpy(), "candidate": pairs[:, 1].numpy()})
-    )
+    return Corpus.of(pa.table({"query": pairs[:, 0].numpy(), "candidate": pairs[:, 1].numpy()}))
 
 
 def vectors(path: Path, ids: list[int], rows: list[list[float]]) -> str:

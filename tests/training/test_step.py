@@ -30,9 +30,9 @@ from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import StepSettings
 from evergram.training.step import Step, turn_gradients
 
-PAIRS = Corpus.from_tables(pa.table({"query": [*"aabbcc"], "candidate": [*"xyxzyz"]}))
+PAIRS = Corpus.of(pa.table({"query": [*"aabbcc"], "candidate": [*"xyxzyz"]}))
 # a-x is there twice.
-MET = Corpus.from_tables(pa.table({"query": [*"aaabc"], "candidate": [*"xxyyx"]}))
+MET = Corpus.of(pa.table({"query": [*"aaabc"], "candidate": [*"xxyyx"]}))
 
 
 def recipe_of(*overrides: str, **tables: dict[str, Any]) -> Recipe:
@@ -64,9 +64,7 @@ def test_the_gradient_is_independent_of_its_own_batch(
     """
     draw = torch.Generator().manual_seed(0)
     pairs = torch.randint(6, (24, 2), generator=draw)
-    corpus = Corpus.from_tables(
-        pa.table({"query": pairs[:, 0].numpy(), "candidate": pairs[:, 1].numpy()})
-    )
+    corpus = Corpus.of(pa.table({"query": pairs[:, 0].numpy(), "candidate": pairs[:, 1].numpy()}))
     apart = {"sampler": sampler, "gradient": gradient} if batch == "independent" else {}
     powers = {"query_measure": measure, "candidate_measure": measure}
     recipe = recipe_of(
@@ -234,7 +232,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 def tower_run(**training: Any) -> tuple[Recipe, Step, ExampleSampler]:
     """Return a step of towers with a feature, whose layers learn at 0.1 and features at 0.2."""
-    corpus = Corpus.from_tables(
+    corpus = Corpus.of(
         pa.table({"query": ["a", "b", "a"], "candidate": ["x", "y", "y"]}),
         candidate_features=pa.table({"id": ["x", "y"], "tags": [["s"], ["s", "t"]]}),
     )

@@ -19,7 +19,7 @@ from evergram.stores import Hits, ReadableStore, Store, open_store
 
 
 def first_version(recipe: Recipe, table: pa.Table, folder: Path) -> Lineage:
-    corpus = Corpus.from_tables(table)
+    corpus = Corpus.of(table)
     assert_type(corpus.counts("query"), torch.Tensor)
     assert_type(corpus.queries.vocabulary, Vocabulary)
     artefact = evergram.train(recipe, corpus, device="cpu")

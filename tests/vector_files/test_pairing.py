@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.pairing import Pairing, ahead
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import (
+    EmbeddingFile,
+    Pairing,
+    ahead,
+    open_embeddings,
+    write_vectors,
+)
 
 
 def file_of(path: Path, ids: list[Any], vectors: Tensor) -> EmbeddingFile:
@@ -109,7 +113,7 @@ def test_no_room_for_the_temporary_file_is_refused(
     def full() -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evergram.vector_files.pairing.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("evergram.vector_files.open_embeddings.tempfile.TemporaryFile", full)
     with pytest.raises(DataError, match="No space left on device; set TMPDIR"):
         next(Pairing(old, new).blocks())
 

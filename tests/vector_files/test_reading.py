@@ -41,12 +41,9 @@ from evergram.vector_files.open_embeddings import (
     companion,
     open_embeddings,
     provenance_of,
-)
-from evergram.vector_files.writers import (
     read_embeddings,
     vectors_from_arrow,
     vectors_to_arrow,
-    write_embeddings,
     write_vectors,
 )
 
@@ -213,7 +210,7 @@ def test_reading_a_parquet_file_holds_a_few_blocks_and_not_the_file(tmp_path: Pa
         (pa.array(range(n * size, (n + 1) * size)), torch.randn(size, dim, generator=draw))
         for n in range(blocks)
     )
-    write_embeddings(tmp_path / "z.parquet", every)
+    write_vectors(tmp_path / "z.parquet", every)
     before, held, rows = pa.total_allocated_bytes(), 0, 0
     for ids, _ in open_embeddings(tmp_path / "z.parquet").blocks(size):
         rows += len(ids)
@@ -267,7 +264,7 @@ ROWS = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 def test_embeddings_are_fixed_size_lists(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
-    assert write_embeddings(path, blocks_of(TEXT, ROWS, 2), {"key": "value"}) == 5
+    assert write_vectors(path, blocks_of(TEXT, ROWS, 2), {"key": "value"}) == 5
     schema = pq.read_schema(path)
     assert schema.field("vector").type == pa.list_(pa.float32(), 3)
     assert schema.metadata[b"key"] == b"value"

@@ -321,10 +321,10 @@ def encode(
     Kept vectors are taken as they are, and the rest is encoded. A run that was killed goes on with
     the parts that it wrote.
     """
+    from evergram.data.reading.interactions import read_texts
     from evergram.migration.encoded_files import Texts, encode_file, plan_rest
     from evergram.texts.addresses import open_with_prompts
-    from evergram.texts.text_files import read_texts
-    from evergram.vector_files.writers import check_writable
+    from evergram.vector_files.open_embeddings import check_writable
 
     check_writable(out, overwrite=force or dry_run)
     ids, rows = read_texts(texts, **columns_of([texts], column, "text"))

@@ -6,7 +6,7 @@ ragged rows, and `Side` the entities of one side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,25 +27,22 @@ from evergram.data.feature_types import (
 from evergram.data.reading.files import MemoryTable
 from evergram.data.reading.interactions import (
     FLOAT_CELL,
+    SIDES,
     BadRows,
     BadRowsChoice,
     InteractionSources,
+    SideName,
     interactions_of,
-    source_of,
+    keyed_table,
+    names_of_ids,
+    rows_by_id,
     table_of,
 )
-from evergram.data.reading.keyed_table import keyed_table, names_of_ids, rows_by_id
 from evergram.errors import DataError
 from evergram.ids import refuse_repeats
 
 # A category has nearly as many values as objects from this share of them, if there are so many.
 NEARLY_ALL, FEW = 0.9, 20
-# Numbers and dates as people write them, which are read as no numbers: 1.234,50 € or 31.12.2025.
-_SIGN = "[$€£¥%]|EUR|USD|GBP|CHF"
-_SPACE = "[ \u00a0\u202f]"
-_DIGITS = rf"(\d+|\d{{1,3}}(([.,'’]|{_SPACE})\d{{3}})+)([.,]\d+)?"
-_AMOUNT = rf"^{_SPACE}*({_SIGN})?{_SPACE}*[+-]?{_DIGITS}{_SPACE}*({_SIGN})?{_SPACE}*$"
-WRITTEN = rf"{_AMOUNT}|^ *\d\d?[./]\d\d?[./]\d{{4}}( |$)"
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,11 @@ class Vocabulary:
     def rows(self, values: pa.Array) -> Tensor:
         """Return the row of each value, int64 [n]; -1 for a value that is no key."""
         if is_measure(self.keys.type):
-            return self._rows_of_measures(values)
+            starts = positions(self.keys.drop_null())
+            wanted = positions(measures_of(values, self.keys.type, ""))
+            rows = np.searchsorted(starts, wanted, side="right") - 1
+            of_missing = len(starts) if self.keys.null_count else -1
+            return torch.from_numpy(np.where(np.isnan(wanted), of_missing, rows.clip(min=0)))
         values = plain(values)
         if values.type != self.keys.type:
             if pa.types.is_string(self.keys.type):
@@ -88,13 +89,6 @@ class Vocabulary:
                 values = pc.if_else(_is_int64(values), values, None).cast(self.keys.type)
         rows = pc.index_in(values, value_set=self.keys).cast(pa.int64())
         return to_tensor(pc.fill_null(rows, -1))
-
-    def _rows_of_measures(self, values: pa.Array) -> Tensor:
-        starts = self.keys.drop_null()
-        of_missing = len(starts) if self.keys.null_count else -1
-        wanted = positions(measures_of(values, self.keys.type, ""))
-        rows = np.searchsorted(positions(starts), wanted, side="right") - 1
-        return torch.from_numpy(np.where(np.isnan(wanted), of_missing, rows.clip(min=0)))
 
     @property
     def row_of_missing(self) -> int | None:
@@ -189,21 +183,29 @@ class FeatureSummary:
 
     @classmethod
     def of(cls, side: str, name: str, feature: Feature) -> FeatureSummary:
-        counts = torch.bincount(feature.indices, minlength=len(feature.vocabulary))
+        keys = feature.vocabulary.keys
+        counts = torch.bincount(feature.indices, minlength=len(keys))
         objects, values = len(feature.offsets) - 1, int((counts > 0).sum())
         given = int((feature.offsets[1:] > feature.offsets[:-1]).sum())
-        kind, most = type_name(feature.vocabulary.keys.type), None
+        kind, most, warning = type_name(keys.type), None, None
         if values:
-            most = feature.vocabulary.keys[int(counts.argmax())].cast(pa.string()).as_py()
+            most = keys[int(counts.argmax())].cast(pa.string()).as_py()
             most = most.removesuffix(".000000")  # of a time
-        warning = _not_a_measure(side, name, feature)
-        alone = values >= NEARLY_ALL * given and len(feature.indices) == given >= FEW
-        if kind == "category" and alone and warning is None:
+        is_single = len(feature.indices) == given >= FEW
+        if kind == "category" and is_single and values >= NEARLY_ALL * given:
             warning = (
                 f"The {side} feature {name!r} has {values:,} values for {given:,} objects, such "
                 f"as {most!r}, so it says nothing of a new one; give words or kinds that objects "
                 "share, or leave the column out."
             )
+        if pa.types.is_string(keys.type):
+            others = keys.filter(pc.invert(pc.match_substring_regex(keys, rf"{DATE}|{FLOAT_CELL}")))
+            if 0 < len(others) <= (1 - NEARLY_ALL) * len(keys):
+                warning = (
+                    f"The {side} feature {name!r} is read as categories, as {others[0].as_py()!r} "
+                    "is neither a number such as 1234.5 nor a time such as 2025-05-31, and nearly "
+                    "all others may be; write each cell as one, or leave it empty."
+                )
         share = int(counts.max()) / given if values else 0.0
         return cls(side, name, kind, values, given / max(1, objects), most, share, warning)
 
@@ -215,29 +217,6 @@ class FeatureSummary:
             f"of {self.coverage:.0%} of {'queries' if self.side == 'query' else 'candidates'}{most}"
             + (f" ({self.share:.0%})." if most else ".")
         )
-
-
-def _not_a_measure(side: str, name: str, feature: Feature) -> str | None:
-    """Return a warning if nearly all texts of a feature are numbers or times."""
-    keys = feature.vocabulary.keys
-    if not pa.types.is_string(keys.type):
-        return None
-    dates = keys.filter(pc.match_substring_regex(keys, DATE))
-    if len(dates) >= NEARLY_ALL * len(keys) > 0:
-        return (
-            f"The {side} feature {name!r} is read as categories, as not all of its dates, such as "
-            f"{dates[0].as_py()!r}, are days of the calendar; write each as 2025-05-31, or leave "
-            "it empty."
-        )
-    others = keys.filter(pc.invert(pc.match_substring_regex(keys, rf"{DATE}|{FLOAT_CELL}")))
-    written = pc.match_substring_regex(keys, rf"{DATE}|{FLOAT_CELL}|{WRITTEN}").true_count
-    if not len(others) or written < NEARLY_ALL * len(keys):
-        return None
-    return (
-        f"The {side} feature {name!r} is read as categories, as {others[0].as_py()!r} is neither a "
-        "number such as 1234.5 nor a time such as 2025-05-31, and nearly all others may be; write "
-        "each cell as one, or leave it empty."
-    )
 
 
 def summaries(queries: Side, candidates: Side) -> list[FeatureSummary]:
@@ -263,14 +242,15 @@ def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor,
 
 
 def features_of_sides(
-    sides: list[tuple[pa.Table | None, Vocabulary]],
+    tables: Mapping[SideName, pa.Table], vocabularies: Sequence[Vocabulary]
 ) -> tuple[dict[str, Feature], dict[str, Feature]]:
-    """Return the features of queries and of candidates by name, of a table (or None) and the ids of
-    each side; one name has one vocabulary."""
-    ragged: list[dict[str, tuple[Tensor, pa.Array]]] = []
-    for (table, vocabulary), side in zip(sides, ("query", "candidate"), strict=True):
-        ragged.append({} if table is None else _ragged_columns(table, vocabulary, side))
-    vocabularies: dict[str, Vocabulary] = {}
+    """Return the features of queries and of candidates by name, of the tables that there are, and
+    of the ids of both sides; one name has one vocabulary."""
+    ragged = [
+        _ragged_columns(tables[side], vocabulary, side) if side in tables else {}
+        for side, vocabulary in zip(SIDES, vocabularies, strict=True)
+    ]
+    features: tuple[dict[str, Feature], dict[str, Feature]] = ({}, {})
     for name in dict.fromkeys([*ragged[0], *ragged[1]]):
         values = [side[name][1] for side in ragged if name in side]
         if len({v.type for v in values}) > 1:
@@ -281,26 +261,23 @@ def features_of_sides(
                     "candidates; rename one."
                 )
             values = [v.cast(pa.string()) for v in values]
-        vocabularies[name] = Vocabulary.by_first_appearance(pa.concat_arrays(values))
-    first, second = (
-        {
-            name: Feature(vocabularies[name], offsets, vocabularies[name].rows(values))
-            for name, (offsets, values) in side.items()
-        }
-        for side in ragged
-    )
-    return first, second
+        vocabulary = Vocabulary.by_first_appearance(pa.concat_arrays(values))
+        for made, side in zip(features, ragged, strict=True):
+            if name in side:
+                offsets, own = side[name]
+                made[name] = Feature(vocabulary, offsets, vocabulary.rows(own))
+    return features
 
 
 def _ragged_columns(
     table: pa.Table, vocabulary: Vocabulary, side: str
 ) -> dict[str, tuple[Tensor, pa.Array]]:
     """Return each feature in the vocabulary's order, as offsets [N + 1] and flat values."""
+    columns: dict[str, tuple[Tensor, pa.Array]] = {}
     source = f"{side} features"
     table = keyed_table([MemoryTable(table, source)])
     refuse_repeats(table["id"], source)
     rows = rows_by_id(table["id"], vocabulary.keys, source)
-    columns: dict[str, tuple[Tensor, pa.Array]] = {}
     for name in table.column_names:
         if name == "id":
             continue
@@ -370,7 +347,7 @@ class Corpus:
     >>> import pyarrow as pa
     >>> from evergram import Corpus
     >>> table = pa.table({"query": [7, 7, 9], "candidate": ["a", "b", "a"]})
-    >>> corpus = Corpus.from_tables(table)
+    >>> corpus = Corpus.of(table)
     >>> len(corpus), len(corpus.queries), len(corpus.candidates)
     (3, 2, 2)
     >>> corpus.counts("candidate").tolist()
@@ -405,8 +382,6 @@ class Corpus:
         weight: str | None = None,
         query_features: Any = None,
         candidate_features: Any = None,
-        query_id: str | None = None,
-        candidate_id: str | None = None,
         shared_ids: bool = False,
         bad_rows: BadRowsChoice = "refuse",
     ) -> Corpus:
@@ -434,82 +409,51 @@ class Corpus:
             query, candidate: names of the columns of ids.
             value, time, weight: names of these columns; None reads the columns `value`, `time` and
                 `weight` if they exist.
-            query_features, candidate_features: tables of the same kinds with a column `id`, and one
-                column a feature: numbers, times, strings or booleans, or lists of keys for a bag.
-                Ids without an interaction are left out; ids without a row get empty bags. A feature
-                of the same name on both sides shares one vocabulary.
-            query_id, candidate_id: names of their columns of ids; None reads `id` or, where there
-                is none, the column that is called as in the interactions.
+            query_features, candidate_features: tables of the same kinds with a column `id`, or one
+                that is called as in the interactions, and one column a feature: numbers, times,
+                strings or booleans, or lists of keys for a bag. Ids without an interaction are left
+                out; ids without a row get empty bags. A feature of the same name on both sides
+                shares one vocabulary.
             shared_ids: True if query and candidate ids name the same things.
             bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is
                 no number or date, and warns of them; "refuse" raises an error that counts them.
         Raises: DataError: `interactions` is of another kind, has no rows or lacks a column; or an
             id, a value or a time cannot be used, and the row is named.
         """
-        names = {"query": query, "candidate": candidate}
-        optional = {"value": value, "time": time, "weight": weight}
-        source = interactions_of(
-            interactions,
-            names | {role: name for role, name in optional.items() if name is not None},
-        )
-        ids = {"query_id": query_id, "candidate_id": candidate_id}
-        columns = names | {role: name for role, name in ids.items() if name is not None}
-        given = {"query": query_features, "candidate": candidate_features}
-        features: list[pa.Table | None] = [None, None]
-        for place, (side, one) in enumerate(given.items()):
-            if one is not None:
-                name = f"The table of {side} features"
-                table = MemoryTable(table_of(one, name), name)
-                own_ids = names_of_ids(columns, side)
-                features[place] = keyed_table([table], bad_rows=BadRows(bad_rows), ids=own_ids)
+        roles = ("query", "candidate", "value", "time", "weight")
+        names = zip(roles, (query, candidate, value, time, weight), strict=True)
+        columns = {role: name for role, name in names if name is not None}
+        source = interactions_of(interactions, columns)
+        features: dict[SideName, pa.Table] = {}
+        for side, given in zip(SIDES, (query_features, candidate_features), strict=True):
+            if given is not None:
+                name, ids = f"The table of {side} features", names_of_ids(columns, side)
+                table = MemoryTable(table_of(given, name), name)
+                features[side] = keyed_table([table], bad_rows=BadRows(bad_rows), ids=ids)
         them = InteractionSources([source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows))
-        return cls.from_interactions(them, *features)
-
-    @classmethod
-    def from_tables(
-        cls,
-        interactions: pa.Table,
-        query_features: pa.Table | None = None,
-        candidate_features: pa.Table | None = None,
-        *,
-        shared_ids: bool = False,
-        source: str = "interactions",
-    ) -> Corpus:
-        """Return the corpus of Arrow tables whose columns are named by role, see `of`; errors call
-        that of interactions `source`."""
-        them = InteractionSources(
-            [source_of(MemoryTable(interactions, source), {})], shared_ids=shared_ids
-        )
-        return cls.from_interactions(them, query_features, candidate_features)
+        return cls.from_interactions(them, features)
 
     @classmethod
     def from_interactions(
-        cls,
-        them: InteractionSources,
-        query_features: pa.Table | None = None,
-        candidate_features: pa.Table | None = None,
+        cls, them: InteractionSources, features: Mapping[SideName, pa.Table]
     ) -> Corpus:
-        """Return the corpus of all interactions that are read together."""
+        """Return the corpus of all interactions that are read together, with tables of features."""
         interactions = them.table()
         if "time" in interactions.column_names:
             order = np.argsort(interactions["time"].to_numpy(), kind="stable")
             interactions = interactions.take(pa.array(order))
-        ids = [plain(interactions[side]) for side in ("query", "candidate")]
-        if them.shared_ids:
-            vocabularies = [Vocabulary.by_first_appearance(pa.concat_arrays(ids))] * 2
-        else:
-            vocabularies = [Vocabulary.by_first_appearance(some) for some in ids]
-        rows = (
-            pa.array(vocabulary.rows(some).numpy())
-            for vocabulary, some in zip(vocabularies, ids, strict=True)
-        )
-        columns: dict[str, Any] = dict(zip(("query", "candidate"), rows, strict=True))
+        ids = [plain(interactions[side]) for side in SIDES]
+        distinct = [pa.concat_arrays(ids)] if them.shared_ids else ids
+        vocabularies = [Vocabulary.by_first_appearance(some) for some in distinct]
+        vocabularies = [vocabularies[0], vocabularies[-1]]
+        columns: dict[str, Any] = {
+            side: pa.array(vocabulary.rows(some).numpy())
+            for side, vocabulary, some in zip(SIDES, vocabularies, ids, strict=True)
+        }
         for name in ("value", "time", "weight"):
             if name in interactions.column_names:
                 columns[name] = interactions[name]
-        tables = (query_features, candidate_features)
-        features = features_of_sides(list(zip(tables, vocabularies, strict=True)))
-        queries, candidates = map(Side, vocabularies, features)
+        queries, candidates = map(Side, vocabularies, features_of_sides(features, vocabularies))
         return cls(queries, candidates, pa.table(columns).combine_chunks(), them.shared_ids)
 
     def __len__(self) -> int:

@@ -1,9 +1,5 @@
-"""The folder of data sets, and the public ones that recipes name; docs/data-sets.md has the terms
-of each, and the command that fetches it.
-
-`$EVERGRAM_DATA` at the start of a path in a recipe stands for the folder: the value of that
-variable, or a folder `data/` where the process runs.
-"""
+"""The folder of data sets: `$EVERGRAM_DATA` at the start of a path in a recipe stands for the value
+of that variable, or for a folder `data/` where the process runs."""
 
 from __future__ import annotations
 
@@ -14,14 +10,6 @@ from evergram.errors import DataError
 
 VARIABLE = "EVERGRAM_DATA"
 PREFIX = f"${VARIABLE}/"
-# By folder of a public data set what makes Parquet tables of it in `build/`, run in Evergram's
-# repository; "" where recipes read the folder itself. `reproduction` adds its own.
-DATA_SETS = {
-    "movielens-25m-head": "",
-    "movielens-latest-small": "",
-    "gowalla": "python -m benchmarks.gowalla",
-    "yelp2018": "",
-}
 
 
 def whole_path(text: str, folder: Path) -> Path:
@@ -32,17 +20,11 @@ def whole_path(text: str, folder: Path) -> Path:
 
 
 def existing(path: str | Path) -> Path:
-    """Return an existing path; for a public data set the error says how to get it."""
+    """Return a path. Raises: DataError: it does not exist."""
     path = Path(path)
-    if path.exists():
-        return path
-    name = next((part.name for part in (path, *path.parents) if part.name in DATA_SETS), None)
-    if name is None:
-        raise DataError(f"There is no file or folder {path}; correct the path.")
-    page = f"docs/data-sets.md, under `{name}`,"
-    if DATA_SETS[name] and path.suffix == ".parquet":
-        how = f"`{DATA_SETS[name]}` makes it of the data set {name} ({page} says how to get that)"
-    else:
-        how = f"{page} has the command that fetches this public data set, and its owner's terms; "
-        how += f"or set {VARIABLE} to the folder that has {name}/"
-    raise DataError(f"There is no file or folder {path}: {how}.")
+    if not path.exists():
+        raise DataError(
+            f"There is no file or folder {path}; correct the path. docs/data-sets.md has the "
+            f"commands that fetch public data sets, for the folder that {VARIABLE} names."
+        )
+    return path

@@ -183,18 +183,5 @@ LOADERS: Kinds[DataSettings] = Kinds(
 )
 
 
-def load(data: DataSettings, seed: int) -> Corpus:
-    """Return all interactions that the settings name."""
-    from evergram.data.corpus import Corpus
-
-    corpus = data.load(seed)
-    if not isinstance(corpus, Corpus):
-        raise DataError(
-            f"The loader of {data.kind!r} returned {type(corpus).__name__}; it must return a "
-            "Corpus, and Corpus.of makes one of a table."
-        )
-    return corpus
-
-
 def path_kinds() -> list[str]:
     return [kind for kind, settings in LOADERS.items() if issubclass(settings, PathData)]

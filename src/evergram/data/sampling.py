@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ REJECTIONS = 32
 # Pairs that are gathered at once.
 GATHERED = 65_536
 # r ∝ count^power of the samplers of [G2] §4.1.
-POWERS = {"uniform": 0.0, "sqrt": 0.5, "linear": 1.0}
+POWERS = {"uniform": 0.0, "sqrt": 0.5, "linear": 1.0, "adaptive": 1.0}
+# Entities of a pool for each that a step keeps.
+POOL_FACTOR = 8
 
 
 def moved_to(value: Tensor, device: torch.device) -> Tensor:
@@ -28,8 +30,18 @@ def moved_to(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device)
 
 
+class Movable:
+    """A dataclass of tensors."""
+
+    def to(self, device: torch.device) -> Self:
+        moved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            moved[name] = None if value is None else moved_to(value, device)
+        return type(self)(**moved)
+
+
 @dataclass(frozen=True)
-class Batch:
+class Batch(Movable):
     """B observed pairs.
 
     Args:
@@ -53,23 +65,13 @@ class Batch:
     pair_weight: Tensor | None = None
     pair_share: Tensor | None = None
 
-    def to(self, device: torch.device) -> Batch:
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            moved[field.name] = None if value is None else moved_to(value, device)
-        return Batch(**moved)
-
 
 @dataclass(frozen=True)
-class Draw:
+class Draw(Movable):
     """Entities of one side: int64 [B] rows, float32 [B, R] weights."""
 
     ids: Tensor
     weights: Tensor
-
-    def to(self, device: torch.device) -> Draw:
-        return Draw(moved_to(self.ids, device), moved_to(self.weights, device))
 
 
 def measure(counts: Tensor, power: float) -> Tensor:
@@ -266,39 +268,6 @@ class ExampleSampler:
         return self.known[torch.searchsorted(self.known, key).clamp(max=len(self.known) - 1)] == key
 
 
-class EntitySampler:
-    """Draws entities of one side, independently of the pairs, with replacement: "uniform", "sqrt"
-    or "linear" with r ∝ 1, √count or count ([G2] §4.1), as a function of (seed, epoch)."""
-
-    def __init__(
-        self, counts: Tensor, measures: Tensor, *, kind: str, batch_size: int, seed: int
-    ) -> None:
-        rate = measure(counts, POWERS[kind])
-        self.bounds: Tensor = torch.cumsum(rate, 0)
-        self.weights: Tensor = weights(measures, rate)
-        self.batch_size = batch_size
-        self.seed = seed
-
-    def epoch(self, number: int, batches: int, start: int = 0) -> Iterator[Draw]:
-        """Yield the draws of an epoch of so many batches, from batch `start` on."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        for place in range(batches):
-            chances = [
-                torch.rand(size, generator=generator, dtype=torch.float64) for size in self._sizes
-            ]
-            if place >= start:
-                yield self._draw(chances)
-
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        """The number of uniform numbers that decide each part of a draw."""
-        return (self.batch_size,)
-
-    def _draw(self, chances: Sequence[Tensor]) -> Draw:
-        ids = places(self.bounds, chances[0])
-        return Draw(ids, self.weights[ids])
-
-
 def places(bounds: Tensor, chance: Tensor) -> Tensor:
     """Return the place of each number of [0, 1) among cumulated probabilities [N], int64 [B]."""
     # Rounding may leave the last bound below 1.
@@ -344,9 +313,6 @@ class Pool(Draw):
 
     chance: Tensor
 
-    def to(self, device: torch.device) -> Pool:
-        return Pool(*(moved_to(v, device) for v in (self.ids, self.weights, self.chance)))
-
     def resample(self, scores: Tensor) -> Draw:
         """Return B entities of the pool, drawn with replacement by `proposal(scores)`.
 
@@ -363,37 +329,40 @@ class Pool(Draw):
         return Draw(self.ids[kept], weights)
 
 
-# P/B where the size of the pool is not chosen.
-POOL_FACTOR = 8
-
-
-class PoolSampler(EntitySampler):
-    """Draws pools of P entities of one side, with r ∝ count and replacement, for `Pool.resample`,
-    as a function of (seed, epoch); a step keeps B, `batch_size`, of a pool."""
+class EntitySampler:
+    """Draws entities of one side, independently of the pairs, with replacement: "uniform", "sqrt"
+    or "linear" with r ∝ 1, √count or count ([G2] §4.1); "adaptive" draws pools of `pool_size`, with
+    r ∝ count, of which `Pool.resample` keeps `batch_size`. Each is a function of (seed, epoch)."""
 
     def __init__(
-        self, counts: Tensor, measures: Tensor, *, pool_size: int, batch_size: int, seed: int
+        self,
+        counts: Tensor,
+        measures: Tensor,
+        *,
+        kind: str,
+        batch_size: int,
+        seed: int,
+        pool_size: int | None = None,
     ) -> None:
-        super().__init__(counts, measures, kind="linear", batch_size=batch_size, seed=seed)
-        self.pool_size = pool_size
+        rate = measure(counts, POWERS[kind])
+        self.bounds: Tensor = torch.cumsum(rate, 0)
+        self.weights: Tensor = weights(measures, rate)
+        self.batch_size = batch_size
+        self.pool_size: int = 0
+        if kind == "adaptive":
+            self.pool_size = pool_size or POOL_FACTOR * batch_size
+        self.seed = seed
 
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        return self.pool_size, self.batch_size
-
-    def _draw(self, chances: Sequence[Tensor]) -> Pool:
-        ids = places(self.bounds, chances[0])
-        return Pool(ids, self.weights[ids], chances[1])
-
-
-def entity_sampler(
-    counts: Tensor, measures: Tensor, *, kind: str, batch_size: int, seed: int
-) -> EntitySampler:
-    """Return the sampler "uniform", "sqrt", "linear" or "adaptive" of one side's entities."""
-    if kind != "adaptive":
-        return EntitySampler(counts, measures, kind=kind, batch_size=batch_size, seed=seed)
-    pool = POOL_FACTOR * batch_size
-    return PoolSampler(counts, measures, pool_size=pool, batch_size=batch_size, seed=seed)
+    def epoch(self, number: int, batches: int, start: int = 0) -> Iterator[Draw]:
+        """Yield the draws of an epoch of so many batches, from batch `start` on."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        sizes = [self.pool_size, self.batch_size] if self.pool_size else [self.batch_size]
+        for place in range(batches):
+            chances = [torch.rand(n, generator=generator, dtype=torch.float64) for n in sizes]
+            if place >= start:
+                ids = places(self.bounds, chances[0])
+                drawn = self.weights[ids]
+                yield Pool(ids, drawn, chances[1]) if self.pool_size else Draw(ids, drawn)
 
 
 class WholeQuerySampler(ExampleSampler):

@@ -75,10 +75,6 @@ class PairHash:
             query[block.query.numpy()], candidate[block.candidate.numpy()]
         )
 
-    def of_corpus(self, corpus: Corpus) -> Hashes:
-        hashes = self.of_blocks(corpus)
-        return np.concatenate([hashes(block) for block in corpus.blocks()])
-
 
 def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
     return hashes.astype(np.float64) < share * 2.0**64
@@ -86,14 +82,9 @@ def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class TrainedPairs:
-    """Pairs that versions were trained on, as 32 bits of their hash.
-
-    It never forgets a pair, and mistakes any other pair for a trained one with the chance
-    len(self) / 2³², so that share of a test is left out at random.
-
-    Args:
-        marks: uint32, ascending, each once.
-    """
+    """Pairs that versions were trained on, as 32 bits of their hash: `marks`, uint32, ascending,
+    each once. It never forgets a pair, and mistakes any other pair for a trained one with the
+    chance len(self) / 2³², so that share of a test is left out at random."""
 
     marks: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
 
@@ -333,11 +324,8 @@ class HeldOut:
 
 
 def random_split(corpus: Corpus, *, share: float, held_out: HeldOut) -> Split:
-    """Hold out the pairs whose hash is below `share`: about that share of the interactions.
-
-    Repeated interactions of a pair are held out together.
-    Raises: DataError: `share` is not between 0 and 1.
-    """
+    """Hold out the pairs whose hash is below `share`, in (0, 1): about that share of the
+    interactions. Repeated interactions of a pair are held out together."""
     if not 0 < share < 1:
         raise DataError(f"A random split cannot hold out the share {share}; give one in (0, 1).")
     held = hashed_below(corpus, held_out.hash, share)
@@ -354,22 +342,21 @@ def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut)
 
     Raises: DataError: no times, or not 0 < share < until <= 1.
     """
-    _refuse_timeless(corpus)
     if not 0 < share < until <= 1:
         raise DataError(f"A split by time needs 0 < share < until <= 1, not {share} and {until}.")
-    past, future = (_between_times(corpus, round(s * len(corpus))) for s in (share, until))
+    size = len(corpus)
+    past = _between_times(corpus, lambda: round(share * size))
+    future = _between_times(corpus, lambda: round(until * size))
     held = arriving(corpus, past, future, held_out.hash)
     return _held_out(corpus, first(future) & ~held, held, held_out)
 
 
-def _refuse_timeless(corpus: Corpus) -> None:
+def _between_times(corpus: Corpus, wanted: Callable[[], int]) -> int:
+    """Return the number of interactions before the change of time that is nearest to a number: a
+    cut through interactions of one time, as of one day, would divide them by the file's order."""
     if not corpus.has_times:
         raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
-
-
-def _between_times(corpus: Corpus, number: int) -> int:
-    """Return the number of interactions before the change of time that is nearest to `number`: a
-    cut through interactions of one time, as of one day, would divide them by the file's order."""
+    number = wanted()
     if number in (0, len(corpus)):
         return number
     time = corpus.interactions["time"][number].as_py()
@@ -381,15 +368,10 @@ def _between_times(corpus: Corpus, number: int) -> int:
 
 
 def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> Split:
-    """Return the split of a version that has seen all interactions before the window `last`.
-
-    An interaction in the window joins training or is held out as in `time_split`.
-
-    Raises: DataError: no times; or a window of time over times that are no dates; or a window that
-        holds nothing, or everything.
-    """
-    _refuse_timeless(corpus)
-    past = _between_times(corpus, last.begins(corpus))
+    """Return the split of a version that has seen all interactions before the window `last`, of
+    which each joins training or is held out as in `time_split`. Raises: DataError: no times; or a
+    window of time over times that are no dates, or one that holds nothing, or everything."""
+    past = _between_times(corpus, lambda: last.begins(corpus))
     if not 0 < past < len(corpus):
         earliest, latest = corpus.time_span
         what = "holds no interaction" if past else "holds all interactions"

@@ -63,7 +63,11 @@ def generate(
     activity = 1 / (torch.randperm(queries, generator=draw) + 20).float()
     direction = _unit(torch.randn(FACTORS, generator=draw))
     quality = item @ direction + 0.1 * torch.randn(candidates, generator=draw)
-    arrivals = _arrivals(queries, draw), _arrivals(candidates, draw)
+    arrivals = []
+    for size in (queries, candidates):  # two fifths at 0, the rest evenly until 0.95
+        early = torch.rand(size, generator=draw) < 0.4
+        early[0] = True  # one is there from the start, however small the corpus
+        arrivals.append(torch.where(early, 0.0, 0.95 * torch.rand(size, generator=draw)))
     columns: dict[str, list[Tensor]] = {"query": [], "candidate": [], "value": [], "time": []}
     for moment in range(SLICES):
         now = (moment + 0.5) / SLICES
@@ -73,16 +77,21 @@ def generate(
             continue
         who = torch.multinomial(activity * (arrivals[0] <= now), count, True, generator=draw)
         current = _unit((1 - DRIFT * now) * taste + DRIFT * now * target)[who]
-        what = _chosen(current @ item.T, log_popularity, arrivals[1] <= now, draw)
-        liking = (current * item[what]).sum(1)
+        logits = SHARPNESS * (current @ item.T) + log_popularity
+        logits = logits.masked_fill(arrivals[1] > now, -torch.inf)
+        # With Gumbel noise the largest logit is a draw from the softmax.
+        noise = torch.rand(logits.shape, generator=draw).clamp(1e-12, 1 - 1e-7)
+        what = (logits - torch.log(-torch.log(noise))).argmax(1)
+        rating = 3.2 + 1.5 * quality[what] + 0.6 * (current * item[what]).sum(1)
+        rating = rating + 0.5 * torch.randn(count, generator=draw)
         columns["query"].append(who)
         columns["candidate"].append(what)
-        columns["value"].append(_ratings(quality[what], liking, draw))
+        columns["value"].append(rating.round().clamp(1, 5))
         columns["time"].append(torch.arange(count) + begun)
     table = pa.table({name: torch.cat(parts).numpy() for name, parts in columns.items()})
     groups = [f"g{g}" for g in group.tolist()]
     features = pa.table({"id": range(candidates), "group": groups, "tags": _tags(group, draw)})
-    corpus = Corpus.from_tables(table, candidate_features=features, source="The synthetic corpus")
+    corpus = Corpus.of(table, candidate_features=features)
     final = _unit((1 - DRIFT) * taste + DRIFT * target)
     who, what = (
         torch.from_numpy(side.vocabulary.keys.to_numpy().copy())
@@ -102,31 +111,6 @@ def _around(
     group = torch.randint(len(centres), (size,), generator=draw)
     noise = torch.randn(size, centres.shape[1], generator=draw) / centres.shape[1] ** 0.5
     return _unit(centres[group] + spread * noise), group
-
-
-def _chosen(
-    affinity: Tensor, log_popularity: Tensor, is_there: Tensor, draw: torch.Generator
-) -> Tensor:
-    """Draw a candidate for each row of affinities [b, C], by softmax over those that are there."""
-    logits = SHARPNESS * affinity + log_popularity
-    logits = logits.masked_fill(~is_there, -torch.inf)
-    # With Gumbel noise the largest logit is a draw from the softmax.
-    noise = torch.rand(logits.shape, generator=draw).clamp(1e-12, 1 - 1e-7)
-    return (logits - torch.log(-torch.log(noise))).argmax(1)
-
-
-def _ratings(quality: Tensor, liking: Tensor, draw: torch.Generator) -> Tensor:
-    """Return ratings from 1 to 5 with noise, [b]."""
-    exact = 3.2 + 1.5 * quality + 0.6 * liking
-    noisy = exact + 0.5 * torch.randn(len(exact), generator=draw)
-    return noisy.round().clamp(1, 5)
-
-
-def _arrivals(size: int, draw: torch.Generator) -> Tensor:
-    """Return the arrival of each entity: two fifths at 0, the rest evenly until 0.95."""
-    early = torch.rand(size, generator=draw) < 0.4
-    early[0] = True  # one is there from the start, however small the corpus
-    return torch.where(early, 0.0, 0.95 * torch.rand(size, generator=draw))
 
 
 def _tags(group: Tensor, draw: torch.Generator) -> list[list[str]]:

@@ -19,6 +19,7 @@ from evergram.data.reading.files import (
     source_files,
 )
 from evergram.data.reading.interactions import (
+    SIDES,
     BadRows,
     BadRowsChoice,
     InteractionSources,
@@ -27,10 +28,12 @@ from evergram.data.reading.interactions import (
     comparable,
     decoded,
     float_cells,
+    keyed_table,
+    read_features,
+    read_keyed_files,
     source_of,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import keyed_table, read_features, read_keyed_files
 from evergram.errors import DataError
 from evergram.ids import refuse_repeats
 
@@ -68,13 +71,13 @@ def load_table(
         bad_rows=BadRows(bad_rows),
     )
     features = read_features(query_features, candidate_features, columns or {}, bad_rows)
-    return Corpus.from_interactions(interactions, features.get("query"), features.get("candidate"))
+    return Corpus.from_interactions(interactions, features)
 
 
 def load_adjacency_list(path: Path, bad_rows: BadRowsChoice = "refuse") -> Corpus:
     """Return the corpus of a text file whose lines are a query and its candidates."""
     source = source_of(adjacency_list(path), {})
-    return Corpus.from_interactions(InteractionSources([source], bad_rows=BadRows(bad_rows)))
+    return Corpus.from_interactions(InteractionSources([source], bad_rows=BadRows(bad_rows)), {})
 
 
 def load_movielens(path: Path) -> Corpus:
@@ -93,10 +96,9 @@ def load_movielens(path: Path) -> Corpus:
     ratings, movies = _find(path, "ratings"), _find(path, "movies")
     if ratings is None:
         raise DataError(f"{path} holds neither ratings.csv nor ratings.dat; is it MovieLens?")
-    return Corpus.from_interactions(
-        InteractionSources([source_of(ratings, RATINGS)]),
-        candidate_features=None if movies is None else _features(movies),
-    )
+    interactions = InteractionSources([source_of(ratings, RATINGS)])
+    features = {} if movies is None else {SIDES[1]: _features(movies)}
+    return Corpus.from_interactions(interactions, features)
 
 
 def _features(movies: TableStream) -> pa.Table:

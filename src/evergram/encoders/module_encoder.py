@@ -18,7 +18,7 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import ROWS, SIDES, Embeddings, Encoder, Scene, Schema, join_blocks
 from evergram.encoders.encoder_inputs import ID, columns_of, refuse_other_ids
 from evergram.errors import DataError, ShapeError
-from evergram.ids import first_missing
+from evergram.ids import refuse_missing
 
 # Makes a module's input from B ids: a tensor, or a tuple or a dict of tensors.
 Collate = Callable[[list[Any]], Any]
@@ -241,8 +241,7 @@ class ModuleEncoder(Encoder):
                 )
             keys = columns[ID]
             refuse_other_ids(keys, side, self.schema)
-            if (row := first_missing(keys)) >= 0:
-                raise DataError(f"Id number {row} is missing; give every object an id.")
+            refuse_missing(keys, "Id")
         blocks = self(self._scene({side: keys})).blocks(side, size)
         vectors = join_blocks((block.cpu() for block in blocks), len(keys), self.dim)
         return vectors.numpy() if convert_to_numpy else vectors

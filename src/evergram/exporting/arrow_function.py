@@ -18,7 +18,7 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.remote import local_folder
 from evergram.lineage.view import View
-from evergram.vector_files.open_embeddings import FLOATS, first_not_finite, not_finite, out_of_range
+from evergram.vector_files.open_embeddings import FLOATS, first_not_finite, not_finite
 
 Batch = TypeVar("Batch", pa.RecordBatch, pa.Table)
 ListKind = Literal["fixed", "list"]
@@ -125,12 +125,12 @@ class ArrowFunction:
         tensor = torch.from_numpy(np.array(vectors, order="C"))
         row = first_not_finite(tensor.float())
         if row is not None:
-            raise self._error(row, f"has {not_finite(tensor[row])}", there)
+            raise self._error(row, not_finite(tensor[row]), there)
         view = applied.view
         read = applied.chain.apply(tensor, view.source, view.version).float()
         row = first_not_finite(read)
         if row is not None:
-            raise self._error(row, out_of_range(tensor[row], view.version), there)
+            raise self._error(row, not_finite(tensor[row], view.version), there)
         return read.numpy(), there
 
     def _error(self, row: int, what: str, there: Mask) -> DataError:

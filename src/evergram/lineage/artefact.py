@@ -28,10 +28,10 @@ from evergram.data.corpus import Vocabulary
 from evergram.data.split import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.query_form import Length, QueryForm, Rule
-from evergram.ids import first_missing, missing_sentence, refuse_repeats
+from evergram.ids import refuse_missing, refuse_repeats
 from evergram.lineage.record import EncoderRecord, Manifest, StrictRecord
 from evergram.texts.record import TextEncoderRecord
-from evergram.vector_files.writers import to_block
+from evergram.vector_files.open_embeddings import to_block
 
 Block = tuple[pa.Array, Tensor]
 _TEXTS = "string", "large_string", "string_view"
@@ -98,9 +98,7 @@ def checked_ids(ids: Any, side: str) -> pa.Array:
     if keys is None:
         wanted = "integers below 2⁶³ or texts, all of one type"
         raise DataError(f"The {side} ids cannot be published ({kind}); they must be {wanted}.")
-    if (row := first_missing(keys)) >= 0:
-        where = f"Row {row} of the {side} embeddings"
-        raise DataError(missing_sentence(where, "its id", keys[row].as_py()))
+    refuse_missing(keys, f"Of the {side} embeddings row")
     return keys
 
 

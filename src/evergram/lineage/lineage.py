@@ -48,7 +48,7 @@ from evergram.lineage.record import (
 )
 from evergram.lineage.remote import RECORD, Remote, local_folder
 from evergram.lineage.view import View
-from evergram.vector_files.writers import read_embeddings
+from evergram.vector_files.open_embeddings import read_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
 

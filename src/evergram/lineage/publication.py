@@ -50,8 +50,12 @@ from evergram.lineage.locks import file_mode
 from evergram.lineage.record import EncoderRecord, Manifest, TransformRecord, check_name, sha256
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
-from evergram.vector_files.open_embeddings import BLOCK
-from evergram.vector_files.writers import vectors_from_arrow, vectors_to_arrow, write_embeddings
+from evergram.vector_files.open_embeddings import (
+    BLOCK,
+    vectors_from_arrow,
+    vectors_to_arrow,
+    write_vectors,
+)
 
 log: logging.Logger = logging.getLogger(__name__)
 # The relative error of vectors of zeros.
@@ -509,7 +513,7 @@ def write_folders(
             blocks = _typed(artefact.blocks(side), before.get(side), side, name)
             blocks = samples[side].through(blocks, artefact.unknown.get(side, 0))
             kept = CanarySample(side, _wanted(artefact, side), past.get(side, (None,))[0])
-            write_embeddings(folder / f"{side}.parquet", kept.through(blocks))
+            write_vectors(folder / f"{side}.parquet", kept.through(blocks))
             hashes[side] = sha256(folder / f"{side}.parquet")
             if len(kept.ids):
                 canaries[side] = kept.ids, kept.vectors

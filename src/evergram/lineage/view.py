@@ -21,8 +21,13 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.query_form import Interactions, QueryForm
 from evergram.ids import Lists, as_lists
 from evergram.texts.record import checked_dims, cut
-from evergram.vector_files.open_embeddings import first_not_finite, open_embeddings, provenance_of
-from evergram.vector_files.writers import check_writable, write_vectors
+from evergram.vector_files.open_embeddings import (
+    check_writable,
+    first_not_finite,
+    open_embeddings,
+    provenance_of,
+    write_vectors,
+)
 
 if TYPE_CHECKING:
     from evergram.lineage.lineage import Lineage
@@ -163,7 +168,7 @@ class View:
 
         Args:
             path: its suffix chooses the format: .parquet, .arrow, .npy or .safetensors; see
-                `vector_files.writers.write_vectors`.
+                `vector_files.open_embeddings.write_vectors`.
             side: as for `embeddings`.
             overwrite: whether to write over a file that is there.
             dimensions: keep this many of the first coordinates, with length 1; one of the numbers

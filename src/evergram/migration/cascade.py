@@ -20,8 +20,7 @@ from evergram.retrieval.reader import Reader, Version
 from evergram.stores.filters import Filter
 from evergram.stores.store import Floats, Hits, check_k, joined_ids
 from evergram.texts.record import TextEncoderRecord
-from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings, write_vectors
 
 # Embeds objects by their ids, an array of n: float [n, D].
 Encode = Callable[[pa.Array], npt.NDArray[np.floating]]

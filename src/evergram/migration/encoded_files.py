@@ -38,10 +38,11 @@ from evergram.vector_files.open_embeddings import (
     TEXT_ENCODER,
     Block,
     EmbeddingFile,
+    ahead,
+    check_writable,
     open_embeddings,
+    write_vectors,
 )
-from evergram.vector_files.pairing import ahead
-from evergram.vector_files.writers import check_writable, write_embeddings, write_vectors
 
 QUIET = Progress(quiet=True)
 # Formats that have a place for the record of the encoder.
@@ -141,7 +142,7 @@ def encode_file(
     record = record_of(encoder, matryoshka)
     if known is None:
         known = MigrationRest(np.full(count, -1), np.empty((0, record.dim), np.float32), record)
-    elif (why := known.record.record_mismatch(record)) is not None:
+    elif (why := known.record.mismatch(record)) is not None:
         raise DataError(
             f"{record.address} is not the model that the kept vectors were compared with ({why}); "
             "bring that model back, or compare them again with the one that is there now."
@@ -234,7 +235,7 @@ def _other_model(parts: Iterable[Path], record: TextEncoderRecord) -> str | None
     """Return what made one of the parts, for a sentence, if it was not the recorded encoder."""
     for path in parts:
         written = parse_record(open_embeddings(path).provenance.get(TEXT_ENCODER, ""), str(path))
-        if (why := written.record_mismatch(record)) is not None:
+        if (why := written.mismatch(record)) is not None:
             return f"another model than {record.address} is now ({why})"
     return None
 
@@ -264,7 +265,7 @@ def _write_part(
         advance(len(some), len(some))
     encoder.check()
     block = texts.ids.slice(part.start, len(part)), torch.from_numpy(vectors)
-    write_embeddings(path, [block], {TEXT_ENCODER: encoder.record.model_dump_json()})
+    write_vectors(path, [block], {TEXT_ENCODER: encoder.record.model_dump_json()})
 
 
 def plan_rest(

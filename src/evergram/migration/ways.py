@@ -23,8 +23,7 @@ from evergram.migration.cascade import DEPTH, KeptVectors, cascade
 from evergram.releasing.past_file import text_encoder_of
 from evergram.retrieval.version_sidecar import DEPTH as SIDECAR_DEPTH
 from evergram.stores.store import Hits
-from evergram.vector_files.open_embeddings import EmbeddingFile
-from evergram.vector_files.pairing import Pairing
+from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class MigrationVectors:
             made = text_encoder_of(of_file), text_encoder_of(file)
             if made[0] is None or made[1] is None:
                 continue
-            if (why := made[0].record_mismatch(made[1])) is not None:
+            if (why := made[0].mismatch(made[1])) is not None:
                 raise DataError(
                     f"{file.path} was not encoded by the encoder of {of_file.path}: {why}; give "
                     "queries and texts of one model."

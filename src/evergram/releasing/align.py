@@ -42,8 +42,7 @@ from evergram.releasing.past_file import (
 )
 from evergram.releasing.publish import publish, refuse_untried
 from evergram.training.progress import Progress
-from evergram.vector_files.open_embeddings import EmbeddingFile
-from evergram.vector_files.pairing import Pairing, ahead
+from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing, ahead
 
 QUIET = Progress(quiet=True)
 # Queries whose neighbours are looked up, and the catalogue that they are looked up in.

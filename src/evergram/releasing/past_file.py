@@ -21,12 +21,14 @@ from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import (
     TEXT_ENCODER,
     EmbeddingFile,
+    Pairing,
+    ahead,
+    check_writable,
     companion,
     open_embeddings,
     provenance_of,
+    write_vectors,
 )
-from evergram.vector_files.pairing import Pairing, ahead
-from evergram.vector_files.writers import check_writable, write_vectors
 
 # The one side of a lineage that is made of files.
 SIDE = "object"

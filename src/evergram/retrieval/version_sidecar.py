@@ -42,8 +42,7 @@ from evergram.stores.store import (
     keys_of,
     places_among,
 )
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.pairing import Pairing
+from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing, open_embeddings
 
 # Called with objects encoded and objects in all.
 Progress = Callable[[int, int], None]

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from evergram.data.reading.interactions import read_texts
 from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.lineage.lineage import Lineage
 from evergram.migration.cascade import KeptVectors
@@ -33,15 +34,14 @@ from evergram.texts.text_encoder import (
     TextsFailedError,
     Vectors,
 )
-from evergram.texts.text_files import read_texts
 from evergram.tracing import span
 from evergram.vector_files.open_embeddings import (
     FINGERPRINT,
     TEXT_ENCODER,
     open_embeddings,
     provenance_of,
+    write_vectors,
 )
-from evergram.vector_files.writers import write_vectors
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 Record = TextEncoderRecord | None

@@ -2,8 +2,8 @@
 
 `text_encoder`: `TextEncoder`, from texts to vectors [n, D], with prompts for queries and documents.
 `addresses` opens one by its address: of an installed package, behind an OpenAI-compatible
-`endpoint`, or a Python function. `record` keeps canaries with vectors and versions, by which it
-opens the recorded encoder and notices when it is replaced. `text_files` reads ids and texts.
+endpoint, or a Python function. `record` keeps canaries with vectors and versions, by which it
+opens the recorded encoder and notices when it is replaced.
 """
 
 from __future__ import annotations

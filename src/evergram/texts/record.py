@@ -79,25 +79,21 @@ class TextEncoderRecord(BaseModel):
         canary_vectors(self)
         return self
 
-    def mismatch(self, encoder: TextEncoder) -> str | None:
-        """Return why an encoder is not the recorded one, for a sentence; None if it is. Its weights
-        are compared where both have a fingerprint, and its canaries in any case."""
-        why = self._other(encoder.prompts, encoder.fingerprint)
-        return self.canary_mismatch(encoder.encode(self.texts)) if why is None else why
-
-    def record_mismatch(self, other: TextEncoderRecord) -> str | None:
-        """Return why another record is not of the same encoder, for a sentence; None if it is."""
-        if other.texts != self.texts:
+    def mismatch(self, other: TextEncoder | TextEncoderRecord) -> str | None:
+        """Return why an encoder, or the one of another record, is not the recorded one, for a
+        sentence; None if it is. Its weights are compared where both have a fingerprint, and its
+        canaries in any case."""
+        prompts = prompts_of(other) if isinstance(other, TextEncoderRecord) else other.prompts
+        if isinstance(other, TextEncoderRecord) and other.texts != self.texts:
             return "its canary texts are others"
-        why = self._other(prompts_of(other), other.fingerprint)
-        return self.canary_mismatch(canary_vectors(other)) if why is None else why
-
-    def _other(self, prompts: Prompts, fingerprint: str | None) -> str | None:
         if prompts != prompts_of(self):
             return f"its prompts are {prompts}, not {prompts_of(self)}"
-        if None not in (self.fingerprint, fingerprint) and self.fingerprint != fingerprint:
+        fingerprints = {self.fingerprint, other.fingerprint}
+        if None not in fingerprints and len(fingerprints) > 1:
             return "its weights are others"
-        return None
+        if isinstance(other, TextEncoderRecord):
+            return self.canary_mismatch(canary_vectors(other))
+        return self.canary_mismatch(other.encode(self.texts))
 
     def canary_mismatch(self, now: Vectors, number: int | None = None) -> str | None:
         """Return why the canaries' vectors [n, D], or that of one `number`, are not those
@@ -190,12 +186,7 @@ class RecordedEncoder(TextEncoder):
 
     def __init__(self, encoder: TextEncoder, record: TextEncoderRecord) -> None:
         places = 0 if encoder.fingerprint is not None else 1
-        if encoder.batch <= places:
-            raise DataError(
-                f"{encoder.address} encodes {encoder.batch} text at once (`batch`), and a canary "
-                "text must go with each, as its weights are not available; make it 2 or more."
-            )
-        super().__init__(encoder.address, encoder.prompts, encoder.batch - places)
+        super().__init__(encoder.address, encoder.prompts, max(1, encoder.batch - places))
         self.encoder: TextEncoder = encoder
         self.record: TextEncoderRecord = record
         # A vector of zeros, as of a text of unknown tokens, is that of many models.
@@ -261,23 +252,16 @@ def open_recorded(
 def checked_dims(
     asked: int | None, dim: int, declared: Sequence[int], version: int | str
 ) -> int | None:
-    """Return how many coordinates are kept; None if all are, as they are.
-
-    Args:
-        declared: the numbers that the encoder's record allows besides D, the version's `dim`.
-    Raises: DataError: another number was asked for.
-    """
+    """Return how many coordinates are kept; None if all are, as they are. Raise a DataError if
+    another number was asked for than D, the version's `dim`, and those that are declared."""
     if asked is None or asked == dim:
         return None
     if asked in declared:
         return asked
-    if not declared:
-        why = "its record declares no other number ('evergram vectors encode --matryoshka')"
-    else:
-        why = f"its record declares {', '.join(map(str, sorted(declared)))}"
+    others = ", ".join(map(str, sorted(declared))) or "none ('vectors encode --matryoshka')"
     raise DataError(
-        f"Version {version} has {dim} dimensions and is not cut to {asked}: {why}; give one that "
-        "it has, or leave 'dimensions' out."
+        f"Version {version} has {dim} dimensions and is not cut to {asked}; its record declares "
+        f"{others}. Give one that it has, or leave 'dimensions' out."
     )
 
 

@@ -32,7 +32,7 @@ from evergram.atomic_files import make_folder
 from evergram.collectives import ALONE, Collectives, process_count
 from evergram.data.corpus import Corpus
 from evergram.data.data_sets import existing
-from evergram.data.loaders import NamedData, PairsFile, PythonData, TableData, load
+from evergram.data.loaders import NamedData, PairsFile, PythonData, TableData
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.prepared.prepare import machine_memory
@@ -42,7 +42,6 @@ from evergram.data.sampling import (
     ExampleSampler,
     PairDraws,
     WholeQuerySampler,
-    entity_sampler,
 )
 from evergram.data.split import (
     HeldOut,
@@ -95,7 +94,7 @@ def load_corpus(recipe: Recipe) -> Corpus:
     Raises: DataError: a file cannot be used; or data.kind is 'python', which names none.
     """
     data = recipe.data
-    corpus = load(data, recipe.seed)
+    corpus = data.load(recipe.seed)
     if isinstance(data, NamedData) and data.minimum_value is not None:
         if not corpus.has_values:
             raise DataError(
@@ -496,7 +495,7 @@ def prepare(
     draws: dict[str, EntitySampler] | None = None
     if independent and isinstance(gramian, BatchEstimatorSettings):
         draws = {
-            side: entity_sampler(
+            side: EntitySampler(
                 corpus.counts(side),
                 sampler.measures[side],
                 kind=gramian.sampler or "linear",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import Batch, Draw, entity_sampler
+from evergram.data.sampling import Batch, Draw, EntitySampler
 from evergram.encoders.encoder import SIDES, Embeddings
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import DataError, TrainingError
@@ -133,7 +133,7 @@ class Tracking(Callback):
             estimator = settings.build(run.encoder.dim, measures[:, 0], factors.cpu())
             estimator.to(factors.device)
             estimator.begin(run.population(now, side))
-            draws = entity_sampler(
+            draws = EntitySampler(
                 self.counts[side],
                 measures,
                 kind=draws_by.sampler or "linear",

@@ -15,14 +15,16 @@ from evergram.data.corpus import Corpus, FeatureSummary, summaries
 from evergram.data.loaders import path_kinds
 from evergram.data.prepared.prepare import NAME as PREPARED_RECORD
 from evergram.data.prepared.prepare import machine_memory
-from evergram.data.reading.column_names import (
+from evergram.data.reading.files import (
+    DELIMITERS,
+    HEADER,
+    SUFFIXES,
+    TableStream,
     guess,
-    has_no_header,
-    lacking,
     refuse_unknown,
+    source_files,
     suggestions,
 )
-from evergram.data.reading.files import DELIMITERS, HEADER, SUFFIXES, TableStream, source_files
 from evergram.data.reading.interactions import ROLES
 from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
@@ -114,7 +116,7 @@ def source_at(
             "init FOLDER'."
         )
     first = TableStream(files[0])
-    columns, guessed = columns_of(first.name, first.names, named or {}, text=first.has_header_line)
+    columns, guessed = columns_of(first.name, first.names, named or {})
     return Source(kind, columns, guessed, [n for n in first.names if n not in columns.values()])
 
 
@@ -145,7 +147,7 @@ def _kind_of(path: Path) -> str:
 
 
 def columns_of(
-    source: str, names: Sequence[str], named: Mapping[str, str], *, text: bool
+    source: str, names: Sequence[str], named: Mapping[str, str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the column of each role that a table has, and the roles that were guessed.
 
@@ -153,7 +155,6 @@ def columns_of(
         source: name of the table, for errors.
         names: its columns.
         named: by role, those that the user named.
-        text: True if the names are the first line of a text, which may be a row.
     Raises: DataError: a column is missing, or cannot be told.
     """
     for role in named.keys() - set(ROLES):
@@ -162,8 +163,6 @@ def columns_of(
             f"{did_you_mean(role, ROLES)}."
         )
     refuse_unknown(source, named.values(), names)
-    if text and not named and has_no_header(names):
-        raise DataError(lacking(source, {"query"}, names, {}))
     columns = {**{role: role for role in ROLES if role in names}, **named}
     guessed, untold = [], {}
     for role, likely in suggestions(names).items():
@@ -179,7 +178,8 @@ def columns_of(
         raise DataError(
             f"Not all columns of {source} can be told by their names: "
             f"{'; '.join(f'the {role} {why}' for role, why in untold.items())}; its columns are: "
-            f"{', '.join(names)}. Say it by {' '.join(f'--column {role}=NAME' for role in untold)}."
+            f"{', '.join(names)} (if that is a row, write a line of names above it). Say it by "
+            f"{' '.join(f'--column {role}=NAME' for role in untold)}."
         )
     return {role: columns[role] for role in ROLES if role in columns}, tuple(guessed)
 

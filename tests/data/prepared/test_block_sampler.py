@@ -27,9 +27,9 @@ def places(order: BlockOrder, epoch: int, skipped: int = 0) -> NDArray[np.int64]
     """The interactions of an epoch in their order."""
     numbers = np.arange(order.length)
     used = [torch.zeros(0, dtype=torch.int64)]
-    for buffer, begins in order.buffers(epoch, skipped):
-        whole = buffer.take(numbers, buffer.shuffled())
-        assert len(buffer) == len(whole) <= max(order.pairs, order.block)
+    for number, blocks, begins in order.buffers(epoch, skipped):
+        whole = order.take(numbers, blocks, order.shuffled(epoch, number, blocks))
+        assert order.size(blocks) == len(whole) <= max(order.pairs, order.block)
         used.append(whole[begins:])
     return torch.cat(used).numpy()
 
@@ -83,11 +83,12 @@ def test_a_buffer_leaves_no_page_of_the_files_in_memory(
     np.save(tmp_path / "a.npy", values)
     column = mapped_column(tmp_path / "a.npy", len(values), at_random=True)
     order = BlockOrder(len(values), 32, 1 << 16, 0)
-    (buffer, _), *_ = order.buffers(0)
-    whole = buffer.take(values, buffer.shuffled())
+    (number, blocks, _), *_ = order.buffers(0)
+    shuffled = order.shuffled(0, number, blocks)
+    whole = order.take(values, blocks, shuffled)
     assert resident_bytes(tmp_path) == 0
     monkeypatch.setattr(block_sampler, "BLOCKS_AT_ONCE", 100)
-    taken = buffer.take(column, buffer.shuffled())
+    taken = order.take(column, blocks, shuffled)
     assert torch.equal(taken, whole)
     assert len(taken) > 60_000
     # The short last block, if it is in this buffer, is read after the others.

@@ -397,9 +397,9 @@ def test_rows_outside_of_their_side_are_refused(tmp_path: Path) -> None:
         lambda c: c.where(rules.first(300)),
         lambda c: c.repeats,
     ):
-        corpora = [load_prepared(tmp_path / "p"), load_prepared(tmp_path / "p")]
-        corpora[1] = corpora[1].where(rules.first(400))  # type: ignore[assignment]
-        for corpus in corpora:
+        again = load_prepared(tmp_path / "p")
+        for corpus in (load_prepared(tmp_path / "p"), again.where(rules.first(400))):
+            assert isinstance(corpus, MappedCorpus)
             path = corpus.columns["candidate"]
             before = path.read_bytes()
             with_one(7, -1)(path)

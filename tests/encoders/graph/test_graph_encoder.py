@@ -42,7 +42,7 @@ def graph_corpus(pairs: Pairs = PAIRS, features: bool = True) -> Corpus:
             "brand": pa.array([None if i == 2 else f"b{i % 3}" for i in names]),
         }
     )
-    return Corpus.from_tables(
+    return Corpus.of(
         pa.table({"query": [q for q, _ in pairs], "candidate": [c for _, c in pairs]}),
         candidate_features=table if features else None,
     )
@@ -265,7 +265,7 @@ MET = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5)), min_size=1, max_
 
 def corpus_of(pairs: Pairs) -> Corpus:
     query, candidate = zip(*pairs, strict=True)
-    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate}))
+    return Corpus.of(pa.table({"query": query, "candidate": candidate}))
 
 
 def encoder_of(data: Corpus, **options: Any) -> Encoder:

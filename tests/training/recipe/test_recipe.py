@@ -270,7 +270,7 @@ def corpus(queries: int, candidates: int, each: int, **columns: float) -> Corpus
     pairs = [(q, (q * 7 + i) % candidates) for q in range(queries) for i in range(each)]
     extra = {name: [value] * len(pairs) for name, value in columns.items()}
     query, candidate = zip(*pairs, strict=True)
-    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, **extra}))
+    return Corpus.of(pa.table({"query": query, "candidate": candidate, **extra}))
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -292,7 +292,7 @@ def test_repeats_and_strangers_change_nothing() -> None:
     # Pages are queries and candidates under one vocabulary; not all of them are both.
     query, candidate = once.column("query"), once.column("candidate")
     table = pa.table({"query": query.numpy() + 1000, "candidate": candidate.numpy()})
-    shared = Corpus.from_tables(table, shared_ids=True)
+    shared = Corpus.of(table, shared_ids=True)
     assert len(shared.queries) == 164
     assert strengths_of(recipe(), shared) == strengths_of(recipe(), once)
 
@@ -340,7 +340,7 @@ def test_a_sweep_has_all_pairs_and_no_rate() -> None:
     assert rate_of(sweeping) == 0
 
 
-CORPUS = Corpus.from_tables(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
+CORPUS = Corpus.of(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
 
 
 VALUES: dict[str, Any] = {"data": {"kind": "synthetic"}, "seed": 7}

@@ -38,9 +38,9 @@ class BlockOrder:
     pairs: int
     seed: int
 
-    def buffers(self, epoch: int, skipped: int = 0) -> Iterator[tuple[Buffer, int]]:
-        """Yield the buffers of an epoch, and how many interactions of each to leave out, so that
-        `skipped` of the epoch are."""
+    def buffers(self, epoch: int, skipped: int = 0) -> Iterator[tuple[int, Numbers, int]]:
+        """Yield the number of each buffer of an epoch, its blocks by their numbers, ascending, and
+        how many of its interactions to leave out, so that `skipped` of the epoch are."""
         blocks = -(-self.length // self.block)
         # Four bytes a block, the only memory that grows with the corpus.
         shuffled = torch.randperm(
@@ -49,44 +49,30 @@ class BlockOrder:
         fit = max(1, self.pairs // self.block)
         for number, start in enumerate(range(0, blocks, fit)):
             chosen = np.sort(shuffled[start : start + fit]).astype(np.int64)
-            buffer = Buffer(self, epoch, number, chosen)
-            size = len(buffer)
-            if skipped >= size:
-                skipped -= size
-                continue
-            yield buffer, skipped
-            skipped = 0
+            size = self.size(chosen)
+            if skipped < size:
+                yield number, chosen, skipped
+            skipped = max(0, skipped - size)
 
+    def size(self, blocks: Numbers) -> int:
+        return int(np.minimum(self.block, self.length - blocks * self.block).sum())
 
-@dataclass(frozen=True)
-class Buffer:
-    """Interactions that are in memory together: blocks by their numbers, int64, ascending."""
+    def shuffled(self, epoch: int, number: int, blocks: Numbers) -> Tensor:
+        """Return the order of the interactions of a buffer, int64."""
+        return torch.randperm(self.size(blocks), generator=generator(self.seed, epoch, 1 + number))
 
-    order: BlockOrder
-    epoch: int
-    number: int
-    blocks: Numbers
-
-    def __len__(self) -> int:
-        block = self.order.block
-        return int(np.minimum(block, self.order.length - self.blocks * block).sum())
-
-    def take(self, column: Column, order: Tensor) -> Tensor:
-        """Return its interactions of a column [n], in an order such as `shuffled()`."""
-        size, pieces = self.order.block, list[Tensor]()
+    def take(self, column: Column, blocks: Numbers, order: Tensor) -> Tensor:
+        """Return the interactions of a buffer in an order such as `shuffled()`, of a column."""
+        size, pieces = self.block, list[Tensor]()
         values, count = torch.from_numpy(column), len(column) // size
         whole = values[: count * size].view(-1, size)
-        own = torch.from_numpy(self.blocks[self.blocks < count])
+        own = torch.from_numpy(blocks[blocks < count])
         for some in torch.split(own, BLOCKS_AT_ONCE):
             pieces.append(whole.index_select(0, some).flatten())
             release([column])
-        if len(own) < len(self.blocks):  # the last block, which is shorter
+        if len(own) < len(blocks):  # the last block, which is shorter
             pieces.append(values[count * size :])
         return torch.cat(pieces)[order]
-
-    def shuffled(self) -> Tensor:
-        draw = generator(self.order.seed, self.epoch, 1 + self.number)
-        return torch.randperm(len(self), generator=draw)
 
 
 def generator(seed: int, *place: int) -> torch.Generator:
@@ -169,12 +155,12 @@ class BlockSampler(ExampleSampler):
                 begins = max(0, skipped - number * fit)
                 yield partial(self._drawn, epoch, number, fit, begins)
             return
-        for buffer, begins in self.shuffle.buffers(epoch, skipped):
-            yield partial(self._read, buffer, begins)
+        for buffer in self.shuffle.buffers(epoch, skipped):
+            yield partial(self._read, epoch, *buffer)
 
-    def _read(self, buffer: Buffer, begins: int) -> Columns:
-        order = buffer.shuffled()[begins:]
-        columns = {name: buffer.take(self.files[name], order) for name in self.names}
+    def _read(self, epoch: int, number: int, blocks: Numbers, begins: int) -> Columns:
+        order = self.shuffle.shuffled(epoch, number, blocks)[begins:]
+        columns = {n: self.shuffle.take(self.files[n], blocks, order) for n in self.names}
         for side in SIDES:
             self.corpus.check_rows(columns[side], side)
         return columns

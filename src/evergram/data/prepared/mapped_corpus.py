@@ -323,7 +323,7 @@ def _new_columns(folder: Path, types: Types, size: int) -> Iterator[dict[str, IO
     """Yield files open for writing, each after the header of a column of `size` numbers. They are
     written by system calls, so that a full disk is an OSError and no signal."""
     with ExitStack() as stack:
-        files = {}
+        files = dict[str, IO[bytes]]()
         for name, dtype in types.items():
             files[name] = stack.enter_context((folder / f"{name}.npy").open("wb"))
             header = {"descr": dtype.str, "fortran_order": False, "shape": (size,)}
@@ -409,12 +409,12 @@ def load_prepared(path: Path) -> MappedCorpus:
     vocabularies = {side: Vocabulary(tables[side]["id"].combine_chunks()) for side in SIDES}
     if record.shared_ids:
         vocabularies["candidate"] = vocabularies["query"]
-    features = features_of_sides(
-        [
-            (tables[s].select(["id", *names]) if (names := record.sides[s].features) else None, v)
-            for s, v in vocabularies.items()
-        ]
-    )
+    described = {
+        side: table.select(["id", *record.sides[side].features])
+        for side, table in tables.items()
+        if record.sides[side].features
+    }
+    features = features_of_sides(described, list(vocabularies.values()))
     mapped = {
         name: mapped_column(path / f"{name}.npy", record.interactions, record.columns[name])
         for name in COLUMNS

@@ -33,11 +33,10 @@ from pydantic import (
 )
 
 from evergram.atomic_files import (
-    commit,
-    exchange_folders,
     file_lock,
     part_of,
     remove_tree,
+    replace_folder,
     restore_displaced,
     sync,
     write_text,
@@ -51,10 +50,11 @@ from evergram.data.reading.interactions import (
     InteractionSources,
     SideName,
     check_roles,
+    read_features,
+    rows_by_id,
     source_of,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import read_features, rows_by_id
 from evergram.data.rolling_window import date_text
 from evergram.errors import DataError, reason_and_remedy
 from evergram.ids import refuse_repeats
@@ -212,7 +212,6 @@ class PrepareSummary:
     first_time: int | float | None
     last_time: int | float | None
     size: int
-    seconds: float
 
     def __str__(self) -> str:
         """Return it in lines for people."""
@@ -229,15 +228,8 @@ class PrepareSummary:
         else:
             lines.append(f"Times from {date_text(self.first_time)} to {date_text(self.last_time)}.")
         if self.unread:
-            roles = [role for role in ("time", "value", "weight") if role not in self.columns]
-            reads = " or ".join(f"--column {role}=NAME" for role in roles)
-            unread = ", ".join(self.unread)
-            lines.append(f"Not read: {unread}{reads and f'; {reads} reads one'}.")
-        lines.append(
-            f"{self.size / 1e6:,.1f} MB on disk; {self.seconds:.1f} s, "
-            f"{self.rows_read / max(self.seconds, 1e-9):,.0f} rows/s."
-        )
-        return "\n".join(lines)
+            lines.append(f"Not read: {', '.join(self.unread)}; --column ROLE=NAME reads one.")
+        return "\n".join([*lines, f"{self.size / 1e6:,.1f} MB on disk."])
 
 
 def prepare(
@@ -252,7 +244,7 @@ def prepare(
 
     Ids get rows by first appearance, interactions are in order of time (ties and interactions
     without times in the order of the sources, files of a folder or glob by name), as in
-    `Corpus.from_tables`; all of it on disk, by DuckDB. The folder holds the old content or the new
+    `Corpus.of`; all of it on disk, by DuckDB. The folder holds the old content or the new
     one at any moment.
 
     Args:
@@ -266,7 +258,6 @@ def prepare(
     Raises: DataError: a source or a row cannot be used, the folder holds something else or is being
         written by another process, or DuckDB is not installed. The folder is then as it was.
     """
-    started = time.monotonic()
     out, settings = Path(out).absolute(), settings or PrepareSettings()
     with _writing(out, overwrite=overwrite) as folder:
         if isinstance(sources, pa.Table):
@@ -298,7 +289,6 @@ def prepare(
         first_time=first,
         last_time=last,
         size=sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
-        seconds=time.monotonic() - started,
     )
 
 
@@ -328,7 +318,7 @@ def _writing(out: Path, *, overwrite: bool) -> Iterator[Path]:
                 yield part
                 for path in (*part.rglob("*"), part):
                     sync(path)
-                exchange_folders(part, out) if out.exists() else commit(part, out)
+                replace_folder(part, out)
             finally:
                 remove_tree(part)
                 # filelock refuses a file that was removed between its opening and its locking.
@@ -367,7 +357,6 @@ class Database:
                 "pip install 'evergram[prepare]'."
             ) from None
         self._errors = (duckdb.Error, pa.ArrowException)  # Arrow wraps errors of the engine
-        self._exhaustion = (duckdb.OutOfMemoryException, duckdb.IOException, pa.ArrowException)
         self._memory, self._folder = memory, folder
         mine = getattr(os, "sched_getaffinity", None)  # Linux: of this process or container
         self._connection: Any = duckdb.connect(
@@ -430,12 +419,10 @@ class Database:
             yield
         except self._errors as error:
             text = " ".join(str(error).split("\n")[0].split()).rstrip(".")
-            if not isinstance(error, self._exhaustion):
-                raise DataError(f"The engine cannot use the data: {text}.") from error
             raise DataError(
-                f"The engine could not go on with {self._memory >> 20} MiB of memory and the disk "
-                f"of {self._folder.parent} ({text}); give it more memory by --memory, or "
-                "a disk with more room."
+                f"DuckDB could not go on with {self._memory >> 20} MiB of memory and the disk of "
+                f"{self._folder.parent}: {text}. Where either was too small, give more by --memory "
+                "or a disk with more room."
             ) from error
 
 

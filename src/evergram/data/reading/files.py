@@ -1,28 +1,30 @@
 """Files of tables: `source_files` finds them, `TableStream` reads one in batches of bounded
-memory."""
+memory; `guess` and `lacking` guess the roles of columns from their names."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import lzma
 import re
 import zipfile
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeAlias
+from unicodedata import normalize
 
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from evergram.data.data_sets import whole_path
-from evergram.data.reading.column_names import has_no_header, lacking
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_open_quotation, refuse_other_content, unreadable
 
@@ -41,6 +43,24 @@ DELIMITERS = (",", ";", "\t", "|")
 # Errors of the standard library's decoders for a file that is cut or damaged; zipfile raises
 # RuntimeError for a member that needs a password, or has an unknown compression.
 DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, RuntimeError)
+
+
+# Usual names of the columns in English, German, French and Spanish, in small letters, without
+# accents, signs and "id" and its like.
+VARIANTS = {
+    "query": "query user u customer client member visitor session reviewer reader listener viewer "
+    "account person author buyer consumer source kunde kunden nutzer benutzer kaufer kaeufer "
+    "besteller mitglied utilisateur acheteur membre usuario cliente comprador",
+    "candidate": "candidate item i movie film product article asin track song artist book isbn "
+    "video show game page url document doc business place poi location sku offer ad target artikel "
+    "produkt ware buch produit livre producto articulo libro pelicula",
+    "value": "value rating score star stars overall count plays clicks strength label y quantity "
+    "bewertung sterne wert anzahl menge quantite cantidad valor",
+    "time": "time timestamp date datetime ts unixtime unixreviewtime createdat created day zeit "
+    "zeitpunkt zeitstempel datum kaufdatum bestelldatum heure fecha hora",
+}
+# The end of a name that says "the id of", or of which kind it is.
+_AROUND = re.compile(r"(?<=.)(id|ids|idx|index|key|no|nr|num|number|nummer|code|uuid|name)$")
 
 
 @dataclass(frozen=True)
@@ -166,13 +186,11 @@ class Table:
 
     Attributes:
         name: what errors call it.
-        has_header_line: whether the names of its columns may be a row.
         types: by name of a column.
         texts: the columns of a file of text, which are read as strings, and null where they are
             empty.
     """
 
-    has_header_line = False
     texts: frozenset[str] = frozenset()
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
@@ -197,8 +215,9 @@ class TableStream(Table):
 
     def __init__(self, file: SourceFile) -> None:
         self.file, self.name = file, file.name
-        self.has_header_line: bool = file.is_text
         self._closes_marks = False
+        # Whether a cell of a text may have several lines, also where it ends a block.
+        self.has_lines_in_cells: bool = False
         if file.is_text:
             if file.files is None and file.content is None:
                 refuse_other_content(Path(file.path), *([b"\x1f\x8b"] if file.is_gzip else []))
@@ -207,8 +226,6 @@ class TableStream(Table):
             schema: pa.Schema = opened.schema_arrow if file.is_parquet else opened.schema
             names = schema.names  # here, as they may not be in UTF-8
         if file.is_text:
-            if len(set(names)) < len(names) and has_no_header(names):
-                raise DataError(lacking(self.name, {"query"}, names, {}))
             self.texts: frozenset[str] = frozenset(names)
             schema = pa.schema([(name, pa.string()) for name in names])
         super().__init__(file.name, schema)
@@ -271,7 +288,7 @@ class TableStream(Table):
         return csv.open_csv(
             self._lines,
             csv.ReadOptions(block_size=BLOCK),
-            csv.ParseOptions(delimiter=self._delimiter),
+            csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self.has_lines_in_cells),
             # Only an empty cell is missing; a written NaN stays one, to be refused by its row.
             csv.ConvertOptions(
                 null_values=[""],
@@ -333,4 +350,63 @@ def refuse_repeated_names(names: Sequence[str], source: str) -> None:
     """Raises: DataError: two columns have one name."""
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise DataError(f"{source} has two columns {repeated!r}; rename one of them.")
+        raise DataError(
+            f"{source} has two columns {repeated!r}; rename one of them, or write the names of the "
+            "columns above the rows of a text."
+        )
+
+
+def guess(names: Sequence[str]) -> dict[str, str]:
+    """Return for query, candidate, value and time the column that its name suggests, if any."""
+    columns: dict[str, str] = {}
+    for role, variants in VARIANTS.items():
+        for variant in variants.split():
+            same = [n for n in names if variant in _plain(n) and n not in columns.values()]
+            if same and role not in columns:
+                columns[role] = same[0]
+    return columns
+
+
+def suggestions(names: Sequence[str]) -> dict[str, list[str]]:
+    return {
+        role: [name for name in names if _plain(name) & set(variants.split())]
+        for role, variants in VARIANTS.items()
+    }
+
+
+def refuse_unknown(source: str, wanted: Iterable[str], names: Sequence[str]) -> None:
+    """Raise a DataError that names all columns that somebody named and `source` lacks."""
+    absent = [name for name in dict.fromkeys(wanted) if name not in names]
+    if absent:
+        listed = ", ".join(f"{name!r}{did_you_mean(name, names)}" for name in absent)
+        raise DataError(
+            f"{source} has no column{'s' * (len(absent) > 1)} {listed}; its columns are: "
+            f"{', '.join(names)}."
+        )
+
+
+def lacking(
+    table: Table, wanted: Collection[str], chosen: Mapping[str, str], names: Sequence[str]
+) -> str:
+    """Return the error about missing columns, `wanted` by role, with the options to write."""
+    first, likely = min(wanted, key=list(VARIANTS).index), guess(names)
+    what = {"query": "…", "candidate": "…"}
+    what |= {role: n for role, n in likely.items() if n not in chosen.values()} | dict(chosen)
+    roles = ", ".join(f"{role} = {json.dumps(n, ensure_ascii=False)}" for role, n in what.items())
+    options = " ".join(f"--column {role}={name}" for role, name in what.items())
+    row = ""
+    if table.texts and not chosen and not likely:
+        row = (
+            "If that is a row, write a line above it that names its columns, such as "
+            "query,candidate. "
+        )
+    return (
+        f"{table.name} has no column {first!r}; its columns are: {', '.join(names) or 'none'}. "
+        f"{row}Say which is which ({options}); in a recipe, under [data], columns = {{{roles}}}"
+    )
+
+
+def _plain(name: str) -> set[str]:
+    """Return the plain forms of a name: those of "User ID" are userid and user."""
+    small = re.sub(r"[^0-9a-z]", "", normalize("NFKD", name.lower()))
+    return {small, _AROUND.sub("", small)}

@@ -7,6 +7,8 @@ rules, so that the result depends neither on how the rows are divided into files
 - Times are dates or numbers, all of them written in one way: numbers in one unit, dates with a zone
   or dates without one. They become int64 (dates in microseconds), or float64 if one has decimals.
 - A row with a missing id, or with a number or time that is none, is a bad row.
+
+Rows under an id, such as features, are read by the same rules: `keyed_table`.
 """
 
 from __future__ import annotations
@@ -23,22 +25,33 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json as pa_json
 
-from evergram.data.reading.column_names import guess, lacking, refuse_unknown
 from evergram.data.reading.files import (
     DAMAGED,
     MemoryTable,
     Paths,
     Table,
     TableStream,
+    lacking,
     refuse_repeated_names,
+    refuse_unknown,
     source_files,
     unpacked,
 )
 from evergram.data.rolling_window import UNITS, unit_range
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.ids import BROKEN, INTEGER, NUMBER, is_text, missing_cells
+from evergram.file_content import refuse_other_content, unreadable
+from evergram.ids import (
+    BROKEN,
+    INTEGER,
+    NUMBER,
+    is_text,
+    missing_cells,
+    refuse_other_form,
+    refuse_repeats,
+)
 
 ROLES = ("query", "candidate", "value", "time", "weight")
 SideName: TypeAlias = Literal["query", "candidate"]
@@ -64,6 +77,8 @@ TIMES = (
 A_TIME = "a number or a date in ISO 8601, as 2024-05-31 or 2024-05-31T12:00:00Z"
 # In a unit of Arrow's times; a nanosecond is less than one.
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
+BAG = pa.list_(pa.string())
+ID = "id"
 # Marks bad cells, and says what they must be.
 Fault: TypeAlias = tuple[pa.Array, str]
 T = TypeVar("T")
@@ -71,14 +86,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """Consecutive rows of a source.
-
-    Args:
-        source: name of the file or table.
-        first_row: rows of the source before them.
-        names: by role, the source's own name of the column.
-        texts: roles whose cells come from a file of text.
-    """
+    """Consecutive rows of a source, after `first_row` others, its own names of the columns by role,
+    and the roles whose cells come from a file of text."""
 
     source: str
     first_row: int = 0
@@ -92,7 +101,7 @@ class Place:
             shown = repr(cell.as_py()) if is_text(cells.type) else str(cell.as_py())
         except (OverflowError, ValueError):  # a date that Python does not have
             shown = str(cell.cast(pa.int64()).as_py())
-        shown = "empty" if _blank(cells.slice(row, 1))[0].as_py() else shown
+        shown = "empty" if is_blank(cells.slice(row, 1))[0].as_py() else shown
         row += self.first_row + 1
         return f"{self.source} row {row}: {self.names.get(role, role)} is {shown}"
 
@@ -114,10 +123,6 @@ class BadRows:
     count: int = 0
     reasons: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
 
-    def reset(self) -> None:
-        self.count = 0
-        self.reasons.clear()
-
     def good_rows(
         self, place: Place, columns: Mapping[str, tuple[pa.Array, Iterable[Fault]]], size: int
     ) -> pa.Array:
@@ -137,13 +142,11 @@ class BadRows:
         return good
 
     def finish(self) -> None:
-        """Raise a DataError if there are bad rows that are not to be dropped."""
-        if self.count and self.choice == "refuse":
+        """Raise a DataError if there are bad rows that are not to be dropped, else warn of them."""
+        if self.count and self.choice != "drop":
             them = "it" if self.count == 1 else "them"
             how = f"; or leave {them} out by {HOW_TO_DROP}" if self.advice else ""
             raise DataError(f"{self}. Correct {them}{how}.")
-
-    def warn(self) -> None:
         if self.count:
             logging.getLogger(__name__).warning("Bad rows were dropped: %s.", self)
 
@@ -216,10 +219,8 @@ class InteractionSources:
         self.types = {r: narrow.get(r, pa.float32()) for r in ROLES if r in first.names}
 
     def table(self) -> pa.Table:
-        """Return all of them, and warn of bad rows that were dropped; see `read`."""
-        table = self.read(lambda schema, batches: pa.Table.from_batches(batches, schema))
-        self.bad_rows.warn()
-        return table
+        """Return all of them, see `read`."""
+        return self.read(lambda schema, batches: pa.Table.from_batches(batches, schema))
 
     def read(self, take: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T]) -> T:
         """Return what a function makes of their schema and batches; it is called again where a type
@@ -232,8 +233,9 @@ class InteractionSources:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         kept, weighs = 0, False
-        self.bad_rows.reset()
-        self._forms.clear()
+        self.bad_rows.count = 0
+        for noted in (self.bad_rows.reasons, self._forms):
+            noted.clear()
         for source in self.sources:
             texts = frozenset(r for r, name in source.names.items() if name in source.table.texts)
             row = 0
@@ -296,20 +298,14 @@ class InteractionSources:
         """Raise a DataError if times have another form than those before."""
         for form, mask in forms.items():
             row = pc.index(mask, True).as_py()
-            if row < 0:
-                continue
-            self._forms.setdefault(form, place.cell(row, "time", cells))
-            # A small number, as of a counter or of before 1980, does not tell its unit.
-            others = [known for known in self._forms if known not in (form, NUMBERS)]
-            if form == NUMBERS:
-                others = [known for known in others if not known.startswith(NUMBERS)]
-            elif not form.startswith(NUMBERS):
-                others = [known for known in self._forms if known != form]
-            if others:
-                raise DataError(
-                    f"Times are {others[0]} ({self._forms[others[0]]}) and {form} "
-                    f"({self._forms[form]}); {TIMES}."
-                )
+            if row >= 0:
+                self._forms.setdefault(form, place.cell(row, "time", cells))
+        # A small number, as of a counter or of before 1980, does not tell its unit.
+        has_dates = any(not form.startswith(NUMBERS) for form in self._forms)
+        told = [form for form in self._forms if has_dates or form != NUMBERS]
+        if len(told) > 1:
+            both = " and ".join(f"{form} ({self._forms[form]})" for form in told[:2])
+            raise DataError(f"Times are {both}; {TIMES}.")
 
 
 def decoded(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -334,7 +330,7 @@ def refuse_non_ids(kind: pa.DataType, name: str, source: str, example: object = 
 def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fault]]:
     """Return integers, strings or nulls as int64 or string, and the bad cells, which are null; in a
     file of text, integers are what is written so, and words such as NULL stand for nothing."""
-    missing, blank = missing_cells(cells, text_file=text_file), _blank(cells)
+    missing, blank = missing_cells(cells, text_file=text_file), is_blank(cells)
     faults: list[Fault] = []
     if text_file:
         broken = _true(pc.match_substring_regex(cells, BROKEN))
@@ -414,7 +410,9 @@ def _times(cells: pa.Array) -> tuple[pa.Array, list[Fault], dict[str, pa.Array]]
         unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
         numbers = cells.cast(pa.int32() if unit == "D" else pa.int64()).cast(pa.int64())
         limit: float = (2**63 - 1) // _MICROSECONDS[unit]
-    elif pa.types.is_floating(kind) or _is_beyond(cells):
+    elif pa.types.is_floating(kind) or (
+        pa.types.is_uint64(kind) and (pc.max(cells).as_py() or 0) >= 2**63
+    ):
         numbers, limit = cells.cast(pa.float64(), safe=False), 2.0**63
     else:
         numbers, limit = cells.cast(pa.int64()), 2**63 - 1
@@ -441,11 +439,6 @@ def _times(cells: pa.Array) -> tuple[pa.Array, list[Fault], dict[str, pa.Array]]
         by_unit[f"{NUMBERS} in {unit}"] = inside
         rest = pc.and_not(rest, inside)
     return values, faults, {**by_unit, NUMBERS: rest}
-
-
-def _is_beyond(cells: pa.Array) -> bool:
-    """Return whether some integers have no int64."""
-    return pa.types.is_uint64(cells.type) and (pc.max(cells).as_py() or 0) >= 2**63
 
 
 def is_date(kind: pa.DataType) -> bool:
@@ -488,7 +481,7 @@ def moments_of(texts: pa.Array, zone: str | None) -> pa.Array:
         return pa.array(moments, pa.int64()).cast(kind)
 
 
-def _blank(cells: pa.Array) -> pa.Array:
+def is_blank(cells: pa.Array) -> pa.Array:
     """Return which cells are null or an empty text."""
     blank = pc.is_null(cells)
     if is_text(cells.type):
@@ -540,22 +533,13 @@ def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
     names = {role: role for role in ROLES} | columns
     absent = [side for side in SIDES if names[side] not in has]
     if absent:
-        header = table.has_header_line
-        raise DataError(lacking(table.name, absent, has, columns, header_line=header))
+        raise DataError(lacking(table, absent, columns, has))
     if names["query"] == names["candidate"]:
         raise DataError(
             f"{table.name}: query and candidate are both the column {names['query']!r}; say in "
             "data.columns (--column candidate=NAME) which is the other."
         )
-    chosen = {role: names[role] for role in ROLES if names[role] in has}
-    for role, column in guess(has).items():
-        if role in ("value", "time") and role not in chosen and column not in chosen.values():
-            logging.getLogger(__name__).warning(
-                '%s: its column %s is not read; if it is the %s, add %s = "%s" to data.columns '
-                "(--column %s=%s).",
-                *(table.name, column, role, role, column, role, column),
-            )
-    return InteractionSource(table, chosen)
+    return InteractionSource(table, {role: names[role] for role in ROLES if names[role] in has})
 
 
 def check_roles(columns: Mapping[str, str]) -> None:
@@ -588,6 +572,178 @@ def adjacency_list(path: Path) -> Table:
     table = MemoryTable(pa.table(columns, pa.schema(dict.fromkeys(SIDES, pa.string()))), str(path))
     table.texts = frozenset(SIDES)
     return table
+
+
+# Rows under an id, of one or several files or tables: features, weights, vectors, texts.
+
+
+def keyed_table(
+    tables: Sequence[Table],
+    separator: str = "|",
+    columns: Sequence[str] | None = None,
+    bad_rows: BadRows | None = None,
+    ids: Sequence[str] = (ID,),
+) -> pa.Table:
+    """Return the rows of one or several tables that have the same columns, one of which is the id.
+
+    In files of text the type of a column follows from the cells of all of them: ids and integers
+    are what is written so, numbers are if one of them has a decimal point, a column with the
+    separator in any cell holds lists of texts, and all else is texts. The types of other files are
+    widened as Arrow does.
+
+    Args:
+        tables: at least one.
+        separator: of keys in a file of text; "" for no lists.
+        columns: those that are read besides the id; None reads all.
+        bad_rows: what is done with rows without an id.
+        ids: names of the column of ids, the first that there is; it is called `id` in the result,
+            and is int64 or string.
+    Raises: DataError: a table is damaged, lacks a column that another has, or has it in a type that
+        goes with none of the others'; or a row has no id.
+    """
+    own = next((n for n in ids if n in tables[0].names), ids[0])
+    names = [n for n in (tables[0].names if columns is None else columns) if n not in (own, ID)]
+    for table in tables:
+        refuse_unknown(table.name, [own, *names], table.names)
+        more = [n for n in table.names if columns is None and n not in tables[0].names]
+        if more:
+            both = f"{table.name} has a column {more[0]!r} and {tables[0].name} has none"
+            raise DataError(f"{both}; give all of them the same columns.")
+        refuse_non_ids(table.types[own], own, table.name)
+    schemas = [pa.schema([(n, t.types[n]) for n in (own, *names)]) for t in tables]
+    whole = [
+        pa.Table.from_batches(list(table.batches(schema.names)), schema)
+        for table, schema in zip(tables, schemas, strict=True)
+    ]
+    of_texts = {
+        name: _type_of_texts(
+            [part[name] for table, part in zip(tables, whole, strict=True) if name in table.texts],
+            "" if name == own else separator,
+        )
+        for name in (own, *names)
+    }
+    bad_rows, parts = bad_rows or BadRows(), []
+    for table, rows in zip(tables, whole, strict=True):
+        cells = decoded(rows[own])
+        read, faults = ids_of_cells(cells, text_file=own in table.texts)
+        good = bad_rows.good_rows(Place(table.name), {own: (cells, faults)}, len(cells))
+        if own in table.texts and of_texts[own] != pa.int64():
+            read = read.cast(pa.string())
+        typed = {ID: read}
+        for name in names:
+            typed[name] = cells = decoded(rows[name])
+            if name in table.texts:
+                keys = pc.split_pattern(cells, separator) if of_texts[name] == BAG else cells
+                typed[name] = keys.cast(of_texts[name])
+        parts.append(pa.table(typed).filter(good))
+    bad_rows.finish()
+    if any(is_text(part[ID].type) for part in parts):
+        parts = [part.set_column(0, ID, part[ID].cast(pa.string())) for part in parts]
+    try:
+        return pa.concat_tables(parts, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{', '.join(table.name for table in tables)} have a column in types that do not go "
+            f"together: {' '.join(str(error).split()).rstrip('.')}; write it in one type."
+        ) from error
+
+
+def _type_of_texts(columns: Sequence[pa.ChunkedArray], separator: str) -> pa.DataType:
+    """Return the type that holds a column of files of text."""
+    cells = pa.chunked_array([c for column in columns for c in column.chunks], pa.string())
+    if separator and pc.any(pc.match_substring(cells, separator)).as_py():
+        return BAG
+    if cells.null_count == len(cells):
+        return pa.string()
+    if all_match(cells, INTEGER):
+        try:
+            return cells.cast(pa.int64()).type
+        except pa.ArrowInvalid:  # beyond 64 bits
+            return pa.string()
+    decimal = pc.any(pc.match_substring(cells, ".")).as_py()
+    return pa.float64() if decimal and all_match(cells, FLOAT_CELL) else pa.string()
+
+
+def read_keyed_files(path: Paths, *args: Any, **options: Any) -> pa.Table:
+    """Return `keyed_table` of files, which has the same arguments otherwise."""
+    return keyed_table([TableStream(file) for file in source_files(path)], *args, **options)
+
+
+def read_texts(
+    path: Path, *, id_column: str = "id", text_column: str = "text"
+) -> tuple[pa.Array, list[str]]:
+    """Return the ids, int64 or string, and the texts of a file, in its order: a table, or JSON
+    lines. Errors name rows."""
+    if not path.is_file():
+        raise DataError(f"There is no file {path}; correct the path.")
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        refuse_other_content(path)
+        try:
+            table: Table = MemoryTable(pa_json.read_json(path), str(path))
+        except (OSError, pa.ArrowException) as error:
+            raise unreadable(path, error) from error
+    else:
+        stream = TableStream(source_files(path)[0])
+        stream.has_lines_in_cells = True
+        table = stream
+    refuse_unknown(f"{path} (--column names others)", (id_column, text_column), table.names)
+    refuse_non_ids(table.types[id_column], id_column, str(path))
+    schema = pa.schema({name: table.types[name] for name in (id_column, text_column)})
+    rows = pa.Table.from_batches(list(table.batches(schema.names)), schema)
+    if not len(rows):
+        raise DataError(f"{path} has no rows; it needs at least one.")
+    cells, texts = (decoded(rows[name]) for name in schema.names)
+    if not is_text(texts.type):
+        raise DataError(f"{path}: {text_column} is of type {texts.type}; it must be text.")
+    ids, faults = ids_of_cells(cells, text_file=id_column in table.texts)
+    bad_rows, columns = BadRows(advice=False), {id_column: (cells, faults)}
+    columns[text_column] = texts, [(is_blank(texts), "a text")]
+    bad_rows.good_rows(Place(str(path)), columns, len(rows))
+    bad_rows.finish()
+    refuse_repeats(ids, str(path))
+    return ids, texts.to_pylist()
+
+
+def read_features(
+    query_features: Paths | None,
+    candidate_features: Paths | None,
+    columns: Mapping[str, str],
+    bad_rows: BadRowsChoice,
+) -> dict[SideName, pa.Table]:
+    """Return the table of features of each side that has files of them."""
+    given: dict[SideName, Paths | None] = {"query": query_features, "candidate": candidate_features}
+    return {
+        side: read_keyed_files(files, bad_rows=BadRows(bad_rows), ids=names_of_ids(columns, side))
+        for side, files in given.items()
+        if files is not None
+    }
+
+
+def names_of_ids(columns: Mapping[str, str], side: str) -> list[str]:
+    """Return what the column of ids may be called in a table of features, the likeliest first."""
+    named = columns.get(f"{side}_id")
+    return ["id", columns.get(side, side)] if named is None else [named]
+
+
+def rows_by_id(ids: pa.ChunkedArray, keys: pa.Array, source: str) -> pa.Array:
+    """Return the row of each key in a table of features, int32; null where the table has none.
+
+    Args:
+        ids: of the table, int64 or string, each once.
+        keys: ids of the interactions, int64 or string.
+    """
+    none = f"{source} have none of the ids of the interactions"
+    if pa.types.is_string(ids.type) and pa.types.is_integer(keys.type) and len(ids):
+        raise DataError(
+            f"{none}: theirs are text, such as {ids[0].as_py()!r}, and those are integers, such as "
+            f"{keys[0]}; are they of the other side? If not, write both in one type."
+        )
+    refuse_other_form(ids, keys, source, "the interactions")
+    rows = pc.index_in(keys, value_set=ids.cast(keys.type))
+    if len(ids) and rows.null_count == len(rows):
+        example = f"(an id there is {ids[0]}, here {keys[0]})"
+        raise DataError(f"{none} {example}; are they of the other side?")
+    return rows
 
 
 # What is in memory. The module of an object's class tells its library, so that none of the
