@@ -89,7 +89,7 @@ def test_a_damaged_source_is_refused_in_one_sentence(
 
 def test_what_a_loader_of_ones_own_does_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('["tea"]\nmilk\n')
-    with pytest.raises(DataError, match="row 2 is no JSON list"):
+    with pytest.raises(DataError, match="row 2 is not a JSON list"):
         DOCUMENTED.model_validate({"path": str(tmp_path / "b.jsonl")}).load(0)
 
 
