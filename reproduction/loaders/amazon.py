@@ -206,6 +206,8 @@ def load_amazon(
         table = pa.concat_tables(tables).rename_columns(ROLES)
         if metadata is not None:
             features = _features(metadata, pc.unique(table["candidate"]))
+    if not len(table):
+        raise DataError(f"{source} has no rows; at least one interaction is needed.")
     if features is not None and described_only:
         table = table.filter(pc.is_in(table["candidate"], value_set=features["id"]))
     if features is not None and minimum_products > 1:
