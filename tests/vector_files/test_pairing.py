@@ -113,7 +113,7 @@ def test_no_room_for_the_temporary_file_is_refused(
     def full() -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evergram.vector_files.open_embeddings.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
     with pytest.raises(DataError, match="No space left on device; set TMPDIR"):
         next(Pairing(old, new).blocks())
 
