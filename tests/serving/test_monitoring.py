@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -492,19 +491,6 @@ def test_the_page_and_its_files_are_sent_with_strict_headers(films: Lineage) -> 
         service.token = "secret"
         assert client.get("/v1/dashboard").status_code == 401
         assert client.get("/").status_code == 200
-
-
-def test_the_python_of_the_document_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
-    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert block is not None
-    make_lineage(tmp_path / "lineages" / "films", 2)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(block[1], "dashboard.md", "exec"), {})
-    printed = DashboardData.model_validate_json(capsys.readouterr().out)
-    assert [v.version for v in printed.versions] == [0, 1]
 
 
 def shown(http: TestClient) -> list[dict[str, Any]]:
