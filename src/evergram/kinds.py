@@ -58,10 +58,7 @@ class Trait(Enum):
     FREE_NORMS = "rows of any norm (model.normalize = false)"
     ID_TABLES = "tables of ids (model.kind = 'factorization', for example)"
     FEATURE_TABLES = "tables of features (model.kind = 'two_tower', for example)"
-    LAYERS = (
-        "layers (model.kind = 'two_tower', for example) or a trained task (task.temperature = "
-        "'learned')"
-    )
+    LAYERS = "layers (model.kind = 'two_tower', for example), or a task with parameters"
     BATCH_PRODUCTS = (
         "products of a batch (model.kind = 'two_tower' or 'module', or task.kind = 'softmax_all')"
     )

@@ -69,9 +69,9 @@ _CHANGES: dict[str, Tables] = {
         "training": {"optimizer": "adam", "rescale_rows": True},
         "upgrade": {"method": "joint-notrans"},
     },
-    "softmax-all-learned": {
+    "softmax-all": {
         "model": {"kind": "mean_of_candidates", "normalize": True},
-        "task": {"kind": "softmax_all", "temperature": "learned"},
+        "task": {"kind": "softmax_all", "temperature": 0.2},
         "training": {"batch_size": 256},
     },
     "softmax-mapped": {

@@ -54,10 +54,6 @@ CASES: dict[str, list[str]] = {
     "spherical": ["task.kind=spherical"],
     "softmax_all": ALL,
     "softmax_all, adam": [*ALL, "task.penalty=0", "training.optimizer=adam"],
-    "softmax_all, learned temperature": [
-        *(*ALL, "task.penalty=0", "training.optimizer=adam", "training.layer_rate=0.01"),
-        *("task.temperature=learned", "model.normalize=true", "task.l2=0"),
-    ],
     "two towers, softmax_all": [*TOWER, *ALL],
     "lightgcn, softmax_all": ["model.kind=lightgcn", "model.layers=[2]", *ALL, "task.penalty=0"],
     "huber": ["task.loss=huber"],

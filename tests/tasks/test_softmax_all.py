@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -49,40 +48,6 @@ def test_the_loss_is_its_definition_and_gradients_are_those_of_finite_difference
     assert value == pytest.approx(by_definition(users, items, 0.7), rel=1e-12)
     sides = users.requires_grad_(), items.requires_grad_()
     assert torch.autograd.gradcheck(lambda u, v: task(encoded(u, v), batch(), {}), sides)
-
-
-@pytest.mark.parametrize("limit", [None, 0.4])
-def test_a_learned_temperature_is_the_same_loss_and_has_its_gradient(limit: float | None) -> None:
-    users, items = normal(6, 3), normal(4, 3, seed=1)
-    more: Any = {"largest_share": limit, "push": PUSH}
-    learned = SoftmaxAll(None, **more).double()
-    assert learned.temperature == pytest.approx(0.1)
-    parameter = learned.log_temperature
-    assert parameter is not None
-    for tau in (0.1, 0.7):
-        with torch.no_grad():
-            parameter.fill_(math.log(tau))
-        parameter.grad = None
-        value = learned(encoded(users, items), batch(), {})
-        value.backward()
-        step = 1e-6
-        near = [
-            float(SoftmaxAll(tau * math.exp(side), **more)(encoded(users, items), batch(), {}))
-            for side in (-step, 0.0, step)
-        ]
-        assert float(value.detach()) == pytest.approx(near[1], rel=1e-12)
-        slope = (near[2] - near[0]) / (2 * step)
-        assert parameter.grad is not None
-        assert float(parameter.grad) == pytest.approx(slope, rel=1e-5, abs=1e-8)
-
-
-def test_a_learned_temperature_has_a_least() -> None:
-    task = SoftmaxAll(None)
-    assert task.log_temperature is not None
-    with torch.no_grad():
-        task.log_temperature.fill_(-100.0)
-    assert task.temperature == pytest.approx(0.01)
-    assert math.isfinite(task(encoded(normal(6, 3), normal(4, 3, seed=1)), batch(), {}).item())
 
 
 def with_neighbours(share: float) -> SoftmaxAll:

@@ -331,7 +331,7 @@ SETTINGS = [
     f"task.kind=second_order {SECOND} task.l2=0.1",
     f"task.kind=spherical {SECOND} task.l2=0.1",
     f"{ALL} training.optimizer=adam training.decay=0.8 training.table_rate=0.02",
-    f"{ALL} task.temperature=learned model.normalize=true training.layer_rate=0.05",
+    f"{ALL} task.temperature=0.2 model.normalize=true",
     "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
 ]
 

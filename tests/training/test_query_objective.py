@@ -155,19 +155,6 @@ def test_a_softmax_is_expanded_to_second_order() -> None:
     assert torch.allclose(fallen, torch.full_like(fallen, 0.99), atol=2e-3)
 
 
-def test_a_learned_temperature_is_that_of_the_model() -> None:
-    corpus, unit = corpus_of(), {"normalize": True}
-    forms = []
-    for chosen in (0.3, "learned"):
-        task = {"kind": "softmax_all", "temperature": chosen}
-        recipe = recipe_of({"task": task, "model": unit}, corpus)
-        _, trained, _ = prepared(recipe, corpus)
-        trained.temperature = None if chosen == 0.3 else 0.3
-        form = form_of(recipe, corpus, trained, "approximate")
-        forms.append(form.minimise(interactions_of(corpus, trained.candidate, values=False)))
-    assert torch.equal(*forms)
-
-
 def test_a_pair_that_is_drawn_by_its_query_weighs_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PointwiseSettings, "drawn", "queries")
     corpus = corpus_of()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from tests.support.fits import CPU, changed, epoch_gradients, parts_of
-from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 from torch.nn import functional
 
@@ -385,25 +384,3 @@ def test_candidates_that_are_elsewhere_or_beyond_memory_are_refused(
         parts_of(softmax(), SOFTMAX)
     monkeypatch.setattr(build, "machine_memory", lambda: 948)
     parts_of(softmax(), SOFTMAX)
-
-
-@pytest.mark.parametrize("kind", ["factorization", "graphsage"])
-def test_a_learned_temperature_is_trained_and_reported(kind: str) -> None:
-    def trained(temperature: str) -> dict[str, Any]:
-        recipe = tiny_recipe(
-            *(f"model.kind={kind}", "model.dim=4", "model.normalize=true", "training.epochs=3"),
-            f"task={{kind='softmax_all', temperature={temperature}}}",
-            *(
-                ["training.layer_rate=0.05"]
-                if "learned" in temperature or kind != "factorization"
-                else []
-            ),
-        )
-        found: dict[str, Any] = train(recipe, progress=False).metrics["training"]
-        return found
-
-    learned = trained("'learned'")["temperature"]
-    assert 0.01 < learned < 1
-    assert abs(learned - 0.1) > 1e-3
-    assert trained("'learned'")["temperature"] == learned
-    assert "temperature" not in trained("0.1")

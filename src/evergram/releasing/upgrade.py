@@ -291,8 +291,6 @@ def training_report(trained: Trained) -> dict[str, Any]:
         **{name: getattr(trained, name) for name in (*as_they_are, "table_rate")},
         "warnings": trained.warnings,
     }
-    if trained.temperature is not None:
-        report["temperature"] = trained.temperature
     return report | ({"pilots": trained.pilots} if trained.pilots else {})
 
 

@@ -240,10 +240,9 @@ class SphericalSettings(TemperedSettings):
         return Spherical(self.temperature)
 
 
-class SoftmaxAllSettings(TaskSettings):
+class SoftmaxAllSettings(TemperedSettings):
     """The observed candidate against all, by the softmax itself: no sample and no expansion.
 
-    A "learned" temperature is trained with the model, on unit rows.
     The log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
     `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to the
     neighbours of its candidate, which are the most like it by their queries.
@@ -252,17 +251,9 @@ class SoftmaxAllSettings(TaskSettings):
     kind: Literal["softmax_all"] = "softmax_all"
     drawn: ClassVar[Literal["examples", "queries", "whole_queries"]] = "whole_queries"
     wants_all_candidates = True
-    # Free rows have lengths to learn.
-    temperature: Annotated[
-        Rate | Literal["learned"], Needs(Trait.UNIT_ROWS, values=("learned",))
-    ] = 1.0
     push: Rate = 1.0
     largest_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     neighbour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-
-    @property
-    def has_parameters(self) -> bool:
-        return self.temperature == "learned"
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.softmax_all import SoftmaxAll, check_share
@@ -277,7 +268,7 @@ class SoftmaxAllSettings(TaskSettings):
             sizes = len(corpus.queries), len(corpus.candidates)
             neighbours = CandidateNeighbours.of(*pairs, *sizes, NEIGHBOURS)
         return SoftmaxAll(
-            None if self.temperature == "learned" else self.temperature,
+            self.temperature,
             push=self.push,
             largest_share=self.largest_share,
             neighbours=neighbours,

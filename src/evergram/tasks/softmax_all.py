@@ -7,16 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from evergram.data.sampling import Batch
 from evergram.errors import DataError
 from evergram.tasks.candidate_neighbours import CandidateNeighbours
 from evergram.tasks.task import Encoded, Moments, Task, score
-
-# Where a learned temperature begins, and the least that it may be.
-START, COLDEST = 0.1, 0.01
 
 
 class SoftmaxAll(Task):
@@ -27,7 +24,7 @@ class SoftmaxAll(Task):
     batch's pairs, divided by how many a batch has on average.
 
     Args:
-        temperature: τ; None makes it a parameter, which begins at `START`; only for unit rows.
+        temperature: τ.
         push: κ, how much the log-partition counts beside the pairs' scores; 1 is the softmax.
         largest_share: q, which no candidate's share of a query's softmax is above; None is no
             limit. There must be more than 1/q candidates.
@@ -44,7 +41,7 @@ class SoftmaxAll(Task):
 
     def __init__(
         self,
-        temperature: float | None = 1.0,
+        temperature: float = 1.0,
         *,
         push: float = 1.0,
         largest_share: float | None = None,
@@ -53,28 +50,12 @@ class SoftmaxAll(Task):
         lower_products: bool = False,
     ) -> None:
         super().__init__()
-        self._fixed = temperature
-        self.log_temperature: nn.Parameter | None = None
-        if temperature is None:
-            self.log_temperature = nn.Parameter(torch.tensor(START).log())
+        self.temperature = temperature
         self.push = push
         self.largest_share = largest_share
         self.neighbours = neighbours
         self.neighbour_share = neighbour_share
         self.lower_products = lower_products
-
-    @property
-    def temperature(self) -> float:
-        """τ, as it is now."""
-        tau = self._tau()
-        return float(tau.detach()) if isinstance(tau, Tensor) else tau
-
-    def _tau(self) -> Tensor | float:
-        """τ; a learned one with its gradient."""
-        if self._fixed is not None:
-            return self._fixed
-        assert self.log_temperature is not None
-        return self.log_temperature.exp().clamp(min=COLDEST)
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         assert encoded.all_candidates is not None
@@ -86,20 +67,17 @@ class SoftmaxAll(Task):
         weight = times.to(encoded.query)
         if batch.pair_share is not None:
             weight = weight * batch.pair_share[first].to(weight)
-        tau, queries, fixed = self._tau(), encoded.queries[first], self._fixed
-        if fixed is None:  # τ has its gradient by way of the queries
-            queries, fixed = queries / tau, 1.0
         pushed = log_partition_sum(
-            queries,
+            encoded.queries[first],
             encoded.all_candidates,
             weight,
-            fixed,
+            self.temperature,
             largest_share=self.largest_share,
             lower_products=self.lower_products,
         )
         scores = self._scores(encoded, batch)
         mean = scores.new_zeros(len(times)).index_add(0, own, scores) / times
-        pulled = (weight * (mean / tau)).sum()
+        pulled = (weight * (mean / self.temperature)).sum()
         loss: Tensor = (self.push * pushed - pulled) / len(batch.query)
         return loss
 

@@ -15,7 +15,6 @@ from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
 from evergram.encoders.encoder import SIDES, Encoder
 from evergram.evaluation.metric_sample import SampledRanking
-from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import selection
 from evergram.training.build import Companions, FitSettings, prepare
 from evergram.training.callbacks import Callback, Limits, ProgressReport, SoundNumbers
@@ -99,7 +98,6 @@ class Trained:
         ended: the limit that ended training: "patience", "epochs", "budget" or "minutes".
         refit: `steps`, `interactions` and `seconds` of the refit, if there was one.
         penalty, l2, l2_measure, optimizer, batch_size, table_rate: as they were used.
-        temperature: that was learned, if one was.
         pilots: see `training.pilots`.
         warnings: sentences for a person to read.
     """
@@ -120,7 +118,6 @@ class Trained:
     optimizer: str = "auto"
     batch_size: int = 0
     table_rate: float = 0.0
-    temperature: float | None = None
     pilots: list[dict[str, float | str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     sample: SampledRanking | None = None
@@ -183,9 +180,6 @@ def fit_encoder(
     for sentence in warnings if context.warns and together.is_first else ():
         log.warning(sentence)
     objective = run.step.objective
-    task, temperature = objective.task, None
-    if isinstance(task, SoftmaxAll) and task.log_temperature is not None:
-        temperature = task.temperature
     return replace(
         judge(encoder, split, recipe, ranked, together),
         history=stopping.history,
@@ -200,7 +194,6 @@ def fit_encoder(
         optimizer=fitting.training.optimizer,
         batch_size=run.sampler.batch_size,
         table_rate=fitting.table_rate,
-        temperature=temperature,
         warnings=warnings,
     )
 

@@ -55,13 +55,8 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
             length="unit" if normalize else "free",
             values=task.pair_target == "value",
         )
-    push, temperature = 1.0, 1.0
-    if trained.temperature is not None:
-        temperature = trained.temperature
-    elif isinstance(task, TemperedSettings | SoftmaxAllSettings) and task.temperature != "learned":
-        temperature = task.temperature
-    if isinstance(task, SoftmaxAllSettings):
-        push = task.push
+    temperature = task.temperature if isinstance(task, TemperedSettings) else 1.0
+    push = task.push if isinstance(task, SoftmaxAllSettings) else 1.0
     second = isinstance(task, SecondOrderSettings)
     length: Length = "free" if not normalize else "unit" if second else "scaled"
     strength, power = _per_pair(recipe, corpus, 0) if second else (push, 1.0)
