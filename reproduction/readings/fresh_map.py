@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergram import Recipe
 from evergram.data import Split
-from evergram.training import Point, Trained
+from evergram.training import Trained, Trainer
 from reproduction.planted import Planted
 from reproduction.readings.reading import CpuClock, Reading, Watch
 
@@ -64,17 +64,17 @@ class _FreshMapWatch(Watch):
             name: [] for name in ("step", "seconds", "cpu_seconds", "fresh")
         }
 
-    def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
+    def on_step(self, run: Trainer, batch: Any, objective: Tensor) -> None:
         self.clock.tick()
-        if at.step % self.every:
+        if run.steps % self.every:
             return
-        with at.training.look() as now:
-            query = now.rows("query", self.rows.to(at.device)).cpu()
-            candidate = now.rows("candidate", torch.arange(len(self.ids), device=at.device)).cpu()
+        with run.step.look() as now:
+            query = now.rows("query", self.rows.to(run.device)).cpu()
+            candidate = now.rows("candidate", torch.arange(len(self.ids), device=run.device)).cpu()
         lists = [(block @ candidate.T).topk(K).indices for block in torch.split(query, BLOCK)]
         point = {
-            "step": at.step,
-            "seconds": at.seconds,
+            "step": run.steps,
+            "seconds": run.seconds,
             "cpu_seconds": self.clock.seconds,
             "fresh": self._expected(self.ids[torch.cat(lists)]),
         }

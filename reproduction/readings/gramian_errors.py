@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergram import Recipe
 from evergram.data import Split
-from evergram.training import Point, Tracking, Trained
+from evergram.training import Tracking, Trained, Trainer
 from reproduction.readings.reading import Reading, Watch
 from reproduction.recipe import PaperRecipe
 
@@ -46,8 +46,8 @@ class _ErrorsWatch(Watch):
         counts = {side: corpus.counts(side) for side in ("query", "candidate")}
         self.tracking = Tracking(rivals, counts, every=reading.every, seed=recipe.seed)
 
-    def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
-        self.tracking.on_step(at, batch, objective)
+    def on_step(self, run: Trainer, batch: Any, objective: Tensor) -> None:
+        self.tracking.on_step(run, batch, objective)
 
     def read(self, trained: Trained) -> dict[str, Any]:
         return {

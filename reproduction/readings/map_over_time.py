@@ -12,7 +12,7 @@ from torch import Tensor
 from evergram import Recipe
 from evergram.data import Split
 from evergram.evaluation import Relevance, rank_metrics
-from evergram.training import Point, Trained
+from evergram.training import Trained, Trainer
 from reproduction.readings.reading import CpuClock, Reading, Watch
 
 METRIC = "map@10"
@@ -79,25 +79,25 @@ class _MapWatch(Watch):
             name: [] for name in ("step", "epoch", "seconds", "cpu_seconds", *parts)
         }
 
-    def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
+    def on_step(self, run: Trainer, batch: Any, objective: Tensor) -> None:
         self.clock.tick()
-        if self.every and at.step % self.every == 0:
-            self._measure(at)
+        if self.every and run.steps % self.every == 0:
+            self._measure(run)
 
-    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
-        if self.series["step"][-1:] != [at.step]:
-            self._measure(at)
+    def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
+        if self.series["step"][-1:] != [run.steps]:
+            self._measure(run)
         self.clock.resume()
 
-    def _measure(self, at: Point) -> None:
+    def _measure(self, run: Trainer) -> None:
         """Add a point, and leave its time out of the training's."""
-        with at.training.look() as now:
-            query = now.rows("query", self.queries.to(at.device)).cpu()
-            candidate = now.rows("candidate", self.candidates.to(at.device)).cpu()
+        with run.step.look() as now:
+            query = now.rows("query", self.queries.to(run.device)).cpu()
+            candidate = now.rows("candidate", self.candidates.to(run.device)).cpu()
         point = {
-            "step": at.step,
-            "epoch": at.epoch,
-            "seconds": at.seconds,
+            "step": run.steps,
+            "epoch": run.epoch,
+            "seconds": run.seconds,
             "cpu_seconds": self.clock.seconds,
             **{
                 name: rank_metrics(query, candidate, relevance, [METRIC])[METRIC]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from evergram import Recipe
 from evergram.data import Split
 from evergram.evaluation import score_histograms
-from evergram.training import Point, Trained
+from evergram.training import Trained, Trainer
 from reproduction.readings.reading import Reading, Watch
 
 
@@ -37,8 +37,8 @@ class _ScoresWatch(Watch):
         self.seed = seed
         self.moments: list[dict[str, Any]] = []
 
-    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
-        now = at.training.encoder.embed_all(at.training.scene)
+    def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
+        now = run.step.encoder.embed_all(run.step.scene)
         histograms = score_histograms(
             now["query"],
             now["candidate"],
@@ -49,8 +49,8 @@ class _ScoresWatch(Watch):
         )
         self.moments.append(
             {
-                "step": at.step,
-                "epoch": at.epoch,
+                "step": run.steps,
+                "epoch": run.epoch,
                 "edges": histograms.edges.tolist(),
                 "observed": histograms.observed.tolist(),
                 "random": histograms.random.tolist(),

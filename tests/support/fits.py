@@ -18,7 +18,7 @@ from evergram.data.sampling import Batch, EntitySampler, ExampleSampler
 from evergram.data.split import Split
 from evergram.lineage.artefact import Artefact
 from evergram.training.build import Companions, FitSettings, load_corpus, prepare, split_for
-from evergram.training.callbacks import Callback, Point
+from evergram.training.callbacks import Callback
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.loop import Trainer, run_epoch
 from evergram.training.recipe import Recipe
@@ -102,7 +102,7 @@ class Copies(Callback):
         self.states: list[TrainingState] = []
         self.objectives: list[float] = []
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
         self.objectives.append(float(objective))
 
     def on_step_end(self, run: Trainer) -> None:

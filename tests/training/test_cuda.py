@@ -12,8 +12,9 @@ from torch import Tensor
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import load_corpus, pick_device
-from evergram.training.callbacks import Callback, Point
+from evergram.training.callbacks import Callback
 from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.loop import Trainer
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings
 
@@ -101,7 +102,7 @@ class Steps(Callback):
     def __init__(self, limit: int | None = None) -> None:
         self.count, self.limit = 0, limit
 
-    def on_step(self, point: Point, batch: object, objective: object) -> None:
+    def on_step(self, run: Trainer, batch: object, objective: object) -> None:
         self.count += 1
         if self.count == self.limit:
             raise RuntimeError("killed")

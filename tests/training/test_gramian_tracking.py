@@ -23,7 +23,7 @@ from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.gramian.sagram import SAGram
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
-from evergram.training.callbacks import Callback, Point
+from evergram.training.callbacks import Callback
 from evergram.training.diagnose import (
     OWN,
     WITHOUT_GRAMIAN,
@@ -57,8 +57,8 @@ def test_looking_on_changes_nothing(small: Recipe, kind: str) -> None:
 class Freeze(Callback):
     """Embeddings that stand still are what every average must find."""
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
-        for optimizer in at.training.optimizers:
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
+        for optimizer in run.step.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0
 
@@ -223,12 +223,12 @@ class Errors(Callback):
     def __init__(self) -> None:
         self.errors: list[float] = []
 
-    def on_step(self, at: Point, batch: object, objective: object) -> None:
-        run, largest = at.training, 0.0
-        with run.look() as now:
+    def on_step(self, run: Trainer, batch: object, objective: object) -> None:
+        step, largest = run.step, 0.0
+        with step.look() as now:
             for side in SIDES:
-                for r, estimator in enumerate(run.estimators[side]):
-                    exact = exact_moment(run.population(now, side, r))
+                for r, estimator in enumerate(step.estimators[side]):
+                    exact = exact_moment(step.population(now, side, r))
                     error = (estimator.moment().dense - exact).norm() / exact.norm()
                     largest = max(largest, float(error))
         self.errors.append(largest)
@@ -254,10 +254,10 @@ def test_of_towers_the_cache_has_each_step_s_pairs_as_it_left_them() -> None:
     class Cache(Callback):
         stale = 0
 
-        def on_step(self, at: Point, batch: object, objective: object) -> None:
-            run, estimator = at.training, at.training.estimators["query"][0]
+        def on_step(self, run: Trainer, batch: object, objective: object) -> None:
+            estimator = run.step.estimators["query"][0]
             assert isinstance(estimator, SAGram)
-            with run.look() as now:
+            with run.step.look() as now:
                 rows = now.rows("query", batch.query)  # type: ignore[attr-defined]
                 everyone = now.rows("query", torch.arange(len(estimator.cache)))
             assert torch.equal(estimator.cache[batch.query], rows)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from evergram.errors import TrainingError
 from evergram.log_lines import LogFormat, set_log_format
 from evergram.training import loop, progress
 from evergram.training.build import final_split
-from evergram.training.callbacks import Callback, Limits, Point
+from evergram.training.callbacks import Callback, Limits
 from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.loop import Trainer
 from evergram.training.progress import Progress
@@ -36,7 +36,7 @@ class Denormals(Callback):
     def __init__(self) -> None:
         self.seen: set[float] = set()
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
         self.seen.add(half_of_the_tiniest())
 
 
@@ -72,7 +72,7 @@ class Recorder(Callback):
     def on_start(self, run: Trainer) -> None:
         self.hooks.append("start")
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
         if self.hooks[-1] != "steps":
             self.hooks.append("steps")
 
@@ -80,13 +80,13 @@ class Recorder(Callback):
         self.objectives.append(objective)
         self.hooks.append(f"epoch {run.epoch}{' last' if last else ''}")
 
-    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
         self.hooks.append(f"evaluation {record['metric']:g}")
 
     def on_epoch_end(self, run: Trainer, last: bool) -> None:
         self.hooks.append(f"end of {run.epoch}{' last' if last else ''}")
 
-    def on_end(self, at: Point) -> None:
+    def on_end(self, run: Trainer) -> None:
         self.hooks.append("end")
 
     def stop(self, run: Trainer) -> str:

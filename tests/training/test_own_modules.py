@@ -21,7 +21,8 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training import build
 from evergram.training.build import load_corpus
-from evergram.training.callbacks import Callback, Point
+from evergram.training.callbacks import Callback
+from evergram.training.loop import Trainer
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings
 
@@ -84,8 +85,8 @@ def test_modules_whose_candidates_are_beyond_memory_are_refused(
 
 def test_who_looks_at_rows_changes_neither_statistics_nor_draws(corpus: Corpus) -> None:
     class Looks(Callback):
-        def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
-            with at.training.look() as now:
+        def on_step(self, run: Trainer, batch: Any, objective: Tensor) -> None:
+            with run.step.look() as now:
                 for side in ("query", "candidate"):
                     now.rows(side, torch.arange(20))
 

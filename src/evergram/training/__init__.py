@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from evergram.training.build import pick_device as pick_device
     from evergram.training.build import split_for as split_for
     from evergram.training.callbacks import Callback as Callback
-    from evergram.training.callbacks import Point as Point
     from evergram.training.checkpoint import load_encoder as load_encoder
     from evergram.training.diagnose import Diagnosis as Diagnosis
     from evergram.training.diagnose import Tracking as Tracking

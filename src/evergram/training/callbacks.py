@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -26,29 +25,11 @@ FIRST = 3
 ROUNDING = 1e-3
 
 
-@dataclass(frozen=True)
-class Point:
-    """A moment of a run.
-
-    Args:
-        step: steps done.
-        epoch: the one that is running, from 1.
-        seconds: of training so far; evaluations are not counted.
-        training: the step with all that it works on; read it, do not change it.
-    """
-
-    step: int
-    epoch: int
-    seconds: float
-    training: Step
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.training.encoder.parameters()).device
-
-
 class Callback:
     """Base class of callbacks; override the hooks that you need.
+
+    Every hook is given the run: its `steps`, `epoch` (from 1) and `seconds` so far (evaluations are
+    not counted), and `step`, which has the encoder and all else that a step works on.
 
     A callback must not change what the run computes: it must not draw from torch's global
     generator or change a parameter.
@@ -62,7 +43,7 @@ class Callback:
     def on_start(self, run: Trainer) -> None:
         """Run before the first epoch, in the order of the callbacks."""
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
         """Run after each step. `objective` is detached; reading its value waits for the device."""
 
     def on_step_end(self, run: Trainer) -> None:
@@ -71,13 +52,13 @@ class Callback:
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         """Run after each epoch, with its mean objective; `last`: a limit has been reached."""
 
-    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
         """Run after each evaluation, with the history's new entry."""
 
     def on_epoch_end(self, run: Trainer, last: bool) -> None:
         """Run when every callback has seen the epoch; its state can be saved."""
 
-    def on_end(self, at: Point) -> None:
+    def on_end(self, run: Trainer) -> None:
         """Run when training is over, by an error too."""
 
     def stop(self, run: Trainer) -> str:
@@ -114,9 +95,9 @@ class SoundNumbers(Callback):
 
     everywhere = True
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
-        if at.step <= FIRST and bool(torch.isfinite(objective)):
-            refuse_wrong_moments(at.training)
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
+        if run.steps <= FIRST and bool(torch.isfinite(objective)):
+            refuse_wrong_moments(run.step)
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         if not math.isfinite(objective):
@@ -178,16 +159,16 @@ class ProgressReport(Callback):
         self._task, self._batch_size = self._stack.enter_context(task), run.sampler.batch_size
         self._task.advance(run.steps, 0)
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
         self._task.advance(1, self._batch_size)
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         if self.metric is None:
             self._describe(run.epoch, objective)
 
-    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
         if self.metric is not None:
-            self._describe(at.epoch, record["objective"], **{self.metric: record[self.metric]})
+            self._describe(run.epoch, record["objective"], **{self.metric: record[self.metric]})
 
     def _describe(self, epoch: int, loss: float, **metric: float) -> None:
         figures = "".join(f" {name} {value:.4f}" for name, value in metric.items())
@@ -195,5 +176,5 @@ class ProgressReport(Callback):
             f"epoch {epoch} loss {loss:.4f}{figures}", epoch=epoch, loss=loss, **metric
         )
 
-    def on_end(self, at: Point) -> None:
+    def on_end(self, run: Trainer) -> None:
         self._stack.close()

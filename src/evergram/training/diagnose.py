@@ -41,7 +41,7 @@ from evergram.training.build import (
     prepare,
     split_for,
 )
-from evergram.training.callbacks import Callback, Point, ProgressReport
+from evergram.training.callbacks import Callback, ProgressReport
 from evergram.training.checkpoint import load_encoder
 from evergram.training.factors import build_measures
 from evergram.training.loop import Trainer
@@ -101,20 +101,19 @@ class Tracking(Callback):
         self.gradient_errors: dict[str, list[float]] = {}
         self._shadows: dict[str, dict[str, _Shadow]] = {}
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
-        run = at.training
-        measured = at.step % self.every == 0
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
+        step, measured = run.step, run.steps % self.every == 0
         if not (self.rivals or measured):
             return
-        with run.look() as now:
+        with step.look() as now:
             if not self._shadows:
                 self._shadows = {
-                    name: self._shadow(run, now, settings) for name, settings in self.rivals.items()
+                    name: self._shadow(step, now, chosen) for name, chosen in self.rivals.items()
                 }
             for shadows in self._shadows.values():
-                self._follow(run, now, shadows, batch.to(at.device))
+                self._follow(step, now, shadows, batch.to(run.device))
             if measured:
-                self._measure(run, now, at.step)
+                self._measure(step, now, run.steps)
 
     @staticmethod
     def mean(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -209,9 +208,9 @@ class TensorBoard(Callback):
         self.tracking = tracking
         self.written: int = 0
 
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
-        if at.step % OBJECTIVES == 0:
-            self._scalar("objective", float(objective), at.step)
+    def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
+        if run.steps % OBJECTIVES == 0:
+            self._scalar("objective", float(objective), run.steps)
         if (tracking := self.tracking) is None:
             return
         measured = {"Gramian": tracking.gramian_errors, "gradient": tracking.gradient_errors}
@@ -221,11 +220,11 @@ class TensorBoard(Callback):
                     self._scalar(f"{what} error/{name}", values[place], tracking.steps[place])
         self.written = len(tracking.steps)
 
-    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
         for name, value in record.items():
             if name not in ("epoch", "seconds", "objective"):
-                self._scalar(name, value, at.step)
-        now = at.training.encoder.embed_all(at.training.scene)
+                self._scalar(name, value, run.steps)
+        now = run.step.encoder.embed_all(run.step.scene)
         query, candidate = (now[side].cpu() for side in SIDES)
         draw = torch.Generator().manual_seed(0)
         chosen = torch.randint(len(self.pairs[0]), (SCORES,), generator=draw)
@@ -237,9 +236,9 @@ class TensorBoard(Callback):
             "random": random,
         }.items():
             scores = (query[rows] * candidate[columns]).sum(1)
-            self.writer.add_histogram(f"scores/{name}", scores, at.step)
+            self.writer.add_histogram(f"scores/{name}", scores, run.steps)
 
-    def on_end(self, at: Point) -> None:
+    def on_end(self, run: Trainer) -> None:
         self.writer.close()
 
     def _scalar(self, name: str, value: float, step: int) -> None:

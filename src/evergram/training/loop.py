@@ -16,7 +16,7 @@ from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
 from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.mapped_tensors import copied_beside, mapping_folder
 from evergram.process_settings import while_training
-from evergram.training.callbacks import Callback, Point
+from evergram.training.callbacks import Callback
 from evergram.training.distributed import seed_of_process
 from evergram.training.resuming import TrainingState
 from evergram.training.step import Step, part_of
@@ -99,7 +99,7 @@ class Trainer:
                     ended = self._ended(epochs, steps)
                     self._tell("on_epoch_end", self, bool(ended))
             finally:
-                self._tell("on_end", self.point)
+                self._tell("on_end", self)
         return ended
 
     def _tell(self, hook: str, *arguments: Any) -> None:
@@ -118,12 +118,7 @@ class Trainer:
 
     def evaluated(self, record: Mapping[str, float]) -> None:
         """Show an evaluation's record to every callback."""
-        self._tell("on_evaluation", self.point, record)
-
-    @property
-    def point(self) -> Point:
-        """The moment that the run has reached, between two epochs."""
-        return Point(self.steps, self.epoch, self.seconds, self.step)
+        self._tell("on_evaluation", self, record)
 
     def parameters(self, earlier: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return a copy, on the CPU, of everything that is trained; copies of mapped tables are in
@@ -222,7 +217,7 @@ class Trainer:
                 self.steps += 1
                 now = time.perf_counter()
                 self.seconds, started = self.seconds + now - started, now
-                self._tell("on_step", self.point, batch, objective)
+                self._tell("on_step", self, batch, objective)
                 paused = time.perf_counter()
                 self._tell("on_step_end", self)
                 started += time.perf_counter() - paused

@@ -26,7 +26,7 @@ from evergram.training.build import (
     split_for,
     with_selecting_metric,
 )
-from evergram.training.callbacks import Callback, Point
+from evergram.training.callbacks import Callback
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
@@ -362,7 +362,7 @@ class Pruning(Callback):
         self.metric = metric
         self.behind: bool = False
 
-    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
         self.proposal.report(record[self.metric], int(record["epoch"]))
         self.behind = self.proposal.should_prune()
 
