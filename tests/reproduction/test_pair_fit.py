@@ -20,7 +20,8 @@ from evergram.data.corpus import Corpus
 from evergram.data.sampling import ExampleSampler, PairDraws
 from evergram.encoders.encoder import SIDES
 from evergram.releasing.upgrade import upgrade
-from evergram.training.joint import JointAlignment, JointAlignmentSettings
+from evergram.training.joint import JointAlignment
+from evergram.training.recipe.tables import TransformTraining
 
 USERS, ITEMS, OLD, NEW = 12, 15, 2, 3
 # Candidate 0 is in most pairs, and is longer than others. Repeats make batches large.
@@ -45,9 +46,9 @@ def alignment(
 ) -> JointAlignment:
     transform = LinearTransform(OLD, NEW, torch.Generator().manual_seed(0))
     weight = {side: torch.ones(len(rows)) for side, rows in vectors["old"].items()}
-    chosen = JointAlignmentSettings(1.0, rate, **settings)
     loss = AlignmentLoss(Chain([], OLD), "single")
-    return JointAlignment(transform, loss, vectors["old"], weight, chosen)
+    adam = TransformTraining(rate)
+    return JointAlignment(transform, loss, vectors["old"], weight, 1.0, adam, **settings)
 
 
 def matrix(fitted: JointAlignment) -> Tensor:

@@ -18,8 +18,9 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import SIDES
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.training.build import Companions, FitSettings, prepare
-from evergram.training.joint import JointAlignment, JointAlignmentSettings
+from evergram.training.joint import JointAlignment
 from evergram.training.loop import gather, run_epoch
+from evergram.training.recipe.tables import TransformTraining
 from evergram.training.step import Step
 
 CPU = torch.device("cpu")
@@ -131,8 +132,8 @@ def joint_of(case: str, corpus: Corpus) -> JointAlignment | None:
         for value in transform.parameters():
             value.copy_(torch.randn(value.shape, generator=draw) / 2)
     objects: Any = case.split(", ")[1]
-    settings = JointAlignmentSettings(1.0, rate=0.02, objects=objects, rows=9)
-    return JointAlignment(transform, AlignmentLoss(Chain([], 3)), past, weight, settings)
+    adam = TransformTraining(rate=0.02, objects=objects, rows=9)
+    return JointAlignment(transform, AlignmentLoss(Chain([], 3)), past, weight, 1.0, adam)
 
 
 def prepared(case: str, corpus: Corpus, collectives: Collectives) -> Iterator[tuple[Step, Tensor]]:

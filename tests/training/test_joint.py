@@ -15,8 +15,8 @@ from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import SIDES, Embeddings
-from evergram.training.joint import JointAlignment, JointAlignmentSettings
-from evergram.training.recipe.tables import AlignedObjects
+from evergram.training.joint import JointAlignment
+from evergram.training.recipe.tables import AlignedObjects, TransformTraining
 
 USERS, ITEMS = 50, 30
 
@@ -55,12 +55,13 @@ def alignment(
     chain: Chain,
     transform: LinearTransform,
     past: dict[str, Tensor],
-    settings: JointAlignmentSettings,
+    strength: float,
+    adam: TransformTraining,
     unit: str = "norm",
 ) -> JointAlignment:
     loss = AlignmentLoss(chain, "multi", unit)  # type: ignore[arg-type]
     everyone = {side: torch.ones(len(rows), dtype=torch.float64) for side, rows in past.items()}
-    return JointAlignment(transform, loss, past, everyone, settings)
+    return JointAlignment(transform, loss, past, everyone, strength, adam)
 
 
 @pytest.mark.parametrize("versions", [1, 2, 3, 4])
@@ -92,8 +93,11 @@ def test_it_is_the_authors_loss_term_by_term(versions: int) -> None:
     transform = LinearTransform.from_matrix(weight.detach())
     transform.requires_grad_(True)
     chain = Chain([LinearTransform.from_matrix(step) for step in past_steps], dims[0])
-    settings = JointAlignmentSettings(alignment_weight(lam, "paper", old_dim), objects="paper-code")
-    ours = alignment(chain, transform, past, settings, unit="paper")(
+    strength, adam = (
+        alignment_weight(lam, "paper", old_dim),
+        TransformTraining(objects="paper-code"),
+    )
+    ours = alignment(chain, transform, past, strength, adam, unit="paper")(
         tables[0][user],
         tables[1][item],
         batch_of(user, item, negative),
@@ -114,7 +118,7 @@ def test_drawn_objects_estimate_the_mean_over_all_without_bias() -> None:
     transform = LinearTransform.from_matrix(randn(3, 4))
 
     def joint(size: int) -> JointAlignment:
-        return alignment(Chain([], 3), transform, past, JointAlignmentSettings(1.0, rows=size))
+        return alignment(Chain([], 3), transform, past, 1.0, TransformTraining(rows=size))
 
     with torch.no_grad():
         exact = joint(10)(*arguments, Tables(*tables, passes=True))
@@ -135,11 +139,11 @@ def test_objects_are_drawn_anew_each_step_and_alike_in_a_resumed_run() -> None:
     rows = torch.arange(4)
     arguments = (tables.rows("query", rows), tables.rows("candidate", rows))
     batch = batch_of(rows, rows, None)
-    few = JointAlignmentSettings(1.0, rows=5)
-    joint = alignment(Chain([], 3), LinearTransform(3, 4).double(), past, few)
+    few = TransformTraining(rows=5)
+    joint = alignment(Chain([], 3), LinearTransform(3, 4).double(), past, 1.0, few)
     values = [float(joint(*arguments, batch, tables).detach()) for _ in range(5)]
     assert len(set(values)) == 5
-    resumed = alignment(Chain([], 3), joint.transform, past, few)  # type: ignore[arg-type]
+    resumed = alignment(Chain([], 3), joint.transform, past, 1.0, few)  # type: ignore[arg-type]
     resumed.load_state_dict({**joint.state_dict(), "steps": torch.tensor(3)})
     assert float(resumed(*arguments, batch, tables).detach()) == values[3]
 
@@ -211,7 +215,8 @@ def test_it_aligns_known_objects_as_they_are_published_and_read(
         AlignmentLoss(chain),
         past,
         known,
-        JointAlignmentSettings(STRENGTH, objects=objects, rows=20),
+        STRENGTH,
+        TransformTraining(objects=objects, rows=20),
     )
     embeddings = Tables(**tables, passes=at_hand, unit=True)
     batch = batch_of(user, item, negative)

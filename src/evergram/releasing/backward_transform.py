@@ -27,7 +27,7 @@ from evergram.encoders.encoder import SIDES
 from evergram.errors import DataError
 from evergram.ids import id_hashes
 from evergram.releasing.past_versions import PastModel, held_out_rows, known_vectors
-from evergram.training.joint import JointAlignment, JointAlignmentSettings
+from evergram.training.joint import JointAlignment
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import (
     GradientUpgrade,
@@ -131,10 +131,10 @@ class BackwardTransformFit:
         """Return the alignment over the objects of the settings."""
         settings = self.settings
         assert isinstance(settings, GradientUpgrade)
-        adam = settings.transform_training
-        chosen = JointAlignmentSettings(strength, adam.rate, adam.objects, adam.rows, self.seed)
         weight = {side: self.used[side].float() for side in SIDES}
-        return JointAlignment(self.transform, self.loss, self.past, weight, chosen)
+        adam = settings.transform_training
+        known = self.past, weight
+        return JointAlignment(self.transform, self.loss, *known, strength, adam, self.seed)
 
     def finish(self, new: Mapping[str, Tensor], together: Collectives = ALONE) -> None:
         """Fit the transform to the trained model z_k [N, D_k] of each side, unless joint training

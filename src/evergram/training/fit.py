@@ -282,7 +282,8 @@ def warned(
     evaluated), and one if the objective rose."""
     sentences = []
     keeps_last = ended == "epochs" and settings.evaluate_every >= settings.epochs > 1
-    if stopping.best_is_last and not keeps_last:
+    is_last = stopping.history and stopping.best_epoch == stopping.history[-1]["epoch"]
+    if is_last and not keeps_last:
         more = "budget" if ended == "budget" else "epochs"
         raised = f"training.{more} ({getattr(settings, more):g})"
         if ended == "minutes":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,29 +13,9 @@ from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import SIDES, Embeddings
-from evergram.training.recipe.tables import AlignedObjects
+from evergram.training.recipe.tables import TransformTraining
 
-
-@dataclass(frozen=True)
-class JointAlignmentSettings:
-    """How the alignment is trained together with a model.
-
-    Args:
-        strength: λ on mean ‖δ‖².
-        rate: of the transform's optimiser.
-        objects: "all": the mean over all objects of both sides, [BC] Eq. (7) and (10); exact where
-            a pass embeds all of them, else estimated from a uniform draw. "paper-code": as in the
-            authors' code, over the batch's queries, its candidates and as many negatives, each
-            third with its own mean. "batch": over the batch's queries and candidates.
-        rows: of each side, the most that "all" draws and "batch" takes.
-        seed: of the draws.
-    """
-
-    strength: float
-    rate: float = 3e-3
-    objects: AlignedObjects = "all"
-    rows: int = 512
-    seed: int = 0
+DEFAULT = TransformTraining()
 
 
 class _Part(NamedTuple):
@@ -57,6 +36,12 @@ class JointAlignment(nn.Module):
         loss: of errors of z_{k-1}.
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities.
         weight: for each side, float [N], 1 for an object that takes part.
+        strength: λ on mean ‖δ‖².
+        adam: `rate`, and the `objects` of the mean: "all", [BC] Eq. (7) and (10), is exact where a
+            pass embeds all of them, else estimated from a uniform draw of `rows` of each side;
+            "paper-code" has the batch's queries, its candidates and as many negatives, each third
+            with its own mean; "batch" `rows` of the batch's queries and of its candidates.
+        seed: of the draws.
     Source: [BC] Eq. (3), (7), (10).
     """
 
@@ -66,13 +51,17 @@ class JointAlignment(nn.Module):
         loss: AlignmentLoss,
         past: Mapping[str, Tensor],
         weight: Mapping[str, Tensor],
-        settings: JointAlignmentSettings,
+        strength: float,
+        adam: TransformTraining = DEFAULT,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.transform = transform
         self.loss = loss
-        self.settings = settings
-        self.rate: float = settings.rate
+        self.strength = strength
+        self.adam = adam
+        self.seed = seed
+        self.rate: float = adam.rate
         for side in SIDES:
             lifted = self.loss.lifted(past[side])
             self.register_buffer(f"lifted_{side}", lifted, persistent=False)
@@ -95,7 +84,7 @@ class JointAlignment(nn.Module):
             rows: the embeddings of the whole batch's pairs, or of this process's share of them.
         """
         query, candidate = rows
-        if self.settings.objects != "all" and len(query) != len(batch.query):
+        if self.adam.objects != "all" and len(query) != len(batch.query):
             query, _ = embeddings.of_pairs(batch.query, batch.candidate)
             candidate = embeddings.rows("candidate", batch.candidate)
         whole: Tensor = self(query, candidate, batch, embeddings)
@@ -104,20 +93,20 @@ class JointAlignment(nn.Module):
     def forward(
         self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
     ) -> Tensor:
-        match self.settings.objects:
+        match self.adam.objects:
             case "all":
                 parts = [self._all(side, embeddings) for side in SIDES]
             case "paper-code":
                 parts = self._thirds(query, candidate, batch, embeddings)
             case "batch":
-                first = slice(self.settings.rows)
+                first = slice(self.adam.rows)
                 parts = [
                     self._part("query", batch.query[first], query[first]),
                     self._part("candidate", batch.candidate[first], candidate[first]),
                 ]
         self.steps += 1
         loss = self._mean(parts)
-        return self.settings.strength * loss + self.transform.penalty().to(loss)
+        return self.strength * loss + self.transform.penalty().to(loss)
 
     def _mean(self, parts: Sequence[_Part]) -> Tensor:
         """Return the weighted mean over the objects of all parts."""
@@ -151,8 +140,8 @@ class JointAlignment(nn.Module):
         if whole is not None:
             return self._part(side, known, whole[known])
         drawn = known
-        if len(known) > self.settings.rows:
-            drawn = known[self._draw(side, len(known), self.settings.rows).to(known.device)]
+        if len(known) > self.adam.rows:
+            drawn = known[self._draw(side, len(known), self.adam.rows).to(known.device)]
         part = self._part(side, drawn, embeddings.rows(side, drawn))
         return part._replace(weight=part.weight * (len(known) / max(len(drawn), 1)))
 
@@ -177,6 +166,6 @@ class JointAlignment(nn.Module):
 
     def _draw(self, side: str, count: int, size: int) -> Tensor:
         """Return `size` numbers below `count`, other ones each step, the same in a resumed run."""
-        seed = self.settings.seed * 1_000_003 + int(self.steps) * 2 + SIDES.index(side)
+        seed = self.seed * 1_000_003 + int(self.steps) * 2 + SIDES.index(side)
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(count, (size,), generator=generator)

@@ -140,11 +140,6 @@ class EarlyStopping(Callback):
         last = self.history[-1] if self.history else {}
         return int(last.get("reference_epoch", self.best_epoch))
 
-    @property
-    def best_is_last(self) -> bool:
-        """Whether the last evaluation was the best, so that more epochs may be better still."""
-        return bool(self.history) and self.best_epoch == self.history[-1]["epoch"]
-
 
 class SelectionMetric:
     """A ranking metric of a run on the pairs that select its epoch.
