@@ -47,8 +47,8 @@ def alignment(
     transform = LinearTransform(OLD, NEW, torch.Generator().manual_seed(0))
     weight = {side: torch.ones(len(rows)) for side, rows in vectors["old"].items()}
     loss = AlignmentLoss(Chain([], OLD), "single")
-    adam = TransformTraining(rate)
-    return JointAlignment(transform, loss, vectors["old"], weight, 1.0, adam, **settings)
+    adam = TransformTraining(rate, **settings)
+    return JointAlignment(transform, loss, vectors["old"], weight, 1.0, adam)
 
 
 def matrix(fitted: JointAlignment) -> Tensor:

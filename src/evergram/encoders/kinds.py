@@ -36,8 +36,6 @@ class EncoderSettings(KindSettings):
     made_by_recipe: ClassVar[bool] = True
     # True if it reads features besides ids.
     reads_features: ClassVar[bool] = True
-    # True if it embeds entities by the interactions of a corpus.
-    needs_graph: ClassVar[bool] = False
     # True if each step is a pass over all interactions, and has the embeddings of all entities.
     passes_over_graph: ClassVar[bool] = False
     # The rates of [training] that its parameters have: `table_rate` (an `nn.Embedding` of ids),
@@ -49,8 +47,6 @@ class EncoderSettings(KindSettings):
     maps_tables: ClassVar[bool] = False
     # The keys that are lists with one entry for each version, as `dim` is.
     per_version: ClassVar[tuple[str, ...]] = ()
-    # The keys besides `dim` that set its size; errors about memory name them.
-    size_keys: ClassVar[tuple[str, ...]] = ()
 
     # D; a list has one entry for each version, and the last holds for all later ones.
     dim: Annotated[PerVersion, Needs(Trait.SIZED)] = Field(default=[64])
@@ -152,7 +148,6 @@ class TwoTowerSettings(EncoderSettings):
     built = "evergram.encoders.two_tower.TwoTower"
     mixes_precision = True
     maps_tables = True
-    size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "hidden")
     input_dim: Positive | None = None
     hidden: list[Positive] = Field(default=[64])
 
@@ -170,11 +165,9 @@ class GraphSageSettings(EncoderSettings):
 
     kind: Literal["graphsage"] = "graphsage"
     built = "evergram.encoders.graph_encoders.GraphSage"
-    needs_graph = True
     passes_over_graph = True
     rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
     per_version: ClassVar[tuple[str, ...]] = ("layers",)
-    size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "layers")
     input_dim: Positive | None = None
     ids: bool = False
     layers: PerVersion = Field(default=[2])
@@ -196,7 +189,6 @@ class LightGCNSettings(EncoderSettings):
 
     kind: Literal["lightgcn"] = "lightgcn"
     built = "evergram.encoders.graph_encoders.LightGCN"
-    needs_graph = True
     passes_over_graph = True
     rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
     per_version: ClassVar[tuple[str, ...]] = ("layers",)
@@ -209,7 +201,6 @@ class MeanOfCandidatesSettings(EncoderSettings):
     kind: Literal["mean_of_candidates"] = "mean_of_candidates"
     built = "evergram.encoders.mean_of_candidates.MeanOfCandidates"
     reads_features = False
-    needs_graph = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
 
     def table_rows(self, queries: int, candidates: int) -> int:

@@ -633,8 +633,7 @@ def refuse_beyond_memory(
     model = settings.model
     size, way = f"vectors of {dim} numbers", "give modules of shorter vectors"
     if model.made_by_recipe:
-        size = f"model.dim = {dim}"
-        way = f"lower {' or '.join(f'model.{k}' for k in ('dim', *model.size_keys))}"
+        size, way = f"model.dim = {dim}", "lower model.dim"
     if settings.task.wants_all_candidates:
         way += ", or set task.kind = 'pointwise', which needs a batch's candidates in a step only"
     raise RecipeError(
