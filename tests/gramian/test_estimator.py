@@ -50,9 +50,9 @@ from evergram.gramian.sogram import (
     AdaptiveSOGram,
     AveragingRate,
     SOGram,
+    Storm,
     best_rate,
 )
-from evergram.gramian.storm import Storm
 
 # Every kind as a recipe makes it by default, and the settings of ours that take another way.
 SETTINGS: dict[str, EstimatorSettings] = {

@@ -38,7 +38,7 @@ FAULTS = (
     ),
     Fault("gramian/sogram.py", "self.missing * (1 - rate)", "self.missing * rate", "gramian"),
     Fault(
-        "gramian/storm.py",
+        "gramian/sogram.py",
         "batch + (1 - rate) * (self.matrix - before)",
         "batch + rate * (self.matrix - before)",
         "gramian",

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.tasks import candidate_neighbours
-from evergram.tasks.candidate_neighbours import CandidateNeighbours
-from evergram.tasks.softmax_all import SoftmaxAll
+from evergram.tasks.softmax_all import CandidateNeighbours, SoftmaxAll
 from evergram.tasks.task import Encoded
 
 QUERIES, PAIRS, PUSH = [5, 2, 5, 5, 0], [3, 1, 0, 1, 2], 1.3

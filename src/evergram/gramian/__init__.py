@@ -35,6 +35,6 @@ if TYPE_CHECKING:
     from evergram.gramian.query_form import QueryForm as QueryForm
     from evergram.gramian.sagram import SAGram as SAGram
     from evergram.gramian.sogram import SOGram as SOGram
-    from evergram.gramian.storm import Storm as Storm
+    from evergram.gramian.sogram import Storm as Storm
 
 export_lazily(__name__)

@@ -143,7 +143,7 @@ class StormSettings(AverageSettings):
     wants_before = True
 
     def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
-        from evergram.gramian.storm import Storm
+        from evergram.gramian.sogram import Storm
 
         return Storm(dim, factors.shape[1], self.rate)
 

@@ -6,8 +6,7 @@ Read in this order:
    λ times the penalty on all pairs (`evergram.gramian`), norms, spread; then the tasks of a batch's
    pairs: pointwise (its `losses` by name), BPR, the softmax within the batch, second
    order, spherical.
-2. `softmax_all`, over all candidates; `candidate_neighbours` has those that are pulled beside a
-   pair's own.
+2. `softmax_all`, over all candidates, and the neighbours that are pulled beside a pair's own.
 3. `kinds`: the settings of each task. Neither it nor `losses` imports torch.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,

@@ -262,7 +262,7 @@ class SoftmaxAllSettings(TemperedSettings):
             check_share(self.largest_share, len(corpus.candidates))
         neighbours = None
         if self.neighbour_share:
-            from evergram.tasks.candidate_neighbours import CandidateNeighbours
+            from evergram.tasks.softmax_all import CandidateNeighbours
 
             pairs = corpus.column("query"), corpus.column("candidate")
             sizes = len(corpus.queries), len(corpus.candidates)
