@@ -238,10 +238,7 @@ def test_by_default_keys_that_the_recipe_uses_are_searched() -> None:
     for overrides, keys in (
         ("", "task.penalty task.l2 training.table_rate"),
         ("model.kind=two_tower", "task.penalty task.l2 training.table_rate training.layer_rate"),
-        (
-            f"{unit}softmax_all task.neighbour_share=0.1",
-            "task.temperature task.push task.neighbour_share training.table_rate",
-        ),
+        (f"{unit}softmax_all", "task.temperature task.push training.table_rate"),
     ):
         ranges = default_ranges(recipe_of(*overrides.split()))
         assert [text.partition("=")[0] for text in ranges] == keys.split()

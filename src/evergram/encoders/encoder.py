@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -522,13 +523,10 @@ class CandidatesAtHand(Embeddings):
             whole = embeddings.rows("candidate", torch.arange(size, device=device))
         elif whole is None:
             places = torch.split(torch.arange(size, device=device), rows)
-            whole = torch.cat([self._again(ids) for ids in places])
+            # The backward pass computes the layers of each block again.
+            again = partial(checkpoint, embeddings.rows, "candidate", use_reentrant=False)
+            whole = torch.cat([again(ids) for ids in places])
         self.candidates: Tensor = whole
-
-    def _again(self, ids: Tensor) -> Tensor:
-        """Return the rows of a block, of which the backward pass computes the layers again."""
-        rows: Tensor = checkpoint(self.embeddings.rows, "candidate", ids, use_reentrant=False)
-        return rows
 
     def rows(self, side: str, ids: Tensor) -> Tensor:
         if side == "candidate":

@@ -8,9 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from evergram.kinds import (
     Kinds,

@@ -56,12 +56,7 @@ class AveragingRate(HostBuffers):
     on_host: tuple[str, ...] = ("steps", "value")
 
     def __init__(
-        self,
-        shape: torch.Size,
-        rate: float | str,
-        *,
-        recursive: bool = False,
-        start: float = 0.05,
+        self, shape: torch.Size, rate: float | str, *, recursive: bool = False, start: float = 0.05
     ) -> None:
         super().__init__()
         self.auto: bool = rate == "auto"
@@ -197,11 +192,7 @@ class SOGram(GramianEstimator):
     on_host: tuple[str, ...] = ("missing",)
 
     def __init__(
-        self,
-        dim: int,
-        factors: int = 0,
-        rate: float | str = 0.05,
-        correct_start: bool = True,
+        self, dim: int, factors: int = 0, rate: float | str = 0.05, correct_start: bool = True
     ) -> None:
         super().__init__(dim, factors)
         self.correct_start = correct_start

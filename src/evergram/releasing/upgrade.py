@@ -47,7 +47,7 @@ from evergram.training.build import (
     with_selecting_metric,
 )
 from evergram.training.callbacks import Callback
-from evergram.training.checkpoint import make_artefact, options_of, trained_pairs
+from evergram.training.checkpoint import make_artefact, options_of
 from evergram.training.distributed import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
 from evergram.training.pilots import Pilots, run_pilots
@@ -439,7 +439,7 @@ def package_upgrade(
         form = plan.lineage.reader(plan.past_version).query_form()
     else:
         options = options_of(trained.encoder, plan.recipe.model, plan.version)
-        trained_on = trained_pairs(plan.final.training, salt)
+        trained_on = salt, TrainedPairs.of_corpus(plan.final.training, salt)
         form = query_form(plan.recipe, plan.final.training, trained)
     return replace(
         make_artefact(trained, plan.published, options),
@@ -519,11 +519,12 @@ def train(
         fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=first), refit)
         fitted.pilots = pilots.tried
     fitted.warnings = [*said, *fitted.warnings]
+    salt = salt_of(recipe.name)
     return replace(
         make_artefact(fitted, final, options_of(fitted.encoder, recipe.model, 0)),
         metrics=version_report(0, final, fitted),
         recipe=recipe.model_dump(mode="json"),
-        trained=trained_pairs(final.training, salt_of(recipe.name)),
+        trained=(salt, TrainedPairs.of_corpus(final.training, salt)),
         query_form=query_form(recipe, final.training, fitted),
     )
 

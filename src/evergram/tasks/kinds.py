@@ -20,16 +20,7 @@ from pydantic import (
 
 from evergram.errors import DataError
 from evergram.gramian.kinds import LARGEST_POWER
-from evergram.kinds import (
-    Kinds,
-    KindSettings,
-    Needs,
-    Rate,
-    Trait,
-    Weight,
-    as_list,
-    traits_where,
-)
+from evergram.kinds import Kinds, KindSettings, Needs, Rate, Trait, Weight, as_list, traits_where
 from evergram.tasks.losses import loss_named
 
 if TYPE_CHECKING:

@@ -1,16 +1,10 @@
 """From a recipe to its corpus, the split of a version, the parts of a run and the place of tables.
 
-λ, l2 and the batch size scale with the data. With n distinct pairs of |A| queries and |B|
-candidates, and squared error,
-
-    λ = 66 (n / |A||B|)^¼,    l2 = ½ √(|A||B|) / n  under the uniform measure:
-
-a denser matrix is pushed down more, and entities met rarely are held closer to zero. In the
-words of implicit ALS, Σ_observed (1 − s)² + α₀ Σ_all s² + ρ_u Σ‖u‖² + ρ_v Σ‖v‖², these are
-α₀ = 2 λ n / |A||B| and √(ρ_u ρ_v) = 1, whatever the data. Both are wide valleys: half of either
+λ and l2 scale with the data (docs/recipes.md has the formula of "auto"): a denser matrix is pushed
+down more, and entities met rarely are held closer to zero. In the words of implicit ALS, with ρ_u
+and ρ_v for the two norms, √(ρ_u ρ_v) = 1 whatever the data. Both are wide valleys: half of either
 or twice as much costs a percent or two of Recall@20. They were found on the head of MovieLens 25M,
-Gowalla and Amazon Beauty, on all pairs and on small parts of them; docs/measured.md has what they
-come to there and elsewhere.
+Gowalla and Amazon Beauty, on all pairs and on small parts of them.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus, Side
-from evergram.data.split import Split, TrainedPairs
+from evergram.data.corpus import Side
+from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder, Schema, restore_encoder
 from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.mapped_tensors import mapping_folder
@@ -112,12 +112,6 @@ def options_of(encoder: Encoder, model: EncoderSettings, version: int) -> dict[s
     if isinstance(encoder, ModuleEncoder):
         return encoder.options
     return encoder_options(model, version)
-
-
-def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:
-    """Return the pairs of a training corpus as a lineage remembers them, after the salt of their
-    hashes."""
-    return salt, TrainedPairs.of_corpus(corpus, salt)
 
 
 def _blocks(ids: pa.Array, vectors: Tensor) -> Iterator[Block]:

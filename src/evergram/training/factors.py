@@ -134,10 +134,7 @@ def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Ten
     """
     product, transposed = matrix.matrix, matrix.transposed
     drawn = torch.randn(
-        transposed.shape[0],
-        dim,
-        generator=torch.Generator().manual_seed(seed),
-        dtype=product.dtype,
+        transposed.shape[0], dim, generator=torch.Generator().manual_seed(seed), dtype=product.dtype
     )
     candidates = transposed @ (product @ drawn)
     raw = {"query": product @ candidates, "candidate": candidates}

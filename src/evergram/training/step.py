@@ -231,10 +231,7 @@ class Step:
         return {s: [e.moment() for e in self.estimators[s]] for s in SIDES}
 
     def resampled(
-        self,
-        embeddings: Embeddings,
-        draws: Mapping[str, Draw],
-        moments: Moments | None = None,
+        self, embeddings: Embeddings, draws: Mapping[str, Draw], moments: Moments | None = None
     ) -> dict[str, Draw]:
         """Return what estimators learn from: from a pool, entities drawn by their contribution to
         the penalty; any other draw as it is. A pool is embedded in evaluation mode.

@@ -61,8 +61,6 @@ _FORMS = (
 # The default search. A softmax over all candidates needs no penalty: its temperature decides most.
 OF_SOFTMAX = ("task.temperature=log:0.03..1.0", "task.push=0.8..1.5")
 OF_OTHERS = ("task.penalty=log:0.01..10.0", "task.l2=log:1e-5..0.1")
-# Only for a recipe that has neighbours, which take memory by the size of the catalogue.
-OF_NEIGHBOURS = "task.neighbour_share=0.02..0.5"
 # A step of Adam is as long as the rate; other optimisers divide the rate by past gradients.
 RATES = ("training.table_rate=log:0.01..1.0", "training.layer_rate=log:1e-4..0.03")
 RATES_OF_ADAM = ("training.table_rate=log:0.001..0.1", RATES[1])
@@ -133,8 +131,6 @@ def search_space(texts: Sequence[str], recipe: Recipe) -> dict[str, BaseDistribu
 def default_ranges(recipe: Recipe) -> list[str]:
     """Return the default ranges of the keys that the recipe's task and model use."""
     texts = list(OF_SOFTMAX if recipe.task.kind == "softmax_all" else OF_OTHERS)
-    if getattr(recipe.task, "neighbour_share", 0.0):
-        texts.append(OF_NEIGHBOURS)
     texts += RATES_OF_ADAM if recipe.training.optimizer == "adam" else RATES
     used = []
     for text in texts:
@@ -314,10 +310,7 @@ def _search(
                 facts["error"] = str(error)
             study.add_trial(
                 optuna.trial.create_trial(
-                    params=proposal.params,
-                    distributions=dict(space),
-                    user_attrs=facts,
-                    **values,
+                    params=proposal.params, distributions=dict(space), user_attrs=facts, **values
                 )
             )
     except KeyboardInterrupt:

@@ -247,12 +247,7 @@ class TrainingSettings(Settings):
 
     @property
     def traits(self) -> frozenset[Trait]:
-        return traits_where(
-            {
-                Trait.STEPS: not self.sweeps,
-                Trait.EPOCHS: self.epochs > 0,
-            }
-        )
+        return traits_where({Trait.STEPS: not self.sweeps, Trait.EPOCHS: self.epochs > 0})
 
     @property
     def fills_batches(self) -> bool:
@@ -560,7 +555,5 @@ class Upgrades(Kinds[UpgradeSettings]):
 
 
 UPGRADES: Upgrades = Upgrades(
-    "upgrade",
-    (JointUpgrade, SolvedUpgrade, PosthocUpgrade, UnfittedUpgrade),
-    chooser="method",
+    "upgrade", (JointUpgrade, SolvedUpgrade, PosthocUpgrade, UnfittedUpgrade), chooser="method"
 )
