@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,14 +83,6 @@ def refuse_unknown(known: Tensor, columns: Mapping[str, pa.Array]) -> None:
         )
 
 
-def missing_features(columns: Collection[str], side: str, schema: Schema) -> list[str]:
-    """Return the features of a side that are not among the names of `columns`.
-
-    Raises: DataError: the encoder has no such side.
-    """
-    return [name for name in names_of(side, schema) if name != ID and name not in columns]
-
-
 def names_of(side: str, schema: Schema) -> Mapping[str, str]:
     """Return the names of a side's inputs, "id" among them, each with its vocabulary's.
 
@@ -169,19 +161,11 @@ def _keys(keys: pa.Array, name: str) -> pa.Array:
         if largest is not None and largest >= 2**63:
             raise DataError(f"{name!r} holds {largest}; integer keys are below 2⁶³.")
         return keys.cast(pa.int64())
-    if any(is_kind(keys.type) for is_kind in _AS_TEXT):
+    is_text = pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)
+    is_text = is_text or pa.types.is_string_view(keys.type)
+    if is_text or pa.types.is_null(keys.type) or pa.types.is_boolean(keys.type):
         return keys.cast(pa.string())
     raise DataError(f"{name!r} holds {keys.type}; keys are integers or texts.")
-
-
-# Kinds of keys that a vocabulary has as text.
-_AS_TEXT = (
-    pa.types.is_null,
-    pa.types.is_boolean,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
-)
 
 
 def _bag(

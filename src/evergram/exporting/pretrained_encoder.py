@@ -23,7 +23,7 @@ from evergram.encoders.encoder_inputs import (
     ID,
     checked_inputs,
     columns_of,
-    missing_features,
+    names_of,
     refuse_other_ids,
     refuse_unknown,
 )
@@ -233,7 +233,8 @@ class PretrainedEncoder:
         self, side: str, features: Collection[str], is_known_id: Tensor
     ) -> None:
         """Warn once for each side of known ids, bool [B], with none of the values of a feature."""
-        missing = missing_features(features, side, self.module.schema)
+        names = names_of(side, self.module.schema)
+        missing = [name for name in names if name != ID and name not in features]
         if not missing or side in self._warned or not bool(is_known_id.any()):
             return
         self._warned.add(side)
