@@ -180,12 +180,22 @@ class SweepSolver:
         held = squares.norms[other].to(table) @ tables[other].square().sum(1)
         total = self.constant.to(table.device) + n * held.double()
         endless = torch.zeros((), dtype=torch.int64, device=table.device)
+        if side not in self.groups:
+            gathered = self.gathered or GATHERED.get(table.device.type, GATHERED["cpu"])
+            pairs = squares.pairs[side], squares.pairs[other]
+            values, most = (self.pull.to(table), self.wanted.to(table)), gathered // table.shape[1]
+            made = row_groups(*pairs, *values, entities=len(table), pairs=most)
+            self.groups[side] = list(made)
+        eye = torch.eye(len(push.mean), dtype=push.mean.dtype, device=push.mean.device)
         inverse, serves = torch.empty(0), float("inf")
-        for group in self._groups(side, table):
+        for group in self.groups[side]:
             rows = group.rows
             if group.longest < serves:
-                means = shares[rows].mean(0), norms[rows].mean(), group.pull.sum(1).mean()
-                inverse, serves = _inverse(push, *means), group.longest / SERVES
+                # Of the mean A of these rows, up to a factor.
+                pull, norm = float(group.pull.sum(1).mean()), float(norms[rows].mean())
+                weights = [*shares[rows].mean(0).tolist(), max(0.0, pull), norm]
+                parts = [Moment(part) for part in (*push.gramians, push.mean, eye)]
+                inverse, serves = preconditioner(parts, weights, RIDGE), group.longest / SERVES
             systems = _Systems(group, push, shares[rows], norms[rows], factors[rows])
             own = table.index_select(0, rows)
             residual, value = systems.at(own)
@@ -223,32 +233,10 @@ class SweepSolver:
             _moment(table, table, pull) / pull.sum().clamp(min=torch.finfo(pull.dtype).tiny),
         )
 
-    def _groups(self, side: str, table: Tensor) -> list[RowGroup]:
-        """Return the groups of a side, which are made once."""
-        if side not in self.groups:
-            gathered = self.gathered or GATHERED.get(table.device.type, GATHERED["cpu"])
-            pairs = self.squares.pairs
-            other = pairs["candidate" if side == "query" else "query"]
-            values = self.pull.to(table), self.wanted.to(table)
-            largest = gathered // table.shape[1]
-            self.groups[side] = list(
-                row_groups(pairs[side], other, *values, entities=len(table), pairs=largest)
-            )
-        return self.groups[side]
-
 
 def _moment(left: Tensor, right: Tensor, share: Tensor) -> Tensor:
     """Return Σ_a p_a u_a ⊗ x_a, [D, K]."""
     return (left * share[:, None].to(left)).T @ right
-
-
-def _inverse(push: _Push, shares: Tensor, norm: Tensor, pull: Tensor) -> Tensor:
-    """Return the inverse of the mean A of some rows, up to a factor, by the rows' means of n p [R],
-    n m and Σ_i h_i."""
-    eye = torch.eye(len(push.mean), dtype=push.mean.dtype, device=push.mean.device)
-    parts = [*push.gramians, push.mean, eye]
-    weights = [*shares.tolist(), max(0.0, float(pull)), float(norm)]
-    return preconditioner([Moment(part) for part in parts], weights, RIDGE)
 
 
 # A curvature below minus this share of A's size is not rounding.
