@@ -26,7 +26,6 @@ from evergram.encoders.encoder import (
     restore_encoder,
 )
 from evergram.encoders.encoder_inputs import checked_inputs, columns_of
-from evergram.encoders.factorization import Factorization
 from evergram.encoders.kinds import (
     ENCODERS,
     EncoderSettings,
@@ -35,7 +34,7 @@ from evergram.encoders.kinds import (
     LightGCNSettings,
     TwoTowerSettings,
 )
-from evergram.encoders.two_tower import TwoTower
+from evergram.encoders.table_encoders import Factorization, TwoTower
 from evergram.errors import DataError, IntegrityError, LineageError, RecipeError, ShapeError
 
 # A user's own modules have tests of their own: a schema alone does not build them.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import SIDES, Encoder
-from evergram.encoders.factorization import Factorization
+from evergram.encoders.table_encoders import Factorization
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish

@@ -17,8 +17,8 @@ from evergram.data.corpus import Corpus, Vocabulary, to_tensor
 from evergram.data.sampling import measure
 from evergram.data.tables import read_keyed
 from evergram.encoders.encoder import SIDES, Encoder
-from evergram.encoders.factorization import Factorization
 from evergram.encoders.kinds import FactorizationSettings
+from evergram.encoders.table_encoders import Factorization
 from evergram.errors import DataError, RecipeError
 from evergram.ids import refuse_other_form
 

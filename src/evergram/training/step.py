@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from evergram.collectives import ALONE, Collectives
 from evergram.data.sampling import Batch, Draw, Pool
 from evergram.encoders.encoder import SIDES, CandidatesAtHand, Embeddings, Encoder, Scene
-from evergram.encoders.factorization import Factorization
+from evergram.encoders.table_encoders import Factorization
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
 from evergram.gramian.penalty import contributions, preconditioner
 from evergram.tasks.task import Encoded, Loss, Moments, Objective, Spread
