@@ -15,7 +15,7 @@ from tests.support.task_batches import batch_of, normal
 from torch import Tensor
 
 from evergram.data.sampling import Batch
-from evergram.tasks import candidate_neighbours
+from evergram.tasks import softmax_all
 from evergram.tasks.softmax_all import CandidateNeighbours, SoftmaxAll
 from evergram.tasks.task import Encoded
 
@@ -119,7 +119,7 @@ def similarities(pairs: Pairs) -> list[list[float]]:
 @drawn(pairs_of, st.integers(1, 9), st.sampled_from([1, 2 * CANDIDATES, 1 << 24]))
 def test_the_nearest_share_by_similarity(pairs: Pairs, k: int, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidate_neighbours, "BLOCK", block)
+        patch.setattr(softmax_all, "BLOCK", block)
         shares = dense(neighbours(pairs, k))
     for own, (row, alike) in enumerate(zip(shares.tolist(), similarities(pairs), strict=True)):
         best = sorted(alike, reverse=True)[: min(k, CANDIDATES - 1)]

@@ -247,14 +247,12 @@ class SoftmaxAllSettings(TemperedSettings):
     neighbour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.softmax_all import SoftmaxAll, check_share
+        from evergram.tasks.softmax_all import CandidateNeighbours, SoftmaxAll, check_share
 
         if self.largest_share is not None:
             check_share(self.largest_share, len(corpus.candidates))
         neighbours = None
         if self.neighbour_share:
-            from evergram.tasks.softmax_all import CandidateNeighbours
-
             pairs = corpus.column("query"), corpus.column("candidate")
             sizes = len(corpus.queries), len(corpus.candidates)
             neighbours = CandidateNeighbours.of(*pairs, *sizes, NEIGHBOURS)
