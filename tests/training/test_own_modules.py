@@ -153,7 +153,7 @@ def test_modules_that_cannot_be_trained_are_refused(corpus: Corpus, tmp_path: Pa
     left_out: Any = {"model": True, "training": {"layer_rate"}}
     kept_keys = RECIPE.model_dump(exclude=left_out, exclude_unset=True)
     frozen = Recipe.of({**kept_keys, "upgrade": {"method": "fix-m0", "alone": False}})
-    with pytest.raises(RecipeError, match=r"upgrade\.start = 'frozen' needs the modules"):
+    with pytest.raises(RecipeError, match=r"upgrade\.start = 'frozen' needs version 0's modules"):
         upgrade(frozen, lineage, corpus, progress=False)
     kept = upgrade(frozen, lineage, corpus, encoder=modules(corpus), progress=False)
     assert torch.equal(
