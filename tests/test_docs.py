@@ -21,7 +21,6 @@ from tests.support.postgres_server import postgres
 from tests.support.two_models import by_two_models, searched
 from website.notebooks import load, names, page, run
 
-from evergram.compatibility.closed_forms import SecondMoments
 from evergram.data.loaders import LOADERS
 from evergram.evaluation.probes import load_probe_model
 from evergram.lineage.lineage import Lineage
@@ -38,13 +37,6 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def python_of(page: str) -> str:
-    """Return the first Python example of a page."""
-    block = re.search(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
-    assert block is not None
-    return block[1]
 
 
 def commands() -> dict[str, set[str]]:
@@ -142,26 +134,6 @@ def test_the_python_of_the_readme_runs(
     np.testing.assert_allclose(names["as_old"], old, atol=1e-6)
     exec(compile(penalty, "README.md", "exec"), names)
     assert names["users"].weight.grad.abs().sum() > 0
-
-
-@pytest.mark.long
-def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a planted map, its blocks and another shard."""
-    draw = torch.Generator().manual_seed(0)
-    new = torch.randn(900, 384, generator=draw)
-    old = new @ torch.randn(384, 300, generator=draw)
-    parts = {}
-    for name, part in (("shard", slice(300, 600)), ("held", slice(600, 900))):
-        parts[name] = SecondMoments(300, 384)
-        parts[name].add(old[part], new[part])
-    monkeypatch.chdir(tmp_path)
-    space: dict[str, Any] = {
-        "blocks": [(old[:300], new[:300])],
-        "held": parts["held"],
-        "other_moments": parts["shard"],
-    }
-    exec(compile(python_of("align"), "align.md", "exec"), space)
-    torch.testing.assert_close(space["back"](new), old, rtol=1e-3, atol=1e-2)
 
 
 def test_the_python_of_the_migrate_pages_runs(
