@@ -27,8 +27,7 @@ from benchmarks.judged_corpora import Texts
 from evergram.errors import DataError
 from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics
 from evergram.evaluation.score_blocks import best_candidates
-from evergram.migration.migration_plan import plan_migration
-from evergram.migration.ways import MigrationVectors, WaySettings, unit
+from evergram.migration.migration_plan import MigrationVectors, WaySettings, plan_migration, unit
 
 KEPT = ROOT / "build" / "migrations"
 WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "pinned", "reindex")

@@ -26,7 +26,7 @@ from benchmarks import migrations
 from evergram.compatibility import Aligner
 from evergram.compatibility.score_map import ScoreMap
 from evergram.evaluation.score_blocks import best_candidates
-from evergram.migration.ways import MigrationVectors, unit
+from evergram.migration.migration_plan import MigrationVectors, unit
 
 Doubles = npt.NDArray[np.float64]
 HELD, CANARIES = 0.1, 1000

@@ -16,8 +16,14 @@ from torch import Tensor
 
 from benchmarks import migrations
 from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics, paired_bootstrap
-from evergram.migration.migration_plan import LEAST_QUERIES, Situation, decide
-from evergram.migration.ways import MigrationVectors, WaySettings, measure_ways
+from evergram.migration.migration_plan import (
+    LEAST_QUERIES,
+    MigrationVectors,
+    Situation,
+    WaySettings,
+    decide,
+    measure_ways,
+)
 
 # What a searcher can be given; a sidecar serves old readers, and naive is an accident.
 CHOICES = ("stay", "bridge", "cascade", "bridge_cascade", "reindex")

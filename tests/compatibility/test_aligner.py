@@ -30,7 +30,8 @@ from tests.support.planted_maps import (
 from tests.support.publishing import publish_next
 
 from evergram.compatibility import Aligner, Chain, certify
-from evergram.compatibility.aligner import arrays, solution
+from evergram.compatibility.aligner import aligner as arrays
+from evergram.compatibility.aligner import solution
 from evergram.compatibility.aligner.aligner_file import KEY, content_digest
 from evergram.compatibility.closed_forms import KINDS, RIDGES
 from evergram.compatibility.kinds import TRANSFORMS

@@ -17,10 +17,17 @@ from tests.support.text_encoders import ADDRESSES, HERE, encoded
 from tests.support.two_models import QUERIES, TEXTS, by_two_models
 from torch import Tensor
 
-from evergram.errors import DataError
+from evergram.errors import DataError, ShapeError
 from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics
-from evergram.migration.migration_plan import Situation, decide, plan_migration
-from evergram.migration.ways import MigrationVectors, Similarity, WaySettings, measure_ways
+from evergram.migration.migration_plan import (
+    MigrationVectors,
+    Similarity,
+    Situation,
+    WaySettings,
+    decide,
+    measure_ways,
+    plan_migration,
+)
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings, write_vectors
 
 
@@ -222,7 +229,7 @@ def test_a_sidecar_of_all_coordinates_is_the_old_index_and_its_error_is_predicte
 
 
 def test_more_bytes_than_a_vector_has_dims_are_refused() -> None:
-    with pytest.raises(DataError, match="may have 0 to 10"):
+    with pytest.raises(ShapeError, match="must be 0 to 10"):
         measure_ways(by_two_models(0.5, 0.2)[0], WaySettings(sidecar_bytes=11))
 
 

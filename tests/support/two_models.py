@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.evaluation.judged import Judgements
-from evergram.migration.ways import MigrationVectors, unit
+from evergram.migration.migration_plan import MigrationVectors, unit
 from evergram.stores.store import Floats, Hits
 
 

@@ -386,7 +386,7 @@ def plan_migration(
     """
     from evergram.evaluation.judged import read_judgements
     from evergram.migration import migration_plan
-    from evergram.migration.ways import MigrationVectors, WaySettings
+    from evergram.migration.migration_plan import MigrationVectors, Situation, WaySettings
     from evergram.vector_files.open_embeddings import open_embeddings
 
     files = [old, new, old_queries, new_queries]
@@ -395,7 +395,7 @@ def plan_migration(
     columns = columns_of(files, column)
     opened = [open_embeddings(file, **columns) for file in files]
     vectors = MigrationVectors.of((opened[0], opened[1]), (opened[2], opened[3]))
-    situation = migration_plan.Situation(tolerance, old_model_ends, old_readers, worth)
+    situation = Situation(tolerance, old_model_ends, old_readers, worth)
     report = migration_plan.plan_migration(vectors, grades, settings, situation)
     show(report, _ways_table(report), *map(paragraph, _remarks(report)))
     if report["verdict"] is None:

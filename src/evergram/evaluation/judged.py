@@ -9,7 +9,8 @@ retrieval models*, NeurIPS 2021 (Datasets and Benchmarks).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,6 @@ from torch import Tensor
 
 from evergram.errors import DataError, ShapeError
 from evergram.ids import refuse_other_form
-
-# Of a grade.
-MOST_DIGITS = 9
 
 # By query, then by text: the grade, an integer; one that is above 0 is relevant.
 Judgements = dict[str, dict[str, int]]
@@ -34,19 +32,28 @@ def read_judgements(path: Path) -> Judgements:
     if path.is_dir():
         inner = path / "test.tsv"
         path = inner if inner.is_file() else path / "qrels" / "test.tsv"
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(
+            f"{path} cannot be read: {reason.rstrip('.')}; correct the path or the file."
+        ) from error
     grades: Judgements = {}
-    for place, (number, line) in enumerate(_lines(path)):
+    numbered = [(number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.strip()]
+    for place, (number, line) in enumerate(numbered):
         columns = line.split("\t") if "\t" in line else line.split()
-        if place == 0 and len(columns) == 3 and _is_word(columns[2]):
-            continue  # the header
         if len(columns) == 4:
-            columns = [columns[0], columns[2], columns[3]]
-        if len(columns) != 3 or not _is_integer(columns[2]):
+            del columns[1]
+        if len(columns) == 3 and re.fullmatch(r"\s*-?\d{1,9}\s*", columns[2]):
+            query, text, grade = columns[0].strip(), columns[1].strip(), int(columns[2])
+        elif place == 0 and len(columns) == 3 and re.search("[a-zA-Z_]", columns[2]):
+            continue  # the header
+        else:
             raise DataError(
                 f"{path} line {number} is {line[:80]!r}; query, text and an integer grade (of at "
-                f"most {MOST_DIGITS} digits) are needed, with tabs between them."
+                "most 9 digits) are needed, with tabs between them."
             )
-        query, text, grade = columns[0].strip(), columns[1].strip(), int(columns[2])
         if grades.setdefault(query, {}).setdefault(text, grade) != grade:
             raise DataError(
                 f"{path} line {number} grades query {query!r} and text {text!r} again, and "
@@ -55,32 +62,6 @@ def read_judgements(path: Path) -> Judgements:
     if not grades:
         raise DataError(f"{path} has no judgements; it needs one a line.")
     return grades
-
-
-def _is_integer(text: str) -> bool:
-    digits = text.strip().removeprefix("-")
-    return digits.isdecimal() and len(digits) <= MOST_DIGITS
-
-
-def _is_word(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return bool(text.strip())
-    return False
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(
-            f"{path} cannot be read: {reason.rstrip('.')}; correct the path or the file."
-        ) from error
 
 
 NDCG_DEPTH, RECALL_DEPTH = 10, 100
@@ -225,8 +206,6 @@ def bootstrap(values: Tensor, seed: int = 0) -> BootstrapInterval:
     """Return the mean of a value of each query, [Q], with the percentile interval of `DRAWS`
     bootstrap samples of the queries. Source: Efron, "Bootstrap methods: another look at the
     jackknife", 1979."""
-    if values.dim() != 1:
-        raise ShapeError(f"The values are {list(values.shape)}; one for each query is needed, [Q].")
     if not len(values):
         raise DataError("There are no queries to take a mean over; give at least one.")
     values = values.double()
@@ -241,11 +220,6 @@ def paired_bootstrap(values: Tensor, others: Tensor, seed: int = 0) -> Bootstrap
     """Return the mean of `values` − `others`, both [Q] of the same queries, with its interval.
     Query by query, as hard queries are hard for every method, it is far narrower than the intervals
     of the two means."""
-    if values.shape != others.shape:
-        raise ShapeError(
-            f"The values are {list(values.shape)} and the others {list(others.shape)}; both must "
-            "be of the same queries."
-        )
     return bootstrap(values.double() - others.double(), seed)
 
 

@@ -3,7 +3,6 @@ sentence-transformers."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from evergram.lineage.view import View
 
 # PostgreSQL and DuckDB cut or refuse longer names.
 LONGEST_NAME = 50
-# Hexadecimal digits that tell apart lineages whose names look alike in SQL.
-HASH_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -59,26 +56,14 @@ def affine_map(view: View, name: str, about: str) -> ExportedMap:
 
 
 def checked_name(view: View, lineage: str, name: str | None) -> str:
-    """Return a name of functions and graphs, by default evergram_LINEAGE_as_vN; where a lineage's
-    name cannot stand in SQL as it is, with digits of its hash."""
-    if name is None:
-        suffix = f"_as_v{view.version}"
-        name = f"evergram_{lineage}{suffix}"
-        if not _is_name(name):
-            # Another lineage's name may look the same once it is changed or cut.
-            suffix = f"_{hashlib.sha256(lineage.encode()).hexdigest()[:HASH_DIGITS]}{suffix}"
-            plain = re.sub(r"[^a-z0-9]+", "_", lineage.lower()).strip("_")
-            name = f"evergram_{plain}"[: LONGEST_NAME - len(suffix)].rstrip("_") + suffix
-    if not _is_name(name):
+    """Return a name of functions and graphs, by default evergram_LINEAGE_as_vN."""
+    name = f"evergram_{lineage}_as_v{view.version}" if name is None else name
+    if re.fullmatch(rf"[a-z][a-z0-9_]{{0,{LONGEST_NAME - 1}}}", name) is None:
         raise DataError(
-            f"The name {name!r} cannot be that of a function in SQL or of a graph; give a letter "
-            f"and then letters, digits and _, in lower case, at most {LONGEST_NAME}."
+            f"The name {name!r} cannot be that of a function in SQL or of a graph; give one (--name) "
+            f"of a letter and then letters, digits and _, in lower case, at most {LONGEST_NAME}."
         )
     return name
-
-
-def _is_name(name: str) -> bool:
-    return re.fullmatch(rf"[a-z][a-z0-9_]{{0,{LONGEST_NAME - 1}}}", name) is not None
 
 
 def about_view(view: View, lineage: str, source_dim: int) -> str:
@@ -233,7 +218,9 @@ def export_transform(
             f"{did_you_mean(form, FORMATS)}."
         )
     path, view = Path(path), lineage.view(version, source)
-    name, dim = checked_name(view, lineage.name, name), lineage.manifest(view.source).dim
+    if form != FOLDER:
+        name = checked_name(view, lineage.name, name)
+    name, dim = name or f"{lineage.name} as v{view.version}", lineage.manifest(view.source).dim
     about = about_view(view, lineage.name, dim)
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is not there; make the folder first.")

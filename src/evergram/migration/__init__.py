@@ -1,6 +1,6 @@
 """From one embedding model to another.
 
-`migration_plan`: the `ways` measured on judged queries, and the verdict. `cascade`: old hits,
+`migration_plan`: the ways measured on judged queries, and the verdict. `cascade`: old hits,
 re-ranked by new vectors.
 `make_sidecar`: a few bytes next to each new vector for old readers (`retrieval.version_sidecar`).
 `encoded_files`: texts become vectors, and the file that ends a migration.

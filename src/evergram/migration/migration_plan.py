@@ -1,18 +1,25 @@
-"""The report on the ways to another model, and the verdict where queries are judged."""
+"""The ways from one embedding model to another, each measured on the same texts and queries; and
+the verdict where queries are judged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
+import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from evergram.compatibility.aligner.aligner import Aligner
 from evergram.compatibility.chance import LEAST_DEVIATIONS, beside_chance
-from evergram.compatibility.closed_forms import MOST_ZEROS, SecondMoments
+from evergram.compatibility.closed_forms import MOST_ZEROS, SHORTEST, SecondMoments
+from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.errors import DataError
 from evergram.evaluation.judged import (
+    RECALL_DEPTH,
     JudgedQueries,
     Judgements,
     bootstrap,
@@ -20,7 +27,284 @@ from evergram.evaluation.judged import (
     mean_bound,
     paired_bootstrap,
 )
-from evergram.migration.ways import MigrationVectors, WaySettings, measure_ways, unit
+from evergram.evaluation.score_blocks import best_candidates
+from evergram.evaluation.version_distance import as_dim
+from evergram.migration.cascade import DEPTH, KeptVectors, cascade
+from evergram.releasing.past_file import text_encoder_of
+from evergram.retrieval.version_sidecar import DEPTH as SIDECAR_DEPTH
+from evergram.stores.store import Hits
+from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing
+
+
+@dataclass(frozen=True)
+class MigrationVectors:
+    """The same texts and queries by two models.
+
+    Args:
+        texts, queries: their ids, as text, in the order of the rows. `of` sorts them from the last
+            to the first, so that hits of equal score are as trec_eval ranks them.
+        old, new: of the texts, float32 [N, D_old] and [N, D_new], of their own lengths.
+        old_queries, new_queries: [Q, D_old] and [Q, D_new].
+    """
+
+    texts: list[str]
+    queries: list[str]
+    old: Tensor
+    new: Tensor
+    old_queries: Tensor
+    new_queries: Tensor
+
+    @property
+    def files(self) -> dict[str, Tensor]:
+        """The vectors of each of the four files, by what they are of."""
+        return {
+            "old texts": self.old,
+            "new texts": self.new,
+            "old queries": self.old_queries,
+            "new queries": self.new_queries,
+        }
+
+    @property
+    def zeros(self) -> dict[str, int]:
+        """How many vectors of each file are zeros."""
+        return {
+            name: int((rows.norm(dim=1, dtype=torch.float64) < SHORTEST).sum())
+            for name, rows in self.files.items()
+        }
+
+    def of_queries(self, rows: Tensor) -> MigrationVectors:
+        """Return the same texts with some of the queries."""
+        return replace(
+            self,
+            queries=[self.queries[row] for row in rows.tolist()],
+            old_queries=self.old_queries[rows],
+            new_queries=self.new_queries[rows],
+        )
+
+    @classmethod
+    def of(
+        cls,
+        texts: tuple[EmbeddingFile, EmbeddingFile],
+        queries: tuple[EmbeddingFile, EmbeddingFile],
+    ) -> MigrationVectors:
+        """Read four files into memory: of texts and of queries, each the old one and the new one.
+
+        Raises: DataError: two files differ in their ids: searching a part of the texts is easier
+            than searching all. Or a query has another number of dims than the texts of its model,
+            or its file is of another encoder.
+        """
+        text_ids, old, new = _paired(*texts)
+        query_ids, old_queries, new_queries = _paired(*queries)
+        for file, vectors, of, of_file in (
+            (queries[0], old_queries, old, texts[0]),
+            (queries[1], new_queries, new, texts[1]),
+        ):
+            if vectors.shape[1] != of.shape[1]:
+                raise DataError(
+                    f"{file.path} has {vectors.shape[1]} dims, and the texts of its model have "
+                    f"{of.shape[1]}; give queries and texts of one model."
+                )
+            made = text_encoder_of(of_file), text_encoder_of(file)
+            if made[0] is None or made[1] is None:
+                continue
+            if (why := made[0].mismatch(made[1])) is not None:
+                raise DataError(
+                    f"{file.path} was not encoded by the encoder of {of_file.path}: {why}; give "
+                    "queries and texts of one model."
+                )
+        return cls(text_ids, query_ids, old, new, old_queries, new_queries)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Return vectors [N, D] of length 1; one of zeros stays as it is."""
+    return torch.nn.functional.normalize(vectors, dim=1)
+
+
+def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, Tensor]:
+    if old.has_ids != new.has_ids:
+        with_ids, without = (old, new) if old.has_ids else (new, old)
+        raise DataError(
+            f"{with_ids.path} has ids and {without.path} has none; write the ids of the second "
+            f"into {without.path.with_suffix('.ids.txt').name} beside it, one a line."
+        )
+    pairing = Pairing(old, new)
+    if pairing.only_old or pairing.only_new:
+        raise DataError(
+            f"{pairing.only_old} ids are in {old.path} alone and {pairing.only_new} in {new.path} "
+            "alone; give files with the same ids, such as those of a sample of all texts."
+        )
+    blocks = zip(*pairing.blocks(), strict=True)
+    sides = [torch.cat([block.float() for block in side]) for side in blocks]
+    ids = [str(id_) for id_ in pairing.ids.to_pylist()]
+    last_first = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
+    return [ids[row] for row in last_first], sides[0][last_first], sides[1][last_first]
+
+
+Similarity = Literal["cosine", "dot"]
+# Bytes of a coordinate in an index of float32.
+FLOAT = 4
+# A backward transform is fitted to at least this many texts.
+LEAST_PAIRS = 100
+
+
+@dataclass(frozen=True)
+class WaySettings:
+    """How the ways are taken.
+
+    Args:
+        sidecar_bytes: next to each new vector; None is a tenth of the bytes of an old vector.
+        similarity: "cosine" searches by vectors that are divided by their lengths; "dot" by the
+            inner product of vectors as they are.
+        seed: draws the intervals.
+        threshold: of scores of old queries and texts; `pinned` then counts the pairs that pass it.
+    """
+
+    sidecar_bytes: int | None = None
+    similarity: Similarity = "cosine"
+    seed: int = 0
+    threshold: float | None = None
+
+    def searched(self, vectors: Tensor) -> Tensor:
+        """Return vectors [n, D] whose inner products are the scores of a search."""
+        return unit(vectors) if self.similarity == "cosine" else vectors
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way, on the queries that it was measured with.
+
+    Args:
+        ranked: rows of texts, best first, int64 [Q, k].
+        encoded: texts that the new model has to encode, for the fit and for these queries.
+        bytes_a_text: of the vectors in the index that the way searches, on average.
+        milliseconds: of a query, by exact search on this machine, without encoding.
+        facts: further figures, for the report.
+    """
+
+    ranked: Tensor
+    encoded: int
+    bytes_a_text: float
+    milliseconds: float
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, Way]:
+    """Return every way by its name.
+
+    stay: old queries, old index. naive: new queries on the old index, cut or filled up with zeros,
+    as happens where nobody takes care. bridge: new queries through an orthogonal backward
+    transform, old index. cascade: old queries propose `DEPTH` texts of the old index, and the new
+    model's vectors rank them; bridge_cascade: the same, where bridge proposes. sidecar: what a
+    reader with old queries gets where only new vectors and a `Sidecar` are stored. pinned: what a
+    client gets that stays at the old version and sends strings, of which the new model makes the
+    vectors as it does of the texts; both are read back. reindex: new queries, new index.
+
+    The maps are those that `align` publishes of the same vectors, whatever lengths they have, but
+    for which tenth of the texts is held out: the bridge's by `--transform orthogonal`, those of the
+    sidecar and of pinned clients by its default, least squares, which has the smaller error on
+    texts; but queries are not texts (docs/migrate-verdict.md, "The ways").
+
+    Raises: DataError: there are too few texts to fit a backward transform; or as for `Aligner`.
+    """
+    count = len(vectors.texts)
+    if count < LEAST_PAIRS:
+        raise DataError(
+            f"The backward transform would be fitted to {count} texts, and at least {LEAST_PAIRS} "
+            "are needed; give more texts."
+        )
+    back = Aligner("orthogonal").fit(vectors.new, vectors.old)
+    published = Aligner("linear").fit(vectors.new, vectors.old)
+    for fitted in (back, published):
+        fitted.report()  # solves for the map, which is no part of a query's time
+    searched, old_bytes = settings.searched, FLOAT * vectors.old.shape[1]
+    new_bytes, top = FLOAT * vectors.new.shape[1], min(RECALL_DEPTH, count)
+    old, new, old_queries, new_queries = map(searched, vectors.files.values())
+    texts, queries = (
+        searched(published.transform(rows)) for rows in (vectors.new, vectors.new_queries)
+    )
+
+    def stayed(k: int) -> Tensor:
+        return best_candidates(old_queries, old, k)
+
+    def bridged(k: int) -> Tensor:
+        return best_candidates(searched(back.transform(vectors.new_queries)), old, k)
+
+    def swapped() -> Tensor:
+        return best_candidates(searched(as_dim(vectors.new_queries, old.shape[1])), old, top)
+
+    deep = min(DEPTH, count)
+    ways = {
+        "stay": _timed(lambda: stayed(top), 0, old_bytes),
+        "naive": _timed(swapped, 0, old_bytes),
+        "bridge": _timed(lambda: bridged(top), count, old_bytes),
+    }
+    for name, propose in (("cascade", stayed), ("bridge_cascade", bridged)):
+        kept = KeptVectors(lambda ids: new.numpy()[ids.to_numpy()], new.shape[1])
+        way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), new_queries, v), 0, 0)  # type: ignore[misc]
+        # The bridge was fitted to new vectors of all texts.
+        touched = len(kept) if name == "cascade" else count
+        size = old_bytes + touched / count * new_bytes
+        facts = {"encoded_share": touched / count}
+        ways[name] = Way(way.ranked, touched, size, way.milliseconds, facts)
+    proposed = best_candidates(old_queries, texts, min(SIDECAR_DEPTH, count))
+    ways["sidecar"] = _with_sidecar(published, vectors, settings, proposed, top)
+    ways["pinned"] = _timed(lambda: best_candidates(queries, texts, top), count, new_bytes)
+    if settings.threshold is not None:
+        for name, asked, among in (("then", old_queries, old), ("now", queries, texts)):
+            blocks = torch.split(asked, max(1, (1 << 24) // len(among)))
+            passing = sum(int((b @ among.T >= settings.threshold).sum()) for b in blocks)
+            ways["pinned"].facts[f"pairs_{name}"] = passing
+    ways["reindex"] = _timed(lambda: best_candidates(new_queries, new, top), count, new_bytes)
+    return ways
+
+
+def _timed(search: Callable[[], Tensor], encoded: int, size: float) -> Way:
+    start = time.perf_counter()
+    ranked = search()
+    milliseconds = 1000 * (time.perf_counter() - start) / max(1, len(ranked))
+    return Way(ranked, encoded, size, milliseconds)
+
+
+def _cascaded(proposed: Tensor, queries: Tensor, kept: KeptVectors) -> Tensor:
+    """Return the rows that `cascade` ranks first, [Q, k]."""
+    none = np.zeros(proposed.shape[1])
+    first = [
+        Hits(pa.array(rows.numpy()), none.astype(np.float32), none.astype(np.int64))
+        for rows in proposed
+    ]
+    hits = cascade(first, queries.numpy(), kept, min(RECALL_DEPTH, proposed.shape[1]))
+    return torch.stack([torch.from_numpy(part.ids.to_numpy().copy()) for part in hits])
+
+
+def _with_sidecar(
+    published: Aligner, vectors: MigrationVectors, settings: WaySettings, proposed: Tensor, top: int
+) -> Way:
+    """Return what old queries get of the new vectors and a sidecar; all texts have both vectors."""
+    affine = published.as_transform().affine()
+    assert affine is not None
+    dim = vectors.old.shape[1]
+    budget = settings.sidecar_bytes
+    size = int(FLOAT * dim / 10) if budget is None else budget
+    sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, size)
+    read = sidecar.read(vectors.new, sidecar.encode(vectors.new, vectors.old))
+    error = (read - vectors.old).double().square().sum(1).mean().sqrt() / sidecar.power**0.5
+    read, queries = settings.searched(read), settings.searched(vectors.old_queries)
+
+    def search() -> Tensor:
+        scores = torch.stack(
+            [read[rows] @ query for rows, query in zip(proposed, queries, strict=True)]
+        )
+        return proposed.gather(1, scores.argsort(dim=1, descending=True, stable=True))[:, :top]
+
+    way = _timed(search, len(read), FLOAT * vectors.new.shape[1] + sidecar.size)
+    facts = {
+        "sidecar_bytes": float(sidecar.size),
+        "share_of_old_bytes": sidecar.size / (FLOAT * vectors.old.shape[1]),
+        "predicted_error": sidecar.relative_error,
+        "measured_error": float(error),
+    }
+    return Way(way.ranked, way.encoded, way.bytes_a_text, way.milliseconds, facts)
+
 
 # With fewer judged queries there is no verdict.
 LEAST_QUERIES = 20

@@ -1,1 +1,1 @@
-"""Two arrays aligned by the class in `aligner`, of `arrays`, `solution` and `aligner_file`."""
+"""Two arrays aligned by the class in `aligner`, of `solution` and `aligner_file`."""
