@@ -162,7 +162,7 @@ def test_an_encoder_is_saved_and_loaded_whole(encoder: PretrainedEncoder, tmp_pa
     np.testing.assert_array_equal(again.encode(["eve"], "query"), encoder.encode(["eve"], "query"))
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: evergram\n")
-    assert "| candidate | `id`, `genre` |" in card
+    assert "- candidate: `id`, `genre`" in card
     with pytest.raises(DataError, match="is there already"):
         encoder.save_pretrained(folder)
 

@@ -264,7 +264,7 @@ def test_vectors_of_another_encoder_of_other_prompts_or_dims_are_refused(
         plan_rest(KEPT_TEXTS, new, [path])
     old = open_text_encoder(ADDRESSES[0])
     encode_file(Texts(KEPT_TEXTS.ids.slice(0, 5), KEPT_ROWS[:5]), old, tmp_path / "old.parquet")
-    with pytest.raises(DataError, match=r"has vectors of 10 dims, and .* gives 12"):
+    with pytest.raises(DataError, match=r"10 dims"):
         plan_rest(KEPT_TEXTS, new, [tmp_path / "old.parquet"])
     mixed: Any = open_text_encoder(ADDRESSES[1])
     mixed._function = lambda texts: word_vectors(texts, 5, DIM)

@@ -236,8 +236,11 @@ def vectors_problem(
         )
     if rows > 1 and float(spread.trace()) <= ROUNDING * float(second.trace()):
         return "all of them are the same"
-    # Two vectors are always on a line, and so are numbers.
-    if rows > 2 and len(spread) > 1 and _is_line(spread):
+    # One eigenvalue is the sum of all: (Σλ)² − Σλ² is twice it times the others. Two vectors
+    # are always on a line, and so are numbers.
+    trace = float(spread.trace())
+    others = trace**2 - float(spread.square().sum())
+    if rows > 2 and len(spread) > 1 and others <= 2 * ROUNDING * trace**2:
         return "all of them lie on one line"
     return None
 
@@ -264,12 +267,6 @@ def degenerate_side(
         if problem is not None:
             return side, problem
     return None
-
-
-def _is_line(spread: Tensor) -> bool:
-    """Whether one eigenvalue is the sum of all: (Σλ)² − Σλ² is twice it times the others."""
-    trace = float(spread.trace())
-    return trace**2 - float(spread.square().sum()) <= 2 * ROUNDING * trace**2
 
 
 KINDS = ("linear", "affine", "orthogonal", "low_rank")

@@ -99,11 +99,13 @@ class ScoreMap:
             slope, pairs = float(plain["slope"]), int(plain["pairs"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"This is no map of scores: {error!r}.") from error
-        if now.ndim != 1 or now.shape != then.shape or len(now) < 2:
-            raise DataError("This is no map of scores: 'now' and 'then' must be of one length.")
-        values = np.isfinite(now).all() and np.isfinite(then).all() and np.isfinite(slope)
-        if not (values and (np.diff(now) > 0).all() and (np.diff(then) >= 0).all() and slope > 0):
-            raise DataError("This is no map of scores: it must be finite and ascending.")
+        fits = now.ndim == 1 and now.shape == then.shape and len(now) > 1
+        fits = fits and all(np.isfinite(x).all() for x in (now, then, slope)) and slope > 0
+        if not (fits and (np.diff(now) > 0).all() and (np.diff(then) >= 0).all()):
+            raise DataError(
+                "This is no map of scores: 'now' and 'then' must be finite, ascending and of one "
+                "length."
+            )
         return cls(now, then, slope, pairs)
 
 

@@ -63,7 +63,8 @@ class EmbeddingMap:
         low, high = self.points.min(0), self.points.max(0)
         size = np.array([WIDTH, HEIGHT]) - 2 * EDGE
         places = EDGE + (self.points - low) / np.maximum(high - low, 1e-12) * size
-        colours = self._colours()
+        counted = Counter(sorted(self.groups or ())).most_common(len(COLOURS))
+        colours = dict(zip(sorted(name for name, _ in counted), COLOURS, strict=False))
         groups = self.groups or [""] * len(self.names)
         dots = (
             f'<circle cx="{x:.1f}" cy="{HEIGHT - y:.1f}" r="4" fill="{colours.get(group, OTHER)}" '
@@ -82,7 +83,3 @@ class EmbeddingMap:
             f"<figcaption>{title}</figcaption>"
             f'<ul style="list-style:none;columns:4;padding:0">{legend}</ul></figure>'
         )
-
-    def _colours(self) -> dict[str, str]:
-        counted = Counter(sorted(self.groups or ())).most_common(len(COLOURS))
-        return dict(zip(sorted(name for name, _ in counted), COLOURS, strict=False))

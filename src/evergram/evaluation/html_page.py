@@ -28,23 +28,6 @@ WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 36
 
 
-def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts with a caption; one wider than the screen scrolls, also by the
-    keyboard."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
-    body = "\n".join(
-        f'<tr><th scope="row">{html.escape(first)}</th>'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for first, *cells in rows
-    )
-    return (
-        f'<div class="wide" role="region" tabindex="0" aria-label="{html.escape(caption)}"><table>'
-        f"<caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead>\n"
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
 def chart(title: str, versions: Sequence[int], lines: Mapping[str, Sequence[float | None]]) -> str:
     """Return a figure of a line for each name, by version, with the axis from 0, a caption and a
     legend. Values that are None or not finite are left out."""
@@ -121,11 +104,11 @@ def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -
         ("Alignment error to version 0", names[5:]),
     )
     charts = "".join(chart(title, numbers, {n: columns[n] for n in of}) for title, of in panels)
-    rows = [
-        [str(v["version"]), str(v["dim"])]
-        + ["–" if cell is None else f"{cell:.4f}" for cell in cells]
-        for v, *cells in zip(versions, *columns.values(), strict=True)
-    ]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("version", "dim", *names))
+    rows = ""
+    for v, *values in zip(versions, *columns.values(), strict=True):
+        cells = [str(v["dim"]), *("–" if x is None else f"{x:.4f}" for x in values)]
+        rows += f"<tr><th>{v['version']}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
     title = f"One consumer, {len(versions)} versions"
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -136,7 +119,9 @@ def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -
 <h1>{title}</h1>
 <p>{html.escape(_DEMO)}</p>
 <div class="figures">{charts}</div>
-{table("By version", ["version", "dim", *names], rows)}
+<div class="wide" tabindex="0"><table><caption>By version</caption>
+<thead><tr>{head}</tr></thead>
+<tbody>{rows}</tbody></table></div>
 <p>{html.escape(_TESTS)}</p>
 </main></body></html>
 """

@@ -68,29 +68,16 @@ class MetricSample:
         return 100 * (1 - ratio), 100 * residual.standard_error / was
 
 
-def sample_queries(relevance: Relevance, queries: int, seed: int) -> Relevance:
+def sample_queries(relevance: Relevance, queries: int | None, seed: int) -> Relevance:
     """Return the relevance of so many queries, drawn without replacement; all of it, as it is, if
-    there are no more. One seed draws nested samples."""
-    if queries >= len(relevance):
+    there are no more, or for None. One seed draws nested samples."""
+    if queries is None or queries >= len(relevance):
         return relevance
     draw = torch.Generator().manual_seed(seed)
     places = torch.randperm(len(relevance), generator=draw)[:queries].sort().values
     targets, targets_at = take_ragged(relevance.targets, relevance.target_offsets, places)
     seen, seen_at = take_ragged(relevance.seen, relevance.seen_offsets, places)
     return Relevance(relevance.queries[places], targets, targets_at, seen, seen_at)
-
-
-@dataclass(frozen=True)
-class QueryDraw:
-    """How many queries are drawn, and by which seed; None is all."""
-
-    queries: int | None = None
-    seed: int = 0
-
-    def of(self, relevance: Relevance) -> Relevance:
-        if self.queries is None:
-            return relevance
-        return sample_queries(relevance, self.queries, self.seed)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class ArrowFunction:
         column = batch.column(place)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        return batch.set_column(place, self.field, self._as_column(*self._read(column)))
+        return batch.set_column(place, self.field, self._rewritten(column))
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield each batch as `__call__` returns it; Spark's `mapInArrow` takes this."""
@@ -116,40 +116,32 @@ class ArrowFunction:
             "to arrow_function."
         )
 
-    def _read(self, column: pa.Array) -> tuple[Floats, Mask]:
-        """Return the m vectors of a column in version j, [m, D_j], and their rows of n."""
+    def _rewritten(self, column: pa.Array) -> pa.Array:
+        """Return a column of vectors of version k as one of version j; nulls stay nulls."""
         applied = _applied(self)
         there = column.is_valid().to_numpy(zero_copy_only=False)
         vectors = _floats_of(column, there, applied.source_dim, self.vector_column)
         # Copied, as Arrow's memory must not be written to.
         tensor = torch.from_numpy(np.array(vectors, order="C"))
-        row = first_not_finite(tensor.float())
-        if row is not None:
-            raise self._error(row, not_finite(tensor[row]), there)
-        view = applied.view
-        read = applied.chain.apply(tensor, view.source, view.version).float()
-        row = first_not_finite(read)
-        if row is not None:
-            raise self._error(row, not_finite(tensor[row], view.version), there)
-        return read.numpy(), there
-
-    def _error(self, row: int, what: str, there: Mask) -> DataError:
-        """Return the error on the vector [row] of those of the rows that are `there`."""
-        place = int(np.flatnonzero(there)[row])
-        return DataError(
-            f"Row {place + 1} of a batch: its vector (column {self.vector_column!r}) {what}; "
-            "correct it or leave the row out."
-        )
-
-    def _as_column(self, read: Floats, there: Mask) -> pa.Array:
-        """Return vectors of version j [m, D_j] as a column, with m rows `there`."""
-        dim = _applied(self).view.dim
-        if there.all():
-            column = _as_lists(read, dim)
+        view, what = applied.view, ""
+        if (row := first_not_finite(tensor.float())) is not None:
+            what = not_finite(tensor[row])
         else:
+            read = applied.chain.apply(tensor, view.source, view.version).float()
+            if (row := first_not_finite(read)) is not None:
+                what = not_finite(tensor[row], view.version)
+        if row is not None:
+            place = int(np.flatnonzero(there)[row])
+            raise DataError(
+                f"Row {place + 1} of a batch: its vector (column {self.vector_column!r}) {what}; "
+                "correct it or leave the row out."
+            )
+        flat = pa.array(read.contiguous().numpy().reshape(-1), pa.float32())
+        lists = pa.FixedSizeListArray.from_arrays(flat, view.dim)
+        if not there.all():
             places = np.where(there, np.cumsum(there) - 1, 0)
-            column = _as_lists(read, dim).take(pa.array(places, mask=~there))
-        return column if self.lists == "fixed" else column.cast(pa.list_(pa.float32()))
+            lists = lists.take(pa.array(places, mask=~there))
+        return lists if self.lists == "fixed" else lists.cast(pa.list_(pa.float32()))
 
 
 def arrow_function(
@@ -215,9 +207,3 @@ def _floats_of(column: pa.Array, there: Mask, dim: int, name: str) -> Floats:
         raise DataError(f"A vector in column {name!r} has a null in it; leave its row out.")
     values = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=FLOATS[kind.value_type])
     return values.reshape(-1, dim)
-
-
-def _as_lists(vectors: Floats, dim: int) -> pa.FixedSizeListArray:
-    """Return [m, D] as fixed-size lists, also where m is 0."""
-    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1), pa.float32())
-    return pa.FixedSizeListArray.from_arrays(flat, dim)

@@ -60,19 +60,11 @@ def checked_name(view: View, lineage: str, name: str | None) -> str:
     name = f"evergram_{lineage}_as_v{view.version}" if name is None else name
     if re.fullmatch(rf"[a-z][a-z0-9_]{{0,{LONGEST_NAME - 1}}}", name) is None:
         raise DataError(
-            f"The name {name!r} cannot be that of a function in SQL or of a graph; give one (--name) "
-            f"of a letter and then letters, digits and _, in lower case, at most {LONGEST_NAME}."
+            f"The name {name!r} cannot be that of a function in SQL or of a graph; give one "
+            "(--name): a letter and then letters, digits and _, in lower case, at most "
+            f"{LONGEST_NAME}."
         )
     return name
-
-
-def about_view(view: View, lineage: str, source_dim: int) -> str:
-    """Return the sentences that describe a view in a file."""
-    return (
-        f"Reads vectors of version {view.source} of {lineage} ({source_dim} dims) as version "
-        f"{view.version} ({view.dim} dims). Written by Evergram; fingerprints "
-        f"{view.computed_from} and {view.fingerprint}."
-    )
 
 
 def literal_rows(way: ExportedMap) -> Iterator[tuple[int, str, str]]:
@@ -221,7 +213,11 @@ def export_transform(
     if form != FOLDER:
         name = checked_name(view, lineage.name, name)
     name, dim = name or f"{lineage.name} as v{view.version}", lineage.manifest(view.source).dim
-    about = about_view(view, lineage.name, dim)
+    about = (
+        f"Reads vectors of version {view.source} of {lineage.name} ({dim} dims) as version "
+        f"{view.version} ({view.dim} dims). Written by Evergram; fingerprints "
+        f"{view.computed_from} and {view.fingerprint}."
+    )
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is not there; make the folder first.")
     if path.is_dir() or (path.exists() and not (overwrite and form != FOLDER)):

@@ -118,7 +118,16 @@ class PretrainedEncoder:
             was written by a later Evergram.
         """
         folder = Path(folder)
-        config = _read_config(folder)
+        path = folder / CONFIG
+        try:
+            config = _Config.of_json(path.read_bytes(), path)
+        except OSError as error:
+            raise DataError(
+                f"{folder} is not a folder that save_pretrained wrote: {CONFIG} cannot be read "
+                f"({reason_and_remedy(error)})."
+            ) from error
+        if missing := set(HASHED) - config.files.keys():
+            raise IntegrityError(f"{path} is damaged: it does not list {min(missing)}.")
         check_files(folder, {name: config.files[name] for name in HASHED})
         vocabularies = _read_vocabularies(folder / VOCABULARIES, config.encoder)
         state = load_tensors(folder / TENSORS)
@@ -137,17 +146,17 @@ class PretrainedEncoder:
                 f"{folder} is there already and is not written over; give another folder, or "
                 "remove it first."
             )
-        # As text, which JSON has of every number and time; integers are what they are.
-        keys = {
-            name: (
-                v.keys if pa.types.is_integer(v.keys.type) else v.keys.cast(pa.string())
-            ).to_pylist()
-            for name, v in self.module.schema.vocabularies.items()
-        }
+        keys = {}
+        for name, vocabulary in self.module.schema.vocabularies.items():
+            # As text, which JSON has of every number and time; integers are what they are.
+            column = vocabulary.keys
+            column = column if pa.types.is_integer(column.type) else column.cast(pa.string())
+            keys[name] = column.to_pylist()
         try:
             with new_folder(folder) as part:
                 save_tensors(self.module.state_dict(), part / TENSORS)
-                _write_json(part / VOCABULARIES, keys)
+                text = json.dumps(keys, ensure_ascii=False)
+                (part / VOCABULARIES).write_text(f"{text}\n", encoding="utf-8")
                 (part / CARD).write_text(self._card(folder), encoding="utf-8")
                 config = _Config(
                     format_version=FORMAT_VERSION,
@@ -253,9 +262,10 @@ class PretrainedEncoder:
     def _card(self, folder: Path) -> str:
         """Return a model card in Markdown; huggingface_hub reads the YAML of its front matter."""
         sides = "\n".join(
-            f"| {side} | {', '.join(f'`{name}`' for name in inputs)} |"
+            f"- {side}: {', '.join(f'`{name}`' for name in inputs)}"
             for side, inputs in self.features.items()
         )
+        address = json.dumps(str(folder), ensure_ascii=False)
         return f"""---
 library_name: evergram
 tags:
@@ -265,59 +275,32 @@ tags:
 
 # {self.facts.name}
 
-An embedding model of kind `{self.kind}` with {self.dim} dimensions, published on
-{self.facts.created}. Its vectors are in the space `{self.facts.fingerprint}`.
+Kind `{self.kind}`, {self.dim} dimensions, published on {self.facts.created} in the space
+`{self.facts.fingerprint}`. It reads of an object:
+
+{sides}
 
 ```python
-from evergram import PretrainedEncoder
+from evergram import PretrainedEncoder  # pip install evergram
 
-encoder = PretrainedEncoder.from_pretrained({json.dumps(str(folder), ensure_ascii=False)})
-vectors = encoder.encode(objects, side="{SIDE}")
+vectors = PretrainedEncoder.from_pretrained({address}).encode(objects, side="{SIDE}")
 ```
-
-It needs `pip install evergram`. `objects` is a list of ids or of mappings, a table, or, for
-encoders that need a graph, an `evergram.Corpus`.
-
-| side | what it reads of an object |
-|---|---|
-{sides}
 """
-
-
-def _read_config(folder: Path) -> _Config:
-    path = folder / CONFIG
-    try:
-        config = _Config.of_json(path.read_bytes(), path)
-    except OSError as error:
-        raise DataError(
-            f"{folder} is not a folder that save_pretrained wrote: {CONFIG} cannot be read "
-            f"({reason_and_remedy(error)})."
-        ) from error
-    if missing := set(HASHED) - config.files.keys():
-        raise IntegrityError(f"{path} is damaged: it does not list {min(missing)}.")
-    return config
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _read_vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabulary]:
     """Return the vocabularies of an encoder."""
     try:
         keys = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: Vocabulary(
-                pa.array(keys[name], pa.int64() if kind == "int64" else pa.string()).cast(
-                    pa.type_for_alias(kind)
-                )
-            )
-            for name, kind in record.vocabularies.items()
-        }
+        vocabularies = {}
+        for name, kind in record.vocabularies.items():
+            column = pa.array(keys[name], pa.int64() if kind == "int64" else pa.string())
+            vocabularies[name] = Vocabulary(column.cast(pa.type_for_alias(kind)))
     except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise IntegrityError(
             f"{path} does not hold the encoder's vocabularies: {error}."
         ) from error
+    return vocabularies
 
 
 def _restored(

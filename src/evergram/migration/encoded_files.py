@@ -394,11 +394,6 @@ def _refuse_others(files: Sequence[EmbeddingFile], encoder: TextEncoder) -> None
     # Files of one encoder mostly have the same record, whose canaries are encoded once.
     reasons: dict[str, str | None] = {}
     for file in files:
-        if file.dim != encoder.dim:
-            raise DataError(
-                f"{file.path} has vectors of {file.dim} dims, and {encoder.address} gives "
-                f"{encoder.dim}; leave the file out."
-            )
         text = file.provenance.get(TEXT_ENCODER)
         if text is None:
             raise DataError(
@@ -407,8 +402,11 @@ def _refuse_others(files: Sequence[EmbeddingFile], encoder: TextEncoder) -> None
             )
         if text not in reasons:
             reasons[text] = parse_record(text, str(file.path)).mismatch(encoder)
-        if reasons[text] is not None:
+        why = reasons[text]
+        if file.dim != encoder.dim:
+            why = f"it has vectors of {file.dim} dims, and {encoder.address} gives {encoder.dim}"
+        if why is not None:
             raise DataError(
-                f"{file.path} was not made by {encoder.address} as it is now ({reasons[text]}); "
+                f"{file.path} was not made by {encoder.address} as it is now ({why}); "
                 "leave the file out, or name the encoder that made it."
             )

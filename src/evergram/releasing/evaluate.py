@@ -9,7 +9,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import SIDES
 from evergram.errors import LineageError
-from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
+from evergram.evaluation.metric_sample import SampledRanking, sample_queries
 from evergram.evaluation.ranking import (
     popularity,
     popularity_metrics,
@@ -64,7 +64,7 @@ def evaluate(
     for entities, (side, (ids, rows)) in zip(sides, stored.items(), strict=True):
         vectors[side] = rows[Vocabulary(ids).rows(entities.vocabulary.keys)]
     relevance, counts = test_relevance(split), split.training.counts("candidate")
-    drawn = QueryDraw(queries, recipe.seed).of(relevance)
+    drawn = sample_queries(relevance, queries, recipe.seed)
     report: dict[str, dict[str, Any]]
     both, chosen = (vectors["query"], vectors["candidate"]), pick_device(device)
     if len(drawn) < len(relevance):

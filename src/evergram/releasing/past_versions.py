@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,14 +20,13 @@ from evergram.data.split import RowPairs, Split, known_pairs
 from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import LineageError, RecipeError
-from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
+from evergram.evaluation.metric_sample import SampledRanking
 from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
 from evergram.evaluation.version_distance import as_dim, drift, overlap
 from evergram.lineage.lineage import Lineage
 from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.recipe import Recipe, flat
 
-ALL_QUERIES = QueryDraw()
 # Rankings of one reading: the past, the chain, the new one as it is, and both by own queries.
 RANKINGS = 5
 
@@ -90,11 +89,11 @@ def reading_report(
     split: Split,
     held_share: float,
     metrics: Sequence[str],
-    draw: QueryDraw = ALL_QUERIES,
+    draw: Callable[[Relevance], Relevance] | None = None,
 ) -> dict[str, Any]:
     """Measure a new version, z_k [N, D_k] of each side, read as a past one, on the objects that the
     past one knew, and on those whose ids hash below `held_share`, which alignment never saw. `draw`
-    is of the test queries that the past one knew."""
+    returns some of the test queries that the past one knew; None takes all."""
     chain, target = reading.chain, reading.target
     past, known = known_vectors(reading.model, split.training)
     aside = held_out_rows(split.training, held_share)
@@ -107,7 +106,7 @@ def reading_report(
         distance[name] = {**drift(objects[0], objects[1]), "objects": len(objects[0])}
     catalogue = known["candidate"]
     relevance = known_relevance(split, known)
-    drawn = draw.of(relevance)
+    drawn = relevance if draw is None else draw(relevance)
     # By name, the vectors of queries and of candidates.
     readings = {
         # The past version itself, and the new one in its place on both sides.

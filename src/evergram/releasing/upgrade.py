@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.kinds import EncoderSettings, ModuleSettings
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import RecipeError
-from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
+from evergram.evaluation.metric_sample import SampledRanking, sample_queries
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
@@ -397,10 +398,12 @@ def measure_upgrade(
     longer = lineage.chain.extended(plan.backward.transform)
     errors = {**lineage.step_errors, plan.version: fitted.error}
     readings: dict[str, Any] = {}
-    unread, draw = [], QueryDraw()
+    unread: list[int] = []
+    draw = None
     if fitted.trained.sample is not None:  # all readings together rank as many as the metrics
         rankings = RANKINGS * max(1, len(lineage.readable))
-        draw = QueryDraw(max(LEAST, fitted.trained.test_queries // rankings), plan.recipe.seed)
+        queries = max(LEAST, fitted.trained.test_queries // rankings)
+        draw = partial(sample_queries, queries=queries, seed=plan.recipe.seed)
     for j in lineage.readable if plan.options.readings else ():
         model = past_model(lineage, j, plan.options.past_encoders.get(j))
         if model is None:

@@ -156,8 +156,7 @@ class SelectionMetric:
         self.metric = metric
         self.relevance = relevance_of(split.training, split.selection)
         self.population: int = len(self.relevance)
-        if queries is not None:
-            self.relevance = sample_queries(self.relevance, queries, seed)
+        self.relevance = sample_queries(self.relevance, queries, seed)
 
     def __call__(self, run: Trainer) -> float | MetricSample:
         now, together = run.encoder.embed_all(run.step.scene), run.step.collectives
@@ -252,7 +251,7 @@ def final_metrics(
     """
     query, candidate = vectors["query"], vectors["candidate"]
     counts, test = split.training.counts("candidate"), test_relevance(split)
-    drawn = test if queries is None else sample_queries(test, queries, seed)
+    drawn = sample_queries(test, queries, seed)
     if len(drawn) == len(test):
         metrics = {
             "model": rank_metrics(query, candidate, test, names, together=together),

@@ -24,7 +24,7 @@ from torch import Tensor
 from evergram.atomic_files import replacing
 from evergram.compatibility.aligner.solution import AlignerReport, AlignerSettings, Solution
 from evergram.compatibility.certificate import StepError
-from evergram.compatibility.closed_forms import KINDS, ClosedForm
+from evergram.compatibility.closed_forms import ClosedForm
 from evergram.compatibility.kinds import build_transform
 from evergram.errors import DataError, IntegrityError, ShapeError, reason_and_remedy
 from evergram.validation import sentence_of
@@ -128,27 +128,19 @@ def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> Solution:
 
     Raises: KeyError, ShapeError, RuntimeError: the tensors do not fit the record.
     """
-    if record.kind not in KINDS:
-        raise ShapeError(f"The kind {record.kind!r} has no closed form.")
-    for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise ShapeError(f"The tensor {name} is not finite.")
-    old_dim, new_dim = record.report.old_dim, record.report.new_dim
-    transform = build_transform(record.kind, old_dim, new_dim, record.options)
+    if any(not bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise ShapeError("A number is not finite.")
+    dims = record.report.old_dim, record.report.new_dim
+    transform = build_transform(record.kind, *dims, record.options)
     prefix = "transform."
     transform.load_state_dict(
         {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     )
-    weight, offset = tensors["map.weight"], tensors.get("map.offset")
-    shapes = weight.shape, None if offset is None else offset.shape
-    if shapes != ((old_dim, new_dim), None if offset is None else (old_dim,)):
-        raise ShapeError(f"The map is {list(weight.shape)}.")
     error = None
     if record.error is not None:
         error = StepError(tensors["error.sigma"], *record.error)
-    return Solution(
-        ClosedForm(transform, record.report.ridge, weight, offset), record.report, error
-    )
+    map_ = tensors["map.weight"], tensors.get("map.offset")
+    return Solution(ClosedForm(transform, record.report.ridge, *map_), record.report, error)
 
 
 def _refusal(path: Path, reason: str) -> DataError:
