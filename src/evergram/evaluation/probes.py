@@ -98,8 +98,8 @@ class LinearModel:
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
         logits = self.outputs(embeddings)
         if logits.shape[1] == 1:
-            score = logits[:, 0]
-            return Answers(score, pa.array((score > 0).astype(np.int64))).checked(self.path)
+            above = pa.array((logits[:, 0] > 0).astype(np.int64))
+            return Answers(logits[:, 0], above).checked(self.path)
         score = logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else None
         return Answers(score, pa.array(logits.argmax(axis=1))).checked(self.path)
 
@@ -174,9 +174,14 @@ class OnnxModel:
                 score = floats[:, 1] if floats.shape[1] == 2 else None
         if score is None and predicted is None:
             raise DataError(f"{self.path} gives nothing that is a score or a class.")
-        probabilities = score is not None and bool(((score >= 0) & (score <= 1)).all())
-        if predicted is None and len(outputs) == 1 and probabilities:
-            predicted = pa.array((score > 0.5).astype(np.int64))  # type: ignore[operator]
+        # Probabilities are cut at a half; other numbers have no place to be cut at.
+        if (
+            score is not None
+            and predicted is None
+            and len(outputs) == 1
+            and ((score >= 0) & (score <= 1)).all()
+        ):
+            predicted = pa.array((score > 0.5).astype(np.int64))
         return Answers(score, predicted).checked(self.path)
 
     def _run(self, embeddings: NDArray[np.float32]) -> list[tuple[Any, ...]]:
