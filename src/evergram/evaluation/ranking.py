@@ -180,34 +180,27 @@ def _values(
     together: Collectives,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield the metrics of each query of a block, float64 [b]."""
-    _check_dims(query, candidate)
+    if query.shape[-1] != candidate.shape[-1]:
+        raise ShapeError(
+            f"Queries have dim {query.shape[-1]} and candidates {candidate.shape[-1]}; "
+            "embeddings of one version are needed on both sides."
+        )
     wanted = {name: parse_metric(name) for name in names}
     depth = max(k for _, k in wanted.values())
     if not len(relevance):
         return
     candidate = candidate.to(device or query.device)
-    scores = ScoreBlocks(candidate, beside=_list_bytes(depth, candidate))
+    # What `_ranks` holds for each query: its embedding, its row, and its list, five times as scores
+    # and twice as places, while it is made.
+    size = candidate.element_size()
+    beside = candidate.shape[1] * size + 16 + (depth + 1) * (5 * size + 2 * 8)
+    scores = ScoreBlocks(candidate, beside=beside)
 
     def measured(block: Tensor) -> dict[str, Tensor]:
         ranks = _ranks(query, scores, relevance, block, depth)
         return {name: values_of_ranks(metric, *ranks) for name, metric in wanted.items()}
 
     yield from measured_by_all(measured, _blocks(relevance, scores.rows), list(wanted), together)
-
-
-def _check_dims(query: Tensor, candidate: Tensor) -> None:
-    if query.shape[-1] != candidate.shape[-1]:
-        raise ShapeError(
-            f"Queries have dim {query.shape[-1]} and candidates {candidate.shape[-1]}; "
-            "embeddings of one version are needed on both sides."
-        )
-
-
-def _list_bytes(depth: int, candidate: Tensor) -> int:
-    """Return the bytes that `_ranks` holds for each query: its embedding, its row, and its list,
-    five times as scores and twice as places, while it is made."""
-    size = candidate.element_size()
-    return candidate.shape[1] * size + 16 + (depth + 1) * (5 * size + 2 * 8)
 
 
 def _blocks(relevance: Relevance, rows: int) -> Iterator[Tensor]:
