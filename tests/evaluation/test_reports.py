@@ -6,9 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from evergram.evaluation import EmbeddingMap
 from evergram.evaluation.html_page import (
     chart,
     write_demo,
@@ -20,15 +17,6 @@ def test_what_cannot_be_drawn_is_left_out_and_nothing_left_says_so() -> None:
     assert "not measured" in chart("t", [1, 2], {"l": [None, nan]})
     assert chart("t", [1, 2, 3], {"l": [nan, 1.0, 0.5]}).count("<circle") == 2
     assert "&lt;t&gt;" in chart("<t>", [1], {"l": [1.0]})
-
-
-def test_each_dot_says_its_name_and_group_and_nothing_is_markup() -> None:
-    vectors = torch.eye(3)
-    html = EmbeddingMap.of(vectors, ["<b>", "two", 3], groups=["x & y", "z", "z"])._repr_html_()
-    titles = re.findall(r"<title>(.*?)</title>", html)
-    assert titles == ["&lt;b&gt; (x &amp; y)", "two (z)", "3 (z)"]
-    assert html.count("<circle") == 3
-    assert html.count("<li>") == 2
 
 
 def version(number: int, **metrics: float) -> dict[str, Any]:

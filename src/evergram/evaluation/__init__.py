@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.evaluation.embedding_map import EmbeddingMap as EmbeddingMap
     from evergram.evaluation.gramian_error import score_histograms as score_histograms
     from evergram.evaluation.probes import load_probe_model as load_probe_model
     from evergram.evaluation.ranking import Relevance as Relevance
