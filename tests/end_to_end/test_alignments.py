@@ -67,7 +67,7 @@ def test_two_files_without_ids_are_paired_by_row_and_stay_so(evergram: Command) 
     # A description that belongs to another .npy is not taken for this file's.
     assert evergram("vectors export l kept.npy --side object").code == 0
     np.save("kept.npy", NEW)
-    assert "kept.npy.json" in evergram.refused("vectors align 1 kept.npy --lineage l")
+    assert "kept.npy" in evergram.refused("vectors align 1 kept.npy --lineage l")
     assert evergram("vectors align 1 old.npy --lineage l").code == 0
 
 

@@ -412,7 +412,13 @@ def unwritable(command: str, folder: str = "ro") -> Case:
         (place / folder).mkdir(exist_ok=True)
 
     what = f"read-only: {command}"
-    return Case(command, "Read-only file system", make, (read_only(folder),), what)
+    return Case(
+        command,
+        "written" if "sqlite" in command else "Read-only file system",
+        make,
+        (read_only(folder),),
+        what,
+    )
 
 
 def held(command: str, lock: str) -> Case:
@@ -433,6 +439,8 @@ def foreign_lance(folder: Path) -> None:
 
     table = pa.table({"name": ["a"], "price": [1.0]})
     lancedb.connect(folder / "e").create_table("t-v1", table)
+    # Those who make a store at one time wait for each other.
+    (folder / "e" / "t.lock").touch()
 
 
 def foreign_qdrant(folder: Path) -> None:
@@ -681,7 +689,7 @@ STORES = [
     Case("store fill l --store object=s --store object=other", "given twice"),
     Case("store backfill plan l --store object=gone", "gone"),
     Case(BACKFILL.format("apply l"), "plan", what="a backfill that nobody planned"),
-    Case(BACKFILL.format("plan l"), "under way", planned),
+    Case(BACKFILL.format("plan l"), "rollback", planned),
     spoilt("backfill.json", "apply", "backfill.json", lambda file: put(b"{", file)),
     spoilt("backfill.json", "apply", "json was", lambda file: edited(file, fingerprint="sha256:0")),
     spoilt("order.sealed", "apply", "order.sealed", lambda file: put(b"x" * 100, file)),
@@ -702,7 +710,6 @@ SERVICES = [
     damaged("l/consumers.json", b"{", "serve l --port 0"),
     damaged("l/versions/1/transform.safetensors", None, "serve l --port 0"),
     damaged("l/embeddings/1/object.parquet", b"PAR1 PAR1", "serve l --port 0"),
-    served("--processes 2 --store object=gone", "gone"),
     served("t --store candidate=s", "s"),
     served("--store object=s", ".vectors", spoilt_vectors(None)),
     served("--store object=postgresql://me@127.0.0.1:9/d#t", ":9"),

@@ -82,7 +82,8 @@ def test_the_ids_of_a_catalogue_are_found_alike_through_every_door(
     of_recipe = load_corpus(Recipe.of({"data": data | {"candidate_features": str(path)}}))
     made = evergram("prepare", clicks, folder, *options_of(columns), "--candidate-features", path)
     assert made.code == 0, made.err
-    in_memory = Corpus.of(pa.table(CLICKS).drop("event"), candidate_features=catalogue, **columns)
+    described = catalogue.select([name, "price"]).rename_columns(["id", "price"])
+    in_memory = Corpus.of(pa.table(CLICKS).drop("event"), candidate_features=described, **COLUMNS)
     for corpus in (of_recipe, in_memory, load_prepared(folder)):
         (price,) = corpus.candidates.features.values()
         assert [price.vocabulary.keys[int(row)].as_py() for row in price.indices] == [1.5, 2.5]

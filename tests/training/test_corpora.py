@@ -107,7 +107,7 @@ def test_an_encoder_that_is_not_there_or_needs_no_module_is_refused(tmp_path: Pa
     modules = EncoderModules(torch.nn.Linear(1, 4), torch.nn.Linear(1, 4), list, list)
     with pytest.raises(LineageError, match="version 0 is a built-in two_tower, so no module fits"):
         load_encoder(lineage, 0, modules)
-    with pytest.raises(LineageError, match="came from a file of embeddings and has no model"):
+    with pytest.raises(LineageError, match="came from a file: it has no model"):
         load_encoder(lineage_of(tmp_path / "files", 1), 0)
 
 

@@ -328,8 +328,10 @@ class Lineage:
             locks.unchanged(self.path, self.record, self.address, labels=True)
             if manifest.version != self.newest:
                 has = ", ".join(map(str, self.versions_with_embeddings))
-                what = f"The embeddings of version {manifest.version} of {self.address}"
-                raise LineageError(f"{what} are not stored, those of {has} are; view these as it.")
+                raise LineageError(
+                    f"The embeddings of version {manifest.version} of {self.address} are not "
+                    f"stored, those of {has} are; read these as version {manifest.version}."
+                )
         self.check_files(folder, {name: manifest.embeddings[side]})
         return folder / name
 

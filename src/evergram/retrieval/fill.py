@@ -121,7 +121,8 @@ def fill_stores(
 ) -> list[FilledStore]:
     """Write all embeddings of a version to stores, created where there are none.
 
-    All stores are opened and checked before the first row is written to any.
+    All stores are opened and checked before the first row is written to any. A snapshot that was
+    made and got no row is removed again.
 
     Args:
         addresses: side to address.
@@ -133,21 +134,28 @@ def fill_stores(
     """
     number = lineage.resolve(version)
     kinds = {side: id_type(lineage, side, number) for side in addresses}
+    folders = {side: Path(a.removeprefix("snapshot:")) for side, a in addresses.items()}
+    absent = {side for side, folder in folders.items() if not folder.exists()}
+    stores: dict[str, Store] = {}
     filled = []
     with ExitStack() as opened:
-        stores = {
-            side: opened.enter_context(open_store(address, create=kinds[side]))
-            for side, address in addresses.items()
-        }
-        refuse_shared({side: store.place for side, store in stores.items()})
-        for side, store in stores.items():
-            check_store(lineage, store, side, withdrawn=True)
-        for side, store in stores.items():
-            of_side = None if progress is None else partial(progress, side, number)
-            rows = fill(lineage, store, side, number, progress=of_side)
-            if index:
-                store.build_index()
-            filled.append(FilledStore(store.address, side, rows, store.count()))
+        try:
+            for side, address in addresses.items():
+                stores[side] = opened.enter_context(open_store(address, create=kinds[side]))
+            refuse_shared({side: store.place for side, store in stores.items()})
+            for side, store in stores.items():
+                check_store(lineage, store, side, withdrawn=True)
+            for side, store in stores.items():
+                of_side = None if progress is None else partial(progress, side, number)
+                rows = fill(lineage, store, side, number, progress=of_side)
+                if index:
+                    store.build_index()
+                filled.append(FilledStore(store.address, side, rows, store.count()))
+        except BaseException:
+            for side in absent & stores.keys():
+                if stores[side].kind == "snapshot" and not any(stores[side].count().values()):
+                    remove_folder(folders[side])
+            raise
     return filled
 
 

@@ -510,6 +510,11 @@ def make_sidecar(
     stored = open_embeddings(lineage.stored(side, number))
     if old is not None:
         _refuse_another(old, lineage, target, side)
+    elif target not in lineage.versions_with_embeddings:
+        raise LineageError(
+            f"The vectors of version {target} are no longer stored in {lineage}; give their file "
+            "(--old)."
+        )
     past = open_embeddings(lineage.stored(side, target)) if old is None else old
     pairing = Pairing(past, stored)
     weight, offset = lineage.chain.affine(number, target)

@@ -150,6 +150,9 @@ class LanceStore(TablePerVersionStore):
         return dict(json.loads(text))
 
     def _save(self, record: dict[str, Any]) -> None:
+        if not self._file.exists():
+            for path in self._folder.glob(f"{self._name}-v*.lance"):
+                raise not_ours(f"table {path.stem}", self.address)
         write_bytes(self._file, json.dumps(record, indent=2).encode())
 
     def _make_table(self, space: Space) -> None:

@@ -187,6 +187,10 @@ class SqliteStore(TablePerVersionStore):
         return dict(json.loads(rows[0][0]))
 
     def _save(self, record: dict[str, Any]) -> None:
+        if not self._has_table(f"{self._name}_record"):
+            query = "select name from sqlite_master where lower(name) glob lower(?) || '_v[0-9]*'"
+            for (theirs,) in self._ask(query, self._name):
+                raise not_ours(f"table {theirs}", self.address)
         table = f'"{self._name}_record"'
         self._ask(f"create table if not exists {table} (record text)")
         self._ask(f"delete from {table}")
