@@ -137,7 +137,11 @@ def replace_folder(new: Path, folder: Path) -> None:
     remove_tree(displaced(folder))
     if folder.exists():
         folder.rename(displaced(folder))
-    new.rename(folder)
+    try:
+        new.rename(folder)
+    except BaseException:
+        restore_displaced(folder)
+        raise
     sync(folder.parent)
     remove_tree(displaced(folder))
 
@@ -232,33 +236,45 @@ def replacing_group(main: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
     """Yield a path to write to for each file; what is there when the block ends without an error
     replaces the files together, and a file beside the main one goes if nothing is there.
 
-    All of it is synced before the first file is replaced. Where several are, the main file is taken
-    away first, to `displaced(main)`, and the new one comes last: a process that is killed leaves
-    the old files, the new ones, or no main file.
+    All of it is synced before the first file is replaced. Where there are several, the old ones are
+    taken away first, the main file before the others, and the new main file comes last: a process
+    that is killed leaves the old files, the new ones, or no main file and the old one as
+    `displaced(main)`. An error leaves the old files.
     """
-    parts, old = {path: part_of(path) for path in (main, *beside)}, displaced(main)
-    for left in (*parts.values(), old):  # of a killed process
-        left.unlink(missing_ok=True)
+    parts = {path: part_of(path) for path in (main, *beside)}
+    taken, placed = list[Path](), list[Path]()
+    for part in parts.values():  # of a killed process
+        part.unlink(missing_ok=True)
     try:
         yield parts
         for part in parts.values():
             if part.exists():
                 sync(part)
-        others = [path for path in beside if parts[path].exists() or path.exists()]
-        if others and main.exists():
-            main.replace(old)
-            sync(main.parent)
-        for path in others:
-            parts[path].replace(path) if parts[path].exists() else path.unlink()
-        if others:
-            sync(main.parent)
-        parts[main].replace(main)
-        sync(main.parent)
-        old.unlink(missing_ok=True)
+        if not any(path.exists() or parts[path].exists() for path in beside):
+            commit(parts[main], main)
+        else:
+            for path in filter(Path.exists, parts):
+                path.replace(displaced(path))
+                taken.append(path)
+                sync(main.parent)
+            for path in reversed(parts):
+                if parts[path].exists():
+                    parts[path].replace(path)
+                    placed.append(path)
+                    sync(main.parent)
+    except BaseException:
+        for path in reversed(placed):
+            path.unlink()
+        for path in reversed(taken):  # the main file comes back after the others
+            displaced(path).replace(path)
+        raise
     finally:
         for part in parts.values():
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+    for path in parts:
+        with suppress(OSError):
+            displaced(path).unlink(missing_ok=True)
 
 
 # Without locks filelock by itself would wait for a file that nobody removes, as if another process
