@@ -243,6 +243,8 @@ def test_what_is_said_of_each_feature() -> None:
             "name": [f"lamp {i}" for i in ids],
             "stock": [*map(str, ids[1:]), "sold out"],
             "kind": ["lamp", "shade"] * 20,
+            "day": ["2025-02-28", "2025-02-30"] * 20,
+            "euros": ["1.234,50 €", "950,00 €"] * 20,
             "code": ["00017", "00018"] * 20,
         }
     )
@@ -255,8 +257,10 @@ def test_what_is_said_of_each_feature() -> None:
     )
     assert said["listed"].most_frequent == "2025-01-01 00:00:00"
     assert (said["kind"].share, said["kind"].warning) == (0.5, None)
+    assert "'2025-02-30' is neither" in str(said["day"].warning)
     assert "'name' has 40 values for 40 objects" in str(said["name"].warning)
     assert "'sold out' is neither" in str(said["stock"].warning)
+    assert "'1.234,50 €' is neither" in str(said["euros"].warning)
     assert (said["code"].type, said["code"].warning) == ("category", None)
 
 

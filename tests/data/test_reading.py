@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import re
 import sys
 import tempfile
@@ -154,7 +155,7 @@ def test_the_row_in_the_file_is_counted_over_batches(
         load_table(tmp_path / "a.parquet")
 
 
-def test_which_columns_are_read(tmp_path: Path) -> None:
+def test_which_columns_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.csv"
     path.write_text("query,candidate\n1,2\n")
     swapped = read_interactions(path, {"query": "candidate", "candidate": "query"})
@@ -167,6 +168,10 @@ def test_which_columns_are_read(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=why):
             load_table(path, columns=columns)
+    path.write_text("query,candidate,timestamp\n1,2,3\n")
+    with caplog.at_level(logging.WARNING):
+        load_table(path)
+    assert "--column time=timestamp" in caplog.text
 
 
 # Each is a column's cells of one kind; columns mix two of them.

@@ -21,6 +21,7 @@ from evergram.data.feature_types import (
     is_measure,
     measures_of,
     positions,
+    times_of,
     type_name,
     typed,
 )
@@ -43,6 +44,12 @@ from evergram.ids import refuse_repeats
 
 # A category has nearly as many values as objects from this share of them, if there are so many.
 NEARLY_ALL, FEW = 0.9, 20
+# Numbers and dates as people write them, which are read as no numbers: 1.234,50 € or 31.12.2025.
+_SIGN = "[$€£¥%]|EUR|USD|GBP|CHF"
+_SPACE = "[ \u00a0\u202f]"
+_DIGITS = rf"(\d+|\d{{1,3}}(([.,'’]|{_SPACE})\d{{3}})+)([.,]\d+)?"
+_AMOUNT = rf"^{_SPACE}*({_SIGN})?{_SPACE}*[+-]?{_DIGITS}{_SPACE}*({_SIGN})?{_SPACE}*$"
+WRITTEN = rf"{_AMOUNT}|^ *\d\d?[./]\d\d?[./]\d{{4}}( |$)"
 
 
 @dataclass(frozen=True)
@@ -199,8 +206,11 @@ class FeatureSummary:
                 "share, or leave the column out."
             )
         if pa.types.is_string(keys.type):
-            others = keys.filter(pc.invert(pc.match_substring_regex(keys, rf"{DATE}|{FLOAT_CELL}")))
-            if 0 < len(others) <= (1 - NEARLY_ALL) * len(keys):
+            read = pc.match_substring_regex(keys, FLOAT_CELL)
+            read = pc.or_(read, pc.is_valid(times_of(keys)))
+            others = keys.filter(pc.invert(read))
+            written = pc.or_(read, pc.match_substring_regex(keys, rf"{DATE}|{WRITTEN}")).true_count
+            if len(others) and written >= NEARLY_ALL * len(keys):
                 warning = (
                     f"The {side} feature {name!r} is read as categories, as {others[0].as_py()!r} "
                     "is neither a number such as 1234.5 nor a time such as 2025-05-31, and nearly "

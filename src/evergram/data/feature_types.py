@@ -81,7 +81,7 @@ def _typed_texts(texts: pa.Array, name: str, source: str) -> pa.Array:
     given = _given(texts)
     if given.null_count == len(given):
         return texts
-    times = _times(given)
+    times = times_of(given)
     if times.null_count == given.null_count:
         zoned = pc.match_substring_regex(given, _ZONED)
         with_zone, row = (pc.index(zoned, has_one).as_py() for has_one in (True, False))
@@ -104,7 +104,7 @@ def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     """Return each value as a NUMBER or a TIME, null where it is missing."""
     if is_text(values.type):
         texts = _given(values.cast(pa.string()))
-        read = _times(texts) if kind == TIME else _finite(numbers(texts))
+        read = times_of(texts) if kind == TIME else _finite(numbers(texts))
         row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(read)), True).as_py()
         if row >= 0:
             wanted = "a number such as 1234.5"
@@ -149,7 +149,7 @@ def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bo
     return pa.concat_arrays([keys, pa.nulls(int(missing), kind)])
 
 
-def _times(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def times_of(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return texts as timestamps in UTC; null where one is no time, or no day of the calendar."""
     plain = pc.if_else(pc.match_substring_regex(texts, DATE), texts, None)
     plain = pc.utf8_trim_whitespace(plain)

@@ -33,6 +33,7 @@ from evergram.data.reading.files import (
     Paths,
     Table,
     TableStream,
+    guess,
     lacking,
     refuse_repeated_names,
     refuse_unknown,
@@ -539,7 +540,15 @@ def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
             f"{table.name}: query and candidate are both the column {names['query']!r}; say in "
             "data.columns (--column candidate=NAME) which is the other."
         )
-    return InteractionSource(table, {role: names[role] for role in ROLES if names[role] in has})
+    chosen = {role: names[role] for role in ROLES if names[role] in has}
+    for role, column in guess(has).items():
+        if role in ("value", "time") and role not in chosen and column not in chosen.values():
+            logging.getLogger(__name__).warning(
+                '%s: its column %s is not read; if it is the %s, add %s = "%s" to data.columns '
+                "(--column %s=%s).",
+                *(table.name, column, role, role, column, role, column),
+            )
+    return InteractionSource(table, chosen)
 
 
 def check_roles(columns: Mapping[str, str]) -> None:
