@@ -385,6 +385,13 @@ def test_ids_of_text_keep_their_form(tmp_path: Path) -> None:
         for keys in [["1.10", "1.1", "2.20"], ["1e5", "23e4"]]:
             path.write_text("id,text\n" + "".join(f"{quote}{key}{quote},a text\n" for key in keys))
             assert read_texts(path)[0].to_pylist() == keys
+    lines = path.with_suffix(".jsonl")
+    lines.write_text(
+        '{"id": "2024-05-31", "text": "2025-01-01", "more": 1}\n'
+        '{"id": "2024-06-01", "text": "2025-01-02", "more": {}}\n'
+    )
+    ids, texts = read_texts(lines)
+    assert (ids.to_pylist(), texts) == (["2024-05-31", "2024-06-01"], ["2025-01-01", "2025-01-02"])
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -401,12 +408,12 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("t.csv", "id,text\n,a\n", "id is empty"),
         ("t.csv", "id,body\n1,a\n", "no column 'text'; its columns are: id, body"),
         ("t.csv", "id,text\n", "has no rows"),
-        ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": 2}\n', "row 2: text is empty"),
+        ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": 2}\n', "row 2 is not a JSON object"),
         ("t.jsonl", '{"id": 1, "text": 5}\n', "it must be text"),
         (
             "t.jsonl",
             '{"id": 1, "text": "a"}\n{"id": "x", "text": "b"}\n',
-            "cannot be read: JSON parse error",
+            "must be all integers or all texts",
         ),
         ("t.parquet", "no parquet", "cannot be read"),
         ("t.parquet", columns[0], "ids must be integers or strings"),

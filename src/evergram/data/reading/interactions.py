@@ -13,6 +13,7 @@ Rows under an id, such as features, are read by the same rules: `keyed_table`.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pa_json
 
 from evergram.data.reading.files import (
     DAMAGED,
@@ -43,7 +43,7 @@ from evergram.data.reading.files import (
 from evergram.data.rolling_window import UNITS, unit_range
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.file_content import refuse_other_content, unreadable
+from evergram.file_content import refuse_other_content
 from evergram.ids import (
     BROKEN,
     INTEGER,
@@ -687,10 +687,8 @@ def read_texts(
         raise DataError(f"There is no file {path}; correct the path.")
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         refuse_other_content(path)
-        try:
-            table: Table = MemoryTable(pa_json.read_json(path), str(path))
-        except (OSError, pa.ArrowException) as error:
-            raise unreadable(path, error) from error
+        # Arrow's reader takes texts such as 2024-05-31 for times, and fails by other keys' types.
+        table: Table = MemoryTable(_json_lines(path, id_column, text_column), str(path))
     else:
         stream = TableStream(source_files(path)[0])
         stream.has_lines_in_cells = True
@@ -711,6 +709,30 @@ def read_texts(
     bad_rows.finish()
     refuse_repeats(ids, str(path))
     return ids, texts.to_pylist()
+
+
+def _json_lines(path: Path, *names: str) -> pa.Table:
+    """Return these keys of a file whose lines are JSON objects."""
+    records = list[list[Any]]()
+    with path.open("rb") as file:
+        for row, line in enumerate(file, 1):
+            try:
+                if line.strip():
+                    record = json.loads(line)
+                    records.append([record[name] for name in names])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise DataError(
+                    f"{path} row {row} is not a JSON object with {' and '.join(map(repr, names))} "
+                    "(--column names others); correct or remove it."
+                ) from error
+    try:
+        columns = [pa.array([record[i] for record in records]) for i in range(len(names))]
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        raise DataError(
+            f"{path}: {' and '.join(names)} must be all integers or all texts in UTF-8; write each "
+            "in one way."
+        ) from error
+    return pa.table(columns, names=list(names))
 
 
 def read_features(
