@@ -34,12 +34,15 @@ VERTICAL = {
 SOURCE = "[BC] §5.2"
 
 
-# Every second version, and so half of the trainings, of fewer passes.
+# Every second version, and so half of the trainings, of fewer passes; and one width of consumer.
 FEWER: dict[str, Any] = {
     "split.versions": [0.5, 0.7, 0.9],
     "training.epochs": 16,
     "training.evaluate_every": 2,
     "upgrade.select_after": 4,
+    "compare.hidden": [128],
+    "compare.dropout": [0.0],
+    "compare.consumers": 5,
 }
 BY_CORPUS: dict[str, dict[str, Any]] = {
     "amazon-beauty": {"model.dim": [16, 24, 32]},

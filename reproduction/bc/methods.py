@@ -60,5 +60,7 @@ SMALL_NOTE = (
     "Beauty, whose versions are tested by thousands of queries, those on (2) alone on MovieLens, "
     "which has all five tasks, and those on (3), and on Fix-M0, on Musical Instruments."
 )
-SWEPT_NOTE = "Two of the corpora, as in Table 3, with 16 passes and three versions."
+SWEPT_NOTE = (
+    "Two of the corpora, as in Table 3, with 16 passes, three versions and five consumers a task."
+)
 TINY_NOTE = "Made-up data in seconds, for tests; nothing can be learned from its figures."
