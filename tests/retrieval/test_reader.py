@@ -184,7 +184,7 @@ def test_new_queries_are_computed_at_the_version_that_the_rows_are_of(tmp_path: 
     write(0, list(range(CANDIDATES)))
     store.take_side("candidate")
     reader = Reader(lineage, {"candidate": store})
-    vectors, source = reader.fold_in(met, version=0)
+    vectors, source = reader.fold_in_with_source(met, version=0)
     assert source == 0
     form = lineage.reader(0).query_form()
     assert form is not None
@@ -196,12 +196,13 @@ def test_new_queries_are_computed_at_the_version_that_the_rows_are_of(tmp_path: 
     assert_allclose(vectors, fold_in(form, stored, met).numpy(), rtol=1e-4, atol=1e-5)
     # One candidate of the newest version, and one that is not: both are read as the older.
     write(1, [7])
-    assert reader.fold_in(met, version=0)[1] == 0
-    folded, source = reader.fold_in(["c7"], version=0)
+    assert reader.fold_in_with_source(met, version=0)[1] == 0
+    folded, source = reader.fold_in_with_source(["c7"], version=0)
     assert source == 1
     expected = reader.transform(lineage.view(1, 1).fold_in(["c7"]).numpy(), 1, 0)
     assert_allclose(folded, expected, rtol=1e-4, atol=1e-5)
-    assert reader.fold_in(met)[1] == 1
+    assert reader.fold_in_with_source(met)[1] == 1
+    assert_allclose(reader.fold_in(met), reader.fold_in_with_source(met)[0])
     without = folding_lineage(tmp_path / "without", forms=False)
     with (
         closing(Reader.open(without)) as reader,

@@ -282,6 +282,9 @@ def test_a_store_of_the_other_side_is_refused_everywhere(sided: Lineage, tmp_pat
 
 def test_one_store_is_not_given_for_two_sides(sided: Lineage, tmp_path: Path) -> None:
     place = tmp_path / "one"
+    with pytest.raises(DataError, match="two of the sides"):
+        fill_stores(sided, {"query": str(place), "candidate": str(place)})
+    assert not place.exists()
     twice = {"query": str(place), "candidate": f"snapshot:{tmp_path}/../{tmp_path.name}/one"}
     with pytest.raises(DataError, match="two of the sides query, candidate"):
         fill_stores(sided, twice)

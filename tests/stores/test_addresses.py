@@ -146,6 +146,12 @@ def test_without_its_client_the_error_says_what_to_install(
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize("create", [None, "int64"])
+def test_a_folder_that_cannot_be_looked_into_is_named(create: str | None) -> None:
+    with pytest.raises(StoreError, match=r"xx cannot be .*: File name too long"):
+        open_store("x" * 300, create=create)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "dictionary"])
 def test_a_closed_store_says_so(kind: str, tmp_path: Path) -> None:
     store = STORES[kind](tmp_path, "int64")

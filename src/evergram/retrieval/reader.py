@@ -641,9 +641,8 @@ class Reader(Reopened):
         *,
         version: Version = None,
         missing: Missing = "error",
-    ) -> tuple[Floats, int]:
-        """Return the vectors of new queries, float32 [Q, D_j], from the stored candidates they met,
-        and the version in whose space they were computed.
+    ) -> Floats:
+        """Return the vectors of new queries, float32 [Q, D_j], from the stored candidates they met.
 
         They are computed in the space of production (of a later version, in its own), and read as
         version j as stored ones are; while some of these candidates' rows are of a version before,
@@ -654,6 +653,19 @@ class Reader(Reopened):
             version: j; production's where it is None.
         Raises: UnknownVersionError.
         """
+        lists = candidates, weights, values
+        return self.fold_in_with_source(*lists, version=version, missing=missing)[0]
+
+    def fold_in_with_source(
+        self,
+        candidates: Lists,
+        weights: Lists | None = None,
+        values: Lists | None = None,
+        *,
+        version: Version = None,
+        missing: Missing = "error",
+    ) -> tuple[Floats, int]:
+        """Return what `fold_in` returns, and the version in whose space it was computed."""
         target = self.lineage.resolve(version)
         source = self._fold_in_source(as_lists(candidates, "candidates"), target)
 

@@ -191,7 +191,7 @@ def fold_in(call: Call) -> Answer:
         met = [row.drop_null() for row in met]
     how: Any = {"version": version, "missing": options.missing}
     with _looking_up():
-        vectors, source = reader.fold_in(met, *numbers, **how)
+        vectors, source = reader.fold_in_with_source(met, *numbers, **how)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return vectors_answer(call, version, QUERY, vectors, sources)
 

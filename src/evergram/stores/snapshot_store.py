@@ -291,6 +291,9 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
 
 
+_RECORD = TypeAdapter(SnapshotRecord)
+
+
 def _parsed(text: bytes, path: Path) -> SnapshotRecord:
     try:
         content = json.loads(text)
@@ -298,7 +301,7 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
         if content["sha256"] != _digest(body):
             raise ValueError
         if body["format_version"] == FORMAT_VERSION:
-            return TypeAdapter(SnapshotRecord).validate_python(body)
+            return _RECORD.validate_python(body)
     except (ValueError, KeyError, TypeError):
         raise IntegrityError(
             f"{path} is damaged; restore the store from a copy, or fill it again."
@@ -351,10 +354,12 @@ class SnapshotStore(Store):
         """See `open_store`. Raises: IntegrityError: a file of it is not what was written."""
         path = Path(address.removeprefix("snapshot:"))
         record, segments = path / NAME, path / "segments"
-        if not record.exists():
-            if create is None:
-                raise DataError(f"There is no store at {path}; give the folder of one, or fill it.")
-            try:
+        try:
+            if not record.exists():
+                if create is None:
+                    raise DataError(
+                        f"There is no store at {path}; give a store's folder, or fill it."
+                    )
                 # Writing would remove them.
                 if segments.is_dir() and any(segments.iterdir()) and not record.exists():
                     raise StoreError(
@@ -366,11 +371,11 @@ class SnapshotStore(Store):
                     if not record.exists():
                         write_record(record, SnapshotRecord(create))
                         sync(path.parent)
-            except OSError as error:
-                raise StoreError(
-                    f"{path} cannot be made a store: {error.strerror or error}; give another "
-                    "folder."
-                ) from error
+        except OSError as error:
+            what = "opened" if create is None else "made a store"
+            raise StoreError(
+                f"{path} cannot be {what}: {error.strerror or error}; give another folder."
+            ) from error
         return cls(path)
 
     @property

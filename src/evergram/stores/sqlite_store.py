@@ -200,9 +200,11 @@ class SqliteStore(TablePerVersionStore):
         table = f"{self._name}_v{space.version}"
         if self._has_table(table):
             raise not_ours(f"table {table}", self.address)
-        kind = "integer" if pa.types.is_integer(self.id_type) else "text"
-        columns = f"id {kind} primary key, vector blob, checksum integer"
-        self._ask(f'create table "{table}" ({columns})')
+        # Pages of rows are read in the order of the rowid, in which they lie in the file; that of a
+        # text id is a column, as a VACUUM would else change it.
+        number = pa.types.is_integer(self.id_type)
+        keys = "id integer primary key" if number else "place integer primary key, id text unique"
+        self._ask(f'create table "{table}" ({keys}, vector blob, checksum integer)')
 
     def _has_table(self, table: str) -> bool:
         query = "select 1 from sqlite_master where lower(name) = lower(?)"
@@ -233,17 +235,16 @@ class SqliteStore(TablePerVersionStore):
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         # Page by page: no transaction stays open, in which the log of writes would only grow.
-        query = f"select id, vector, checksum from {self._table(version)}"
-        after, last = "", list[Any]()
-        while cells := self._ask(f"{query}{after} order by id limit ?", *last, size):
-            with self._errors():
-                if last and cells[-1][0] <= last[0]:
-                    raise StoreError(
-                        f"{self.address} has rows out of their order: its file is damaged; restore "
-                        "it from a copy."
-                    )
+        query = f"select id, vector, checksum, rowid from {self._table(version)}"
+        after, last = "", list[int]()
+        while cells := self._ask(f"{query}{after} order by rowid limit ?", *last, size):
+            if last and cells[-1][3] <= last[0]:
+                raise StoreError(
+                    f"{self.address} has rows out of their order: its file is damaged; restore it "
+                    "from a copy."
+                )
             yield self._block(version, cells)
-            after, last = " where id > ?", [cells[-1][0]]
+            after, last = " where rowid > ?", [cells[-1][3]]
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
@@ -262,7 +263,7 @@ class SqliteStore(TablePerVersionStore):
 
     def _block(self, version: int, cells: list[Any]) -> tuple[Rows, Checks]:
         with self._errors():
-            keys, raw, checks = zip(*cells, strict=True)
+            keys, raw, checks, *_ = zip(*cells, strict=True)
             if len({len(one) for one in raw}) > 1:
                 raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
             vectors = np.frombuffer(b"".join(raw), dtype="<f4").reshape(len(raw), -1)
