@@ -290,13 +290,14 @@ def test_an_id_twice_in_a_file_or_with_two_vectors_is_refused(
         plan_rest(KEPT_TEXTS, new, [one, two])
 
 
-def test_a_wrong_vector_in_the_sample_is_refused_with_its_id(
+def test_a_wrong_vector_in_the_sample_is_refused_with_its_id_and_its_file(
     tmp_path: Path, new: TextEncoder
 ) -> None:
     good = kept_of(tmp_path / "good.parquet", new, list(range(40)))
     wrong = saved(tmp_path / "wrong.parquet", new, ["t50"], own([51]))
-    with pytest.raises(DataError, match=r"1 of 41 kept vectors .*'t50' differs"):
-        plan_rest(KEPT_TEXTS, new, [good, wrong])
+    # Each file has one vector in the sample, however small the sample and the file are.
+    with pytest.raises(DataError, match=r"1 of 2 kept vectors .*'t50' in .*wrong\.parquet"):
+        plan_rest(KEPT_TEXTS, new, [good, wrong], check=1)
 
 
 def test_a_share_of_wrong_vectors_is_caught_as_often_as_the_check_says(
@@ -482,3 +483,13 @@ def test_each_request_is_checked_whatever_the_prompts(role: Role, tmp_path: Path
         assert len(asked) <= BATCH
         assert asked[-1] in canaries
         assert all(text.startswith(prompt) for text in asked[:-1] if text not in canaries)
+
+
+def test_force_removes_no_folder_of_other_files(tmp_path: Path) -> None:
+    mine = tmp_path / "out.parquet.parts" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    encoder, out = open_text_encoder(ADDRESSES[1]), tmp_path / "out.parquet"
+    with pytest.raises(DataError, match="has files that are no parts"):
+        encode_file(TEXTS, encoder, out, overwrite=True)
+    assert mine.read_text() == "mine"

@@ -111,6 +111,14 @@ def swapped(vectors: MigrationVectors) -> MigrationVectors:
     return replace(vectors, old_queries=vectors.new_queries, new_queries=vectors.old_queries)
 
 
+def with_two_models(vectors: MigrationVectors, name: str) -> MigrationVectors:
+    """Return vectors of which every second text's, by one model, are those of a third model."""
+    rows = getattr(vectors, name).clone()
+    turn = torch.linalg.qr(torch.randn(len(rows.T), len(rows.T)))[0]
+    rows[::2] = rows[::2] @ turn
+    return replace(vectors, **{name: rows})
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -118,6 +126,8 @@ def swapped(vectors: MigrationVectors) -> MigrationVectors:
         (lambda v: mixed_up(v, "new", "new_queries"), "texts mixed up"),
         (lambda v: mixed_up(v, "new_queries"), "queries were swapped"),
         (swapped, "queries were swapped"),
+        (lambda v: with_two_models(v, "old"), "The old vectors of about 50%"),
+        (lambda v: with_two_models(v, "new"), "The new vectors of about 50%"),
     ],
 )
 def test_files_that_cannot_be_judged_get_no_verdict(

@@ -213,8 +213,10 @@ def _begin(
     file = folder / "settings.json"
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
+        if not file.exists():
+            raise DataError(f"{folder} has files that are no parts; remove it, or change OUT.")
         began = None
-        with suppress(ValueError, FileNotFoundError):
+        with suppress(ValueError):
             began = json.loads(file.read_text(encoding="utf-8"))
         why = "other texts, another encoder or other kept vectors"
         if began == settings:
@@ -283,7 +285,8 @@ def plan_rest(
         encoder: the new model.
         kept: files of vectors (of `KeptVectors.save`, of the service's `--kept`, or of
             `encode_file`), or folders of Parquet files.
-        check: kept vectors to compute again and compare, drawn by `seed`.
+        check: kept vectors to compute again and compare, drawn by `seed`; one of each file at
+            least.
     Raises: DataError: the texts are queries; a file cannot be read, is of another encoder or dim,
         or says of none; an id has two vectors; no text has any of the ids; a vector that was
         computed again differs; or the encoder changed meanwhile.
@@ -296,8 +299,11 @@ def plan_rest(
     files = [open_embeddings(path) for path in _files(kept)]
     try:
         _refuse_others(files, checked)
-        rows, vectors, unknown_ids, repeated = _read_kept(files, texts, record.dim)
-        drawn = np.random.default_rng(seed).permutation(np.flatnonzero(rows >= 0))[:check]
+        rows, vectors, ends, unknown_ids, repeated = _read_kept(files, texts, record.dim)
+        order = np.random.default_rng(seed).permutation(np.flatnonzero(rows >= 0))
+        sources = np.searchsorted(ends, rows[order], side="right")
+        of_each_file = order[np.unique(sources, return_index=True)[1]]
+        drawn = np.unique(np.concatenate([order[:check], of_each_file]))
         now = checked.encode([texts.texts[row] for row in drawn], texts.role)
     except MismatchError as error:
         raise DataError(
@@ -307,12 +313,14 @@ def plan_rest(
     far = distances(now, vectors[rows[drawn]])
     wrong = int((~(far <= SAME)).sum())
     if wrong:
-        worst = texts.ids[int(drawn[far.argmax()])].as_py()
+        row = int(drawn[far.argmax()])
+        path = files[int(np.searchsorted(ends, rows[row], side="right"))].path
         raise DataError(
             f"{wrong} of {len(drawn)} kept vectors that were computed again are not what "
-            f"{encoder.address} gives now: that of the id {worst!r} differs by {far.max():.2g} of "
-            f"its length, and {SAME} is allowed. The model was replaced, or texts were changed "
-            "since; take the rows of changed texts out of the kept files."
+            f"{encoder.address} gives now: that of the id {texts.ids[row].as_py()!r} in {path} "
+            f"differs by {far.max():.2g} of its length, and {SAME} is allowed. The model was "
+            "replaced, or texts were changed since; take the rows of changed texts out of the "
+            "kept files."
         )
     absent = np.flatnonzero(rows < 0)
     counts = {
@@ -329,12 +337,13 @@ def plan_rest(
 
 def _read_kept(
     files: Sequence[EmbeddingFile], texts: Texts, dim: int
-) -> tuple[npt.NDArray[np.int64], Vectors, int, int]:
-    """Return the rows and vectors of a `MigrationRest`, how many ids no text has, and how many are
-    in several files."""
+) -> tuple[npt.NDArray[np.int64], Vectors, list[int], int, int]:
+    """Return the rows and vectors of a `MigrationRest`, where those of each file end, how many ids
+    no text has, and how many are in several files."""
     rows = np.full(len(texts.texts), -1)
     vectors = np.empty((sum(file.rows for file in files), dim), np.float32)
     size = unknown_ids = repeated = 0
+    ends = []
     for file in files:
         ids, known = file.ids(), texts.ids
         if ids.type != known.type:
@@ -360,13 +369,14 @@ def _read_kept(
         rows[places] = np.arange(size, end)
         vectors[size:end] = block
         size = end
+        ends.append(end)
     if not size:
         raise DataError(
             f"None of the {unknown_ids} kept ids is among the {len(rows)} texts, whose ids are "
             f"such as {texts.ids[0].as_py()!r}, and theirs such as {files[0].ids()[0].as_py()!r}; "
             "give the files of these texts."
         )
-    return rows, vectors[:size], unknown_ids, repeated
+    return rows, vectors[:size], ends, unknown_ids, repeated
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
