@@ -89,7 +89,8 @@ def test_the_plan_counts_what_is_left(tmp_path: Path) -> None:
     again = kept_file(tmp_path / "again.parquet", [19, 20])
     rest = plan_rest(TEXTS, encoder, [kept, again], check=4)
     expected = {"texts": 50, "to_encode": 29, "kept": 21, "unknown_ids": 1, "repeated": 1}
-    expected |= {"text_bytes": len("".join(ROWS[21:]).encode()), "checked": 4}
+    expected |= {"text_bytes": len("".join(ROWS[21:]).encode())}
+    expected |= {"checked": 5}  # one of the second file more
     assert rest.counts == expected
     assert not list(tmp_path.glob("*.parts"))
 
