@@ -387,7 +387,8 @@ def second_model(source: Tensor, target: Tensor) -> float | None:
     kernel = (residual @ residual.T) * (x[:half] @ x[:half].T)
     found: list[Tensor] = []
     for direction in torch.linalg.eigh(kernel)[1][:, -STARTS:].T:
-        errors, first = None, direction > 0
+        errors: Tensor | None = None
+        first = direction > 0
         for _ in range(ROUNDS):
             if min(int(first.sum()), int((~first).sum())) < 2 * x.shape[1]:
                 errors = None  # nearly all rows follow one map
