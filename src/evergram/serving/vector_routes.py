@@ -111,8 +111,8 @@ def search(call: Call) -> Answer:
         queries = column_vectors(stream.column)
     elif options.input is not None:
         if options.input_type is None and not _strings_are_texts(call.lineage):
-            what = "The first version of this lineage records no encoder of text, and a later one's"
-            raise wrong(f"{what} needs an 'input_type', query or document.", "input")
+            what = "The first version of this lineage records no encoder of text, so texts"
+            raise wrong(f"{what} need an 'input_type', query or document.", "input")
         queries = [options.input] if isinstance(options.input, str) else options.input
         _check_count(len(queries), settings.max_batch, "input", "input")
         _check_texts(queries, settings)
