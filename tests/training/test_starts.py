@@ -25,11 +25,12 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.factors import (
     NormalisedMatrix,
     build_measures,
+    distinct_pairs,
     prior_constant,
     smooth_start,
 )
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.tables import FilesSettings, SVDSettings
+from evergram.training.recipe.tables import FilesSettings, PriorSettings, SVDSettings
 
 
 def corpus_of(seed: int = 0) -> Corpus:
@@ -136,6 +137,11 @@ def corpus() -> Corpus:
     return Corpus.of(pa.table({"query": pairs[:, 0].numpy(), "candidate": pairs[:, 1].numpy()}))
 
 
+def prior_of(settings: PriorSettings, data: Corpus) -> dict[str, Tensor]:
+    ids = {"query": data.queries.vocabulary, "candidate": data.candidates.vocabulary}
+    return settings.build(ids, lambda: distinct_pairs(data), 0)
+
+
 def vectors(path: Path, ids: list[int], rows: list[list[float]]) -> str:
     pq.write_table(pa.table({"id": ids, "vector": pa.array(rows, pa.list_(pa.float32()))}), path)
     return str(path)
@@ -147,7 +153,7 @@ def test_files_are_joined_by_id(tmp_path: Path) -> None:
     query = vectors(tmp_path / "q.parquet", [keys[2], keys[0], 99], [[1, 2], [3, 4], [5, 6]])
     known = data.candidates.vocabulary.keys.to_pylist()
     candidate = vectors(tmp_path / "c.parquet", known, [[float(i), 1.0] for i in range(len(known))])
-    prior = FilesSettings(query=query, candidate=candidate).build(data, 0)
+    prior = prior_of(FilesSettings(query=query, candidate=candidate), data)
     assert prior["query"][:3].tolist() == [[3, 4], [0, 0], [1, 2]]
     assert prior["candidate"][:, 0].tolist() == list(range(len(known)))
 
@@ -163,7 +169,7 @@ def test_files_that_cannot_be_a_prior(tmp_path: Path) -> None:
     ):
         query = vectors(tmp_path / "q.parquet", [key], [row])
         with pytest.raises(DataError, match=message):
-            FilesSettings(query=query, candidate=candidate).build(data, 0)
+            prior_of(FilesSettings(query=query, candidate=candidate), data)
 
 
 def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix(
@@ -174,12 +180,12 @@ def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix(
     observed[data.column("query"), data.column("candidate")] = 1  # repeats count once
     values = np.linalg.svd(observed, compute_uv=False)
     most = min(len(data.queries), len(data.candidates)) - 1
-    assert SVDSettings().build(data, 0)["query"].shape[1] == most < SVDSettings.rank
+    assert prior_of(SVDSettings(), data)["query"].shape[1] == most < SVDSettings.rank
     monkeypatch.setattr(SVDSettings, "rank", 3)
-    prior = SVDSettings().build(data, 0)
+    prior = prior_of(SVDSettings(), data)
     error = ((prior["query"] @ prior["candidate"].T).numpy() - observed) ** 2
     assert error.sum() == pytest.approx((values[3:] ** 2).sum(), rel=1e-3)
-    again = SVDSettings().build(data, 0)
+    again = prior_of(SVDSettings(), data)
     assert torch.equal(prior["query"], again["query"])
 
 

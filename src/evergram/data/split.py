@@ -292,6 +292,16 @@ class Split:
     final: Callable[[], Split] | None = field(default=None, repr=False, compare=False)
     in_training: int = 0
 
+    def candidates_left(self) -> Tensor:
+        """Return how many candidates each query that selects has not met in training, int64 [Q],
+        in the order of the queries' rows."""
+        queries, size = torch.unique(self.selection.query), len(self.training.candidates)
+        query, candidate = self.training.pairs_of(queries)
+        met = torch.bincount(
+            torch.unique(query * size + candidate) // size, minlength=len(self.training.queries)
+        )
+        return size - met[queries]
+
     def without_test(self, why: str) -> Split:
         """Return the split without test pairs, for the reason `why`, one sentence."""
         final = self.final

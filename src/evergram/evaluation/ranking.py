@@ -330,7 +330,7 @@ def test_relevance(split: Split) -> Relevance:
 TOO_MUCH, ENOUGH = 0.9, 0.5
 
 
-def discriminating(name: str, relevance: Relevance, candidates: int) -> str:
+def discriminating(name: str, left: Tensor) -> str:
     """Return the metric, with a smaller K if its lists hold nearly all candidates of a query.
 
     Recall@K is 1 for every model where K is the number of candidates that a query has not seen; of
@@ -339,22 +339,17 @@ def discriminating(name: str, relevance: Relevance, candidates: int) -> str:
 
     Args:
         name: "recall@K", "ndcg@K" or "map@K".
-        relevance: the queries, and what is masked for each.
-        candidates: in the catalogue.
+        left: int64 [Q], how many candidates each query has to rank.
     Raises: DataError: no query has two candidates to rank, so that all orders are the same.
     """
     kind, k = parse_metric(name)
-    size = candidates + 1
-    owner = torch.repeat_interleave(torch.arange(len(relevance)), relevance.seen_offsets.diff())
-    masked = torch.unique(owner * size + relevance.seen) // size
-    left = (candidates - torch.bincount(masked, minlength=len(relevance))).clamp(min=1).double()
+    left = left.clamp(min=1).double()
     if not len(left):
         return name
     if float(left.max()) < 2:
         raise DataError(
             "No query that selects has more than one candidate left to rank, so no metric can tell "
-            f"one model from another; the training data has {candidates} candidates. Give more "
-            "data, or a larger split.share."
+            "one model from another. Give more data, or a larger split.share."
         )
 
     def by_chance(length: int) -> float:

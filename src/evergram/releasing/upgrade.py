@@ -119,17 +119,17 @@ class UpgradePlan:
             backward = BackwardTransformFit(
                 self.recipe, self.version, chain, self.before, corpus, dim
             )
-        own = own_encoder(self.options.encoder, corpus, self.recipe)
+        own = own_encoder(self.options.encoder, split, self.recipe)
         return Companions(backward.joint(), start, own)
 
 
 def own_encoder(
-    modules: EncoderModules | None, corpus: Corpus, recipe: Recipe
+    modules: EncoderModules | None, split: Split, recipe: Recipe
 ) -> ModuleEncoder | None:
-    """Return the encoder of a user's modules for a corpus; None without modules."""
+    """Return the encoder of a user's modules for a split's training; None without modules."""
     if modules is None:
         return None
-    return ModuleEncoder.of(modules, corpus, normalize=recipe.model.normalize)
+    return ModuleEncoder.of(modules, split.training, normalize=recipe.model.normalize)
 
 
 def with_modules(
@@ -150,11 +150,12 @@ def with_modules(
 
 
 def trained_encoder(
-    trained: Encoder | EncoderModules | None, corpus: Corpus, model: EncoderSettings
+    trained: Encoder | EncoderModules | None, split: Split, model: EncoderSettings
 ) -> Encoder | None:
     """Return a model that is not trained again, in evaluation mode; copies of a user's modules."""
     if isinstance(trained, EncoderModules):
-        return ModuleEncoder.of(trained.copied(), corpus, normalize=model.normalize).eval()
+        modules = trained.copied()
+        return ModuleEncoder.of(modules, split.training, normalize=model.normalize).eval()
     return trained
 
 
@@ -192,13 +193,13 @@ def plan_upgrade(
             # The model that is trained alone is tested on these, too.
             tested = with_known_queries(final, known)
             split, final = tested if final is split else split, tested
-    trained = trained_encoder(options.trained, final.training, recipe.model)
+    trained = trained_encoder(options.trained, final, recipe.model)
     if settings.start == "frozen":
         new_dim = before.dim
     elif trained is not None:
         new_dim = trained.dim
     else:
-        own = own_encoder(options.encoder, final.training, recipe)
+        own = own_encoder(options.encoder, final, recipe)
         new_dim = recipe.model.dim_of(version) if own is None else own.dim
     backward = BackwardTransformFit(
         recipe, version, lineage.active_chain, before, published.training, new_dim
@@ -271,15 +272,18 @@ def version_report(version: int, split: Split, trained: Trained) -> dict[str, An
     }
 
 
-def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:
-    """Say what each feature of a corpus is, of a model that reads them, and warn of those that say
-    nothing of a new object."""
-    if not recipe.model.reads_features:
-        return
-    for feature in summaries(corpus.queries, corpus.candidates):
+def data_of(
+    recipe: Recipe, corpus: Corpus | None, progress: Progress, lineage: Lineage | None = None
+) -> tuple[Corpus, Recipe]:
+    """Return the corpus of `corpus_for`, and the recipe that records it. Say what each feature is,
+    of a model that reads them, and warn of those that say nothing of a new object."""
+    corpus = corpus_for(recipe, corpus, lineage)
+    reads = recipe.model.reads_features
+    for feature in summaries(corpus.queries, corpus.candidates) if reads else ():
         progress.say(feature.sentence)
         if feature.warning and is_first_process():
             log.warning(feature.warning)
+    return corpus, recorded_recipe(recipe, corpus)
 
 
 def training_report(trained: Trained) -> dict[str, Any]:
@@ -499,10 +503,8 @@ def train(
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
     """
     recipe = with_modules(recipe, encoder, trained)
-    corpus = corpus_for(recipe, corpus)
-    recipe = recorded_recipe(recipe, corpus)
     chosen, shown = pick_device(device, recipe.training.tables), Progress.of_choice(progress)
-    say_features(recipe, corpus, shown)
+    corpus, recipe = data_of(recipe, corpus, shown)
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
     place = None if folder is None else Path(folder)
@@ -512,11 +514,11 @@ def train(
         chosen, shown, place, watching, "version 0", checkpoints=checkpoints, **more
     )
     recipe, said = with_selecting_metric(recipe, split, context.progress)
-    model = trained_encoder(trained, final.training, recipe.model)
+    model = trained_encoder(trained, final, recipe.model)
     if model is not None:
         fitted = judge(model, final, recipe, together=context.collectives)
     else:
-        first, last = (own_encoder(encoder, s.training, recipe) for s in (split, final))
+        first, last = (own_encoder(encoder, s, recipe) for s in (split, final))
         refit = None if final is split else Refit(final, Companions(own=last))
         pilots = run_pilots(recipe, split, 0, context)
         fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=first), refit)
@@ -599,9 +601,7 @@ def upgrade(
     # No process of another training may do so meanwhile; those of this one work together.
     with lineage.training() if is_first_process() else nullcontext():
         context = replace(context, collectives=join_processes(context.device))
-        corpus = corpus_for(recipe, corpus, lineage)
-        recipe = recorded_recipe(recipe, corpus)
-        say_features(recipe, corpus, context.progress)
+        corpus, recipe = data_of(recipe, corpus, context.progress, lineage)
         plan = plan_upgrade(recipe, lineage, corpus, options)
         fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)
         report = measure_upgrade(plan, fitted, context.collectives)

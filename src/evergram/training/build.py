@@ -53,14 +53,20 @@ from evergram.encoders.encoder import SIDES, Encoder, Schema, build_encoder
 from evergram.encoders.kinds import EncoderSettings, FactorizationSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import DataError, RecipeError
-from evergram.evaluation.ranking import discriminating, relevance_of
+from evergram.evaluation.ranking import discriminating
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings
 from evergram.kinds import Trait, kind_of, traits_where, unmet
 from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.tasks.kinds import TaskSettings
 from evergram.tasks.task import Objective
-from evergram.training.factors import build_measures, prior_constant, sparse_weights, start_tables
+from evergram.training.factors import (
+    build_measures,
+    distinct_pairs,
+    prior_constant,
+    sparse_weights,
+    start_tables,
+)
 from evergram.training.joint import JointAlignment
 from evergram.training.optimizers import build_optimizers
 from evergram.training.progress import Progress
@@ -239,8 +245,7 @@ def with_selecting_metric(
     Raises: DataError: no metric can.
     """
     written, candidates = recipe.training.metric, len(split.training.candidates)
-    relevance = relevance_of(split.training, split.selection)
-    metric = discriminating(written, relevance, candidates)
+    metric = discriminating(written, split.candidates_left())
     if metric == written:
         return recipe, []
     sentence = (
@@ -467,7 +472,8 @@ def prepare(
     if joint is not None:
         joint.to(device)
     sampler = build_sampler(settings, corpus)
-    prior = settings.prior.build(corpus, settings.seed)
+    ids = {"query": corpus.queries.vocabulary, "candidate": corpus.candidates.vocabulary}
+    prior = settings.prior.build(ids, partial(distinct_pairs, corpus), settings.seed)
     strengths = settings.strengths
     objective = Objective(
         settings.task.build(corpus),

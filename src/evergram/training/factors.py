@@ -173,6 +173,13 @@ def start_tables(encoder: Encoder, model: FactorizationSettings, corpus: Corpus,
             table.weight[scene.ids(side)[known]] = rows[known].to(table.weight)
 
 
+def distinct_pairs(corpus: Corpus) -> Tensor:
+    """Return the observed pairs, each once and in their order, int64 [2, n]."""
+    size = len(corpus.candidates)
+    keys = torch.unique(corpus.column("query") * size + corpus.column("candidate"))
+    return torch.stack([keys // size, keys % size])
+
+
 # Added to the pairs of an entity, so that one with few of them does not weigh as much as its few.
 DAMPING = 5.0
 LEADING_STEPS = 20
@@ -192,9 +199,7 @@ class NormalisedMatrix:
     @classmethod
     def of(cls, corpus: Corpus, dtype: torch.dtype = torch.float32) -> NormalisedMatrix:
         """Return the matrix of a corpus; a pair counts once, however often it was observed."""
-        shape = len(corpus.queries), len(corpus.candidates)
-        keys = torch.unique(corpus.column("query") * shape[1] + corpus.column("candidate"))
-        pairs = torch.stack([keys // shape[1], keys % shape[1]])
+        shape, pairs = (len(corpus.queries), len(corpus.candidates)), distinct_pairs(corpus)
         degrees = {
             side: torch.bincount(rows, minlength=size).to(dtype)
             for side, rows, size in zip(SIDES, pairs, shape, strict=True)

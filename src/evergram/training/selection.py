@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import SIDES, Encoder
 from evergram.evaluation.metric_sample import MetricSample, SampledRanking, sample_queries
 from evergram.evaluation.ranking import (
+    Relevance,
     popularity,
     popularity_metrics,
     query_metrics,
@@ -141,6 +143,7 @@ class EarlyStopping(Callback):
         return int(last.get("reference_epoch", self.best_epoch))
 
 
+@dataclass
 class SelectionMetric:
     """A ranking metric of a run on the pairs that select its epoch.
 
@@ -150,21 +153,25 @@ class SelectionMetric:
         queries: number that is ranked, drawn once by `seed`; None is all.
     """
 
-    def __init__(
-        self, metric: str, split: Split, queries: int | None = None, seed: int = 0
-    ) -> None:
-        self.metric = metric
-        self.relevance = relevance_of(split.training, split.selection)
-        self.population: int = len(self.relevance)
-        self.relevance = sample_queries(self.relevance, queries, seed)
+    metric: str
+    split: Split
+    queries: int | None = None
+    seed: int = 0
+
+    @cached_property
+    def ranked(self) -> tuple[Relevance, int]:
+        """The queries that are ranked, made at the first evaluation, and the number of all."""
+        every = relevance_of(self.split.training, self.split.selection)
+        return sample_queries(every, self.queries, self.seed), len(every)
 
     def __call__(self, run: Trainer) -> float | MetricSample:
         now, together = run.encoder.embed_all(run.step.scene), run.step.collectives
         vectors, metric = (now["query"], now["candidate"]), self.metric
-        if len(self.relevance) == self.population:
-            return rank_metrics(*vectors, self.relevance, [metric], together=together)[metric]
-        values = query_metrics(*vectors, self.relevance, [metric], together=together)[metric]
-        return MetricSample(values, self.population)
+        relevance, population = self.ranked
+        if len(relevance) == population:
+            return rank_metrics(*vectors, relevance, [metric], together=together)[metric]
+        values = query_metrics(*vectors, relevance, [metric], together=together)[metric]
+        return MetricSample(values, population)
 
 
 def ranking_work(encoder: Encoder, sizes: Mapping[str, int]) -> tuple[int, int]:

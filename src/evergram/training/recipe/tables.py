@@ -35,7 +35,11 @@ from evergram.kinds import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from evergram.data.corpus import Corpus
+    from evergram.data.corpus import Vocabulary
+
+    # The ids of each side, and a function that makes the distinct observed pairs, int64 [2, n].
+    Ids = Mapping[str, Vocabulary]
+    Pairs = Callable[[], Tensor]
 
 
 VERSIONS = [0.8, 0.9]
@@ -116,7 +120,7 @@ class PriorSettings(KindSettings):
     needs = (Trait.PENALTY,)
 
     @abstractmethod
-    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
+    def build(self, ids: Ids, pairs: Pairs, seed: int) -> dict[str, Tensor]:
         """Return Q and R, float32 [N, K] of each side; K = 0 is the zero prior. Raises: DataError:
         a file cannot be used."""
 
@@ -126,11 +130,10 @@ class ZeroSettings(PriorSettings):
 
     kind: Literal["zero"] = "zero"
 
-    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
+    def build(self, ids: Ids, pairs: Pairs, seed: int) -> dict[str, Tensor]:
         import torch
 
-        sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
-        return {side: torch.zeros(size, 0) for side, size in sizes.items()}
+        return {side: torch.zeros(len(keys), 0) for side, keys in ids.items()}
 
 
 class ConstantSettings(PriorSettings):
@@ -139,11 +142,11 @@ class ConstantSettings(PriorSettings):
     kind: Literal["constant"] = "constant"
     value: Finite = 0.0
 
-    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
+    def build(self, ids: Ids, pairs: Pairs, seed: int) -> dict[str, Tensor]:
         import torch
 
-        query = torch.full((len(corpus.queries), 1), self.value)
-        return {"query": query, "candidate": torch.ones(len(corpus.candidates), 1)}
+        query = torch.full((len(ids["query"]), 1), self.value)
+        return {"query": query, "candidate": torch.ones(len(ids["candidate"]), 1)}
 
 
 class FilesSettings(PriorSettings):
@@ -153,13 +156,10 @@ class FilesSettings(PriorSettings):
     query: str
     candidate: str
 
-    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
+    def build(self, ids: Ids, pairs: Pairs, seed: int) -> dict[str, Tensor]:
         from evergram.training.factors import read_vectors
 
-        vectors = {
-            "query": read_vectors(Path(self.query), corpus.queries.vocabulary),
-            "candidate": read_vectors(Path(self.candidate), corpus.candidates.vocabulary),
-        }
+        vectors = {side: read_vectors(Path(getattr(self, side)), ids[side]) for side in ids}
         widths = [rows.shape[1] for rows in vectors.values()]
         if widths[0] != widths[1]:
             raise DataError(
@@ -175,16 +175,15 @@ class SVDSettings(PriorSettings):
     kind: Literal["svd"] = "svd"
     rank: ClassVar[int] = 32
 
-    def build(self, corpus: Corpus, seed: int) -> dict[str, Tensor]:
+    def build(self, ids: Ids, pairs: Pairs, seed: int) -> dict[str, Tensor]:
         import torch
 
         from evergram.training.factors import svd_factors
 
-        sizes = len(corpus.queries), len(corpus.candidates)
-        pairs = torch.stack([corpus.column("query"), corpus.column("candidate")])
-        pairs = torch.unique(pairs, dim=1)
-        observed = torch.sparse_coo_tensor(pairs, torch.ones(pairs.shape[1]), sizes).coalesce()
-        return svd_factors(observed, max(1, min(self.rank, min(sizes) - 1)), seed)
+        sizes, observed = (len(ids["query"]), len(ids["candidate"])), pairs()
+        ones = torch.ones(observed.shape[1])
+        matrix = torch.sparse_coo_tensor(observed, ones, sizes).coalesce()
+        return svd_factors(matrix, max(1, min(self.rank, min(sizes) - 1)), seed)
 
 
 PRIORS: Kinds[PriorSettings] = Kinds(
