@@ -218,6 +218,16 @@ def test_a_last_training_takes_all_that_is_not_test() -> None:
         assert (final.test.candidate < 0).sum() <= (split.test.candidate < 0).sum()
 
 
+def test_a_query_has_left_what_it_has_not_met_however_often() -> None:
+    # Each pair comes twice.
+    split = random_split(corpus([*drawn(), *drawn()]), share=0.3, held_out=HeldOut("salt"))
+    met = Counter(query for query, _ in trained(split))
+    keys, size = split.training.queries.vocabulary.keys, len(split.training.candidates)
+    selecting = [keys[row].as_py() for row in sorted(set(split.selection.query.tolist()))]
+    assert split.candidates_left().tolist() == [size - met[query] for query in selecting]
+    assert len(Split(split.training, RowPairs.none(), split.test, 0).candidates_left()) == 0
+
+
 def test_a_published_test_file_is_tested_and_nothing_else() -> None:
     pairs = drawn()
     new = sorted({(f"q{i % 30}", f"c{i % 90}") for i in range(300)} - set(pairs))
