@@ -198,7 +198,7 @@ def wants_pilots(recipe: Recipe, split: Split) -> bool:
     task, training = recipe.task, recipe.training
     return (
         "auto" in (task.l2, task.penalty)
-        and task.kind == "pointwise"
+        and task.needs_penalty
         and recipe.model.kind == "factorization"
         and not recipe.model.normalize
         and training.budget is None

@@ -17,8 +17,8 @@ from torch.nn import functional
 from evergram.data.corpus import Corpus
 from evergram.encoders.mean_of_candidates import MeanOfCandidates
 from evergram.gramian.query_form import Length, QueryForm, Rule, Term
+from evergram.kinds import Trait
 from evergram.tasks.kinds import (
-    PointwiseSettings,
     SecondOrderSettings,
     SoftmaxAllSettings,
     TemperedSettings,
@@ -44,9 +44,9 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
         return QueryForm.mean(trained.encoder.dim, normalize=trained.encoder.normalize)
     task = recipe.task if trained.penalty else None
     normalize = trained.encoder.normalize
-    if isinstance(task, PointwiseSettings):
+    if task is not None and task.needs_penalty:
         terms = list(_terms(recipe, corpus, trained))
-        exact = task.loss == "squared" and _is_quadratic(recipe)
+        exact = Trait.SQUARED_LOSS in task.traits and _is_quadratic(recipe)
         dim = trained.encoder.dim
         nothing = Term(0.0, 0.0, torch.eye(dim), torch.zeros(dim))
         return QueryForm.of(
