@@ -24,8 +24,7 @@ from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
-from evergram.tasks.kinds import TASKS
-from evergram.tasks.losses import LOSSES
+from evergram.tasks.kinds import LOSSES, TASKS
 from evergram.training.build import load_corpus
 from evergram.training.checkpoint import load_encoder
 from evergram.training.recipe import Recipe

@@ -119,7 +119,7 @@ FAULTS = (
     ),
     # Losses, sampling and metrics.
     Fault(
-        "tasks/losses.py",
+        "tasks/kinds.py",
         "(1 - target) * (1 + score).clamp(min=0)",
         "(1 - target) * (1 - score).clamp(min=0)",
         "tasks",

@@ -14,6 +14,7 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import Moment
+from evergram.tasks.kinds import squared
 from evergram.tasks.task import BPR, Encoded, Objective, Pointwise
 
 
@@ -42,7 +43,7 @@ def test_the_minimum_is_that_of_implicit_als() -> None:
     rows, columns = torch.nonzero(observed, as_tuple=True)
     leaf_query, leaf_candidate = query.requires_grad_(), candidate.requires_grad_()
     # The conversion of method.md: λ = ½ α₀ |A||B| / n, with the uniform measure.
-    objective = Objective(Pointwise(), [0.5 * alpha * a * b / n])
+    objective = Objective(Pointwise(squared), [0.5 * alpha * a * b / n])
     batch = Batch(
         rows,
         columns,
@@ -71,7 +72,7 @@ def test_without_a_penalty_the_gramians_do_not_matter() -> None:
     ones = torch.ones(2)
     batch = Batch(torch.arange(2), torch.arange(2), ones, ones[:, None], ones[:, None])
     nan = {side: [Moment(torch.full((3, 3), torch.nan))] for side in ("query", "candidate")}
-    objective = Objective(Pointwise(), [0.0], l2=0.5)
+    objective = Objective(Pointwise(squared), [0.0], l2=0.5)
     assert not objective.wants_moments
     loss = objective(Encoded(torch.zeros(2, 3), torch.ones(2, 3)), batch, nan)
     # ½(0 − 1)² + 0.5 · (0 + 3)
@@ -145,7 +146,7 @@ def test_two_measures_a_prior_sparse_weights_and_norms_are_one_sum_over_all_pair
         for k, strength in enumerate(strengths)
     )
     loss = Objective(
-        Pointwise(), strengths, l2, constant=constant, l2_measure=l2_measure or "examples"
+        Pointwise(squared), strengths, l2, constant=constant, l2_measure=l2_measure or "examples"
     )(
         Encoded(
             query[rows],

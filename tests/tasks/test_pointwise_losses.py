@@ -14,7 +14,7 @@ from tests.support.task_batches import batch_of, normal
 from torch import Tensor
 
 from evergram.errors import ShapeError
-from evergram.tasks.losses import LOSSES, loss_named
+from evergram.tasks.kinds import LOSSES, logistic, loss_named
 from evergram.tasks.task import Encoded, Pointwise
 
 
@@ -97,7 +97,7 @@ def test_a_loss_of_the_package_is_not_replaced(monkeypatch: pytest.MonkeyPatch) 
 def test_logistic_is_the_cross_entropy_of_a_bernoulli() -> None:
     query, candidate = normal(5, 3), normal(5, 3, seed=1)
     target = torch.tensor([0.0, 1.0, 0.25, 1.0, 0.0], dtype=torch.float64)
-    loss = Pointwise("logistic")(Encoded(query, candidate), batch_of([0, 1, 2, 3, 4], target), {})
+    loss = Pointwise(logistic)(Encoded(query, candidate), batch_of([0, 1, 2, 3, 4], target), {})
     expected = 0.0
     for u, v, t in zip(query, candidate, target.tolist(), strict=True):
         chance = 1 / (1 + math.exp(-float(u @ v)))

@@ -18,10 +18,10 @@ from evergram.data.sampling import Batch
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import Moment
 from evergram.tasks.kinds import (
+    LOSSES,
     TASKS,
     PointwiseSettings,
 )
-from evergram.tasks.losses import LOSSES
 from evergram.tasks.task import Encoded, Pointwise, Spread, Task
 from evergram.training.recipe import Recipe
 
@@ -147,4 +147,4 @@ def test_a_loss_of_ones_own_is_chosen_by_the_name_that_it_was_put_under(
     monkeypatch.setitem(LOSSES, "quartic", quartic)
     task = Recipe.of(base).task.build(STARS)
     assert isinstance(task, Pointwise)
-    assert task.function is quartic
+    assert task.loss is quartic

@@ -4,10 +4,10 @@ Read in this order:
 
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it; `Objective`, a task plus
    λ times the penalty on all pairs (`evergram.gramian`), norms, spread; then the tasks of a batch's
-   pairs: pointwise (its `losses` by name), BPR, the softmax within the batch, second
+   pairs: pointwise (its losses by name are in `kinds`), BPR, the softmax within the batch, second
    order, spherical.
 2. `softmax_all`, over all candidates, and the neighbours that are pulled beside a pair's own.
-3. `kinds`: the settings of each task. Neither it nor `losses` imports torch.
+3. `kinds`: the losses by name, and the settings of each task. It does not import torch.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 2018; [G2] the same, ICLR 2019. `docs/method.md` derives the second-order softmax.
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.tasks.kinds import LOSSES as LOSSES
     from evergram.tasks.kinds import TASKS as TASKS
+    from evergram.tasks.kinds import PointwiseLoss as PointwiseLoss
     from evergram.tasks.kinds import TaskSettings as TaskSettings
-    from evergram.tasks.losses import LOSSES as LOSSES
-    from evergram.tasks.losses import PointwiseLoss as PointwiseLoss
     from evergram.tasks.task import BPR as BPR
     from evergram.tasks.task import Loss as Loss
     from evergram.tasks.task import Objective as Objective

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import Moment
 from evergram.gramian.penalty import BatchSide, penalty_of_batch
-from evergram.tasks.losses import PairLoss, loss_named
+
+if TYPE_CHECKING:
+    from evergram.tasks.kinds import PairLoss
 
 # For each side, one moment a measure.
 Moments = Mapping[str, list[Moment]]
@@ -286,20 +288,14 @@ class Pointwise(Task):
     >>> quartic = Pointwise(lambda score, target: (score - target) ** 4)
 
     Args:
-        loss: a name in `LOSSES`, or a function of scores [B] and targets [B] that returns one
-            number a pair, [B].
-    Raises: ValueError: no loss has that name.
+        loss: a function of scores [B] and targets [B] that returns one number a pair, [B].
     """
 
     is_mean_of_pairs = True
 
-    def __init__(self, loss: str | PairLoss = "squared") -> None:
+    def __init__(self, loss: PairLoss) -> None:
         super().__init__()
         self.loss = loss
-        try:
-            self.function: PairLoss = loss_named(loss).function if isinstance(loss, str) else loss
-        except ValueError as error:
-            raise ValueError(f"The pointwise loss is {loss!r}; {error}.") from None
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         """Return the mean loss of the batch's pairs.
@@ -307,7 +303,7 @@ class Pointwise(Task):
         Raises: ShapeError: the function returned something else than one number a pair.
         """
         scores = score(encoded)
-        losses = self.function(scores, batch.target)
+        losses = self.loss(scores, batch.target)
         shape = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         if shape != list(scores.shape):
             raise ShapeError(
