@@ -18,10 +18,11 @@ import evergram.encoders
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import (
     SIDES,
-    CandidatesAtHand,
     Embeddings,
     Encoder,
+    Factorization,
     Schema,
+    TwoTower,
     build_encoder,
     restore_encoder,
 )
@@ -34,8 +35,8 @@ from evergram.encoders.kinds import (
     LightGCNSettings,
     TwoTowerSettings,
 )
-from evergram.encoders.table_encoders import Factorization, TwoTower
 from evergram.errors import DataError, IntegrityError, LineageError, RecipeError, ShapeError
+from evergram.training.step import CandidatesAtHand
 
 # A user's own modules have tests of their own: a schema alone does not build them.
 KINDS = [settings.encoder_class() for settings in ENCODERS.values() if settings.made_by_recipe]

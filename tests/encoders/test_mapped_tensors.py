@@ -13,16 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergram.encoders import encoder
 from evergram.encoders.encoder import (
-    draw_normal,
     embedding_table,
-    join_blocks,
     look_up,
     unit_rows,
 )
 from evergram.encoders.mapped_tensors import (
     copied_beside,
+    draw_normal,
+    join_blocks,
     mapped_zeros,
     mapping_folder,
     zeros_beside,
@@ -123,9 +122,7 @@ def test_a_table_drawn_in_blocks_is_that_of_one_draw(rows: int, dim: int, block:
     whole, blocks = torch.empty(rows, dim), torch.empty(rows, dim)
     draws = [torch.Generator().manual_seed(3) for _ in range(2)]
     torch.nn.init.normal_(whole, std=0.3, generator=draws[0])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "ROWS", block)
-        draw_normal(blocks, 0.3, draws[1])
+    draw_normal(blocks, 0.3, draws[1], block)
     assert torch.equal(whole, blocks)
     assert torch.equal(draws[0].get_state(), draws[1].get_state())
 

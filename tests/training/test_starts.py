@@ -16,8 +16,7 @@ from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import SIDES, Encoder
-from evergram.encoders.table_encoders import Factorization
+from evergram.encoders.encoder import SIDES, Encoder, Factorization
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish

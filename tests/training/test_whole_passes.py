@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.encoders.encoder import ROWS, SIDES, CandidatesAtHand
+from evergram.encoders.encoder import ROWS, SIDES
 from evergram.encoders.graph_encoders import GraphEncoder, GraphSage
 from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
@@ -26,7 +26,7 @@ from evergram.training.build import final_split, load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.step import Step
+from evergram.training.step import CandidatesAtHand, Step
 
 KINDS = ["graphsage", "lightgcn"]
 

@@ -119,7 +119,7 @@ class FactorizationSettings(EncoderSettings):
     """A free vector for each entity."""
 
     kind: Literal["factorization"] = "factorization"
-    built = "evergram.encoders.table_encoders.Factorization"
+    built = "evergram.encoders.encoder.Factorization"
     reads_features = False
     maps_tables = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
@@ -143,7 +143,7 @@ class TwoTowerSettings(EncoderSettings):
     """
 
     kind: Literal["two_tower"] = "two_tower"
-    built = "evergram.encoders.table_encoders.TwoTower"
+    built = "evergram.encoders.encoder.TwoTower"
     mixes_precision = True
     maps_tables = True
     input_dim: Positive | None = None

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.errors import TrainingError
 
@@ -77,3 +78,40 @@ def copied_beside(values: Tensor, tensor: Tensor, earlier: Tensor | None = None)
     reused = earlier is not None and mapping_folder(earlier) and earlier.shape == values.shape
     copy = earlier if earlier is not None and reused else mapped_zeros(values.shape, folder)
     return copy.copy_(values)
+
+
+def join_blocks(
+    blocks: Iterable[Tensor], size: int, dim: int, folder: Path | None = None
+) -> Tensor:
+    """Return blocks [b, D] of `size` rows in all as one tensor, [N, D].
+
+    Each is copied as it comes: beside the result only one block is in memory.
+
+    Args:
+        folder: where a result of several blocks is mapped from a file; None keeps it in memory.
+    """
+    joined: Tensor | None = None
+    start = 0
+    for block in blocks:
+        if len(block) == size:
+            return block
+        if joined is None:
+            shape = size, dim
+            joined = block.new_empty(shape) if folder is None else mapped_zeros(shape, folder)
+        joined[start : start + len(block)] = block
+        start += len(block)
+    return torch.zeros(0, dim) if joined is None else joined
+
+
+def draw_normal(
+    table: Tensor, scale: float, generator: torch.Generator, rows: int = 65_536
+) -> None:
+    """Fill a table [N, D] with the numbers N(0, scale²) that one draw of all of it would give.
+
+    It goes over the table once, in blocks of `rows`; a draw of all would go over it several times:
+    of a table that is larger than memory each time is one of reading and writing the disk.
+    """
+    # torch draws sixteen numbers at a time, and the last sixteen anew where some are left over.
+    ends = [*range(rows, len(table) - rows + 1, rows), len(table)]
+    for start, end in pairwise([0, *ends]):
+        nn.init.normal_(table[start:end], std=scale, generator=generator)

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.encoder import ROWS, SIDES, Embeddings, Encoder, Scene, Schema, join_blocks
+from evergram.encoders.encoder import ROWS, SIDES, Embeddings, Encoder, Scene, Schema
 from evergram.encoders.encoder_inputs import ID, columns_of, refuse_other_ids
+from evergram.encoders.mapped_tensors import join_blocks
 from evergram.errors import DataError, ShapeError
 from evergram.ids import refuse_missing
 

@@ -16,9 +16,8 @@ from torch.nn import functional
 from evergram.data.corpus import Corpus, Vocabulary, to_tensor
 from evergram.data.sampling import measure
 from evergram.data.tables import read_keyed
-from evergram.encoders.encoder import SIDES, Encoder
+from evergram.encoders.encoder import SIDES, Encoder, Factorization
 from evergram.encoders.kinds import FactorizationSettings
-from evergram.encoders.table_encoders import Factorization
 from evergram.errors import DataError, RecipeError
 from evergram.ids import refuse_other_form
 

@@ -15,11 +15,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from evergram.collectives import ALONE, Collectives
 from evergram.data.sampling import Batch, Draw, Pool
-from evergram.encoders.encoder import SIDES, CandidatesAtHand, Embeddings, Encoder, Scene
-from evergram.encoders.table_encoders import Factorization
+from evergram.encoders.encoder import ROWS, SIDES, Embeddings, Encoder, Factorization, Scene
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
 from evergram.gramian.penalty import contributions, preconditioner
 from evergram.tasks.task import Encoded, Loss, Moments, Objective, Spread
@@ -388,6 +388,49 @@ class Step:
             )
             for r, estimator in enumerate(self.estimators[side]):
                 estimator.update(replace(batch, weights=weights[:, r], moment=known.get(r)))
+
+
+class CandidatesAtHand(Embeddings):
+    """Embeddings of which all candidates are computed once, with gradient, and shared by all that a
+    step asks.
+
+    Where they are more than `rows`, they are embedded in blocks that the backward pass embeds
+    again: of a tower's layers only one block is in memory.
+
+    Args:
+        embeddings: of a scene at the current parameters.
+        size: N, of the candidates.
+        device: of the ids that are looked up.
+        rows: of a block.
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, size: int, device: torch.device, rows: int = ROWS
+    ) -> None:
+        self.embeddings = embeddings
+        whole = embeddings.whole("candidate")
+        if whole is None and size <= rows:
+            whole = embeddings.rows("candidate", torch.arange(size, device=device))
+        elif whole is None:
+            places = torch.split(torch.arange(size, device=device), rows)
+            # The backward pass computes the layers of each block again.
+            again = partial(checkpoint, embeddings.rows, "candidate", use_reentrant=False)
+            whole = torch.cat([again(ids) for ids in places])
+        self.candidates: Tensor = whole
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        if side == "candidate":
+            return self.candidates.index_select(0, ids)
+        return self.embeddings.rows(side, ids)
+
+    def of_pairs(self, query: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.embeddings.of_pairs(query, candidate)
+
+    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
+        return self.embeddings.blocks(side, batch_size)
+
+    def whole(self, side: str) -> Tensor | None:
+        return self.candidates if side == "candidate" else self.embeddings.whole(side)
 
 
 def turn_gradients(
