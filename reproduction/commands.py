@@ -149,11 +149,11 @@ def make_report(out: Path | None = None) -> list[Path]:
 
     Args:
         out: the folder of results, into which the report is written too; None is
-            `reproduction/results`, of which the report is in `docs`.
+            `reproduction/results`, of which the report is in `docs` and in README.
     Raises: DataError: `out` is a file, or has no results; or a result cannot be read.
     """
     if out is None:
-        return write_report(results.FOLDER, ROOT / "docs")
+        return write_report(results.FOLDER, ROOT / "docs", ROOT / "README.md")
     results.refuse_file(out)
     sources = {experiment.source for experiment in EXPERIMENTS.values()}
     if not any(results.are_there(out, source) for source in sources):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from reproduction.bc import table3
 from reproduction.bc.claims import known_consumers
 from reproduction.bc.columns import by_version, on_consumers, on_music, over_time, times
-from reproduction.bc.methods import ALIGNER, JOINT, JOINT_SINGLE, NAMES, NO_TRANS, SHORT
+from reproduction.bc.methods import ALIGNER, JOINT, JOINT_SINGLE, NAMES, NO_TRANS
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Runs, Table
-from reproduction.intervals import shown
 from reproduction.results import Result
 
 VERTICAL = {
@@ -20,15 +19,8 @@ HORIZONTAL = "share of the interactions seen"
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Return metric (3) by version, a row for each corpus and method."""
-    header = ["", "", *(f"{t:g}" for t in times(runs.of(runs.labels[0])[0]))]
-    rows = []
-    for corpus in runs.labels:
-        for method in JOINT:
-            values = _by_version(runs, corpus, method, "error")
-            cells = [shown(each, 3) for each in values.values()]
-            rows.append([SHORT[corpus], NAMES[method], *cells])
-    return [Table("(3) mean distance, by the share of the interactions seen", header, rows)]
+    """The figure shows all."""
+    return []
 
 
 def panels(runs: Runs) -> list[Panel]:

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from reproduction.bc import basis, methods
+from reproduction.bc import methods
 from reproduction.bc.claims import known_consumers
 from reproduction.bc.columns import of_corpus, on_consumers, on_first, on_music, swept
 from reproduction.bc.methods import (
@@ -74,7 +74,7 @@ def tables(runs: Runs) -> list[Table]:
         for c, m in product(runs.labels, JOINT)
     ]
     header = ["", "", *(f"{methods.COLUMNS[key]}, λ = {w:g}" for key, w in columns)]
-    return [Table("The metrics by λ", header, rows), basis.table(runs)]
+    return [Table("The metrics by λ", header, rows)]
 
 
 def _cell(runs: Runs, corpus: str, method: str, column: str, weight: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reproduction.bc import basis, figure5, methods
+from reproduction.bc import figure5, methods
 from reproduction.bc.columns import on_first, value
 from reproduction.bc.methods import (
     KEEP_ALL,
@@ -51,7 +51,7 @@ def tables(runs: Runs) -> list[Table]:
             smaller = f"{shown(margins[method], 1)} %" if method in margins else ""
             rows.append([*row, smaller, found.get(method, "")])
     header = ["", "", "(2)", "(3)", "(3) is smaller than Post-Lin-SLoss's by", "all together"]
-    return [Table("Transforms by corpus", header, rows), basis.table(runs)]
+    return [Table("Transforms by corpus", header, rows)]
 
 
 def panels(runs: Runs) -> list[Panel]:

@@ -132,7 +132,7 @@ def tables(runs: Runs) -> list[Table]:
         rows.append([f"{size:,}", *map(shown, levels(runs, size).values()), *both])
     header = ["candidates", *levels(runs, SIZES[0]), "gain, equal steps", "gain, equal CPU time"]
     made = Table("Expected MAP@10 of fresh interactions at the end", header, rows)
-    return [made, map_series.chosen(runs, ("task.penalty",))]
+    return [made]
 
 
 def panels(runs: Runs) -> list[Panel]:

@@ -94,29 +94,6 @@ def table(runs: Runs, baselines: Mapping[str, str] | None = None) -> Table:
     return Table("MAP@10", header, rows)
 
 
-COLUMNS = {
-    "task.penalty": "λ",
-    "task.temperature": "τ",
-    "training.table_rate": "η of tables",
-    "task.l2": "l2",
-}
-
-
-def chosen(runs: Runs, keys: Sequence[str]) -> Table:
-    """Return the settings that each training was given; selection chose them.
-
-    Args:
-        keys: of `COLUMNS`; a training may lack one.
-    """
-    rows = []
-    for label in runs.labels:
-        for result in runs.of(label)[:1]:
-            recipe = result.settings["recipe"]
-            values = [recipe[table].get(key) for table, key in (name.split(".") for name in keys)]
-            rows.append([label, *("–" if value is None else f"{value:g}" for value in values)])
-    return Table("Chosen settings", ["", *(COLUMNS[key] for key in keys)], rows)
-
-
 def gains(
     runs: Runs, label: str, baseline: str, read: Callable[[Result], float] = tested
 ) -> list[float]:

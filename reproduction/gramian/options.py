@@ -39,7 +39,6 @@ SOLVED: methods.Table = {
 }
 # What each is compared with.
 OVER = dict.fromkeys([*list(ESTIMATORS)[1:], *SOFTMAXES, SOLVER], USUAL)
-CHOSEN = ("task.penalty", "task.temperature", "training.table_rate", "task.l2")
 OF_RATINGS: methods.Table = {
     "data.path": "$EVERGRAM_DATA/movielens-latest-small/ml-latest-small.zip",
     "task.target": None,
@@ -76,12 +75,13 @@ def trainings(recipe: Path, *, tried: bool = True, **settings: Any) -> tuple[Tra
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Return MAP@10, which options are separable from what they change, and the chosen λ."""
+    """Return MAP@10, and which options are separable from what they change; the chosen settings are
+    in the results."""
     made = map_series.table(runs, OVER)
     found = separated({label: map_series.gains(runs, label, over) for label, over in OVER.items()})
     rows = [[*row, found.get(row[0], "")] for row in made.rows]
     both = Table(made.title, [*made.header, "all options together"], rows)
-    return [both, map_series.chosen(runs, CHOSEN)]
+    return [both]
 
 
 def panels(runs: Runs) -> list[Panel]:

@@ -20,7 +20,6 @@ SAMPLING = {s: f"{s} sampling" for s in methods.SAMPLERS}
 SOGRAM = {s: f"{s} SOGram" for s in methods.SAMPLERS}
 BASELINES = {SOGRAM[s]: SAMPLING[s] for s in methods.SAMPLERS}
 SOFTMAX = "softmax, logQ"
-CHOSEN = ("task.penalty", "task.temperature", "training.table_rate", "task.l2")
 BESIDE = {
     "sampling": "linear sampling, the other measure",
     "sogram": "linear SOGram, the other measure",
@@ -101,7 +100,7 @@ def own(runs: Runs) -> Runs:
 
 def tables(runs: Runs) -> list[Table]:
     over = BASELINES | {BESIDE["sogram"]: BESIDE["sampling"], SOFTMAX: SAMPLING["linear"]}
-    return [map_series.table(own(runs), over), map_series.chosen(own(runs), CHOSEN)]
+    return [map_series.table(own(runs), over)]
 
 
 def panels(runs: Runs) -> list[Panel]:

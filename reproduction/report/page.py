@@ -79,6 +79,9 @@ class Section:
         return f"reproduction/{name}{'' if self.preset == 'small' else f'-{self.preset}'}.svg"
 
 
+README = ("<!-- versions -->", "<!-- end versions -->")
+
+
 def sections_of(folder: Path) -> list[Section]:
     """Return a section for each preset that the page shows."""
     made = []
@@ -91,11 +94,12 @@ def sections_of(folder: Path) -> list[Section]:
     return made
 
 
-def write_report(results: Path, folder: Path) -> list[Path]:
+def write_report(results: Path, folder: Path, readme: Path | None = None) -> list[Path]:
     """Write `reproduction.md` and `reproduction/*.svg` into a folder.
 
     Args:
         results: the folder of results that it is made of.
+        readme: what gets the conclusions about versions, between two marks.
     Returns: the paths, the page first. Raises: DataError: a result cannot be read.
     """
     sections = sections_of(results)
@@ -105,6 +109,11 @@ def write_report(results: Path, folder: Path) -> list[Path]:
             files[section.picture] = draw(panels)
     for name, text in files.items():
         write_text(folder / name, text.rstrip("\n"))
+    if readme is not None:
+        before, rest = readme.read_text().split(README[0])
+        lines = [f"- {line}" for line in conclusion(sections, "bc/table3")]
+        said = "\n".join(lines).replace("](#", "](docs/reproduction.md#")
+        write_text(readme, f"{before}{README[0]}\n{said}\n{README[1]}{rest.split(README[1])[1]}")
     return [folder / name for name in files]
 
 

@@ -658,7 +658,7 @@ TEXTS = [
     ),
     Case(f"vectors encode texts.csv old.parquet {LETTERS}", "old.parquet"),
     Case(f"vectors encode texts.csv o.parquet {LETTERS} --column text=body", "body"),
-    Case(f"vectors encode texts.csv o.parquet {LETTERS} --kept old.parquet", "dims"),
+    Case(f"vectors encode texts.csv o.parquet {LETTERS} --kept old.parquet", "record"),
     Case(f"{PLAN} old.parquet --judgements texts.csv", "texts.csv"),
     Case(
         f"{PLAN} old.parquet --judgements j.tsv",

@@ -411,7 +411,8 @@ def second_model(source: Tensor, target: Tensor) -> float | None:
 def _components(vectors: Tensor, most: int) -> Tensor:
     """Return centred vectors [n, D] by their first principal components, float64 [n, ≤ most]."""
     centred = vectors.double() - vectors.double().mean(0)
-    return centred @ torch.linalg.eigh(centred.T @ centred)[1][:, -most:]
+    components: Tensor = torch.linalg.eigh(centred.T @ centred)[1]
+    return centred @ components[:, -most:]
 
 
 def _errors(x: Tensor, y: Tensor, groups: Sequence[Tensor]) -> list[Tensor]:
