@@ -6,11 +6,6 @@ BIN := .venv/bin
 TORCH_INDEX ?=
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-# What a machine with CUDA computes, and how fast: one JSON, and what the documents say about GPUs. It runs in
-# the environment of PYTHON, with pytest, numpy and what pyproject.toml needs, because a GPU's torch is its own.
-gpu-check:
-	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu_check
-
 .PHONY: demo docs gpu-check test test-all lint release-check lower-bounds sbom bench clean
 
 .venv/ready: pyproject.toml constraints.txt
@@ -74,6 +69,11 @@ lower-bounds:
 	OMP_NUM_THREADS=1 $(LOW)/environment/bin/python -m pytest -p no:cacheprovider -m "not long" -rs \
 		-W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning -W ignore::FutureWarning \
 		tests/gramian tests/compatibility tests/lineage tests/cli
+
+# What a machine with CUDA computes, and how fast: one JSON, from which docs/training.md has its sentences. It
+# runs in the environment of PYTHON, because a GPU's torch is its own; that needs the package and pytest.
+gpu-check:
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu_check
 
 # What is installed, with versions and licences, as CycloneDX.
 sbom: .venv/ready

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from reproduction.bc import basis, methods
+from reproduction.bc import methods
 from reproduction.bc.claims import SENTENCES
-from reproduction.bc.columns import comparison, of_corpus, value
+from reproduction.bc.columns import comparison, keep_all, of_corpus, value
 from reproduction.bc.comparison import compare_methods
 from reproduction.comparison.settings import Comparison
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
 from reproduction.intervals import shown
 
 NAME = "bc/table3"
+BASIS = (
+    "",
+    "users, items, interactions",
+    "Keep-All: recall@50",
+    "ROC-AUC",
+    "objects that version 0 can embed",
+    "test queries of a version",
+    "passes",
+    "models that end on a plateau",
+)
 
 
 def trainings(recipes: Mapping[str, Path], **settings: Any) -> tuple[Training, ...]:
@@ -36,12 +48,40 @@ def tables(runs: Runs) -> list[Table]:
         ):
             rows.append([name, *(_cell(runs, corpus, method, key) for corpus, key in columns)])
     header = ["", *(f"{methods.COLUMNS[key]}, {methods.SHORT[c]}" for c, key in columns)]
-    return [Table("Table 3", header, rows), basis.table(runs)]
+    return [
+        Table("Table 3", header, rows),
+        Table(
+            "What the figures rest on ([BC] has 500 passes)",
+            BASIS,
+            [_basis(runs, c) for c in runs.labels],
+        ),
+    ]
 
 
 def _cell(runs: Runs, corpus: str, method: str, column: str) -> str:
     values = of_corpus(runs, corpus, lambda result: value(result, method, column))
     return shown(values, 3 if column == "error" else 1)
+
+
+def _basis(runs: Runs, corpus: str) -> list[str]:
+    """Return what a corpus's figures rest on: its size, test queries and length of training."""
+    found = [comparison(result) for result in runs.of(corpus)]
+    sizes = found[0]["sizes"]
+    queries = [n for each in found for n in each["queries"].values()]
+    models = [m for each in found for run in each["trained"].values() for m in run.values()]
+    own = [
+        shown(of_corpus(runs, corpus, partial(keep_all, metric=metric)))
+        for metric in ("intended", "unintended")
+    ]
+    return [
+        methods.SHORT.get(corpus, corpus),
+        f"{sizes['queries']:,}, {sizes['candidates']:,}, {sizes['interactions']:,}",
+        *own,
+        f"{100 * fmean(each['known'] for each in found):.0f} %",
+        f"{min(queries):,} to {max(queries):,}",
+        str(max(model["passes"] for model in models)),
+        f"{sum(model['on_plateau'] is True for model in models)} of {len(models)}",
+    ]
 
 
 def panels(runs: Runs) -> list[Panel]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from reproduction.bc.columns import swept, value
-from reproduction.bc.methods import ALIGNER, MUSIC, SAME
+from reproduction.bc.columns import consumers_of, swept, value
+from reproduction.bc.methods import ALIGNER, MUSIC, NON_BC, SAME
 from reproduction.gramian import gramian_error, growth
 
 if TYPE_CHECKING:
@@ -93,6 +93,13 @@ def _errors(found: Found) -> dict[str, float]:
         key: fmean(gramian_error.error(r, "gramian", method, 128) for r in results)
         for key, method in methods.items()
     }
+
+
+def _broken(found: Found) -> dict[str, float]:
+    runs = found["bc/table3", "small"].runs
+    results = runs.of(consumers_of(runs))
+    lost, kept = (fmean(value(r, m, "unintended") for r in results) for m in (NON_BC, ALIGNER))
+    return {"broken": -lost, "aligned": kept}
 
 
 def _joint(found: Found) -> dict[str, float]:
@@ -188,10 +195,10 @@ CONCLUSIONS = (
         _price,
     ),
     Conclusion(
-        "**Without a backward transform a consumer breaks**: on MovieLens it loses {least:.0f} % "
-        "more of its ROC-AUC than with BC-Aligner.",
+        "**Without a backward transform consumers break**: on MovieLens their ROC-AUC falls by "
+        "{broken:.0f} %, and with BC-Aligner it changes by {aligned:+.1f} %.",
         (SHIFTS,),
-        _least(SHIFTS),
+        _broken,
     ),
     Conclusion(
         "**Consumers keep a little more with joint training** than with a transform fitted "

@@ -71,7 +71,7 @@ NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
 # The least points that a search of the graph looks at.
 LOOKED_AT = 128
 WHOLE = {"with_payload": True, "with_vectors": True}
-TODO = (
+REMEDY = (
     "see that a Qdrant server runs at this address, or that no other process has this folder open"
 )
 
@@ -240,7 +240,7 @@ class QdrantStore(TablePerVersionStore):
         return f"{self._name}-v{version}"
 
     def _block(self, version: int, points: Sequence[Any]) -> tuple[Rows, Checks]:
-        with errors_as_store_errors(self.address, TODO):
+        with errors_as_store_errors(self.address, REMEDY):
             keys = pa.array([point.payload["id"] for point in points], self.id_type)
             vectors = np.array([point.vector for point in points], dtype=np.float32)
             checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
@@ -524,7 +524,7 @@ class QdrantConnection:
         self.writing: threading.RLock = threading.RLock()
         self._folder = folder_of(place)
         if self._folder is None:
-            with errors_as_store_errors(self._shown, TODO):
+            with errors_as_store_errors(self._shown, REMEDY):
                 # It asks for the server's version and only warns where nobody answers.
                 self._client = QdrantClient(
                     url=place,
@@ -535,7 +535,7 @@ class QdrantConnection:
             return
         if not create and not (self._folder / "meta.json").exists():
             raise no_store(shown)
-        with self._opening, errors_as_store_errors(self._shown, TODO):
+        with self._opening, errors_as_store_errors(self._shown, REMEDY):
             local = self._living.get(self._folder)
             if local is None or not local.users:
                 local = self._living[self._folder] = LocalClient(self._folder)
@@ -548,7 +548,7 @@ class QdrantConnection:
         if self._closed:
             raise was_closed(self._shown)
         call = getattr(self._client, method)
-        with errors_as_store_errors(self._shown, TODO):
+        with errors_as_store_errors(self._shown, REMEDY):
             if self._folder is not None:
                 # Filters of warnings cost a tenth of a small search, and only writing gives advice.
                 with self.writing, _without_advice() if method == "upsert" else nullcontext():
