@@ -62,6 +62,8 @@ class JointAlignment(nn.Module):
         self.adam = adam
         self.seed = seed
         self.rate: float = adam.rate
+        # Whether the loss is over the batch's pairs; each process then embeds all of them.
+        self.reads_pairs: bool = adam.objects != "all"
         for side in SIDES:
             lifted = self.loss.lifted(past[side])
             self.register_buffer(f"lifted_{side}", lifted, persistent=False)
@@ -81,13 +83,9 @@ class JointAlignment(nn.Module):
         """Return one process's part of the loss of the whole batch, which each computes.
 
         Args:
-            rows: the embeddings of the whole batch's pairs, or of this process's share of them.
+            rows: the embeddings of the batch's pairs: of all of them if `reads_pairs`.
         """
-        query, candidate = rows
-        if self.adam.objects != "all" and len(query) != len(batch.query):
-            query, _ = embeddings.of_pairs(batch.query, batch.candidate)
-            candidate = embeddings.rows("candidate", batch.candidate)
-        whole: Tensor = self(query, candidate, batch, embeddings)
+        whole: Tensor = self(*rows, batch, embeddings)
         return whole / collectives.size
 
     def forward(

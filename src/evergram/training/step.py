@@ -131,9 +131,11 @@ class Step:
         everyone: dict[str, Spread] | None = None
         if self.objective.wants_moments:
             draws, everyone = self._begin_estimators(embeddings, draws)
-        # A task that compares pairs with each other computes all of them in each process.
+        # A task that compares pairs with each other computes all of them in each process, and so
+        # does an alignment of the batch's pairs, whose gradient is preconditioned with the loss's.
+        aligned = self.joint is not None and self.joint.reads_pairs
         shown = own
-        if not (alone or self.objective.task.is_mean_of_pairs):
+        if not alone and (aligned or not self.objective.task.is_mean_of_pairs):
             shown = Part(batch, own.size, slice(None), 1 / self.collectives.size)
         pairs = shown.rows
         query, without = embeddings.of_pairs(pairs.query, pairs.candidate)
