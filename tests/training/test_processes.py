@@ -94,6 +94,19 @@ def test_processes_take_the_steps_of_one(results: dict[int, Path], count: int, c
     assert 0 < norms[0] < 0.005 * norms[1]
 
 
+@pytest.mark.parametrize("case", ["joint, batch", "joint, paper-code"])
+def test_threads_align_the_rows_of_a_batch_as_one_does(case: str) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of all threads
+    try:
+        alone = states(case)
+        (together, _), _ = in_threads(2, lambda threads: states(case, threads))
+    finally:
+        torch.set_default_dtype(before)
+    for name, value in alone.items():
+        assert torch.allclose(together[name], value, rtol=CLOSE, atol=CLOSE), name
+
+
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join_processes(CPU) is ALONE
