@@ -138,7 +138,7 @@ def test_bad_features_are_refused() -> None:
         with pytest.raises(DataError, match=message):
             Corpus.of([(1, 1)], query_features=features)
     for queries, message in [
-        ({"id": ["1574"], "x": ["war"]}, "theirs are text, such as '1574', and those are integers"),
+        ({"id": ["1574"], "x": ["war"]}, "they have text, such as '1574', and the interactions"),
         ({"id": [1], "x": [1.5]}, "'x' is a number of queries and a category of candidates"),
     ]:
         candidates = {"id": [1], "x": ["new"]}

@@ -55,7 +55,7 @@ def test_folders_globs_and_files_name_tables_in_order(tmp_path: Path) -> None:
     for source, why in [
         ("none.csv", "There is no file"),
         ("*.pq", "No file matches"),
-        ("_delta", "no file of a known format"),
+        ("_delta", "no file in a supported format"),
         ("f.py", "of no known format"),
     ]:
         (tmp_path / "_delta" / "x.csv").unlink(missing_ok=True)
@@ -118,7 +118,7 @@ HEAD = b"query,candidate,value\n"
         ("x.csv", b"", "is empty"),
         ("x.csv", HEAD + b"1,2,3\n1,\xff,3\n", "not in UTF-8"),
         ("x.csv", b"query,candidate,candidate\n1,2,3\n", "two columns 'candidate'"),
-        ("x.csv", b"7,7,7\n1,2,3\n", "names of the columns above the rows"),
+        ("x.csv", b"7,7,7\n1,2,3\n", "add a header line if a"),
         ("x.csv", b"query,item\n1,2\n", "no column 'candidate'"),
         ("x.csv", HEAD + b"1,2,3.5\n1,3,NaN\n", "row 2: value is 'NaN'"),
         ("x.csv", HEAD + b"1,2,3\n,3,1\n", "row 2: query is empty"),
@@ -281,7 +281,7 @@ def test_types_are_widened_without_loss_or_both_are_named(tmp_path: Path) -> Non
             pq.write_table(pa.table({"id": [1], "x": one}), tmp_path / "a.parquet")
             pq.write_table(pa.table({"id": [2], "x": other}), tmp_path / "b.parquet")
             if kind is None:
-                with pytest.raises(DataError, match=r"in types that do not go together"):
+                with pytest.raises(DataError, match=r"have incompatible types in a column"):
                     read_keyed_files(tmp_path)
             else:
                 assert read_keyed_files(tmp_path)["x"].type == kind
@@ -400,8 +400,8 @@ def test_the_error_about_missing_columns_gives_the_line_to_write(tmp_path: Path)
     # What is written already stays.
     chosen = refusal("a,item,b", {"query": "a"})
     assert tomllib.loads(chosen[chosen.index("columns = {") :])["columns"]["query"] == "a"
-    assert "If that is a row" in refusal("1,31,2.5")
-    assert "If that is a row" in refusal("Aruba,Ant,x")
+    assert "If this is a row" in refusal("1,31,2.5")
+    assert "If this is a row" in refusal("Aruba,Ant,x")
     for sentence in (
         refusal("Aruba,Ant,x", {"query": "Aruba"}),  # a person named one of them
         refusal("user,thing,x"),  # one is a usual name
@@ -500,7 +500,7 @@ def test_errors_name_the_row_and_the_remedy() -> None:
         ([(2**70, 2)], "values of one type"),
         ([(1,)], "tuples of 1; they must be"),
         ([], "The list has no rows; at least one interaction is needed"),
-        (pd.Series([1, 2]), "A Series is no table of interactions; give a DataFrame"),
+        (pd.Series([1, 2]), "A Series is not a supported table; give a DataFrame"),
         ("rows.csv", "A str is no table of interactions"),
         (sp.csr_array((2, 2)), "The matrix has no rows"),
         ([{"query": 1, "candidate": 2}, {"query": 1}], "row 2: candidate is empty"),

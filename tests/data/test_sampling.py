@@ -248,11 +248,11 @@ def test_an_epoch_has_every_pair_once_and_each_query_in_one_batch(
     assert sum(map(len, met)) == len(set.union(*met))
     assert max(map(len, met)) == sampler.queries
     # Σ over an epoch's batches of share-weighted sums is Σ over pairs, over the expected pairs.
-    assert sampler.expected is not None
+    assert sampler.mean_size is not None
     for b in batches:
         assert b.pair_share is not None
         torch.testing.assert_close(
-            b.pair_share, torch.full((len(b.query),), len(b.query) / sampler.expected)
+            b.pair_share, torch.full((len(b.query),), len(b.query) / sampler.mean_size)
         )
     for start in range(len(sampler) + 1):
         assert same(list(sampler.epoch(0, start)), batches[start:])

@@ -162,9 +162,9 @@ def test_the_last_days_are_the_window() -> None:
     assert len(share.training) == 28
     # Seven thirds of a day from the last one back, ends included.
     assert len(split.training) == 30 - 7
-    with pytest.raises(DataError, match="holds all interactions"):
+    with pytest.raises(DataError, match="has all interactions"):
         window_split(data, last=RollingWindow.parse("20 days"), held_out=HeldOut("salt"))
-    with pytest.raises(DataError, match="holds no interaction"):
+    with pytest.raises(DataError, match="has no interaction"):
         window_split(data, last=RollingWindow.parse("1 %"), held_out=HeldOut("salt"))
 
 

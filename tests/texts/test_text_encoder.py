@@ -413,7 +413,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         (
             "t.jsonl",
             '{"id": 1, "text": "a"}\n{"id": "x", "text": "b"}\n',
-            "must be all integers or all texts",
+            "must each be all integers or all UTF-8 texts",
         ),
         ("t.parquet", "no parquet", "cannot be read"),
         ("t.parquet", columns[0], "ids must be integers or strings"),

@@ -202,7 +202,7 @@ def gradient(
         table.normal_(generator=torch.Generator().manual_seed(2))
     total, batches = epoch_gradients(step, sampler)
     assert len(batches) > 1 if whole else len(batches) == 1
-    pairs = sampler.expected or len(MEAN_PAIRS)
+    pairs = sampler.mean_size or len(MEAN_PAIRS)
     return step, total["candidate.weight"], pairs, batches
 
 
@@ -351,7 +351,7 @@ def test_an_epochs_gradients_are_those_of_the_whole_softmax(
     scores = users @ items.T / 0.5
     observed = scores[SOFTMAX.column("query"), SOFTMAX.column("candidate")]
     normalizers = scores.logsumexp(1)[SOFTMAX.column("query")]
-    ((normalizers - observed).sum() / sampler.expected).backward()
+    ((normalizers - observed).sum() / sampler.mean_size).backward()
     for name, parameter in step.encoder.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(total[name], parameter.grad.to_dense(), rtol=1e-4, atol=1e-5)

@@ -1,18 +1,17 @@
-"""Load interactions as a corpus in columns, split it for a version, and draw batches.
+"""Load interactions as a columnar corpus, split it for a version, and draw batches.
 
 Read in this order:
 
-1. `corpus`: `Corpus`, two sides of entities and the pairs between them, by rows and not by ids;
-   its `features` are ragged rows. `Corpus.of` reads frames, matrices and lists in memory.
-2. `reading/`: the one reader of tables, in files and in memory; `interactions` has the rules of
-   types, units, zones and bad rows.
-3. The loaders: `tables`, of files (Parquet, Arrow, CSV or TSV, adjacency lists, MovieLens), and
-   `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
-   recipe names.
-4. `prepared/`: corpora that do not fit into memory; `prepare` writes a folder of columns by DuckDB.
-5. `split`: pairs that are held out, by a hash, by time, or by a published file.
-6. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3); a
-   step keeps those entities of a pool that contribute most to the penalty.
+1. `corpus`: `Corpus` holds two sides of entities and the pairs between them as row numbers.
+   Features are ragged rows. `Corpus.of` reads frames, matrices and lists in memory.
+2. `reading/`: reads tables from files and memory; `interactions` has the rules for types, units,
+   time zones and bad rows.
+3. The loaders: `tables` for files (Parquet, Arrow, CSV or TSV, adjacency lists, MovieLens), and
+   `synthetic`, a corpus with known ground truth. `loaders` lists them by a recipe's `data.kind`.
+4. `prepared/`: corpora larger than memory; `prepare` uses DuckDB to write a folder of columns.
+5. `split`: holds out pairs by hash, by time, or by a published file.
+6. `sampling`: batches, with the weights that make them represent a measure ([G2] Section 3.3);
+   adaptive sampling keeps the entities of a pool that contribute most to the penalty.
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
 """

@@ -1,7 +1,7 @@
-"""`Corpus`: interactions of two sides of entities in columns; rows stand for external ids.
+"""`Corpus`: interactions between two sides of entities, in columns of row numbers.
 
-`Vocabulary` has distinct ids or keys in a fixed order, `Feature` for each entity a bag of keys, as
-ragged rows, and `Side` the entities of one side.
+A `Vocabulary` maps ids or keys to rows, a `Feature` holds a bag of keys for each entity, and a
+`Side` holds the ids and features of the queries or of the candidates.
 """
 
 from __future__ import annotations
@@ -42,34 +42,35 @@ from evergram.data.reading.interactions import (
 from evergram.errors import DataError
 from evergram.ids import refuse_repeats
 
-# A category has nearly as many values as objects from this share of them, if there are so many.
+# Warn of a category if the number of values is this share of the number of objects, for at least
+# this many objects.
 NEARLY_ALL, FEW = 0.9, 20
-# Numbers and dates as people write them, which are read as no numbers: 1.234,50 € or 31.12.2025.
+# Numbers and dates in formats that are not parsed: 1.234,50 € or 31.12.2025.
 _SIGN = "[$€£¥%]|EUR|USD|GBP|CHF"
 _SPACE = "[ \u00a0\u202f]"
 _DIGITS = rf"(\d+|\d{{1,3}}(([.,'’]|{_SPACE})\d{{3}})+)([.,]\d+)?"
 _AMOUNT = rf"^{_SPACE}*({_SIGN})?{_SPACE}*[+-]?{_DIGITS}{_SPACE}*({_SIGN})?{_SPACE}*$"
-WRITTEN = rf"{_AMOUNT}|^ *\d\d?[./]\d\d?[./]\d{{4}}( |$)"
+_LOCAL_FORMAT = rf"{_AMOUNT}|^ *\d\d?[./]\d\d?[./]\d{{4}}( |$)"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Distinct keys in a fixed order; the position of a key is its row.
 
-    Keys that are numbers or times ascend, and the row of a value is that of the largest key that is
-    no larger; of a smaller value than all, the first.
+    Numeric and time keys ascend and are the lower bounds of buckets: a value gets the row of the
+    largest key ≤ value, or the first row if it is below all keys.
 
     Args:
         keys: Arrow array [N] without repeats or nulls, int64 or string; or float64 or timestamps,
-            of which the last may be null, the key of missing values.
+            where the last may be null, for missing values.
     """
 
     keys: pa.Array
 
     @classmethod
     def by_first_appearance(cls, values: pa.Array) -> Vocabulary:
-        """Return the vocabulary of the distinct values, in the order in which they first appear; of
-        numbers and times, ascending."""
+        """Return the vocabulary of the distinct values, in order of first appearance; numbers and
+        times ascend."""
         if is_measure(values.type):
             return cls(pc.unique(values).sort())
         return cls(pc.unique(plain(values)))
@@ -81,30 +82,30 @@ class Vocabulary:
         return f"Vocabulary({len(self):,} keys of {self.keys.type})"
 
     def rows(self, values: pa.Array) -> Tensor:
-        """Return the row of each value, int64 [n]; -1 for a value that is no key."""
+        """Return the row of each value, int64 [n]; -1 for a value that is not a key."""
         if is_measure(self.keys.type):
             starts = positions(self.keys.drop_null())
-            wanted = positions(measures_of(values, self.keys.type, ""))
-            rows = np.searchsorted(starts, wanted, side="right") - 1
-            of_missing = len(starts) if self.keys.null_count else -1
-            return torch.from_numpy(np.where(np.isnan(wanted), of_missing, rows.clip(min=0)))
+            numbers = positions(measures_of(values, self.keys.type, ""))
+            rows = np.searchsorted(starts, numbers, side="right") - 1
+            missing_row = len(starts) if self.keys.null_count else -1
+            return torch.from_numpy(np.where(np.isnan(numbers), missing_row, rows.clip(min=0)))
         values = plain(values)
         if values.type != self.keys.type:
             if pa.types.is_string(self.keys.type):
                 values = values.cast(pa.string())
-            else:  # of strings, only those that are integers can be keys
+            else:  # only strings that are integers can match an integer key
                 values = pc.if_else(_is_int64(values), values, None).cast(self.keys.type)
         rows = pc.index_in(values, value_set=self.keys).cast(pa.int64())
         return to_tensor(pc.fill_null(rows, -1))
 
     @property
     def row_of_missing(self) -> int | None:
-        """The row of missing numbers or times; None if it has none."""
+        """The row for missing numbers or times; None without one."""
         return len(self.keys) - 1 if self.keys.null_count else None
 
 
 def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return ids or keys of any width or encoding as one array of int64 or string."""
+    """Return ids or keys of any integer width or encoding as one int64 or string array."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if pa.types.is_dictionary(values.type):
@@ -117,7 +118,7 @@ def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def to_tensor(values: pa.Array | pa.ChunkedArray) -> Tensor:
-    """Return a tensor of the same numbers; it is a copy only if Arrow's memory is read-only."""
+    """Return the values as a tensor; copies only if Arrow's memory is read-only."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     array = values.to_numpy(zero_copy_only=False)
@@ -128,7 +129,7 @@ def _is_int64(texts: pa.Array) -> pa.Array:
     long = pc.match_substring_regex(texts, r"^-?[1-9]\d{18}$")
     small = pc.less_equal(pc.utf8_ltrim(texts, characters="-"), str(2**63 - 1))
     small = pc.or_(small, pc.equal(texts, str(-(2**63))))
-    # 05 is another id than 5.
+    # 05 and 5 are different ids.
     short = pc.match_substring_regex(texts, r"^(0|-?[1-9]\d{0,17})$")
     return pc.or_(short, pc.and_(long, small))
 
@@ -137,11 +138,11 @@ def _is_int64(texts: pa.Array) -> pa.Array:
 class Feature:
     """A bag of keys (none, one or many) for each of N entities, stored as ragged rows.
 
-    A number or a time (see `feature_types`) is a bag of one value, or of none where it is missing.
+    A number or a time (see `feature_types`) is a bag of one value; a missing one is an empty bag.
 
     Args:
-        vocabulary: the keys, or the distinct values, ascending.
-        offsets: int64 [N + 1]; entity i owns `indices[offsets[i]:offsets[i + 1]]`.
+        vocabulary: the keys; for numbers and times, the distinct values, ascending.
+        offsets: int64 [N + 1]; entity i has `indices[offsets[i]:offsets[i + 1]]`.
         indices: int64, rows of the vocabulary.
     """
 
@@ -156,7 +157,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Side:
-    """The entities of one side: their external ids in row order, and their features."""
+    """The queries or the candidates: external ids in row order, and features."""
 
     vocabulary: Vocabulary
     features: Mapping[str, Feature] = field(default_factory=dict)
@@ -175,9 +176,9 @@ class Side:
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """What a feature of one side is: its type ("number", "time" or "category"), its distinct
-    values, the share of the side's objects with a value, the most frequent one as text and its
-    share of them, and what a person should know of it."""
+    """A feature of one side: its type ("number", "time" or "category"), its number of distinct
+    values, the share of entities that have a value, the most frequent value as text and its share
+    among these, and a warning about likely mistakes in the data."""
 
     side: str
     name: str
@@ -192,39 +193,42 @@ class FeatureSummary:
     def of(cls, side: str, name: str, feature: Feature) -> FeatureSummary:
         keys = feature.vocabulary.keys
         counts = torch.bincount(feature.indices, minlength=len(keys))
-        objects, values = len(feature.offsets) - 1, int((counts > 0).sum())
-        given = int((feature.offsets[1:] > feature.offsets[:-1]).sum())
+        entities, values = len(feature.offsets) - 1, int((counts > 0).sum())
+        with_value = int((feature.offsets[1:] > feature.offsets[:-1]).sum())
         kind, most, warning = type_name(keys.type), None, None
         if values:
             most = keys[int(counts.argmax())].cast(pa.string()).as_py()
-            most = most.removesuffix(".000000")  # of a time
-        is_single = len(feature.indices) == given >= FEW
-        if kind == "category" and is_single and values >= NEARLY_ALL * given:
+            most = most.removesuffix(".000000")  # a time's microseconds
+        is_single = len(feature.indices) == with_value >= FEW
+        if kind == "category" and is_single and values >= NEARLY_ALL * with_value:
             warning = (
-                f"The {side} feature {name!r} has {values:,} values for {given:,} objects, such "
-                f"as {most!r}, so it says nothing of a new one; give words or kinds that objects "
-                "share, or leave the column out."
+                f"The {side} feature {name!r} has {values:,} values for {with_value:,} objects, "
+                f"such as {most!r}, so it cannot describe new objects; give categories that "
+                "several objects share, or leave the column out."
             )
         if pa.types.is_string(keys.type):
-            read = pc.match_substring_regex(keys, FLOAT_CELL)
-            read = pc.or_(read, pc.is_valid(times_of(keys)))
-            others = keys.filter(pc.invert(read))
-            written = pc.or_(read, pc.match_substring_regex(keys, rf"{DATE}|{WRITTEN}")).true_count
-            if len(others) and written >= NEARLY_ALL * len(keys):
+            parsed = pc.match_substring_regex(keys, FLOAT_CELL)
+            parsed = pc.or_(parsed, pc.is_valid(times_of(keys)))
+            others = keys.filter(pc.invert(parsed))
+            in_local_format = pc.match_substring_regex(keys, rf"{DATE}|{_LOCAL_FORMAT}")
+            likely = pc.or_(parsed, in_local_format).true_count
+            if len(others) and likely >= NEARLY_ALL * len(keys):
                 warning = (
-                    f"The {side} feature {name!r} is read as categories, as {others[0].as_py()!r} "
-                    "is neither a number such as 1234.5 nor a time such as 2025-05-31, and nearly "
-                    "all others may be; write each cell as one, or leave it empty."
+                    f"The {side} feature {name!r} is read as categories: {others[0].as_py()!r} "
+                    "is neither a number such as 1234.5 nor a time such as 2025-05-31, although "
+                    "nearly all values look like numbers or times; write every cell in one of "
+                    "these formats, or leave it empty."
                 )
-        share = int(counts.max()) / given if values else 0.0
-        return cls(side, name, kind, values, given / max(1, objects), most, share, warning)
+        share = int(counts.max()) / with_value if values else 0.0
+        return cls(side, name, kind, values, with_value / max(1, entities), most, share, warning)
 
     @property
     def sentence(self) -> str:
         most = "" if self.most_frequent is None else f", most often {self.most_frequent[:40]!r}"
+        entities = "queries" if self.side == "query" else "candidates"
         return (
             f"{self.side.capitalize()} feature {self.name}: {self.type}, {self.values:,} values, "
-            f"of {self.coverage:.0%} of {'queries' if self.side == 'query' else 'candidates'}{most}"
+            f"for {self.coverage:.0%} of {entities}{most}"
             + (f" ({self.share:.0%})." if most else ".")
         )
 
@@ -235,27 +239,32 @@ def summaries(queries: Side, candidates: Side) -> list[FeatureSummary]:
 
 
 def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the concatenated values of some rows of a ragged table, and their offsets.
+    """Return the concatenated values of the given rows of a ragged table, and their offsets.
 
     Args:
         indices: [M], the values of all rows.
-        offsets: int64 [N + 1]; row i owns `indices[offsets[i]:offsets[i + 1]]`.
+        offsets: int64 [N + 1]; row i has `indices[offsets[i]:offsets[i + 1]]`.
         rows: int64 [n].
     """
     starts = offsets[rows]
     lengths = offsets[rows + 1] - starts
-    taken = torch.zeros(len(rows) + 1, dtype=torch.int64, device=offsets.device)
-    torch.cumsum(lengths, 0, out=taken[1:])
-    where = torch.repeat_interleave(starts - taken[:-1], lengths)
-    where += torch.arange(len(where), device=offsets.device)
-    return indices[where], taken
+    new_offsets = torch.zeros(len(rows) + 1, dtype=torch.int64, device=offsets.device)
+    torch.cumsum(lengths, 0, out=new_offsets[1:])
+    positions = torch.repeat_interleave(starts - new_offsets[:-1], lengths)
+    positions += torch.arange(len(positions), device=offsets.device)
+    return indices[positions], new_offsets
 
 
 def features_of_sides(
     tables: Mapping[SideName, pa.Table], vocabularies: Sequence[Vocabulary]
 ) -> tuple[dict[str, Feature], dict[str, Feature]]:
-    """Return the features of queries and of candidates by name, of the tables that there are, and
-    of the ids of both sides; one name has one vocabulary."""
+    """Return the query features and the candidate features by name; a feature of the same name on
+    both sides shares one vocabulary.
+
+    Args:
+        tables: a table of features with a column `id`, for none, one or both sides.
+        vocabularies: the ids of the queries and of the candidates.
+    """
     ragged = [
         _ragged_columns(tables[side], vocabulary, side) if side in tables else {}
         for side, vocabulary in zip(SIDES, vocabularies, strict=True)
@@ -272,17 +281,17 @@ def features_of_sides(
                 )
             values = [v.cast(pa.string()) for v in values]
         vocabulary = Vocabulary.by_first_appearance(pa.concat_arrays(values))
-        for made, side in zip(features, ragged, strict=True):
+        for by_name, side in zip(features, ragged, strict=True):
             if name in side:
-                offsets, own = side[name]
-                made[name] = Feature(vocabulary, offsets, vocabulary.rows(own))
+                offsets, flat = side[name]
+                by_name[name] = Feature(vocabulary, offsets, vocabulary.rows(flat))
     return features
 
 
 def _ragged_columns(
     table: pa.Table, vocabulary: Vocabulary, side: str
 ) -> dict[str, tuple[Tensor, pa.Array]]:
-    """Return each feature in the vocabulary's order, as offsets [N + 1] and flat values."""
+    """Return each feature as offsets [N + 1] and flat values, in the vocabulary's order."""
     columns: dict[str, tuple[Tensor, pa.Array]] = {}
     source = f"{side} features"
     table = keyed_table([MemoryTable(table, source)])
@@ -306,10 +315,10 @@ def _ragged_columns(
 
 @dataclass(frozen=True)
 class PairBlock:
-    """m consecutive interactions of a corpus, as rows of its sides.
+    """m consecutive interactions of a corpus, as row numbers.
 
     Args:
-        start: the number of interactions before the first one.
+        start: the position of the first interaction.
         query, candidate: int64 [m].
         value: float32 [m]; None if the corpus has no values.
     """
@@ -323,14 +332,14 @@ class PairBlock:
         return len(self.query)
 
     @property
-    def places(self) -> Tensor:
+    def positions(self) -> Tensor:
         return torch.arange(self.start, self.start + len(self))
 
 
 @dataclass(frozen=True)
 class PairRule:
-    """Marks interactions of a corpus, bool [m] for each block of m, so that a corpus of any size
-    needs no memory for the marks. Two rules of one corpus that share the `key` mark the same."""
+    """Selects interactions of a corpus one block at a time, as a mask bool [m], so that no mask of
+    the whole corpus is needed. Rules for one corpus with the same `key` select the same pairs."""
 
     key: str
     marks: Callable[[PairBlock], Tensor]
@@ -352,7 +361,7 @@ class PairRule:
 
 @dataclass(frozen=True, repr=False)
 class Corpus:
-    """Interactions between two sides of entities, with times, values and weights.
+    """Interactions between queries and candidates, with times, values and weights.
 
     >>> import pyarrow as pa
     >>> from evergram import Corpus
@@ -363,15 +372,15 @@ class Corpus:
     >>> corpus.counts("candidate").tolist()
     [2, 1]
 
-    Interactions are in order of time if they have one (ties keep the source's order), else in the
-    source's order. A pair that occurs twice is kept twice.
+    Interactions are sorted by time (ties keep the source's order), or keep the source's order if
+    there are no times. Repeated pairs are kept.
 
     Args:
         queries, candidates: the two sides.
-        interactions: Arrow table, n rows: `query` and `candidate` (int64 rows of the sides), and
-            if the source has them `value` and `weight` (float32), `time` (int64 or float64).
-        shared_ids: True if both sides have one vocabulary, as pages that link to pages.
-        origin: the [data] of the recipe that it was loaded by; "" if it was made in Python.
+        interactions: Arrow table, n rows: `query` and `candidate` (int64 row numbers), and if the
+            source has them `value` and `weight` (float32) and `time` (int64 or float64).
+        shared_ids: True if both sides share one vocabulary, such as pages that link to pages.
+        origin: the [data] table of the recipe that loaded it; "" for a corpus built in Python.
     """
 
     queries: Side
@@ -397,8 +406,7 @@ class Corpus:
     ) -> Corpus:
         """Return the corpus of a table, a sparse matrix or a list in memory.
 
-        Ids stay integers or strings. Neither pandas nor Polars needs to be installed for the other
-        kinds.
+        Ids stay integers or strings. pandas and Polars are only needed for their own frames.
 
         >>> from evergram import Corpus
         >>> Corpus.of([("ann", 7), ("ben", 7), ("ann", 8)])
@@ -408,63 +416,63 @@ class Corpus:
 
         Args:
             interactions: one of
-                - a DataFrame of pandas or Polars, an Arrow table, or anything else that exports
-                  Arrow's C stream: a row an interaction;
+                - a pandas or Polars DataFrame, an Arrow table, or anything else that exports
+                  Arrow's C stream, with one interaction per row;
                 - a mapping of names to columns, or a list of mappings of names to values;
                 - a list of tuples (query, candidate), (query, candidate, weight) or (query,
-                  candidate, weight, time), all of one length;
-                - a SciPy sparse matrix [queries, candidates]: each stored entry other than zero is
-                  an interaction of the numbers of its row and column, and its number the weight. If
-                  all are 1 there is no weight.
-            query, candidate: names of the columns of ids.
+                  candidate, weight, time), all of the same length;
+                - a SciPy sparse matrix [queries, candidates]: each nonzero entry is an interaction;
+                  its row and column numbers are the ids, its value the weight. A matrix of ones
+                  gives no weights.
+            query, candidate: names of the id columns.
             value, time, weight: names of these columns; None reads the columns `value`, `time` and
                 `weight` if they exist.
-            query_features, candidate_features: tables of the same kinds with a column `id`, or one
-                that is called as in the interactions, and one column a feature: numbers, times,
-                strings or booleans, or lists of keys for a bag. Ids without an interaction are left
-                out; ids without a row get empty bags. A feature of the same name on both sides
+            query_features, candidate_features: tables of the same kinds, with ids in a column `id`
+                or one named as in the interactions, and one column for each feature: numbers,
+                times, strings, booleans, or lists of keys for a bag. Ids without an interaction are
+                left out; ids without a row get empty bags. A feature of the same name on both sides
                 shares one vocabulary.
             shared_ids: True if query and candidate ids name the same things.
-            bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is
-                no number or date, and warns of them; "refuse" raises an error that counts them.
-        Raises: DataError: `interactions` is of another kind, has no rows or lacks a column; or an
-            id, a value or a time cannot be used, and the row is named.
+            bad_rows: "drop" leaves out rows without an id, or whose value, weight or time is not a
+                number or date, and logs a warning; "refuse" raises an error that counts them.
+        Raises: DataError: `interactions` has an unknown type, no rows or lacks a column; or an id,
+            value or time is invalid (the error names the row).
         """
         roles = ("query", "candidate", "value", "time", "weight")
         names = zip(roles, (query, candidate, value, time, weight), strict=True)
         columns = {role: name for role, name in names if name is not None}
         source = interactions_of(interactions, columns)
         features: dict[SideName, pa.Table] = {}
-        for side, given in zip(SIDES, (query_features, candidate_features), strict=True):
-            if given is not None:
+        for side, data in zip(SIDES, (query_features, candidate_features), strict=True):
+            if data is not None:
                 name, ids = f"The table of {side} features", names_of_ids(columns, side)
-                table = MemoryTable(table_of(given, name), name)
+                table = MemoryTable(table_of(data, name), name)
                 features[side] = keyed_table([table], bad_rows=BadRows(bad_rows), ids=ids)
-        them = InteractionSources([source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows))
-        return cls.from_interactions(them, features)
+        sources = InteractionSources([source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows))
+        return cls.from_interactions(sources, features)
 
     @classmethod
     def from_interactions(
-        cls, them: InteractionSources, features: Mapping[SideName, pa.Table]
+        cls, sources: InteractionSources, features: Mapping[SideName, pa.Table]
     ) -> Corpus:
-        """Return the corpus of all interactions that are read together, with tables of features."""
-        interactions = them.table()
+        """Return the corpus of all sources, with tables of features."""
+        interactions = sources.table()
         if "time" in interactions.column_names:
             order = np.argsort(interactions["time"].to_numpy(), kind="stable")
             interactions = interactions.take(pa.array(order))
         ids = [plain(interactions[side]) for side in SIDES]
-        distinct = [pa.concat_arrays(ids)] if them.shared_ids else ids
-        vocabularies = [Vocabulary.by_first_appearance(some) for some in distinct]
+        id_sets = [pa.concat_arrays(ids)] if sources.shared_ids else ids
+        vocabularies = [Vocabulary.by_first_appearance(values) for values in id_sets]
         vocabularies = [vocabularies[0], vocabularies[-1]]
         columns: dict[str, Any] = {
-            side: pa.array(vocabulary.rows(some).numpy())
-            for side, vocabulary, some in zip(SIDES, vocabularies, ids, strict=True)
+            side: pa.array(vocabulary.rows(values).numpy())
+            for side, vocabulary, values in zip(SIDES, vocabularies, ids, strict=True)
         }
         for name in ("value", "time", "weight"):
             if name in interactions.column_names:
                 columns[name] = interactions[name]
         queries, candidates = map(Side, vocabularies, features_of_sides(features, vocabularies))
-        return cls(queries, candidates, pa.table(columns).combine_chunks(), them.shared_ids)
+        return cls(queries, candidates, pa.table(columns).combine_chunks(), sources.shared_ids)
 
     def __len__(self) -> int:
         return int(self.interactions.num_rows)
@@ -479,8 +487,8 @@ class Corpus:
     def column(self, name: str) -> Tensor:
         """Return one column of the interactions, [n]."""
         if name not in self.interactions.column_names:
-            has = ", ".join(self.interactions.column_names)
-            raise DataError(f"The corpus has no column {name!r}; it has {has}.")
+            names = ", ".join(self.interactions.column_names)
+            raise DataError(f"The corpus has no column {name!r}; it has {names}.")
         return to_tensor(self.interactions[name])
 
     @property
@@ -504,47 +512,47 @@ class Corpus:
         return len(self) - len(torch.unique(pairs))
 
     def counts(self, side: str) -> Tensor:
-        """Return the interactions of each entity of `side` ("query" or "candidate"), int64 [N]."""
+        """Count the interactions of each entity of `side` ("query" or "candidate"), int64 [N]."""
         size = len(self.queries if side == "query" else self.candidates)
         return torch.bincount(self.column(side), minlength=size)
 
     def blocks(self) -> Iterator[PairBlock]:
-        """Yield all interactions in order, as blocks; a corpus in memory is one block."""
+        """Yield all interactions in order, in blocks; a corpus in memory is one block."""
         value = self.column("value") if self.has_values else None
         yield PairBlock(0, self.column("query"), self.column("candidate"), value)
 
     def has_pairs(self, query: Tensor, candidate: Tensor) -> Tensor:
-        """Return bool [m], True for pairs of rows (int64 [m] each) that it has; rows of -1, which
-        stand for an unknown entity, have none."""
+        """Return bool [m], True for pairs (int64 rows [m] each) that the corpus contains; False
+        for pairs with row -1, an unknown entity."""
         width = len(self.candidates)
         pairs = self.column("query") * width + self.column("candidate")
         return torch.isin(query * width + candidate, pairs) & (query >= 0) & (candidate >= 0)
 
     def pairs_of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the query and the candidate, int64 [m] each, of interactions: at least of all
-        those of `queries` (int64 rows); others may be among them."""
+        """Return the query and candidate rows, int64 [m] each, of the interactions of `queries`
+        (int64 rows); interactions of other queries may be included."""
         return self.column("query"), self.column("candidate")
 
     def before(self, time: float) -> int:
-        """Return the number of interactions that are earlier than `time`."""
+        """Return the number of interactions earlier than `time`."""
         return int(torch.searchsorted(self.column("time").double(), time))
 
     def where(self, rule: PairRule) -> Corpus:
-        """Return the corpus of the interactions that a rule marks, and of their entities only."""
+        """Return the corpus of the interactions that a rule selects, with their entities only."""
         return self.restrict(torch.cat([torch.nonzero(rule(b)).flatten() for b in self.blocks()]))
 
     def restrict(self, index: Tensor) -> Corpus:
-        """Return the corpus of the interactions `index` (int64 [m]) and of their entities only."""
+        """Return the corpus of the interactions `index` (int64 [m]), with their entities only."""
         table = self.interactions.take(pa.array(index.numpy()))
         query, candidate = to_tensor(table["query"]), to_tensor(table["candidate"])
-        kept = torch.unique(query), torch.unique(candidate)
+        entities = torch.unique(query), torch.unique(candidate)
         if self.shared_ids:
-            both = torch.unique(torch.cat(kept))
-            kept = both, both
-        for name, rows, own in (("query", query, kept[0]), ("candidate", candidate, kept[1])):
-            compact = pa.array(torch.searchsorted(own, rows).numpy())
+            both = torch.unique(torch.cat(entities))
+            entities = both, both
+        for name, rows, old_rows in zip(SIDES, (query, candidate), entities, strict=True):
+            compact = pa.array(torch.searchsorted(old_rows, rows).numpy())
             table = table.set_column(table.column_names.index(name), name, compact)
-        queries, candidates = self.queries.take(kept[0]), self.candidates.take(kept[1])
+        queries, candidates = self.queries.take(entities[0]), self.candidates.take(entities[1])
         if self.shared_ids:
             candidates = Side(queries.vocabulary, candidates.features)
         return Corpus(queries, candidates, table, self.shared_ids)

@@ -1,5 +1,5 @@
-"""The folder of data sets: `$EVERGRAM_DATA` at the start of a path in a recipe stands for the value
-of that variable, or for a folder `data/` where the process runs."""
+"""The folder of data sets: a recipe's path may start with `$EVERGRAM_DATA/`, which means the folder
+in that environment variable, or `data/` in the working directory if it is not set."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PREFIX = f"${VARIABLE}/"
 
 
 def whole_path(text: str, folder: Path) -> Path:
-    """Return the absolute path that a recipe in `folder` names, see `PREFIX`."""
+    """Return the absolute path of `text`, a path relative to `folder` or one with `PREFIX`."""
     if text.startswith(PREFIX):
         folder, text = Path(os.environ.get(VARIABLE) or "data"), text.removeprefix(PREFIX)
     return (folder / text).resolve()
 
 
 def existing(path: str | Path) -> Path:
-    """Return a path. Raises: DataError: it does not exist."""
+    """Return the path. Raises: DataError: it does not exist."""
     path = Path(path)
     if not path.exists():
         raise DataError(
-            f"There is no file or folder {path}; correct the path. docs/data-sets.md has the "
-            f"commands that fetch public data sets, for the folder that {VARIABLE} names."
+            f"There is no file or folder {path}; correct the path. docs/data-sets.md has commands "
+            f"that download public data sets into the folder {VARIABLE}."
         )
     return path

@@ -1,7 +1,7 @@
-"""The types of features: a column is numbers, times or keys, however its file writes it.
+"""Feature types: decide whether a column holds numbers, times or keys.
 
-A number and a time are measures: an encoder puts their values into buckets, so that a value that
-training never had is in a bucket that it had. All else are keys, each with a vector of its own.
+Numbers and times are measures: an encoder sorts their values into buckets, so that unseen values
+fall into trained buckets. Everything else is a key with its own vector.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from evergram.errors import DataError
 from evergram.ids import INTEGER, NOTHING, is_text
 
 NUMBER, TIME = pa.float64(), pa.timestamp("us")
-# Buckets of a measure at most; √n of n objects, but one for each value that enough of them have.
+# A measure of n entities gets √n buckets, at most MOST_BUCKETS; or a bucket for each distinct value
+# if ENOUGH entities share each value on average.
 MOST_BUCKETS, ENOUGH = 64, 4
-# The end of a name of integers that are keys, not numbers.
+# Integer columns whose names end like this hold keys, not numbers.
 CODE = re.compile(r"(\w{3}ids?|code|((^|[\W_])(ids?|key|no|nr|zip|plz)))$", re.IGNORECASE)
-# Times as text. The second pattern is of one with a zone.
+# Times as text, with an optional and with a required time zone.
 _DATE = r"^ *\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?"
 DATE, _ZONED = rf"{_DATE}(Z|[+-]\d\d:?\d\d)?)? *$", rf"{_DATE}(Z|[+-]\d\d:?\d\d)) *$"
 
@@ -44,9 +45,9 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
-    """Return a column of features as what it means: numbers (any numeric type, but integers under a
-    name such as brand_id or zip) as float64, times as timestamps in UTC, and keys as int64, strings
-    or booleans, or lists of them; a text is a number or a time if all of the column are."""
+    """Convert a feature column to its type: numbers (except integers in columns named like brand_id
+    or zip) to float64, times to timestamps in UTC, keys to int64, strings, booleans, or lists of
+    them. Text becomes numbers or times if every cell is one."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
@@ -63,8 +64,8 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     key = pa.bool_() if pa.types.is_boolean(flat) else key
     if pa.types.is_floating(flat) or pa.types.is_binary(flat) or pa.types.is_nested(flat):
         raise DataError(
-            f"{where} holds {kind}; a feature is of numbers, times, text or booleans, or of lists "
-            "of integers or text. Give each number of a list a column of its own."
+            f"{where} holds {kind}; a feature must be numbers, times, text, booleans, or lists of "
+            "integers or text. Split lists of decimal numbers into one column per position."
         )
     try:
         column = column.cast(pa.list_(key) if many else key)
@@ -76,43 +77,43 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
 
 
 def _typed_texts(texts: pa.Array, name: str, source: str) -> pa.Array:
-    """Return texts as numbers or times if each cell that is not missing is one, else as keys. Texts
-    that are all integers are keys, such as 00017: integers in a text file are no texts."""
-    given = _given(texts)
-    if given.null_count == len(given):
+    """Convert texts to numbers or times if every nonmissing cell is one, else keep them as keys.
+    All-integer texts, such as 00017, are keys: readers of text files already convert integers."""
+    cells = _without_null_words(texts)
+    if cells.null_count == len(cells):
         return texts
-    times = times_of(given)
-    if times.null_count == given.null_count:
-        zoned = pc.match_substring_regex(given, _ZONED)
-        with_zone, row = (pc.index(zoned, has_one).as_py() for has_one in (True, False))
+    times = times_of(cells)
+    if times.null_count == cells.null_count:
+        zoned = pc.match_substring_regex(cells, _ZONED)
+        with_zone, row = (pc.index(zoned, has_zone).as_py() for has_zone in (True, False))
         if min(with_zone, row) >= 0:
             raise DataError(
-                f"{source} row {row + 1}: {name} is {given[row].as_py()!r}, without a zone, and "
-                "others have one; write all of them in one way."
+                f"{source} row {row + 1}: {name} is {cells[row].as_py()!r}, without a time zone, "
+                "but others have one; write all times with a zone, or none."
             )
         return times
-    words = given.null_count > texts.null_count
-    if all_match(given, r"^ *\d+ *$") and not (
-        words and all_match(given, INTEGER) and not CODE.search(name)
+    has_null_words = cells.null_count > texts.null_count
+    if all_match(cells, r"^ *\d+ *$") and not (
+        has_null_words and all_match(cells, INTEGER) and not CODE.search(name)
     ):
         return texts
-    read = _finite(numbers(given))
-    return read if read.null_count == given.null_count else texts
+    values = _finite(numbers(cells))
+    return values if values.null_count == cells.null_count else texts
 
 
 def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    """Return each value as a NUMBER or a TIME, null where it is missing."""
+    """Convert values to NUMBER or TIME, null where one is missing."""
     if is_text(values.type):
-        texts = _given(values.cast(pa.string()))
-        read = times_of(texts) if kind == TIME else _finite(numbers(texts))
-        row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(read)), True).as_py()
+        texts = _without_null_words(values.cast(pa.string()))
+        measures = times_of(texts) if kind == TIME else _finite(numbers(texts))
+        row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(measures)), True).as_py()
         if row >= 0:
-            wanted = "a number such as 1234.5"
+            allowed = "a number such as 1234.5"
             if kind == TIME:
-                wanted = "a time such as 2025-01-31 or 2025-01-31T12:00:00+01:00"
+                allowed = "a time such as 2025-01-31 or 2025-01-31T12:00:00+01:00"
             cell = texts[row].as_py()
-            raise DataError(f"The feature {name!r} of an object is {cell!r}; it must be {wanted}.")
-        return read
+            raise DataError(f"The feature {name!r} of an object is {cell!r}; it must be {allowed}.")
+        return measures
     if pa.types.is_null(values.type):
         return values.cast(kind)
     if kind == NUMBER and _is_number(values.type):
@@ -122,7 +123,7 @@ def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
         return pc.if_else(pc.is_nan(measures), None, measures)
     if kind == TIME and is_date(values.type):
         return _in_utc(values)
-    raise DataError(f"The feature {name!r} is given as {values.type}; give a {type_name(kind)}.")
+    raise DataError(f"The feature {name!r} has the type {values.type}; give a {type_name(kind)}.")
 
 
 def positions(measures: pa.Array) -> NDArray[np.float64]:
@@ -132,11 +133,12 @@ def positions(measures: pa.Array) -> NDArray[np.float64]:
 
 
 def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bool) -> pa.Array:
-    """Return the smallest values of the buckets of a measure, ascending; the buckets have about as
-    many of the values [n] each, and one of `missing` values is the last, with a null key."""
+    """Return the lower bounds of a measure's buckets, ascending. Each bucket has about the same
+    number of the values [n]; with `missing`, the last bucket has a null bound for missing values.
+    """
     distinct, counts = np.unique(values, return_counts=True)
     count = min(MOST_BUCKETS, round(len(values) ** 0.5))
-    # Bounds are half-way between two values, those that divide the objects most evenly.
+    # Bounds are half-way between the two values that split the entities most evenly.
     shares = np.arange(1, count) * len(values) / max(count, 1)
     ends = np.unique(np.searchsorted(np.cumsum(counts), shares))
     if len(distinct) <= max(count, min(MOST_BUCKETS, len(values) // ENOUGH)):
@@ -150,7 +152,7 @@ def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bo
 
 
 def times_of(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return texts as timestamps in UTC; null where one is no time, or no day of the calendar."""
+    """Parse texts as timestamps in UTC; null where a text is not a time or not a calendar day."""
     plain = pc.if_else(pc.match_substring_regex(texts, DATE), texts, None)
     plain = pc.utf8_trim_whitespace(plain)
     zoned = pc.match_substring_regex(plain, _ZONED)
@@ -167,8 +169,8 @@ def _in_utc(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return times.cast(pa.timestamp("us", getattr(times.type, "tz", None)), safe=False).cast(TIME)
 
 
-def _given(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return texts with null for words such as NULL and n/a."""
+def _without_null_words(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Replace words such as NULL and n/a by null."""
     return pc.if_else(pc.match_substring_regex(texts, NOTHING), None, texts)
 
 

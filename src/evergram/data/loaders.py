@@ -1,7 +1,7 @@
-"""The table of loaders: for each `data.kind` of a recipe, its keys and how its corpus is made.
+"""The table of loaders: the keys of each `data.kind` of a recipe, and how to load its corpus.
 
-Importing this does not import torch: each class imports its loader when it loads, so that a recipe
-is checked at once.
+Importing this module does not import torch, so that checking a recipe is fast: each class imports
+its loader in `load`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from evergram.kinds import Finite, Kinds, KindSettings, Needs, Positive, Trait, 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
 
-# The name of a column in a file, by what it holds.
+# The name of a file's column, by its role.
 Columns = dict[
     Literal["query", "candidate", "value", "time", "weight", "query_id", "candidate_id"], str
 ]
-# What is done about rows that cannot be used: an error counts them, or they are left out with a
-# warning.
+# Bad rows raise an error that counts them, or are left out with a warning.
 BadRows = Literal["refuse", "drop"]
 
 
@@ -35,7 +34,7 @@ class DataSettings(KindSettings):
     sets.
     """
 
-    # Whether the corpus depends on the recipe's seed.
+    # True if the corpus depends on the recipe's seed.
     is_drawn: ClassVar[bool] = True
 
     @abstractmethod
@@ -44,13 +43,13 @@ class DataSettings(KindSettings):
 
 
 class NamedData(DataSettings):
-    """Data that a recipe names; interactions of a value below `minimum_value` are left out."""
+    """Data that a recipe names; interactions with a value below `minimum_value` are left out."""
 
     minimum_value: Finite | None = None
 
 
 class PathData(NamedData):
-    """Data in a file or a folder."""
+    """Data in a file or folder."""
 
     path: str
     is_drawn = False
@@ -61,7 +60,7 @@ class PathData(NamedData):
 
 
 class MovieLensData(PathData):
-    """A folder or zip of MovieLens."""
+    """MovieLens, as a folder or zip file."""
 
     kind: Literal["movielens"] = "movielens"
 
@@ -72,7 +71,7 @@ class MovieLensData(PathData):
 
 
 class AdjacencyListData(PathData):
-    """Lines of a query and its candidates, divided by spaces."""
+    """A text file: each line has a query and its candidates, separated by spaces."""
 
     kind: Literal["adjacency_list"] = "adjacency_list"
     bad_rows: BadRows = "refuse"
@@ -86,7 +85,7 @@ class AdjacencyListData(PathData):
 class TableData(PathData):
     """A table of interactions in Parquet, Arrow or CSV, with files of features.
 
-    `columns`: the file's own names; `test`: the file of test pairs.
+    `columns`: the file's column names; `test`: the file of test pairs.
     """
 
     kind: Literal["table"] = "table"
@@ -109,13 +108,13 @@ class TableData(PathData):
             query_features=self.query_features,
             candidate_features=self.candidate_features,
             shared_ids=self.shared_ids,
-            columns={str(name): own for name, own in self.columns.items()},
+            columns={str(role): name for role, name in self.columns.items()},
             bad_rows=self.bad_rows,
         )
 
 
 class PairsFile(DataSettings):
-    """Data whose keys of a table are of the file of test pairs alone."""
+    """Data without a table of its own: these keys describe the file of test pairs."""
 
     columns: Annotated[Columns, Needs(Trait.GIVEN_SPLIT)] = Field(default={})
     bad_rows: Annotated[BadRows, Needs(Trait.GIVEN_SPLIT)] = "refuse"
@@ -127,7 +126,7 @@ class PairsFile(DataSettings):
 
 
 class PreparedData(PairsFile, PathData):
-    """The folder that `evergram prepare` wrote."""
+    """A folder written by `evergram prepare`."""
 
     kind: Literal["prepared"] = "prepared"
 
@@ -138,19 +137,19 @@ class PreparedData(PairsFile, PathData):
 
 
 class PythonData(PairsFile):
-    """A corpus that is passed in Python, which a recipe cannot name."""
+    """A corpus passed in Python, which a recipe cannot name."""
 
     kind: Literal["python"] = "python"
 
     def load(self, seed: int) -> Corpus:
         raise DataError(
-            "data.kind = 'python' stands for a corpus that is passed in Python, which a recipe "
-            "cannot hold; pass it, as in train(recipe, corpus), or name files in [data]."
+            "data.kind = 'python' stands for a corpus passed in Python, which a recipe cannot "
+            "contain; pass it, as in train(recipe, corpus), or name files in [data]."
         )
 
 
 class SyntheticData(NamedData):
-    """A planted corpus."""
+    """A synthetic corpus with known ground truth."""
 
     kind: Literal["synthetic"] = "synthetic"
     queries: Positive = 2000
@@ -168,7 +167,7 @@ class SyntheticData(NamedData):
         ).corpus
 
 
-# In the order in which errors list them. A new loader is one class: docs/extend/loader.md.
+# Errors list them in this order. To add a loader, write one class: docs/extend/loader.md.
 LOADERS: Kinds[DataSettings] = Kinds(
     "data",
     (

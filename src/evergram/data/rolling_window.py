@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
-    # Whoever only writes a date needs no torch.
+    # Formatting a date must not import torch.
     from evergram.data.corpus import Corpus
 
 _WINDOW = re.compile(r"(\d+(?:\.\d+)?)\s*(%|hour|day|week)s?")
 _SECONDS = {"hour": 3600, "day": 86_400, "week": 604_800}
-# Unix times of 1980 to 2100 in each unit do not overlap, so a time says what unit it is in.
+# Unix times from 1980 to 2100 do not overlap between units, so the number reveals the unit.
 _FIRST, _LAST = 315_532_800, 4_102_444_800
 UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 
 
 @dataclass(frozen=True)
 class RollingWindow:
-    """The last part of a corpus in order of time, by its text, such as "5 %", "36 hours" or "7
-    days": a share of all interactions, or a length of time in seconds."""
+    """The latest interactions of a corpus: a share of them ("5 %") or a length of time in seconds
+    ("36 hours", "7 days")."""
 
     text: str
     share: float | None = None
@@ -32,20 +32,20 @@ class RollingWindow:
     @classmethod
     def parse(cls, text: str) -> RollingWindow:
         """Parse a text. Raises: ValueError: it is neither a percentage nor a length of time."""
-        read = _WINDOW.fullmatch(text.strip())
-        number = float(read[1]) if read else 0.0
-        if read is None or number <= 0 or (read[2] == "%" and number >= 100):
+        match = _WINDOW.fullmatch(text.strip())
+        number = float(match[1]) if match else 0.0
+        if match is None or number <= 0 or (match[2] == "%" and number >= 100):
             raise ValueError(
                 f"split.last is {text!r}; it must be a percentage between 0 and 100 or a length of "
                 "time, such as '5 %', '36 hours', '7 days' or '2 weeks'"
             )
-        if read[2] == "%":
+        if match[2] == "%":
             return cls(text, share=number / 100)
-        return cls(text, seconds=number * _SECONDS[read[2]])
+        return cls(text, seconds=number * _SECONDS[match[2]])
 
     def begins(self, corpus: Corpus) -> int:
-        """Return the number of interactions of a corpus, in order of time, before the window, which
-        a length of time counts back from the last interaction."""
+        """Return the number of interactions before the window; a length of time is counted back
+        from the last interaction."""
         if self.share is not None:
             return round((1 - self.share) * len(corpus))
         assert self.seconds is not None
@@ -58,12 +58,12 @@ def unit_range(unit: str) -> tuple[int, int]:
 
 
 def unit_of(time: float) -> str | None:
-    """Return the unit of a Unix time of 1980 to 2100, such as "seconds"; None of other numbers."""
+    """Return the unit of a Unix time between 1980 and 2100, such as "seconds"; else None."""
     return next((n for n, count in UNITS.items() if _FIRST * count <= time < _LAST * count), None)
 
 
 def date_text(time: float) -> str:
-    """Return a time as a date and minute if it is a date, else as the number that it is."""
+    """Format a Unix time as a date with minutes, and any other number as a number."""
     unit = unit_of(time)
     if unit is None:
         return f"{time:.15g}"
@@ -71,8 +71,8 @@ def date_text(time: float) -> str:
 
 
 def _per_second(first: float, latest: float, text: str) -> int:
-    """Return how many units of these times make a second: both must be dates of 1980 to 2100, as
-    the unit of one alone could be guessed wrong."""
+    """Return how many units of these times make a second. Both must lie between 1980 and 2100,
+    because one time alone could suggest the wrong unit."""
     unit = unit_of(latest)
     if unit is not None and first >= _FIRST * UNITS[unit]:
         return UNITS[unit]

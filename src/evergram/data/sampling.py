@@ -1,4 +1,4 @@
-"""Samplers: epochs of batches of pairs, of entities, and of whole queries with all their pairs."""
+"""Samplers: draw epochs of batches of pairs, of entities, or of queries with all their pairs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch import Tensor
 from evergram.data.corpus import Corpus, take_ragged
 from evergram.errors import DataError
 
-# Rounds of drawing rejected negatives again; a query that has met nearly all keeps its last.
+# Redraw rejected negatives at most this often; a query that has met nearly all candidates keeps the
+# last draw.
 REJECTIONS = 32
-# Pairs that are gathered at once.
+# Gather this many pairs at once.
 GATHERED = 65_536
-# r ∝ count^power of the samplers of [G2] §4.1.
+# Exponents of r ∝ count^power for the samplers of [G2] §4.1.
 POWERS = {"uniform": 0.0, "sqrt": 0.5, "linear": 1.0, "adaptive": 1.0}
-# Entities of a pool for each that a step keeps.
+# Default pool size, in batches.
 POOL_FACTOR = 8
 
 
 def moved_to(value: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device; a GPU copies from pinned memory without blocking."""
+    """Copy a tensor to a device; copies to a GPU use pinned memory and do not block."""
     if device.type == "cuda" and value.device.type == "cpu":
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)
@@ -46,14 +47,14 @@ class Batch(Movable):
 
     Args:
         query, candidate: int64 [B], rows of the corpus.
-        target: float32 [B], the wanted score.
+        target: float32 [B], the score to fit.
         query_weight, candidate_weight: float32 [B, R], μ = p/r and ν = q/r for each of R measures:
-            with them mean(μ u⊗u) has the measure's Gramian as its expectation.
+            the expectation of mean(μ u⊗u) is the measure's Gramian.
         negative: int64 [B], a candidate that the query has not met; or None.
         pair_weight: float32 [B], the sparse part of the penalty's weights; or None.
-        pair_share: float32 [B], B over the pairs that a batch has on average, where batches vary in
-            size: a mean of losses times this has the mean over all pairs as its expectation. None
-            where all batches are as large.
+        pair_share: float32 [B], B over the mean batch size, if batches vary in size: the batch mean
+            of loss × share is an unbiased estimate of the mean over all pairs. None if all batches
+            have the same size.
     """
 
     query: Tensor
@@ -75,7 +76,7 @@ class Draw(Movable):
 
 
 def measure(counts: Tensor, power: float) -> Tensor:
-    """Return the measure p_a ∝ count_a^power over entities with interactions, float64 [N], sum 1.
+    """Return the measure p_a ∝ count_a^power of entities with interactions, float64 [N], sum 1.
 
     Args:
         counts: int64 [N], interactions of each entity.
@@ -87,24 +88,23 @@ def measure(counts: Tensor, power: float) -> Tensor:
 
 
 def weights(measures: Tensor, rate: Tensor) -> Tensor:
-    """Return μ = p/r, float32 [N, R], for measures p [N, R] of entities drawn with rate r [N]."""
+    """Return μ = p/r, float32 [N, R], for measures p [N, R] and sampling rates r [N]."""
     drawn = (rate > 0)[:, None]
     return torch.where(drawn, measures / rate.clamp(min=1e-300)[:, None], 0.0).float()
 
 
 @dataclass(frozen=True)
 class PairDraws:
-    """Settings of how an `ExampleSampler` draws pairs.
+    """How an `ExampleSampler` draws pairs.
 
     Args:
-        target: "one" (every observed pair should score 1) or "value" (the value of the corpus).
-        positives: "examples": every pair once an epoch, in a new order. "queries": a query drawn
-            uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement. "whole_queries"
-            is `WholeQuerySampler`'s.
-        negatives: True draws for each pair another candidate, uniformly among those that the query
-            has not met.
-        short_batch: True trains on the pairs of an epoch that do not fill a batch, too, in a last,
-            smaller one.
+        target: "one" (every observed pair should score 1) or "value" (the corpus's value).
+        positives: "examples": every pair once an epoch, in random order. "queries": a query drawn
+            uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement. "whole_queries":
+            see `WholeQuerySampler`.
+        negatives: True draws a negative for each pair, uniformly among the candidates that the
+            query has not met.
+        short_batch: True keeps the last, smaller batch of an epoch; False drops it.
     """
 
     target: str = "one"
@@ -114,22 +114,22 @@ class PairDraws:
 
 
 class ExampleSampler:
-    """Draws epochs of the observed pairs; each is a function of (seed, epoch).
+    """Draws epochs of the observed pairs; (seed, epoch) determines an epoch.
 
     Args:
         corpus: the observed pairs.
-        draws: how they are drawn; None is `PairDraws()`.
+        draws: how to draw them; None is `PairDraws()`.
         batch_size: B; a smaller corpus is one batch.
-        seed: of the draws.
-        measures: of each side, "query" and "candidate", R measures, float64 [N, R]; a side that is
-            not there has the uniform one.
-        pair_weight: float [n], one for each observed pair.
+        seed: random seed.
+        measures: R measures, float64 [N, R], by side, "query" and "candidate"; a missing side gets
+            the uniform measure.
+        pair_weight: float [n], one weight for each observed pair.
     Attributes:
-        expected: pairs of a batch on average, where batches vary in size; else None.
-    Raises: DataError: targets are values and the corpus has none.
+        mean_size: the mean number of pairs of a batch, if batches vary in size; else None.
+    Raises: DataError: targets are values, but the corpus has none.
     """
 
-    expected: float | None = None
+    mean_size: float | None = None
 
     def __init__(
         self,
@@ -145,13 +145,13 @@ class ExampleSampler:
         self._begin(corpus, draws, batch_size, seed)
         self.query: Tensor = corpus.column("query")
         self.candidate: Tensor = corpus.column("candidate")
-        # None where every observed pair should score 1.
+        # None if every observed pair should score 1.
         self.target: Tensor | None = corpus.column("value") if draws.target == "value" else None
         size, degrees = len(corpus), self.counts["query"]
         chance = torch.full((size,), 1 / size, dtype=torch.float64)
         if draws.positives == "queries":
-            seen = int((degrees > 0).sum())
-            chance = 1 / (seen * degrees.double()[self.query])
+            active = int((degrees > 0).sum())
+            chance = 1 / (active * degrees.double()[self.query])
             self.order: Tensor = torch.argsort(self.query, stable=True)
             self.offsets: Tensor = torch.zeros(len(degrees) + 1, dtype=torch.int64)
             torch.cumsum(degrees, 0, out=self.offsets[1:])
@@ -162,13 +162,13 @@ class ExampleSampler:
             )
         }
         self._weigh(rates, measures)
-        # A mean over batches estimates the mean over all pairs, however the pairs are drawn.
+        # Dividing by the sampling rate makes the batch mean an unbiased estimate of the mean.
         self.pair_weight: Tensor | None = None
         if pair_weight is not None:
             self.pair_weight = (pair_weight.double() / (size * chance)).float()
-        self.known: Tensor = torch.zeros(0)
+        self.pair_keys: Tensor = torch.zeros(0)
         if draws.negatives:
-            self.known = torch.unique(self.query * self.candidates + self.candidate)
+            self.pair_keys = torch.unique(self.query * self.candidates + self.candidate)
 
     def _begin(self, corpus: Corpus, draws: PairDraws, batch_size: int, seed: int) -> None:
         if draws.target == "value" and not corpus.has_values:
@@ -185,7 +185,7 @@ class ExampleSampler:
         self.candidates: int = len(self.counts["candidate"])
 
     def _weigh(self, rates: dict[str, Tensor], measures: Mapping[str, Tensor] | None) -> None:
-        """Weigh each entity so that its draws, at these rates, stand for the measures."""
+        """Set importance weights p/r, so that draws at rates r represent the measures p."""
         uniform = {side: measure(count, 0.0)[:, None] for side, count in self.counts.items()}
         self.rates: dict[str, Tensor] = rates
         self.measures: dict[str, Tensor] = uniform | dict(measures or {})
@@ -196,58 +196,58 @@ class ExampleSampler:
         return -(-self.size // self.batch_size)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, from batch `start` on, as the whole epoch has them."""
+        """Yield the batches of an epoch from batch `start` on, the same as in the whole epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order, sizes = self._order(generator)
-        if len(self.known) and start:  # one generator draws the negatives of all batches in turn
+        if len(self.pair_keys) and start:  # advance the generator past the skipped negatives
             for index in torch.split(order, sizes)[:start]:
                 self._negative(self.query[index], generator)
-        for index, query, candidate, *both in self._cut(order, sizes, start):
+        for index, query, candidate, *weights in self._cut(order, sizes, start):
             pair_weight = None if self.pair_weight is None else self.pair_weight[index]
-            share = None
-            if self.expected is not None:
-                # So pairs of a large batch count as those of a small one in a mean over the batch.
-                of_mean = len(index) / self.expected
-                share = torch.full((len(index),), of_mean)
-                both = [of_mean * weight for weight in both]
-                pair_weight = None if pair_weight is None else of_mean * pair_weight
+            pair_share = None
+            if self.mean_size is not None:
+                # Pairs of large and small batches get the same weight in an epoch.
+                share = len(index) / self.mean_size
+                pair_share = torch.full((len(index),), share)
+                weights = [share * weight for weight in weights]
+                pair_weight = None if pair_weight is None else share * pair_weight
             yield Batch(
                 query,
                 candidate,
                 torch.ones(len(index)) if self.target is None else self.target[index],
-                both[0],
-                both[1],
-                self._negative(query, generator) if len(self.known) else None,
+                weights[0],
+                weights[1],
+                self._negative(query, generator) if len(self.pair_keys) else None,
                 pair_weight,
-                share,
+                pair_share,
             )
 
     def _cut(self, order: Tensor, sizes: list[int], start: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the places, rows and weights of each batch from `start` on; several small batches
-        are gathered at once by `index_select`, a third of the time of an index in brackets."""
+        """Yield the pair positions, rows and weights of each batch from `start` on. Small batches
+        are gathered together by `index_select`, which takes a third of the time of indexing."""
         ends = list(accumulate(sizes, initial=0))
         block = max(1, GATHERED // self.batch_size)
         for first in range(start, len(sizes), block):
-            some = sizes[first : first + block]
-            places = order[ends[first] : ends[first + len(some)]]
-            query = self.query.index_select(0, places)
-            candidate = self.candidate.index_select(0, places)
+            block_sizes = sizes[first : first + block]
+            index = order[ends[first] : ends[first + len(block_sizes)]]
+            query = self.query.index_select(0, index)
+            candidate = self.candidate.index_select(0, index)
             columns = (
-                *(places, query, candidate),
+                *(index, query, candidate),
                 self.query_weights.index_select(0, query),
                 self.candidate_weights.index_select(0, candidate),
             )
-            yield from zip(*(torch.split(column, some) for column in columns), strict=True)
+            yield from zip(*(torch.split(column, block_sizes) for column in columns), strict=True)
 
     def _order(self, generator: torch.Generator) -> tuple[Tensor, list[int]]:
-        """Return the places of an epoch's pairs in their order, int64, and the sizes of batches."""
+        """Return the positions of an epoch's pairs in order, int64, and the batch sizes."""
         whole, rest = divmod(self.size, self.batch_size)
         sizes = [self.batch_size] * whole + [rest] * (rest > 0)
         if self.positives != "queries":
             return torch.randperm(len(self.query), generator=generator)[: self.size], sizes
         counts = self.offsets.diff()
-        met = torch.nonzero(counts).flatten()
-        query = met[torch.randint(len(met), (self.size,), generator=generator)]
+        active = torch.nonzero(counts).flatten()
+        query = active[torch.randint(len(active), (self.size,), generator=generator)]
         chance = torch.rand(self.size, generator=generator, dtype=torch.float64)
         nth = (chance * counts[query]).long()
         return self.order[self.offsets[query] + nth], sizes
@@ -255,32 +255,32 @@ class ExampleSampler:
     def _negative(self, query: Tensor, generator: torch.Generator) -> Tensor:
         """Return a candidate that each query has not met, int64 [B]."""
         drawn = torch.randint(self.candidates, query.shape, generator=generator)
-        met = torch.arange(len(query))
+        rejected = torch.arange(len(query))
         for _ in range(REJECTIONS):
-            met = met[self._has(query[met], drawn[met])]
-            if not len(met):
+            rejected = rejected[self._has(query[rejected], drawn[rejected])]
+            if not len(rejected):
                 break
-            drawn[met] = torch.randint(self.candidates, met.shape, generator=generator)
+            drawn[rejected] = torch.randint(self.candidates, rejected.shape, generator=generator)
         return drawn
 
     def _has(self, query: Tensor, candidate: Tensor) -> Tensor:
-        key = query * self.candidates + candidate
-        return self.known[torch.searchsorted(self.known, key).clamp(max=len(self.known) - 1)] == key
+        key, keys = query * self.candidates + candidate, self.pair_keys
+        return keys[torch.searchsorted(keys, key).clamp(max=len(keys) - 1)] == key
 
 
-def places(bounds: Tensor, chance: Tensor) -> Tensor:
-    """Return the place of each number of [0, 1) among cumulated probabilities [N], int64 [B]."""
+def inverse_cdf(bounds: Tensor, chance: Tensor) -> Tensor:
+    """Map numbers in [0, 1), [B], to entities by cumulative probabilities [N]; int64 [B]."""
     # Rounding may leave the last bound below 1.
     ids = torch.searchsorted(bounds, chance * bounds[-1], right=True)
     return ids.clamp(max=len(bounds) - 1)
 
 
 def measures(counts: Tensor, powers: Sequence[float]) -> Tensor:
-    """Return the power measures of one side, one a power, float64 [N, R]."""
+    """Return a measure of one side for each power, float64 [N, R]."""
     return torch.stack([measure(counts, power) for power in powers], dim=1)
 
 
-# The share of draws that are uniform over the pool: no weight is multiplied by more than 1/MIX.
+# ε, the share of draws that are uniform over the pool; it bounds the weights' growth by 1/ε.
 MIX = 0.1
 
 
@@ -288,51 +288,51 @@ def proposal(scores: Tensor) -> Tensor:
     """Return the probabilities q = (1 − ε) score / Σ score + ε / P, float64 [P].
 
     Args:
-        scores: [P], ≥ 0; where all are 0, q is uniform.
+        scores: [P], ≥ 0; if all are 0, q is uniform.
     Source: docs/method.md, "Adaptive sampling".
     """
     wide = scores.double()
-    # By the largest, so that no sum overflows; what is below all normal numbers counts as 0.
+    # Divide by the largest score so that the sum cannot overflow; subnormal scores count as 0.
     least = torch.finfo(torch.float64).tiny
     largest = wide.max()
     shares = wide / largest.clamp(min=least)
-    even = torch.full_like(wide, 1 / len(wide))
-    uneven = (1 - MIX) * shares / shares.sum().clamp(min=least) + MIX * even
-    return torch.where(largest >= least, uneven, even)
+    uniform = torch.full_like(wide, 1 / len(wide))
+    mixed = (1 - MIX) * shares / shares.sum().clamp(min=least) + MIX * uniform
+    return torch.where(largest >= least, mixed, uniform)
 
 
 @dataclass(frozen=True)
 class Pool(Draw):
-    """A draw of P entities, of which a step keeps B by their scores.
+    """A draw of P entities, from which a training step resamples B by their scores.
 
     Args:
-        ids, weights: int64 [P] and float32 [P, R] of the first pass, in itself a draw that stands
-            for the measures.
-        chance: float64 [B], uniform in [0, 1): it decides the second pass, once there are scores.
+        ids, weights: int64 [P] and float32 [P, R] of the first draw; its weights already represent
+            the measures.
+        chance: float64 [B], uniform in [0, 1): the random numbers of the second draw.
     """
 
     chance: Tensor
 
     def resample(self, scores: Tensor) -> Draw:
-        """Return B entities of the pool, drawn with replacement by `proposal(scores)`.
+        """Draw B entities of the pool, with replacement, with probabilities `proposal(scores)`.
 
-        Weights are μ/(P q): (1/B) Σ μ f over the draw has (1/P) Σ μ f over the pool as its
-        expectation, for any function f of an entity and any scores.
+        With the weights μ/(P q), the expectation of (1/B) Σ μ f over the draw is (1/P) Σ μ f over
+        the pool, for any function f of an entity and any scores.
 
         Args:
-            scores: [P], ≥ 0, made without knowledge of `chance`.
+            scores: [P], ≥ 0, independent of `chance`.
         """
-        chances = proposal(scores)
-        kept = places(torch.cumsum(chances, 0), self.chance)
-        ratio = 1 / (len(self.ids) * chances[kept])
-        weights = (self.weights[kept].double() * ratio[:, None]).to(self.weights)
-        return Draw(self.ids[kept], weights)
+        probabilities = proposal(scores)
+        chosen = inverse_cdf(torch.cumsum(probabilities, 0), self.chance)
+        ratio = 1 / (len(self.ids) * probabilities[chosen])
+        weights = (self.weights[chosen].double() * ratio[:, None]).to(self.weights)
+        return Draw(self.ids[chosen], weights)
 
 
 class EntitySampler:
-    """Draws entities of one side, independently of the pairs, with replacement: "uniform", "sqrt"
-    or "linear" with r ∝ 1, √count or count ([G2] §4.1); "adaptive" draws pools of `pool_size`, with
-    r ∝ count, of which `Pool.resample` keeps `batch_size`. Each is a function of (seed, epoch)."""
+    """Draws entities of one side, independently of the pairs, with replacement. "uniform", "sqrt"
+    and "linear" draw with r ∝ 1, √count or count ([G2] §4.1); "adaptive" draws pools of `pool_size`
+    with r ∝ count, from which `Pool.resample` draws `batch_size`. (seed, epoch) determines them."""
 
     def __init__(
         self,
@@ -354,21 +354,22 @@ class EntitySampler:
         self.seed = seed
 
     def epoch(self, number: int, batches: int, start: int = 0) -> Iterator[Draw]:
-        """Yield the draws of an epoch of so many batches, from batch `start` on."""
+        """Yield the draws of an epoch of `batches` batches, from batch `start` on."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         sizes = [self.pool_size, self.batch_size] if self.pool_size else [self.batch_size]
-        for place in range(batches):
+        for batch in range(batches):
             chances = [torch.rand(n, generator=generator, dtype=torch.float64) for n in sizes]
-            if place >= start:
-                ids = places(self.bounds, chances[0])
+            if batch >= start:
+                ids = inverse_cdf(self.bounds, chances[0])
                 drawn = self.weights[ids]
                 yield Pool(ids, drawn, chances[1]) if self.pool_size else Draw(ids, drawn)
 
 
 class WholeQuerySampler(ExampleSampler):
-    """Draws epochs of the queries in a new order; a batch has all pairs of as many queries as have
-    `batch_size` pairs on average, so that its size varies, see `Batch.pair_share`. An epoch's last
-    batch has the queries that are left. Arguments are those of `ExampleSampler`."""
+    """Draws epochs of all queries in random order; a batch has all pairs of a fixed number of
+    queries, chosen so that batches have `batch_size` pairs on average. Batch sizes vary, see
+    `Batch.pair_share`; the last batch has the remaining queries. Arguments: see `ExampleSampler`.
+    """
 
     def __init__(
         self,
@@ -381,19 +382,19 @@ class WholeQuerySampler(ExampleSampler):
         super().__init__(corpus, draws, batch_size=batch_size, **options)
         self.size: int = len(corpus)
         degrees = self.counts["query"]
-        self.met: Tensor = torch.nonzero(degrees).flatten()
-        mean = len(corpus) / len(self.met)
-        self.queries: int = min(max(1, round(batch_size / mean)), len(self.met))
-        self.expected: float | None = self.queries * mean
+        self.active: Tensor = torch.nonzero(degrees).flatten()
+        mean = len(corpus) / len(self.active)
+        self.queries: int = min(max(1, round(batch_size / mean)), len(self.active))
+        self.mean_size: float | None = self.queries * mean
         self.batch_size: int = max(1, round(self.queries * mean))
         self.by_query: Tensor = torch.argsort(self.query, stable=True)
         self.ends: Tensor = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
 
     def __len__(self) -> int:
-        return -(-len(self.met) // self.queries)
+        return -(-len(self.active) // self.queries)
 
     def _order(self, generator: torch.Generator) -> tuple[Tensor, list[int]]:
-        queries = self.met[torch.randperm(len(self.met), generator=generator)]
+        queries = self.active[torch.randperm(len(self.active), generator=generator)]
         order, ends = take_ragged(self.by_query, self.ends, queries)
         cuts = torch.cat([ends[: -1 : self.queries], ends[-1:]])
         return order, cuts.diff().tolist()

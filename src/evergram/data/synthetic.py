@@ -1,4 +1,4 @@
-"""A synthetic corpus whose tastes, popularity, arrivals and ratings are known."""
+"""A synthetic corpus with known tastes, popularity, arrival times and rating quality."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus
 
-# The weight of affinity in the choice: the planted ranking is far better than popularity.
+# The weight of affinity in the logits; it makes the true ranking far better than popularity.
 SHARPNESS = 6.0
 GROUPS, FACTORS = 10, 8
-# The moments at which interactions are drawn, and how far the taste of each query moves.
+# The number of time slices, and how far the taste of each query drifts over all of them.
 SLICES, DRIFT = 40, 0.3
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A corpus and the numbers that it was drawn from, in the corpus's row order.
+    """A corpus and its ground truth, in the corpus's row order.
 
     Args:
         corpus: the data for a model.
-        query_factors: [Q, F], at the end of time. candidate_factors: [C, F].
+        query_factors: [Q, F], after the last time slice. candidate_factors: [C, F].
         log_popularity: [C]. quality: [C]; it raises a candidate's ratings.
     """
 
@@ -34,7 +34,7 @@ class Planted:
     quality: Tensor
 
     def scores(self, rows: Tensor) -> Tensor:
-        """Return the planted log-odds of every candidate for the queries `rows`, [b, C]."""
+        """Return the true logits of every candidate for the queries `rows`, [b, C]."""
         affinity = self.query_factors[rows] @ self.candidate_factors.T
         scores: Tensor = SHARPNESS * affinity + self.log_popularity
         return scores
@@ -47,12 +47,12 @@ def generate(
     interactions: int = 60_000,
     seed: int = 0,
 ) -> Planted:
-    """Draw a corpus; the same arguments give the same one.
+    """Draw a corpus; the same arguments give the same corpus.
 
-    Queries and candidates gather around a few centres. Two fifths of them are there at the start,
-    the others arrive until the end. At each of `SLICES` moments, queries that have arrived, the
-    busy ones more often, meet candidates by softmax of affinity and log-popularity. Ratings (1 to
-    5) follow a quality that is linear in the candidate's factors, affinity, and noise.
+    Queries and candidates cluster around a few centres. Two fifths of them exist from the start,
+    the others arrive later. In each of `SLICES` time slices, queries that have arrived are drawn by
+    their activity, and each draws a candidate from a softmax of affinity and log-popularity. A
+    rating (1 to 5) is a quality linear in the candidate's factors, plus affinity, plus noise.
     """
     draw = torch.Generator().manual_seed(seed)
     centres = _unit(torch.randn(GROUPS, FACTORS, generator=draw))
@@ -64,22 +64,22 @@ def generate(
     direction = _unit(torch.randn(FACTORS, generator=draw))
     quality = item @ direction + 0.1 * torch.randn(candidates, generator=draw)
     arrivals = []
-    for size in (queries, candidates):  # two fifths at 0, the rest evenly until 0.95
+    for size in (queries, candidates):  # two fifths at 0, the rest uniform in [0, 0.95)
         early = torch.rand(size, generator=draw) < 0.4
-        early[0] = True  # one is there from the start, however small the corpus
+        early[0] = True  # even the smallest corpus needs one from the start
         arrivals.append(torch.where(early, 0.0, 0.95 * torch.rand(size, generator=draw)))
     columns: dict[str, list[Tensor]] = {"query": [], "candidate": [], "value": [], "time": []}
     for moment in range(SLICES):
         now = (moment + 0.5) / SLICES
-        begun = interactions * moment // SLICES
-        count = interactions * (moment + 1) // SLICES - begun
+        before = interactions * moment // SLICES
+        count = interactions * (moment + 1) // SLICES - before
         if not count:  # fewer interactions than slices
             continue
         who = torch.multinomial(activity * (arrivals[0] <= now), count, True, generator=draw)
         current = _unit((1 - DRIFT * now) * taste + DRIFT * now * target)[who]
         logits = SHARPNESS * (current @ item.T) + log_popularity
         logits = logits.masked_fill(arrivals[1] > now, -torch.inf)
-        # With Gumbel noise the largest logit is a draw from the softmax.
+        # The Gumbel trick: with Gumbel noise, the argmax of the logits is a softmax draw.
         noise = torch.rand(logits.shape, generator=draw).clamp(1e-12, 1 - 1e-7)
         what = (logits - torch.log(-torch.log(noise))).argmax(1)
         rating = 3.2 + 1.5 * quality[what] + 0.6 * (current * item[what]).sum(1)
@@ -87,7 +87,7 @@ def generate(
         columns["query"].append(who)
         columns["candidate"].append(what)
         columns["value"].append(rating.round().clamp(1, 5))
-        columns["time"].append(torch.arange(count) + begun)
+        columns["time"].append(torch.arange(count) + before)
     table = pa.table({name: torch.cat(parts).numpy() for name, parts in columns.items()})
     groups = [f"g{g}" for g in group.tolist()]
     features = pa.table({"id": range(candidates), "group": groups, "tags": _tags(group, draw)})
@@ -107,14 +107,14 @@ def _unit(vectors: Tensor) -> Tensor:
 def _around(
     centres: Tensor, size: int, spread: float, draw: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return unit vectors around centres, and the centre of each."""
+    """Draw unit vectors around centres, and return the number of each one's centre."""
     group = torch.randint(len(centres), (size,), generator=draw)
     noise = torch.randn(size, centres.shape[1], generator=draw) / centres.shape[1] ** 0.5
     return _unit(centres[group] + spread * noise), group
 
 
 def _tags(group: Tensor, draw: torch.Generator) -> list[list[str]]:
-    """Return one to three tags for each entity, mostly of its group."""
+    """Draw one to three tags for each entity, mostly from its group."""
     count = torch.randint(1, 4, (len(group),), generator=draw)
     stray = torch.rand(len(group), 3, generator=draw) < 0.2
     other = torch.randint(GROUPS, (len(group), 3), generator=draw)

@@ -288,5 +288,5 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     values = np.load(path)
     values[7] = 0x7FFFFFFF
     np.save(path, values)
-    with pytest.raises(DataError, match=r"'candidate' .* names the rows .*2147483647"):
+    with pytest.raises(DataError, match=r"'candidate' .* has row numbers .*2147483647"):
         list(sampler(load_prepared(tmp_path / "q")).epoch(0))

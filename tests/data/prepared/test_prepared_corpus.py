@@ -164,7 +164,7 @@ def test_a_changed_byte_is_refused_before_anything_is_written(
     flipped(path, place)
     mapped = load_prepared(folder)
     for _ in range(2):
-        with pytest.raises(DataError, match=rf"{name}\.npy is not as it was .*bring the file back"):
+        with pytest.raises(DataError, match=rf"{name}\.npy has changed since .*restore the file"):
             mapped.where(rules.first(300))
     assert len(list(mapped.cache.rglob("time.npy"))) == 1
     if name != "time":  # held-out pairs are read from the columns, also where the part is there
@@ -360,7 +360,7 @@ def test_an_index_that_is_damaged_while_it_is_open_is_refused(tmp_path: Path) ->
     corpus = prepared(generated(600), tmp_path / "p")
     assert len(corpus.index.offsets) == 61
     huge(next(corpus.cache.glob("*-by-query/candidate.npy")))
-    with pytest.raises(DataError, match=r"names the rows .*2147483647 and there are .* Remove"):
+    with pytest.raises(DataError, match=r"has row numbers .*2147483647, but there are .* Remove"):
         corpus.pairs_of(torch.arange(60))
 
 
@@ -377,9 +377,9 @@ def test_too_much_for_memory_is_refused_in_a_sentence(
 ) -> None:
     mapped = prepared(generated(500), tmp_path / "p")
     monkeypatch.setattr(mapped_corpus, "WHOLE", 499)
-    with pytest.raises(DataError, match=r"'query' of all 500 interactions .* give it up to 499"):
+    with pytest.raises(DataError, match=r"'query' of all 500 interactions .* load at most 499"):
         mapped.column("query")
-    with pytest.raises(DataError, match="give it up to 499"):
+    with pytest.raises(DataError, match="load at most 499"):
         mapped.restrict(torch.arange(3))
     # What training needs does not ask for it.
     split = random_split(mapped, share=0.2, held_out=HELD)
@@ -404,7 +404,7 @@ def test_rows_outside_of_their_side_are_refused(tmp_path: Path) -> None:
             before = path.read_bytes()
             with_one(7, -1)(path)
             with pytest.raises(
-                DataError, match=r"'candidate' .* names the rows .*-1.*Remove .*splits"
+                DataError, match=r"'candidate' .* has row numbers .*-1.*Remove .*splits"
             ):
                 read(corpus)
             path.write_bytes(before)

@@ -1,1 +1,1 @@
-"""Corpora that do not fit into memory: `prepare` writes one, `mapped_corpus` loads it."""
+"""Corpora larger than memory: `prepare` writes one, `mapped_corpus` loads it."""

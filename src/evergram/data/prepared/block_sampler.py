@@ -1,4 +1,4 @@
-"""`BlockSampler`: epochs of the pairs of a corpus on disk, read ahead and shuffled by blocks."""
+"""`BlockSampler`: draws epochs of pairs from a corpus on disk; shuffles blocks and prefetches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from evergram.errors import DataError
 
 Columns = dict[str, Tensor]
 Numbers = NDArray[np.int64]
-# Blocks that are read before their pages are released.
+# Release the files' pages from memory after reading this many blocks.
 BLOCKS_AT_ONCE = 1 << 14
-# The last part of a seed for draws other than the order.
+# Offsets that separate the seeds of drawn pairs and of negatives from those of orders.
 DRAWN, NEGATIVES = 1 << 30, 1 << 31
 
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """An order of all interactions on disk: blocks of consecutive ones are shuffled, as many as fit
-    `pairs` are a buffer, and a buffer's interactions are shuffled. An epoch's order is a function
-    of (seed, epoch); with n interactions, two of one block are in one batch n / `pairs` times as
-    often as any two others."""
+    """A random order of all interactions on disk: shuffle blocks of `block` consecutive
+    interactions, read them into buffers of up to `pairs` interactions, and shuffle each buffer.
+    (seed, epoch) determines an epoch's order. Of n interactions, two from the same block share a
+    batch n / `pairs` times as often as two others."""
 
     length: int
     block: int
@@ -39,10 +39,10 @@ class BlockOrder:
     seed: int
 
     def buffers(self, epoch: int, skipped: int = 0) -> Iterator[tuple[int, Numbers, int]]:
-        """Yield the number of each buffer of an epoch, its blocks by their numbers, ascending, and
-        how many of its interactions to leave out, so that `skipped` of the epoch are."""
+        """Yield for each buffer of an epoch its number, its block numbers, ascending, and how many
+        of its interactions to skip. The first `skipped` interactions of the epoch are skipped."""
         blocks = -(-self.length // self.block)
-        # Four bytes a block, the only memory that grows with the corpus.
+        # Four bytes per block; no other memory grows with the corpus.
         shuffled = torch.randperm(
             blocks, dtype=torch.int32, generator=generator(self.seed, epoch, 0)
         ).numpy()
@@ -58,37 +58,39 @@ class BlockOrder:
         return int(np.minimum(self.block, self.length - blocks * self.block).sum())
 
     def shuffled(self, epoch: int, number: int, blocks: Numbers) -> Tensor:
-        """Return the order of the interactions of a buffer, int64."""
+        """Return the random order of a buffer's interactions, int64."""
         return torch.randperm(self.size(blocks), generator=generator(self.seed, epoch, 1 + number))
 
     def take(self, column: Column, blocks: Numbers, order: Tensor) -> Tensor:
-        """Return the interactions of a buffer in an order such as `shuffled()`, of a column."""
+        """Read a buffer's values of a column, in an order such as `shuffled()`."""
         size, pieces = self.block, list[Tensor]()
         values, count = torch.from_numpy(column), len(column) // size
-        whole = values[: count * size].view(-1, size)
-        own = torch.from_numpy(blocks[blocks < count])
-        for some in torch.split(own, BLOCKS_AT_ONCE):
-            pieces.append(whole.index_select(0, some).flatten())
+        full_blocks = values[: count * size].view(-1, size)
+        numbers = torch.from_numpy(blocks[blocks < count])
+        for piece in torch.split(numbers, BLOCKS_AT_ONCE):
+            pieces.append(full_blocks.index_select(0, piece).flatten())
             release([column])
-        if len(own) < len(blocks):  # the last block, which is shorter
+        if len(numbers) < len(blocks):  # the last, shorter block
             pieces.append(values[count * size :])
         return torch.cat(pieces)[order]
 
 
-def generator(seed: int, *place: int) -> torch.Generator:
-    """Return a generator for a place in a run, such as (epoch, buffer), independent of others."""
-    state = np.random.SeedSequence([abs(seed), int(seed < 0), *place]).generate_state(1, np.uint64)
+def generator(seed: int, *position: int) -> torch.Generator:
+    """Return an independent generator for each position, such as (epoch, buffer), in a run."""
+    entropy = [abs(seed), int(seed < 0), *position]
+    state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
 
 
 class BlockSampler(ExampleSampler):
-    """Draws epochs of the observed pairs of a corpus on disk, in memory that n does not change: a
-    buffer of blocks from all over the files is shuffled, while a thread reads the next one. Each
-    epoch is a function of (seed, epoch), and every batch of it can be the first. Arguments are
-    those of `ExampleSampler`; `weighted` pairs have the weights of the column `weight`, and a
-    corpus of `least` interactions is drawn from in memory. Two buffers of `pairs` are in memory, of
-    4 bytes a pair for each column. In a batch of B, a pair has B · block / pairs neighbours at
-    most, a thirtieth at B = 4,096, by which the noise of its gradient is larger at most."""
+    """Draws epochs of the observed pairs of a corpus on disk, in constant memory: shuffles buffers
+    of blocks from all over the files, while a thread reads the next buffer.
+
+    (seed, epoch) determines an epoch, which can start at any batch. Arguments are those of
+    `ExampleSampler`, but `weighted` takes pair weights from the column `weight`. Two buffers of
+    `pairs` pairs are in memory, 4 bytes per pair and column. In a batch of B, a pair has at most
+    B · block / pairs neighbours from its block (a thirtieth at B = 4,096), so the gradient's
+    variance grows by at most that share. Smaller corpora than `least` are sampled in memory."""
 
     block = 32
     pairs = 1 << 22
@@ -106,39 +108,41 @@ class BlockSampler(ExampleSampler):
     ) -> None:
         draws = draws or PairDraws()
         if weighted and "weight" not in corpus.interactions.column_names:
-            raise DataError("task.sparse = 'weight' needs a column 'weight'; use 'none' without.")
+            raise DataError(
+                "task.sparse = 'weight' needs a column 'weight'; use 'none' without it."
+            )
         self._begin(corpus, draws, batch_size, seed)
         self.corpus = corpus
         self.negatives: bool = draws.negatives
         self.names: list[str] = ["query", "candidate"]
         self.names += ["value"] * (draws.target == "value") + ["weight"] * weighted
         self.degrees: Tensor = self.counts["query"]
-        self.met: Tensor = torch.nonzero(self.degrees).flatten()
+        self.active: Tensor = torch.nonzero(self.degrees).flatten()
         rates = {side: count.double() / len(corpus) for side, count in self.counts.items()}
         self._weigh(self._rates_by_query() if self.positives == "queries" else rates, measures)
         self.shuffle: BlockOrder = BlockOrder(len(corpus), self.block, self.pairs, seed)
-        # Mappings of their own, which stay even if the files are removed.
+        # Map the files again here; these mappings stay valid if the files are removed.
         self.files: dict[str, Column] = {
             name: mapped_column(corpus.columns[name], at_random=True) for name in self.names
         }
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from batch `start` on, as if it had begun at the first."""
-        made = start
-        for columns in self._batches(number, start * self.batch_size):
-            yield self._batch(columns, generator(self.seed, number, NEGATIVES + made))
-            made += 1
+        """Yield the batches of an epoch from batch `start` on, the same as in the whole epoch."""
+        batches = self._batches(number, start * self.batch_size)
+        for index, columns in enumerate(batches, start):
+            yield self._batch(columns, generator(self.seed, number, NEGATIVES + index))
 
     def _batches(self, epoch: int, skipped: int) -> Iterator[Columns]:
-        """Yield the columns of each batch; one may begin in a buffer and end in the next."""
+        """Yield the columns of each batch, which may span two buffers."""
         left, pieces, missing = self.size - skipped, list[Columns](), 0
-        for columns in _ahead(self._buffers(epoch, skipped)):
-            at, size = 0, len(columns["query"])
-            while at < size and left:
+        for columns in _prefetched(self._buffers(epoch, skipped)):
+            position, size = 0, len(columns["query"])
+            while position < size and left:
                 missing = missing or min(self.batch_size, left)
-                taken = min(missing, size - at)
-                pieces.append({n: c[at : at + taken] for n, c in columns.items()})
-                at, missing, left = at + taken, missing - taken, left - taken
+                end = min(position + missing, size)
+                pieces.append({n: c[position:end] for n, c in columns.items()})
+                missing, left = missing - (end - position), left - (end - position)
+                position = end
                 if not missing:
                     yield {n: torch.cat([p[n] for p in pieces]) for n in self.names}
                     pieces = []
@@ -148,43 +152,43 @@ class BlockSampler(ExampleSampler):
                 return
 
     def _buffers(self, epoch: int, skipped: int) -> Iterator[Callable[[], Columns]]:
-        """Yield functions that read a buffer's columns in the order of their use."""
+        """Yield a function for each buffer, in order, that reads its columns."""
         if self.positives == "queries":
-            fit = max(1, self.pairs // self.batch_size // 16) * self.batch_size
-            for number in range(skipped // fit, -(-self.size // fit)):
-                begins = max(0, skipped - number * fit)
-                yield partial(self._drawn, epoch, number, fit, begins)
+            size = max(1, self.pairs // self.batch_size // 16) * self.batch_size
+            for number in range(skipped // size, -(-self.size // size)):
+                start = max(0, skipped - number * size)
+                yield partial(self._drawn, epoch, number, size, start)
             return
         for buffer in self.shuffle.buffers(epoch, skipped):
             yield partial(self._read, epoch, *buffer)
 
-    def _read(self, epoch: int, number: int, blocks: Numbers, begins: int) -> Columns:
-        order = self.shuffle.shuffled(epoch, number, blocks)[begins:]
+    def _read(self, epoch: int, number: int, blocks: Numbers, start: int) -> Columns:
+        order = self.shuffle.shuffled(epoch, number, blocks)[start:]
         columns = {n: self.shuffle.take(self.files[n], blocks, order) for n in self.names}
         for side in SIDES:
             self.corpus.check_rows(columns[side], side)
         return columns
 
-    def _drawn(self, epoch: int, number: int, size: int, begins: int) -> Columns:
-        """Return pairs of queries that are drawn uniformly, one pair of each."""
+    def _drawn(self, epoch: int, number: int, size: int, start: int) -> Columns:
+        """Draw queries uniformly, and one pair of each."""
         draw = generator(self.seed, epoch, DRAWN + number)
-        query = self.met[torch.randint(len(self.met), (size,), generator=draw)]
+        query = self.active[torch.randint(len(self.active), (size,), generator=draw)]
         chance = torch.rand(size, generator=draw, dtype=torch.float64)
         index = self.corpus.index
-        place = index.offsets[query] + (chance * self.degrees[query]).long()
-        columns = {n: torch.from_numpy(c)[place] for n, c in index.columns.items()}
+        positions = index.offsets[query] + (chance * self.degrees[query]).long()
+        columns = {n: torch.from_numpy(c)[positions] for n, c in index.columns.items()}
         self.corpus.check_rows(columns["candidate"], "candidate")
         columns["query"] = query
         index.release()
-        return {name: columns[name][begins:] for name in self.names}
+        return {name: columns[name][start:] for name in self.names}
 
     def _batch(self, columns: Columns, draw: torch.Generator) -> Batch:
         query, candidate = columns["query"].long(), columns["candidate"].long()
         weight = columns.get("weight")
         if weight is not None and self.positives == "queries":
-            # A mean over batches estimates the mean over all pairs, however they are drawn.
+            # Dividing by the sampling rate makes the batch mean an unbiased estimate of the mean.
             degree = self.degrees[query].double()
-            weight = (weight * (len(self.met) * degree / len(self.corpus))).float()
+            weight = (weight * (len(self.active) * degree / len(self.corpus))).float()
         return Batch(
             query,
             candidate,
@@ -199,32 +203,32 @@ class BlockSampler(ExampleSampler):
         return self.corpus.index.has(query, candidate)
 
     def _rates_by_query(self) -> dict[str, Tensor]:
-        """Return the chance of each entity to be in a draw of a query and then of its pair."""
-        of_query = (self.degrees > 0).double() / len(self.met)
-        chance = of_query / self.degrees.clamp(min=1)
-        of_candidate = torch.zeros(self.candidates, dtype=torch.float64)
+        """Return the sampling rates of entities if a query and then one of its pairs is drawn."""
+        query_rates = (self.degrees > 0).double() / len(self.active)
+        pair_rates = query_rates / self.degrees.clamp(min=1)
+        candidate_rates = torch.zeros(self.candidates, dtype=torch.float64)
         for block in self.corpus.blocks():
-            of_candidate.index_add_(0, block.candidate, chance[block.query])
-        return {"query": of_query, "candidate": of_candidate}
+            candidate_rates.index_add_(0, block.candidate, pair_rates[block.query])
+        return {"query": query_rates, "candidate": candidate_rates}
 
 
-def _ahead(makers: Iterator[Callable[[], Columns]]) -> Iterator[Columns]:
-    """Yield what each function returns; a thread calls one while the result before is used."""
-    # Torch's own threads for that thread, too, would be more than there are cores: all of a step's
-    # would wait for each other in the kernel, and steps take twice their time.
+def _prefetched(readers: Iterator[Callable[[], Columns]]) -> Iterator[Columns]:
+    """Yield the result of each function; a thread computes the next one meanwhile."""
+    # The thread computes without torch's thread pool. A second pool would exceed the number of
+    # cores, and training steps would take twice as long.
     count = torch.get_num_threads()
-    with ThreadPoolExecutor(1, "evergram-buffers", _compute_alone) as thread:
+    with ThreadPoolExecutor(1, "evergram-buffers", _use_one_torch_thread) as thread:
         thread.submit(int).result()
-        torch.set_num_threads(count)  # of threads that begin later
-        coming: Future[Columns] | None = None
-        for make in makers:
-            done, coming = coming, thread.submit(make)
+        torch.set_num_threads(count)  # for threads that start later
+        pending: Future[Columns] | None = None
+        for read in readers:
+            done, pending = pending, thread.submit(read)
             if done is not None:
                 yield done.result()
-        if coming is not None:
-            yield coming.result()
+        if pending is not None:
+            yield pending.result()
 
 
-def _compute_alone() -> None:
-    torch.get_num_threads()  # a thread's first question sets its number to all threads' default
+def _use_one_torch_thread() -> None:
+    torch.get_num_threads()  # the first call in a thread resets its number to the global default
     torch.set_num_threads(1)

@@ -1,8 +1,7 @@
 """`MappedCorpus`: a corpus whose interactions stay on disk; `load_prepared` opens one.
 
-What is derived from prepared columns, the part that a rule marks and an index by query, lies in a
-folder of its own, which may be removed at any time. Each set of files is written whole or not at
-all.
+Files derived from a prepared corpus (training subsets and an index by query) are in a cache folder,
+which may be removed at any time. Each set of files is written atomically.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ from evergram.data.prepared.prepare import NAME, Column, PreparedRecord, release
 from evergram.data.reading.interactions import SIDES, SideName
 from evergram.errors import DataError
 
-# The folder, in a prepared one, of what is derived from it.
+# The cache folder in a prepared folder, and its lock.
 CACHE, LOCK = ".splits", ".lock"
 INDEXED = ("candidate", "value", "weight")
 # In the order of a corpus in memory.
 COLUMNS = ("query", "candidate", "value", "time", "weight")
-# Interactions that are worked on at a time.
+# Process this many interactions at a time.
 PAIRS_AT_ONCE = 1 << 20
-# Pairs that are sorted at a time; the pairs of one query are always sorted together.
+# Sort about this many pairs at a time; a query's pairs are always sorted together.
 BUCKET = 1 << 20
-# Pairs or queries that are looked up in the index before its pages are released.
-ASKED_AT_ONCE = 1 << 14
+# Release the index's pages from memory after looking up this many pairs or queries.
+LOOKUPS_AT_ONCE = 1 << 14
 READ_IN_BLOCKS = {"query": np.int64, "candidate": np.int64, "value": np.float32}
-# Interactions up to which a column may be read whole, half a gibibyte of int64.
+# The longest column that may be loaded into memory: half a gibibyte of int64.
 WHOLE = 1 << 26
-# What NumPy raises for a file that is damaged.
+# What NumPy raises for a damaged file.
 DAMAGE = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError)
 Types = Mapping[str, np.dtype[Any]]
 
@@ -62,21 +61,21 @@ Types = Mapping[str, np.dtype[Any]]
 def mapped_column(
     path: Path, length: int | None = None, kind: str = "", *, at_random: bool = False
 ) -> Column:
-    """Return the numbers of a .npy file of one dimension, mapped into memory, also once the file
-    was removed; nothing written there is kept, and `at_random` nothing is read ahead.
+    """Map a one-dimensional .npy file into memory, copy-on-write. The mapping stays valid if the
+    file is removed; `at_random` turns off read-ahead.
 
-    Raises: DataError: it is damaged, or has not `length` numbers of a kind where these are given.
+    Raises: DataError: the file is damaged, or does not have the given `length` and type.
     """
     try:
-        # Copy on write, since torch warns of arrays that cannot be written.
+        # Copy-on-write because torch warns about read-only arrays.
         mapped: Any = np.lib.format.open_memmap(path, mode="c")
     except DAMAGE as error:
         raise DataError(f"{path} cannot be read: {error}; prepare the data again.") from error
     if mapped.ndim != 1 or length not in (None, len(mapped)) or kind not in ("", mapped.dtype):
         raise DataError(
-            f"{path} has the shape {mapped.shape} of {mapped.dtype}, and a column of "
-            f"{length or 'any'} numbers{kind and f' of {kind}'} is expected; the file was "
-            "changed or is damaged. Prepare the data again."
+            f"{path} has the shape {mapped.shape} and type {mapped.dtype}, but should be a column "
+            f"of {length or 'any'} numbers{kind and f' of type {kind}'}; the file was changed or "
+            "is damaged. Prepare the data again."
         )
     if at_random and hasattr(mmap, "MADV_RANDOM"):
         mapped._mmap.madvise(mmap.MADV_RANDOM)
@@ -85,33 +84,31 @@ def mapped_column(
 
 
 def check_sha256(path: Path, expected: str | None) -> None:
-    """Raise a DataError if the file cannot be read, or has another SHA-256 than the expected one,
-    if that is known."""
-    remedy = "Prepare the data again, or bring the file back from a copy."
+    """Raise a DataError if the file cannot be read, or if its SHA-256 differs from `expected`; None
+    checks nothing."""
+    remedy = "Prepare the data again, or restore the file from a backup."
     try:
         digest = expected and sha256_of(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from error
     if digest != expected:
-        raise DataError(
-            f"{path} is not as it was written; the file was changed or is damaged. {remedy}"
-        )
+        raise DataError(f"{path} has changed since it was written, or it is damaged. {remedy}")
 
 
 @dataclass(frozen=True, repr=False)
 class MappedCorpus(Corpus):
-    """A corpus of any number of interactions, in memory that their number does not change.
+    """A corpus whose memory does not grow with the number of interactions.
 
-    Entities are in memory: their ids, counts and features. Interactions are columns in files, rows
-    as int32.
+    Entities (ids, counts and features) are in memory. Interactions are columns in files, with row
+    numbers as int32.
 
     Args:
         interactions: Arrow table over the mapped columns.
-        columns: the files by the name of the column.
-        mapped: the columns, whose pages are released as blocks are read.
-        cache: folder of what is derived; it may be removed at any time.
-        entity_counts: interactions of each entity of a side, int64 [N].
-        sha256: of each file as it was written, by its name, if it is known.
+        columns: the file of each column, by name.
+        mapped: the mapped columns; reading blocks releases their pages.
+        cache: folder of derived files; it may be removed at any time.
+        entity_counts: the number of interactions of each entity, int64 [N], by side.
+        sha256: the original SHA-256 of each file, by file name, where known.
     """
 
     columns: Mapping[str, Path] = field(default_factory=dict, compare=False)
@@ -138,10 +135,10 @@ class MappedCorpus(Corpus):
     def column(self, name: str) -> Tensor:
         if len(self) > WHOLE:
             raise DataError(
-                f"This needs the column {name!r} of all {len(self):,} interactions in memory, and "
-                f"prepared data give it up to {WHOLE:,}: graph encoders, prior.kind = 'svd', "
-                "task.sparse = 'exclude', --tensorboard and consumers "
-                "read data whole. Leave it out, or train on fewer interactions."
+                f"This needs the column {name!r} of all {len(self):,} interactions in memory, but "
+                f"prepared data load at most {WHOLE:,}. Graph encoders, prior.kind = 'svd', "
+                "task.sparse = 'exclude', --tensorboard and consumers need all data in memory; "
+                "leave them out, or train on fewer interactions."
             )
         values = super().column(name)
         if name not in SIDES:
@@ -161,7 +158,7 @@ class MappedCorpus(Corpus):
             for side in SIDES:
                 self.check_rows(columns[side], side)
             yield PairBlock(start, **columns)
-            # Those of the other columns, too, which the reader of the block may have read.
+            # Also release the other columns, which the caller may have read.
             release(self.mapped.values())
 
     @property
@@ -177,19 +174,19 @@ class MappedCorpus(Corpus):
 
     def has_pairs(self, query: Tensor, candidate: Tensor) -> Tensor:
         has = (query >= 0) & (candidate >= 0)
-        for some in torch.split(torch.nonzero(has).flatten(), ASKED_AT_ONCE):
-            has[some] = self.index.has(query[some], candidate[some])
+        for chunk in torch.split(torch.nonzero(has).flatten(), LOOKUPS_AT_ONCE):
+            has[chunk] = self.index.has(query[chunk], candidate[chunk])
             self.index.release()
         return has
 
     def pairs_of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         query, candidate, index = list[Tensor](), list[Tensor](), self.index
         candidates = torch.from_numpy(index.columns["candidate"])
-        for some in torch.split(torch.unique(queries), ASKED_AT_ONCE):
-            taken, offsets = take_ragged(candidates, index.offsets, some)
-            self.check_rows(taken, "candidate")
-            query.append(torch.repeat_interleave(some, offsets.diff()))
-            candidate.append(taken.long())
+        for chunk in torch.split(torch.unique(queries), LOOKUPS_AT_ONCE):
+            rows, offsets = take_ragged(candidates, index.offsets, chunk)
+            self.check_rows(rows, "candidate")
+            query.append(torch.repeat_interleave(chunk, offsets.diff()))
+            candidate.append(rows.long())
             index.release()
         return torch.cat(query), torch.cat(candidate)
 
@@ -198,7 +195,7 @@ class MappedCorpus(Corpus):
 
     @cached_property
     def index(self) -> PairIndex:
-        """Its pairs by query, in files; written at the first use."""
+        """The index of pairs by query, in files that the first use writes."""
         folder = self.cache / f"{self.fingerprint[:32]}-by-query"
         _write_once(folder, lambda new: write_index(self, new))
         counts = self.counts("query")
@@ -212,12 +209,12 @@ class MappedCorpus(Corpus):
         return PairIndex(offsets, columns, int(np.load(folder / "distinct.npy")))
 
     def where(self, rule: PairRule) -> Corpus:
-        """Return the corpus of the interactions that a rule marks, and of their entities only; its
-        columns are in files, too, which are written once."""
+        """Return the corpus of the interactions that a rule selects, with their entities only. Its
+        columns are files in the cache, which the first call writes."""
         self.verify(self._read_in_blocks)
         digest = hashlib.sha256(f"{self.fingerprint} {rule.key}".encode()).hexdigest()
         folder = self.cache / digest[:32]
-        _write_once(folder, lambda new: write_part(self, rule, new))
+        _write_once(folder, lambda new: write_subset(self, rule, new))
         mapped = {name: mapped_column(folder / f"{name}.npy") for name in self.types}
         if not len(mapped["query"]):
             return self.in_memory().restrict(torch.zeros(0, dtype=torch.int64))
@@ -243,14 +240,13 @@ class MappedCorpus(Corpus):
         return self.in_memory().restrict(index)
 
     def in_memory(self) -> Corpus:
-        """Return the same corpus in memory, see `column`."""
+        """Load the corpus into memory, see `column`."""
         names = self.interactions.column_names
         table = pa.table({name: pa.array(self.column(name).numpy()) for name in names})
         return Corpus(self.queries, self.candidates, table, self.shared_ids, self.origin)
 
     def verify(self, names: Iterable[str]) -> None:
-        """Read columns through, each once. Raises: DataError: one has another SHA-256 than it was
-        written with."""
+        """Check the SHA-256 of columns, each once. Raises: DataError: one has changed."""
         for name in sorted(set(names) - self._verified):
             check_sha256(self.columns[name], self.sha256.get(f"{name}.npy"))
             self._verified.add(name)
@@ -260,59 +256,58 @@ class MappedCorpus(Corpus):
         return set()
 
     def check_rows(self, rows: Tensor, side: str) -> None:
-        """Raise a DataError if one of the rows that are read from files is outside of its side."""
+        """Raise a DataError if a row number read from a file is out of range."""
         size = len(self.queries if side == "query" else self.candidates)
         least, most = (int(end) for end in rows.aminmax()) if rows.numel() else (0, 0)
         if least < 0 or most >= max(1, size):
             raise DataError(
-                f"The column {side!r} of prepared data names the rows {least} to {most} and there "
-                f"are {size:,}; the files are damaged. Remove {self.cache}, which is written anew, "
-                "or prepare the data again."
+                f"The column {side!r} of prepared data has row numbers from {least} to {most}, but "
+                f"there are {size:,} rows; the files are damaged. Remove {self.cache}, which will "
+                "be rebuilt, or prepare the data again."
             )
 
 
 def _write_once(folder: Path, write: Callable[[Path], None]) -> None:
-    """Fill a folder of derived files by `write`, unless it is there; another process that needs the
-    same folder waits."""
+    """Call `write` to fill a folder of derived files, unless it exists. Other processes that need
+    the folder wait."""
     if folder.is_dir():
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.parent / LOCK):
             if not folder.is_dir():  # another process may have written it meanwhile
-                with new_folder(folder) as part:
-                    write(part)
+                with new_folder(folder) as temporary:
+                    write(temporary)
     except OSError as error:
-        why = error.strerror or str(error).rstrip(".")
+        reason = error.strerror or str(error).rstrip(".")
         raise DataError(
-            f"What training needs beside the prepared data cannot be written in {folder.parent}: "
-            f"{why}; make room or permit writing there, or copy the prepared folder to a place "
-            "that has both."
+            f"Training cannot write its cache of the prepared data in {folder.parent}: {reason}; "
+            "free space or allow writing there, or copy the prepared folder elsewhere."
         ) from error
 
 
-def write_part(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
-    """Write the interactions that a rule marks, and the rows and counts of their entities, int64
-    [N], in two passes over the corpus; entities are those of `Corpus.restrict`."""
+def write_subset(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
+    """Write the interactions that a rule selects, and the rows and counts of their entities, int64
+    [N], in two passes over the corpus. The entities are the same as in `Corpus.restrict`."""
     corpus.verify(corpus.interactions.column_names)
     counts: dict[str, Tensor] = {side: torch.zeros_like(corpus.counts(side)) for side in SIDES}
     for block in corpus.blocks():
         marks = rule(block)
         for side, rows in (("query", block.query), ("candidate", block.candidate)):
             counts[side] += torch.bincount(rows[marks], minlength=len(counts[side]))
-    kept = {side: counts[side] > 0 for side in SIDES}
+    used = {side: counts[side] > 0 for side in SIDES}
     if corpus.shared_ids:
-        kept = dict.fromkeys(SIDES, kept["query"] | kept["candidate"])
+        used = dict.fromkeys(SIDES, used["query"] | used["candidate"])
     for side in SIDES:
-        np.save(folder / f"{side}-rows.npy", torch.nonzero(kept[side]).flatten().numpy())
-        np.save(folder / f"{side}-counts.npy", counts[side][kept[side]].numpy())
-    new_rows = {side: (kept[side].cumsum(0) - 1).numpy() for side in SIDES}
+        np.save(folder / f"{side}-rows.npy", torch.nonzero(used[side]).flatten().numpy())
+        np.save(folder / f"{side}-counts.npy", counts[side][used[side]].numpy())
+    new_rows = {side: (used[side].cumsum(0) - 1).numpy() for side in SIDES}
     with _new_columns(folder, corpus.types, int(counts["query"].sum())) as files:
         for block in corpus.blocks():
-            marked = rule(block).numpy()
+            selected = rule(block).numpy()
             piece = corpus.interactions.slice(block.start, len(block))
             for name, file in files.items():
-                values = piece[name].to_numpy()[marked]
+                values = piece[name].to_numpy()[selected]
                 if name in new_rows:
                     values = new_rows[name][values].astype(values.dtype)
                 file.write(values.tobytes())
@@ -320,8 +315,8 @@ def write_part(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
 
 @contextmanager
 def _new_columns(folder: Path, types: Types, size: int) -> Iterator[dict[str, IO[bytes]]]:
-    """Yield files open for writing, each after the header of a column of `size` numbers. They are
-    written by system calls, so that a full disk is an OSError and no signal."""
+    """Yield open .npy files by column name, with headers for `size` numbers written. Write to them
+    instead of mapping them, so that a full disk raises an OSError and not a signal."""
     with ExitStack() as stack:
         files = dict[str, IO[bytes]]()
         for name, dtype in types.items():
@@ -336,8 +331,8 @@ class PairIndex:
     """The interactions of a corpus, sorted by query and then by candidate.
 
     Args:
-        offsets: int64 [N + 1]; query a owns the interactions `offsets[a]` to `offsets[a + 1]`.
-        columns: `candidate`, and `value` and `weight` if the corpus has them, [n] each, mapped.
+        offsets: int64 [N + 1]; query a has the interactions `offsets[a]:offsets[a + 1]`.
+        columns: `candidate`, and `value` and `weight` if the corpus has them, mapped, [n] each.
         distinct: the number of distinct pairs.
     """
 
@@ -346,44 +341,44 @@ class PairIndex:
     distinct: int
 
     def release(self) -> None:
-        """Take the pages of its files out of this process's memory until they are read again."""
+        """Drop the pages of its files from this process's memory until they are read again."""
         release(self.columns.values())
 
     def has(self, query: Tensor, candidate: Tensor) -> Tensor:
-        """Return bool [m], True for pairs of rows (int64 [m] each) that are in the corpus."""
+        """Return bool [m], True for pairs (int64 rows [m] each) that the corpus contains."""
         candidates = torch.from_numpy(self.columns["candidate"])
         low, end = self.offsets[query], self.offsets[query + 1]
         high = end
         last = len(candidates) - 1
-        # A binary search of every pair at once, among the candidates of its query.
+        # A vectorized binary search for each candidate among the candidates of its query.
         while bool((low < high).any()):
             middle = (low + high) // 2
-            less = (low < high) & (candidates[middle.clamp(max=last)] < candidate)
-            high = torch.where(less, high, torch.minimum(high, middle))
-            low = torch.where(less, middle + 1, low)
+            is_less = (low < high) & (candidates[middle.clamp(max=last)] < candidate)
+            high = torch.where(is_less, high, torch.minimum(high, middle))
+            low = torch.where(is_less, middle + 1, low)
         return (low < end) & (candidates[low.clamp(max=last)] == candidate)
 
 
 def write_index(corpus: MappedCorpus, folder: Path) -> None:
-    """Write the index of a corpus in memory of some buckets: one pass puts each interaction into
-    the files of a range of queries, a second one sorts each range by itself."""
+    """Write the index of a corpus with a bucket sort: one pass appends each interaction to the file
+    of its bucket, a range of queries; the second pass sorts each bucket in memory."""
     types = {n: dtype for n, dtype in corpus.types.items() if n in ("query", *INDEXED)}
     scratch, counts = folder / "scratch", corpus.counts("query").numpy()
     scratch.mkdir()
-    bucket = ((np.cumsum(counts) - counts) // BUCKET).astype(np.int32)  # of each query
+    query_buckets = ((np.cumsum(counts) - counts) // BUCKET).astype(np.int32)
     for block in corpus.blocks():
-        of_pair = bucket[block.query.numpy()]
-        order = np.argsort(of_pair, kind="stable")
-        numbers, starts = np.unique(of_pair[order], return_index=True)
+        pair_buckets = query_buckets[block.query.numpy()]
+        order = np.argsort(pair_buckets, kind="stable")
+        numbers, starts = np.unique(pair_buckets[order], return_index=True)
         piece = corpus.interactions.slice(block.start, len(block))
         for name in types:
             parts = np.split(piece[name].to_numpy()[order], starts[1:])
             for number, values in zip(numbers, parts, strict=True):
                 with (scratch / f"{number}-{name}").open("ab") as file:
                     file.write(values.tobytes())
-    distinct, kept = 0, {name: dtype for name, dtype in types.items() if name in INDEXED}
-    with _new_columns(folder, kept, len(corpus)) as files:
-        for number in np.unique(bucket[counts > 0]):
+    distinct, indexed = 0, {name: dtype for name, dtype in types.items() if name in INDEXED}
+    with _new_columns(folder, indexed, len(corpus)) as files:
+        for number in np.unique(query_buckets[counts > 0]):
             rows = {n: np.fromfile(scratch / f"{number}-{n}", types[n]) for n in types}
             pair = rows["query"].astype(np.int64) * len(corpus.candidates) + rows["candidate"]
             order = np.argsort(pair, kind="stable")
@@ -396,13 +391,12 @@ def write_index(corpus: MappedCorpus, folder: Path) -> None:
 
 
 def load_prepared(path: Path) -> MappedCorpus:
-    """Return the corpus of a prepared folder; only entities are read into memory.
+    """Open a prepared folder; only entities are loaded into memory.
 
-    The training part of a split, and an index of its pairs, are written into the folder `.splits`
-    of this one, and read from there the next time. It may be removed.
+    Training subsets and an index of pairs are cached in its folder `.splits`, which may be removed.
 
-    Raises: DataError: the folder is not prepared, or its files do not fit together, or those of
-            entities are not as they were written; columns are checked when they are read through.
+    Raises: DataError: the folder is not a prepared corpus, or its files do not fit together or have
+        changed; columns are checked when they are first read in full.
     """
     record = PreparedRecord.load(path)
     tables = {side: _entities(path, record, side) for side in SIDES}
@@ -422,9 +416,9 @@ def load_prepared(path: Path) -> MappedCorpus:
     }
     cache = path / CACHE / record.fingerprint[:32]
     if cache.parent.is_dir() and not cache.is_dir():
-        # What is there is of older data. A process that has opened its files keeps them.
-        for other in cache.parent.iterdir():
-            remove_tree(other)
+        # Remove the caches of older data. Processes that have mapped these files keep them.
+        for old_cache in cache.parent.iterdir():
+            remove_tree(old_cache)
     return MappedCorpus.of_files(
         (Side(vocabularies["query"], features[0]), Side(vocabularies["candidate"], features[1])),
         mapped,
@@ -438,7 +432,7 @@ def load_prepared(path: Path) -> MappedCorpus:
 
 
 def _entities(path: Path, record: PreparedRecord, side: SideName) -> pa.Table:
-    """Return the entities of a side: `id`, the count of interactions, and its features."""
+    """Load the entities of a side: `id`, the number of interactions, and features."""
     file, expected, count = path / f"{side}.arrow", record.sides[side], f"{side}_count"
     try:
         with pa.memory_map(str(file)) as source:
@@ -451,8 +445,9 @@ def _entities(path: Path, record: PreparedRecord, side: SideName) -> pa.Table:
     counted = 0 if missing else pc.sum(table[count]).as_py() or 0
     if missing or len(table) != expected.entities or counted != record.interactions:
         raise DataError(
-            f"{file} has {len(table):,} entities of {counted:,} interactions and the columns "
-            f"{', '.join(table.column_names)}; {path / NAME} says {expected.entities:,} of "
-            f"{record.interactions:,} and {', '.join(missing) or 'these'}. Prepare the data again."
+            f"{file} has {len(table):,} entities, {counted:,} interactions and the columns "
+            f"{', '.join(table.column_names)}, but {path / NAME} says {expected.entities:,} "
+            f"entities, {record.interactions:,} interactions and the columns {', '.join(names)}. "
+            "Prepare the data again."
         )
     return table.select(names)

@@ -1,9 +1,9 @@
-"""`prepare`: interactions of any size, from files to a prepared folder, in bounded memory;
+"""`prepare`: converts interactions of any size from files to a prepared folder, in bounded memory;
 `PreparedRecord` is the folder's `prepared.json`, see docs/large-data.md.
 
-DuckDB orders and numbers them. Its table `interactions` has one column a role, in order of time;
-`entities_query` and `entities_candidate` have `id` and `pairs`, the number of its interactions. In
-each of them, `rowid` is the place of a row.
+DuckDB sorts and numbers the interactions. Its table `interactions` has one column per role, sorted
+by time; `entities_query` and `entities_candidate` have `id` and `pairs`, the number of
+interactions. `rowid` is a row's position in each table.
 """
 
 from __future__ import annotations
@@ -66,12 +66,11 @@ ColumnType: TypeAlias = Literal["int32", "int64", "float32", "float64"]
 Report: TypeAlias = Callable[[str], object]
 # Columns in the order of `prepared.json`.
 ORDER = ("query", "candidate", "value", "weight", "time")
-# The engine's memory where none is named: a quarter of the machine's, between these.
+# DuckDB's default memory is a quarter of the machine's, within these limits.
 LEAST_MEMORY, MOST_MEMORY = 128 << 20, 2 << 30
-# Seconds between two lines of progress.
+# Seconds between lines of progress.
 EVERY = 5.0
-# Rows that are fetched from the engine at once, and batches that are written before their pages
-# are released.
+# Fetch this many rows from DuckDB at once; release written pages after this many batches.
 FETCHED, RELEASED = 1 << 17, 16
 
 
@@ -81,18 +80,18 @@ class SideRecord(BaseModel):
 
 
 class PreparedRecord(BaseModel):
-    """The whole record.
+    """The content of `prepared.json`.
 
     Args:
         interactions: n.
-        columns: the type of each column of interactions that there is.
-        sources: names of the files that it was made of.
-        fingerprint: changes whenever the content of the folder does; it names a folder of derived
+        columns: the type of each column of interactions.
+        sources: the names of the source files.
+        fingerprint: changes whenever the folder's content changes; names the cache of derived
             files.
-        sha256: of each file; one without it is not checked.
+        sha256: the SHA-256 of each file; a file without one is not checked.
     """
 
-    # A later writer may add keys that this reader does not need.
+    # Later versions may add keys that this one ignores.
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     format_version: Literal[1] = 1
@@ -109,7 +108,7 @@ class PreparedRecord(BaseModel):
         if set(self.sides) != set(SIDES) or not set(SIDES) <= set(self.columns):
             raise ValueError(
                 f"it has the sides {', '.join(self.sides)} and the columns "
-                f"{', '.join(self.columns)}, and query and candidate must be among both"
+                f"{', '.join(self.columns)}, but both must include query and candidate"
             )
         return self
 
@@ -120,8 +119,8 @@ class PreparedRecord(BaseModel):
             return cls.model_validate_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(
-                f"{folder} is no prepared corpus, as it has no {NAME}, which `evergram prepare` "
-                f"writes last; `evergram prepare SOURCE {folder}` makes one."
+                f"{folder} is not a prepared corpus: it has no {NAME}, which `evergram prepare` "
+                f"writes last; `evergram prepare SOURCE {folder}` creates one."
             ) from error
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -136,8 +135,8 @@ def sha256_of(path: Path) -> str:
 
 
 def release(columns: Iterable[Column]) -> None:
-    """Take the pages of mapped columns, or of slices of them, out of this process's memory until
-    one is read again; other columns are left as they are."""
+    """Drop the pages of mapped columns, or of their slices, from this process's memory until they
+    are read again; columns that are not mapped stay unchanged."""
     for column in columns:
         memory: Any = column
         while isinstance(memory, np.ndarray):
@@ -148,16 +147,16 @@ def release(columns: Iterable[Column]) -> None:
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """Which columns a corpus is prepared from, and what the engine may use.
+    """Which columns `prepare` reads, and how much memory it may use.
 
     Args:
-        columns: the files' own names of the columns query, candidate, value, time and weight,
-            {"query": "user_id"}; and of the ids in files of features, {"candidate_id": "sku"}.
-        query_features, candidate_features: files with a column `id` and one column a feature.
+        columns: the files' names for the columns query, candidate, value, time and weight,
+            {"query": "user_id"}, and for the id columns of features, {"candidate_id": "sku"}.
+        query_features, candidate_features: files with a column `id` and one column per feature.
         shared_ids: query and candidate ids name the same things.
-        bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is no
-            number or date, and says so; "refuse" raises an error that counts them.
-        memory: bytes that the engine may hold, or a text such as "2GiB"; None takes a quarter of
+        bad_rows: "drop" leaves out rows without an id, or whose value, weight or time is not a
+            number or date, and reports them; "refuse" raises an error that counts them.
+        memory: DuckDB's memory limit in bytes, or a text such as "2GiB"; None takes a quarter of
             the machine's memory, at most 2 GiB.
     """
 
@@ -174,7 +173,7 @@ class PrepareSettings:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the engine may hold. Raises: DataError: `memory` is no size, or too small."""
+        """DuckDB's memory limit in bytes. Raises: DataError: `memory` is too small or no size."""
         if self.memory is None:
             return max(LEAST_MEMORY, min(MOST_MEMORY, machine_memory() // 4))
         size = 0
@@ -182,14 +181,14 @@ class PrepareSettings:
             size = int(TypeAdapter(ByteSize).validate_python(self.memory))
         if size < LEAST_MEMORY:
             raise DataError(
-                f"memory (--memory) is {self.memory}; write a size such as 2GiB or 500MiB, of at "
-                f"least {LEAST_MEMORY >> 20}MiB, which the engine needs."
+                f"memory (--memory) is {self.memory}; give a size such as 2GiB or 500MiB, at least "
+                f"{LEAST_MEMORY >> 20}MiB, which DuckDB needs."
             )
         return size
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or its container's."""
+    """Return the memory of the machine or of its container, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such file, or "max"
@@ -199,7 +198,7 @@ def machine_memory() -> int:
 
 @dataclass(frozen=True)
 class PrepareSummary:
-    """What a run of `prepare` read and wrote; docs/commands.md explains each value."""
+    """What `prepare` read and wrote; docs/commands.md explains each value."""
 
     out: str
     fingerprint: str
@@ -214,7 +213,7 @@ class PrepareSummary:
     size: int
 
     def __str__(self) -> str:
-        """Return it in lines for people."""
+        """Return a readable summary of several lines."""
         bad = self.bad_rows["count"]
         queries, candidates = self.entities["query"], self.entities["candidate"]
         lines = [
@@ -240,23 +239,22 @@ def prepare(
     overwrite: bool = False,
     progress: Report = lambda line: None,
 ) -> PrepareSummary:
-    """Write interactions to a prepared folder, which `data.kind = "prepared"` trains from.
+    """Write interactions to a prepared folder, for training with `data.kind = "prepared"`.
 
-    Ids get rows by first appearance, interactions are in order of time (ties and interactions
-    without times in the order of the sources, files of a folder or glob by name), as in
-    `Corpus.of`; all of it on disk, by DuckDB. The folder holds the old content or the new
-    one at any moment.
+    As in `Corpus.of`, ids get rows by first appearance, and interactions are sorted by time. Ties
+    and interactions without times keep the order of the sources (sorted by name within a folder or
+    glob). DuckDB does the work on disk. The folder is replaced atomically.
 
     Args:
-        sources: one or several files (Parquet, Arrow, CSV or TSV, gzipped or not), folders of
+        sources: one or several files (Parquet, Arrow, CSV or TSV, optionally gzipped), folders of
             files, globs and addresses such as s3://…; or an Arrow table.
         out: the folder.
-        settings: which columns are read, and what the engine may use.
+        settings: which columns to read, and how much memory to use.
         overwrite: replace the folder if it is a prepared corpus.
-        progress: takes lines, such as `print`.
+        progress: a function that takes lines of text, such as `print`.
     Returns: what was read and written.
-    Raises: DataError: a source or a row cannot be used, the folder holds something else or is being
-        written by another process, or DuckDB is not installed. The folder is then as it was.
+    Raises: DataError: a source or a row cannot be used, the folder has other content, another
+        process is writing it, or DuckDB is not installed. The folder is then unchanged.
     """
     out, settings = Path(out).absolute(), settings or PrepareSettings()
     with _writing(out, overwrite=overwrite) as folder:
@@ -266,7 +264,7 @@ def prepare(
             opened = sources_of_files(sources, settings.columns)
         bad = BadRows(settings.bad_rows)
         interactions = InteractionSources(opened, shared_ids=settings.shared_ids, bad_rows=bad)
-        # What cannot be used is refused before hours of interactions are read.
+        # Check features before reading interactions, which may take hours.
         files = settings.query_features, settings.candidate_features
         features = {
             side: _checked_features(table, side)
@@ -285,7 +283,7 @@ def prepare(
         interactions=record.interactions,
         entities={str(side): record.sides[side].entities for side in SIDES},
         columns=dict(record.columns),
-        unread=list(dict.fromkeys(name for one in opened for name in one.unread)),
+        unread=list(dict.fromkeys(name for source in opened for name in source.unread)),
         first_time=first,
         last_time=last,
         size=sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
@@ -294,12 +292,12 @@ def prepare(
 
 @contextmanager
 def _writing(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a folder to fill, which takes the place of `out` when the block ends well, while no
-    other process writes there; what a killed run left beside it is removed."""
+    """Yield a temporary folder that replaces `out` if the block succeeds, under a lock. Leftovers
+    of a killed run are removed."""
     lock, part = out.with_name(f".{out.name}.lock"), part_of(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        lock.open("ab").close()  # the lock waits where no file can be made
+        lock.open("ab").close()  # fail here if the file cannot be created: the lock would wait
         with file_lock(lock, timeout=0):
             try:
                 restore_displaced(out)
@@ -308,11 +306,11 @@ def _writing(out: Path, *, overwrite: bool) -> Iterator[Path]:
                     raise DataError(f"{out} is a file or a link; name a new folder.")
                 if out.is_dir() and any(out.iterdir()):
                     if not (out / NAME).is_file():
-                        why = "holds other files and is no prepared corpus; name a new folder"
+                        why = "has other files and is not a prepared corpus; name a new folder"
                         raise DataError(f"{out} {why}.")
                     if not overwrite:
                         raise DataError(
-                            f"{out} is a prepared corpus already; --overwrite replaces it."
+                            f"{out} is already a prepared corpus; --overwrite replaces it."
                         )
                 part.mkdir(parents=True)
                 yield part
@@ -321,31 +319,31 @@ def _writing(out: Path, *, overwrite: bool) -> Iterator[Path]:
                 replace_folder(part, out)
             finally:
                 remove_tree(part)
-                # filelock refuses a file that was removed between its opening and its locking.
+                # Safe: filelock rejects a file removed between its opening and its locking.
                 lock.unlink(missing_ok=True)
     except Timeout:
         raise DataError(f"Another process is preparing {out}; wait for it and try again.") from None
     except OSError as error:
-        why = reason_and_remedy(error, "it is as it was")
+        why = reason_and_remedy(error, "it is unchanged")
         raise DataError(f"{out} cannot be written: {why}.") from error
 
 
 def _checked_features(table: pa.Table, side: SideName) -> pa.Table:
-    """Return a table of features in the types of the files of entities, see `typed`."""
+    """Check a table of features and convert its columns, see `typed`."""
     source = f"{side} features"
     refuse_repeats(table["id"], source)
     if f"{side}_count" in table.column_names:
-        raise DataError(f"{source} have a column '{side}_count', which is taken; rename it.")
+        raise DataError(f"{source} have a column '{side}_count', a reserved name; rename it.")
     names = [name for name in table.column_names if name != "id"]
     return pa.table({"id": table["id"], **{n: typed(table[n], n, source) for n in names}})
 
 
 class Database:
-    """A DuckDB of tables that may exceed memory.
+    """A DuckDB database whose tables may exceed memory.
 
     Args:
-        folder: exists; its maker removes it with everything in it.
-        memory: bytes that the engine may hold.
+        folder: an existing folder for its files, which the caller removes.
+        memory: memory limit in bytes.
     """
 
     def __init__(self, folder: Path, memory: int) -> None:
@@ -353,20 +351,20 @@ class Database:
             import duckdb
         except ImportError:
             raise DataError(
-                "A corpus is prepared by DuckDB, which is not installed: "
+                "Preparing a corpus needs DuckDB, which is not installed: "
                 "pip install 'evergram[prepare]'."
             ) from None
-        self._errors = (duckdb.Error, pa.ArrowException)  # Arrow wraps errors of the engine
+        self._errors = (duckdb.Error, pa.ArrowException)  # Arrow wraps some of DuckDB's errors
         self._memory, self._folder = memory, folder
-        mine = getattr(os, "sched_getaffinity", None)  # Linux: of this process or container
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux only; respects containers
         self._connection: Any = duckdb.connect(
             str(folder / "interactions.duckdb"),
             config={
                 "memory_limit": f"{memory >> 10}KiB",
-                "threads": (os.cpu_count() or 1) if mine is None else len(mine(0)),
+                "threads": (os.cpu_count() or 1) if affinity is None else len(affinity(0)),
                 "temp_directory": str(folder / "spilled"),
                 "preserve_insertion_order": True,
-                # Nothing is fetched from outside, and no file is read by a name in a statement.
+                # Do not download extensions.
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
             },
@@ -376,29 +374,29 @@ class Database:
         self._connection.close()
 
     def rows(self, *statements: str) -> list[tuple[Any, ...]]:
-        """Run statements, and return the rows of the last one, which are few."""
+        """Run statements and return the rows of the last one; for small results."""
         rows: list[tuple[Any, ...]] = []
-        with self._sentences():
+        with self._data_errors():
             for statement in statements:
                 rows = self._connection.execute(statement).fetchall()
         return rows
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        with self._sentences():
+        with self._data_errors():
             yield from self._connection.sql(query).to_arrow_reader(FETCHED)
 
     def create(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """Make a table of batches, in their order; an error that they raise is raised as it is."""
+        """Create a table from batches, in their order; the batches' errors propagate unchanged."""
         errors: list[Exception] = []
 
-        def noted() -> Iterator[pa.RecordBatch]:
+        def recorded() -> Iterator[pa.RecordBatch]:
             try:
                 yield from batches
-            except Exception as error:  # of which the engine would tell only the text
+            except Exception as error:  # DuckDB would replace it by an error with its text
                 errors.append(error)
                 raise
 
-        reader = pa.RecordBatchReader.from_batches(schema, noted())
+        reader = pa.RecordBatchReader.from_batches(schema, recorded())
         self._connection.register("arrow_batches", reader)
         try:
             self.rows(f"CREATE OR REPLACE TABLE {table} AS SELECT * FROM arrow_batches")
@@ -413,16 +411,16 @@ class Database:
         return int(self.rows(f"SELECT count(*) FROM {table}")[0][0])
 
     @contextmanager
-    def _sentences(self) -> Iterator[None]:
-        """Raise the engine's errors as DataErrors."""
+    def _data_errors(self) -> Iterator[None]:
+        """Convert DuckDB's errors to DataErrors."""
         try:
             yield
         except self._errors as error:
             text = " ".join(str(error).split("\n")[0].split()).rstrip(".")
             raise DataError(
-                f"DuckDB could not go on with {self._memory >> 20} MiB of memory and the disk of "
-                f"{self._folder.parent}: {text}. Where either was too small, give more by --memory "
-                "or a disk with more room."
+                f"DuckDB failed with {self._memory >> 20} MiB of memory and the disk of "
+                f"{self._folder.parent}: {text}. If memory or disk space was too small, raise "
+                "--memory or use a larger disk."
             ) from error
 
 
@@ -433,7 +431,7 @@ def _fill(
     memory: int,
     report: Report,
 ) -> PreparedRecord:
-    """Fill an empty folder, and return its record, which is written last."""
+    """Fill an empty folder, write its record last, and return the record."""
     scratch = folder / ".engine"
     scratch.mkdir()
     types = interactions.types
@@ -474,21 +472,21 @@ def _fill(
 
 
 def _load(database: Database, interactions: InteractionSources, report: Report) -> None:
-    """Fill the table `interactions`, in order of time."""
-    sources, in_order = len(interactions.sources), True
+    """Fill the table `interactions`, sorted by time."""
+    sources, is_sorted = len(interactions.sources), True
 
     def watched(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Note whether rows are in order of time, and report how many there are."""
-        nonlocal in_order
-        shown = time.monotonic()
-        in_order, last = True, -np.inf
+        """Check whether rows are sorted by time, and report how many there are."""
+        nonlocal is_sorted
+        reported = time.monotonic()
+        is_sorted, last = True, -np.inf
         for batch in batches:
-            if "time" in interactions.types and batch.num_rows and in_order:
+            if "time" in interactions.types and batch.num_rows and is_sorted:
                 times = batch["time"].to_numpy()
-                in_order = bool(last <= times[0] and np.all(times[1:] >= times[:-1]))
+                is_sorted = bool(last <= times[0] and np.all(times[1:] >= times[:-1]))
                 last = times[-1]
-            if time.monotonic() - shown > EVERY:
-                shown = time.monotonic()
+            if time.monotonic() - reported > EVERY:
+                reported = time.monotonic()
                 report(f"read {interactions.rows:,} rows")
             yield batch
 
@@ -496,7 +494,7 @@ def _load(database: Database, interactions: InteractionSources, report: Report) 
     interactions.read(
         lambda schema, batches: database.create("interactions", schema, watched(batches))
     )
-    if not in_order:
+    if not is_sorted:
         report(f"sorting {database.size('interactions'):,} interactions by time")
         database.rows(
             "CREATE TABLE sorted AS SELECT * FROM interactions ORDER BY time, rowid",
@@ -506,41 +504,42 @@ def _load(database: Database, interactions: InteractionSources, report: Report) 
 
 
 def number_ids(database: Database, *, shared: bool) -> None:
-    """Make the tables of entities, in the order of their first appearance; of shared ids, both have
-    all, and as in `Corpus` those of queries come first."""
+    """Create the tables of entities, in order of first appearance. With shared ids, both tables
+    have the ids of both sides, those of queries first, as in `Corpus`."""
     size = database.size("interactions")
     for side in SIDES:
-        each = " UNION ALL ".join(
-            f"SELECT {one} AS id, min(rowid) + {number * size} AS first, "
-            f"{'count(*)' if one == side else '0'} AS pairs FROM interactions GROUP BY {one}"
-            for number, one in enumerate(SIDES if shared else [side])
+        columns = SIDES if shared else [side]
+        appearances = " UNION ALL ".join(
+            f"SELECT {column} AS id, min(rowid) + {number * size} AS first, "
+            f"{'count(*)' if column == side else '0'} AS pairs FROM interactions GROUP BY {column}"
+            for number, column in enumerate(columns)
         )
         database.rows(
             f"CREATE TABLE entities_{side} AS SELECT id, sum(pairs)::BIGINT AS pairs "
-            f"FROM ({each}) GROUP BY id ORDER BY min(first)"
+            f"FROM ({appearances}) GROUP BY id ORDER BY min(first)"
         )
 
 
 def _write_columns(database: Database, folder: Path, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-    """Write the interactions by rows as .npy files, in their order."""
+    """Write the interactions in order as .npy files, with row numbers instead of ids."""
     rows, columns = database.size("interactions"), dict[str, Any]()
     for role, dtype in dtypes.items():
         path = folder / f"{role}.npy"
         columns[role] = np.lib.format.open_memmap(path, "w+", dtype.newbyteorder("<"), (rows,))
-        if hasattr(os, "posix_fallocate"):  # a full disk must not end a write to the mapping
+        if hasattr(os, "posix_fallocate"):  # writing to a mapping on a full disk kills the process
             with path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     others = "".join(f", i.{role}" for role in dtypes if role not in SIDES)
-    in_no_order = database.batches(
-        f"SELECT i.rowid AS place, q.rowid::INT AS query, c.rowid::INT AS candidate{others} "
+    unordered = database.batches(
+        f"SELECT i.rowid AS position, q.rowid::INT AS query, c.rowid::INT AS candidate{others} "
         "FROM interactions i JOIN entities_query q ON i.query = q.id "
         "JOIN entities_candidate c ON i.candidate = c.id"
     )
-    for written, batch in enumerate(in_no_order):
-        place = batch["place"].to_numpy()
+    for number, batch in enumerate(unordered):
+        positions = batch["position"].to_numpy()
         for role, column in columns.items():
-            column[place] = batch[role].to_numpy(zero_copy_only=False)
-        if written % RELEASED == 0:
+            column[positions] = batch[role].to_numpy(zero_copy_only=False)
+        if number % RELEASED == 0:
             release(columns.values())
     for column in columns.values():
         column.flush()
@@ -549,7 +548,7 @@ def _write_columns(database: Database, folder: Path, dtypes: Mapping[str, np.dty
 def _entities(
     database: Database, side: SideName, kind: pa.DataType, features: pa.Table | None
 ) -> pa.Table:
-    """Return the ids of a side in their order, the number of interactions of each, and features."""
+    """Return the ids of a side in order, their numbers of interactions, and their features."""
     schema = pa.schema({"id": kind, f"{side}_count": pa.int64()})
     ordered = f"SELECT id, pairs AS {side}_count FROM entities_{side} ORDER BY rowid"
     batches = [batch.cast(schema) for batch in database.batches(ordered)]

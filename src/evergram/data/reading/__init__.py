@@ -1,1 +1,1 @@
-"""Read tables from files and from memory by one set of rules for types, times and missing cells."""
+"""Read tables from files and memory, with the same rules for types, times and missing cells."""

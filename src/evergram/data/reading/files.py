@@ -1,5 +1,5 @@
-"""Files of tables: `source_files` finds them, `TableStream` reads one in batches of bounded
-memory; `guess` and `lacking` guess the roles of columns from their names."""
+"""Find table files (`source_files`), read one in batches of bounded memory (`TableStream`), and
+guess the roles of columns from their names (`guess`)."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_open_quotation, refuse_other_content, unreadable
 
-# A file, a folder, a glob or an address, or several.
+# One or several files, folders, globs or addresses.
 Paths: TypeAlias = str | Path | list[str | Path] | tuple[str | Path, ...]
 TEXTS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", *TEXTS)
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
 _WILD = re.compile(r"[*?\[]")
-# Rows of a batch at most; bytes of text that are parsed at once, and that a line may have.
+# The largest number of rows in a batch; the number of bytes of text parsed at once, which also
+# limits the length of a line.
 ROWS, BLOCK = 1 << 17, 8 << 20
-# The first line of a text must end within these bytes.
+# The largest header of a text file, in bytes.
 HEADER = 1 << 16
-# Separators of cells to try if the first line lacks the one that the suffix implies.
+# Delimiters to try if the header lacks the one that the suffix implies.
 DELIMITERS = (",", ";", "\t", "|")
-# Errors of the standard library's decoders for a file that is cut or damaged; zipfile raises
-# RuntimeError for a member that needs a password, or has an unknown compression.
+# Errors of the standard library's decoders for truncated or damaged files; zipfile raises
+# RuntimeError for a password or an unknown compression.
 DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, RuntimeError)
 
 
-# Usual names of the columns in English, German, French and Spanish, in small letters, without
-# accents, signs and "id" and its like.
+# Usual column names in English, German, French and Spanish, in lower case, without accents,
+# punctuation, and suffixes such as "id".
 VARIANTS = {
     "query": "query user u customer client member visitor session reviewer reader listener viewer "
     "account person author buyer consumer source kunde kunden nutzer benutzer kaufer kaeufer "
@@ -59,19 +60,19 @@ VARIANTS = {
     "time": "time timestamp date datetime ts unixtime unixreviewtime createdat created day zeit "
     "zeitpunkt zeitstempel datum kaufdatum bestelldatum heure fecha hora",
 }
-# The end of a name that says "the id of", or of which kind it is.
-_AROUND = re.compile(r"(?<=.)(id|ids|idx|index|key|no|nr|num|number|nummer|code|uuid|name)$")
+# Suffixes of column names to ignore.
+_SUFFIX = re.compile(r"(?<=.)(id|ids|idx|index|key|no|nr|num|number|nummer|code|uuid|name)$")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a table.
+    """A table file.
 
     Args:
-        name: its path or address, for errors.
-        path: in its file system.
-        files: fsspec's file system of an address; None for this machine's disk.
-        content: of a file in memory.
+        name: the path or address, for error messages.
+        path: the path in the file system.
+        files: the fsspec file system of an address; None for a local file.
+        content: the bytes of a file in memory.
     """
 
     name: str
@@ -94,8 +95,8 @@ class SourceFile:
     def size(self) -> int:
         if self.content is not None:
             return len(self.content)
-        on_disk = self.files is None
-        return int(Path(self.path).stat().st_size if on_disk else self.files.size(self.path))
+        is_local = self.files is None
+        return int(Path(self.path).stat().st_size if is_local else self.files.size(self.path))
 
     def open(self) -> IO[bytes]:
         if self.content is not None:
@@ -107,22 +108,22 @@ class SourceFile:
 
 
 def source_files(sources: Paths) -> list[SourceFile]:
-    """Return the files of all sources: those of a source in order of their names."""
+    """Return the files of all sources; the files of each folder or glob are sorted by name."""
     files: list[SourceFile] = []
     for source in map(str, sources if isinstance(sources, list | tuple) else [sources]):
-        is_one, found = _remote(source) if _ADDRESS.match(source) else _local(source)
-        known = [file for file in found if file.path.lower().endswith(SUFFIXES)]
-        if not known or (is_one and len(known) < len(found)):
-            what = "is a file of no known format" if is_one else "holds no file of a known format"
-            raise DataError(f"{source} {what}; the known ones end in: {', '.join(SUFFIXES)}.")
-        files += known
+        is_exact, found = _remote(source) if _ADDRESS.match(source) else _local(source)
+        tables = [file for file in found if file.path.lower().endswith(SUFFIXES)]
+        if not tables or (is_exact and len(tables) < len(found)):
+            what = "has an unsupported format" if is_exact else "has no file in a supported format"
+            raise DataError(f"{source} {what}; supported suffixes are: {', '.join(SUFFIXES)}.")
+        files += tables
     if not files:
-        raise DataError("No source was named; name files, folders, globs or addresses.")
+        raise DataError("No source was given; give files, folders, globs or addresses.")
     return files
 
 
 def _local(source: str) -> tuple[bool, list[SourceFile]]:
-    """Return whether a source names files and no folder, and its files."""
+    """Return True if every file must be a table (not in a folder), and the files of a source."""
     path = whole_path(source, Path())
     if path.is_file():
         return True, [SourceFile(source, str(path))]
@@ -131,7 +132,7 @@ def _local(source: str) -> tuple[bool, list[SourceFile]]:
         if not _WILD.search(source):
             raise DataError(f"There is no file {source}.")
         found, path = Path(path.anchor).glob(str(path.relative_to(path.anchor))), Path(path.anchor)
-    # Other programs leave files in folders of tables, as _SUCCESS.
+    # Skip the files that other programs leave in folders of tables, such as _SUCCESS.
     names = sorted(
         str(p)
         for p in found
@@ -144,12 +145,12 @@ def _local(source: str) -> tuple[bool, list[SourceFile]]:
 
 
 def _remote(address: str) -> tuple[bool, list[SourceFile]]:
-    """Return the same of an address."""
+    """Do the same for an address."""
     try:
         import fsspec
     except ImportError:
         raise DataError(
-            f"The source {address} is read through fsspec: pip install 'evergram[remote]'."
+            f"Reading {address} needs fsspec: pip install 'evergram[remote]'."
         ) from None
     try:
         files, path = fsspec.core.url_to_fs(address)
@@ -157,7 +158,7 @@ def _remote(address: str) -> tuple[bool, list[SourceFile]]:
             return True, [SourceFile(address, path, files)]
         is_wild = _WILD.search(path)
         names = sorted(filter(files.isfile, files.glob(path)) if is_wild else files.find(path))
-    except Exception as error:  # of a driver, each of which has errors of its own
+    except Exception as error:  # each fsspec driver raises its own types
         raise DataError(f"{address} cannot be opened: {str(error).rstrip('.')}.") from error
     if not names:
         raise DataError(f"There is no file {address}.")
@@ -166,7 +167,7 @@ def _remote(address: str) -> tuple[bool, list[SourceFile]]:
 
 
 def unpacked(path: Path) -> gzip.GzipFile | BufferedReader:
-    """Open a file that ends in .gz if it is compressed."""
+    """Open a file for reading; decompress it if its name ends in .gz."""
     return gzip.GzipFile(path) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
@@ -175,9 +176,9 @@ def _unreadable_csv(source: str, error: Exception) -> DataError:
     if "UTF8" in message or isinstance(error, UnicodeDecodeError):
         message = "it is not in UTF-8; save the file as UTF-8"
     elif isinstance(error, DAMAGED) and not isinstance(error, pa.ArrowException):
-        message += "; if it is damaged or was cut short, get or write it anew"
+        message += "; if it is damaged or truncated, download or write it again"
     else:
-        message += "; correct the line, and quote a cell that has the separator in it"
+        message += "; correct the line, and quote cells that contain the delimiter"
     return DataError(f"{source} cannot be read: {message}.")
 
 
@@ -185,10 +186,9 @@ class Table:
     """Columns that are read in batches.
 
     Attributes:
-        name: what errors call it.
-        types: by name of a column.
-        texts: the columns of a file of text, which are read as strings, and null where they are
-            empty.
+        name: its name in error messages.
+        types: the type of each column.
+        texts: the columns of a text file; they are read as strings, empty cells as null.
     """
 
     texts: frozenset[str] = frozenset()
@@ -208,15 +208,15 @@ class Table:
 
 
 class TableStream(Table):
-    """A file of Parquet, Arrow, CSV or TSV.
+    """A Parquet, Arrow, CSV or TSV file.
 
-    Raises: DataError: the file is missing, empty, damaged, or has two columns of one name.
+    Raises: DataError: the file is missing, empty or damaged, or two columns have the same name.
     """
 
     def __init__(self, file: SourceFile) -> None:
         self.file, self.name = file, file.name
-        self._closes_marks = False
-        # Whether a cell of a text may have several lines, also where it ends a block.
+        self._checked_quotes = False
+        # Set to True to read CSV cells with line breaks, even across block boundaries.
         self.has_lines_in_cells: bool = False
         if file.is_text:
             if file.files is None and file.content is None:
@@ -224,7 +224,7 @@ class TableStream(Table):
             self._delimiter = self._delimiter_of_first_line()
         with self._reading() as opened:
             schema: pa.Schema = opened.schema_arrow if file.is_parquet else opened.schema
-            names = schema.names  # here, as they may not be in UTF-8
+            names = schema.names  # in this block because they may not be UTF-8
         if file.is_text:
             self.texts: frozenset[str] = frozenset(names)
             schema = pa.schema([(name, pa.string()) for name in names])
@@ -233,8 +233,8 @@ class TableStream(Table):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield these columns, at most ROWS rows at a time.
 
-        Raises: DataError: the file is damaged; the error names the row of a text; or a quotation
-            mark of a text, also in a column that is not asked for, does not close.
+        Raises: DataError: the file is damaged (for a text file, the error names the row), or a
+            quotation mark of a text file, in any column, is not closed.
         """
         columns, rows = list(columns), 0
         with self._reading(columns) as opened:
@@ -244,20 +244,21 @@ class TableStream(Table):
                 for batch in opened:
                     yield from _pieces(batch)
                     rows += batch.num_rows
-                # One line is the header. Blank lines, and cells of several, are looked at once.
-                if not self._closes_marks and self._lines.count > rows + 1:
+                # More lines than rows plus the header: blank lines, cells with line breaks, or an
+                # open quotation mark. Check this once.
+                if not self._checked_quotes and self._lines.count > rows + 1:
                     with self.file.open() as stream:
                         content = self._unpacked(stream)
                         refuse_open_quotation(self.file.name, self._delimiter, content)
-                    self._closes_marks = True
+                    self._checked_quotes = True
             else:
                 for number in range(opened.num_record_batches):
                     yield from _pieces(opened.get_batch(number).select(columns))
 
     @contextmanager
     def _reading(self, columns: Sequence[str] = ()) -> Iterator[Any]:
-        """Yield Arrow's reader of the file, of a text of these columns alone; its errors become
-        DataErrors."""
+        """Yield Arrow's reader of the file (of a text file, of these columns only); its errors
+        become DataErrors."""
         try:
             if not self.file.size():
                 raise DataError(f"{self.file.name} is empty; it needs a header and rows.")
@@ -277,8 +278,8 @@ class TableStream(Table):
         except (*DAMAGED, UnicodeDecodeError, pa.ArrowException) as error:
             if self.file.is_text:
                 raise _unreadable_csv(self.file.name, error) from error
-            own = b"PAR1" if self.file.is_parquet else b"ARROW1"
-            raise unreadable(Path(self.file.name), error, own) from error
+            signature = b"PAR1" if self.file.is_parquet else b"ARROW1"
+            raise unreadable(Path(self.file.name), error, signature) from error
 
     def _unpacked(self, stream: Any) -> Any:
         return gzip.GzipFile(fileobj=stream) if self.file.is_gzip else stream
@@ -289,7 +290,7 @@ class TableStream(Table):
             self._lines,
             csv.ReadOptions(block_size=BLOCK),
             csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=self.has_lines_in_cells),
-            # Only an empty cell is missing; a written NaN stays one, to be refused by its row.
+            # Only an empty cell is null; a cell such as NaN is refused later, with its row.
             csv.ConvertOptions(
                 null_values=[""],
                 strings_can_be_null=True,
@@ -305,8 +306,8 @@ class TableStream(Table):
         except DAMAGED as error:
             raise _unreadable_csv(self.file.name, error) from error
         line = start.splitlines()[0].decode(errors="replace") if start.strip() else ""
-        first = "\t" if ".tsv" in self.file.path.lower()[-7:] else ","
-        return next((one for one in (first, *DELIMITERS) if one in line), first)
+        implied = "\t" if ".tsv" in self.file.path.lower()[-7:] else ","
+        return next((mark for mark in (implied, *DELIMITERS) if mark in line), implied)
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -314,7 +315,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 class _Lines(io.RawIOBase):
-    """A stream that counts the lines that were read of it, also one without an end."""
+    """A stream that counts the lines read so far, including a last one without a line break."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()
@@ -328,18 +329,18 @@ class _Lines(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        part: bytes = self._stream.read(size)
-        self._ends += part.count(b"\n")
-        self._last = part[-1:] or self._last
-        return part
+        content: bytes = self._stream.read(size)
+        self._ends += content.count(b"\n")
+        self._last = content[-1:] or self._last
+        return content
 
 
 class MemoryTable(Table):
-    """A table in memory. Raises: DataError: two columns have one name."""
+    """A table in memory. Raises: DataError: two columns have the same name."""
 
     def __init__(self, table: pa.Table, name: str) -> None:
         super().__init__(name, table.schema)
-        # Files say nothing of which columns have no nulls, and neither does this.
+        # Drop the nullability of columns, which files do not declare either.
         self._table = pa.table(table.columns, names=table.column_names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -347,23 +348,23 @@ class MemoryTable(Table):
 
 
 def refuse_repeated_names(names: Sequence[str], source: str) -> None:
-    """Raises: DataError: two columns have one name."""
+    """Raises: DataError: two columns have the same name."""
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise DataError(
-            f"{source} has two columns {repeated!r}; rename one of them, or write the names of the "
-            "columns above the rows of a text."
+            f"{source} has two columns {repeated!r}; rename one of them, or add a header line if a "
+            "text file has none."
         )
 
 
 def guess(names: Sequence[str]) -> dict[str, str]:
-    """Return for query, candidate, value and time the column that its name suggests, if any."""
+    """Guess from their names which columns are the query, candidate, value and time."""
     columns: dict[str, str] = {}
     for role, variants in VARIANTS.items():
         for variant in variants.split():
-            same = [n for n in names if variant in _plain(n) and n not in columns.values()]
-            if same and role not in columns:
-                columns[role] = same[0]
+            matches = [n for n in names if variant in _plain(n) and n not in columns.values()]
+            if matches and role not in columns:
+                columns[role] = matches[0]
     return columns
 
 
@@ -374,9 +375,9 @@ def suggestions(names: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def refuse_unknown(source: str, wanted: Iterable[str], names: Sequence[str]) -> None:
-    """Raise a DataError that names all columns that somebody named and `source` lacks."""
-    absent = [name for name in dict.fromkeys(wanted) if name not in names]
+def refuse_unknown(source: str, requested: Iterable[str], names: Sequence[str]) -> None:
+    """Raise a DataError that lists all requested columns that `source` lacks."""
+    absent = [name for name in dict.fromkeys(requested) if name not in names]
     if absent:
         listed = ", ".join(f"{name!r}{did_you_mean(name, names)}" for name in absent)
         raise DataError(
@@ -386,27 +387,25 @@ def refuse_unknown(source: str, wanted: Iterable[str], names: Sequence[str]) -> 
 
 
 def lacking(
-    table: Table, wanted: Collection[str], chosen: Mapping[str, str], names: Sequence[str]
+    table: Table, missing: Collection[str], chosen: Mapping[str, str], names: Sequence[str]
 ) -> str:
-    """Return the error about missing columns, `wanted` by role, with the options to write."""
-    first, likely = min(wanted, key=list(VARIANTS).index), guess(names)
-    what = {"query": "…", "candidate": "…"}
-    what |= {role: n for role, n in likely.items() if n not in chosen.values()} | dict(chosen)
-    roles = ", ".join(f"{role} = {json.dumps(n, ensure_ascii=False)}" for role, n in what.items())
-    options = " ".join(f"--column {role}={name}" for role, name in what.items())
-    row = ""
-    if table.texts and not chosen and not likely:
-        row = (
-            "If that is a row, write a line above it that names its columns, such as "
-            "query,candidate. "
-        )
+    """Return the message about missing columns, given by role, with suggested options."""
+    first, guesses = min(missing, key=list(VARIANTS).index), guess(names)
+    columns = {"query": "…", "candidate": "…"}
+    columns |= {role: n for role, n in guesses.items() if n not in chosen.values()} | dict(chosen)
+    entries = (f"{role} = {json.dumps(n, ensure_ascii=False)}" for role, n in columns.items())
+    options = " ".join(f"--column {role}={name}" for role, name in columns.items())
+    hint = ""
+    if table.texts and not chosen and not guesses:
+        hint = "If this is a row, add a header line above it, such as query,candidate. "
     return (
         f"{table.name} has no column {first!r}; its columns are: {', '.join(names) or 'none'}. "
-        f"{row}Say which is which ({options}); in a recipe, under [data], columns = {{{roles}}}"
+        f"{hint}Give the role of each column ({options}); in a recipe, under [data], "
+        f"columns = {{{', '.join(entries)}}}"
     )
 
 
 def _plain(name: str) -> set[str]:
-    """Return the plain forms of a name: those of "User ID" are userid and user."""
-    small = re.sub(r"[^0-9a-z]", "", normalize("NFKD", name.lower()))
-    return {small, _AROUND.sub("", small)}
+    """Return the normalized forms of a name: userid and user for "User ID"."""
+    letters = re.sub(r"[^0-9a-z]", "", normalize("NFKD", name.lower()))
+    return {letters, _SUFFIX.sub("", letters)}

@@ -1,14 +1,14 @@
-"""`InteractionSources`: interactions of files or of memory that are read together by one set of
-rules, so that the result depends neither on how the rows are divided into files nor on their order:
+"""`InteractionSources`: interactions from several files or tables, read with the same rules so that
+the result depends neither on the order of rows nor on how files divide them:
 
-- Ids are int64 if all are integers, else texts. In a file of text, an integer is what is written as
-  the integer is printed.
+- Ids are int64 if all are integers, else strings. In a text file, an integer has no leading zeros
+  and no plus sign.
 - Values and weights are float32.
-- Times are dates or numbers, all of them written in one way: numbers in one unit, dates with a zone
-  or dates without one. They become int64 (dates in microseconds), or float64 if one has decimals.
-- A row with a missing id, or with a number or time that is none, is a bad row.
+- Times are numbers in one unit, dates with a time zone, or dates without one; they cannot be mixed.
+  They become int64 (dates in microseconds), or float64 if one has decimals.
+- A row with a missing id, or with an invalid number or time, is a bad row.
 
-Rows under an id, such as features, are read by the same rules: `keyed_table`.
+Tables with an id column, such as features, follow the same rules: `keyed_table`.
 """
 
 from __future__ import annotations
@@ -57,38 +57,43 @@ from evergram.ids import (
 ROLES = ("query", "candidate", "value", "time", "weight")
 SideName: TypeAlias = Literal["query", "candidate"]
 SIDES: tuple[SideName, SideName] = ("query", "candidate")
-# The columns of tuples, in their order.
+# The fields of tuples, in order.
 TUPLE = ("query", "candidate", "weight", "time")
 KINDS = (
     "a DataFrame of pandas or Polars, an Arrow table, a SciPy sparse matrix, a mapping of names to "
     "columns, or a list of tuples (query, candidate) or of mappings"
 )
-# What is done with bad rows.
 BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
 HOW_TO_DROP = "bad_rows = 'drop' (--drop-bad-rows), in a recipe under [data]"
-# Cells of numbers and dates in a text.
+# Numbers and dates in text.
 FLOAT_CELL = rf"{NUMBER}|^[+-]?(?i:nan|inf|infinity)$"
 _DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d(\.\d{1,9})?)?)?)?"
 ZONED, NAIVE, NUMBERS = "dates with a time zone", "dates without a time zone", "numbers"
-_FORMS = {NUMBERS: NUMBER, NAIVE: rf"{_DATE}$", ZONED: rf"{_DATE}(Z|[+-]\d\d(:?\d\d)?)$"}
+_FORMATS = {NUMBERS: NUMBER, NAIVE: rf"{_DATE}$", ZONED: rf"{_DATE}(Z|[+-]\d\d(:?\d\d)?)$"}
 TIMES = (
-    "write all times in one way: as Unix times in one unit, or in ISO 8601, as 2024-05-31, "
+    "write all times in the same format: Unix times in one unit, or ISO 8601 such as 2024-05-31, "
     "2024-05-31T12:00:00 (all without a zone) or 2024-05-31T12:00:00Z (all with one)"
 )
-A_TIME = "a number or a date in ISO 8601, as 2024-05-31 or 2024-05-31T12:00:00Z"
-# In a unit of Arrow's times; a nanosecond is less than one.
+A_TIME = "a number or an ISO 8601 date such as 2024-05-31 or 2024-05-31T12:00:00Z"
+# Microseconds in each of Arrow's units, at least 1.
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 BAG = pa.list_(pa.string())
 ID = "id"
-# Marks bad cells, and says what they must be.
+# A mask of bad cells, and what they must be.
 Fault: TypeAlias = tuple[pa.Array, str]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Consecutive rows of a source, after `first_row` others, its own names of the columns by role,
-    and the roles whose cells come from a file of text."""
+class SourceRows:
+    """Identifies consecutive rows of a source for error messages.
+
+    Args:
+        source: the source's name.
+        first_row: the number of rows before these.
+        names: the source's column names by role.
+        texts: the roles whose columns come from a text file.
+    """
 
     source: str
     first_row: int = 0
@@ -96,11 +101,11 @@ class Place:
     texts: frozenset[str] = frozenset()
 
     def cell(self, row: int, role: str, cells: pa.Array) -> str:
-        """Return a clause that says where a cell is, and what is in it."""
+        """Return a clause with a cell's row, column and content."""
         cell = cells[row]
         try:
             shown = repr(cell.as_py()) if is_text(cells.type) else str(cell.as_py())
-        except (OverflowError, ValueError):  # a date that Python does not have
+        except (OverflowError, ValueError):  # a date outside Python's range
             shown = str(cell.cast(pa.int64()).as_py())
         shown = "empty" if is_blank(cells.slice(row, 1))[0].as_py() else shown
         row += self.first_row + 1
@@ -109,14 +114,14 @@ class Place:
 
 @dataclass
 class BadRows:
-    """The rows that cannot be used, counted by column and reason.
+    """Counts invalid rows by column and reason.
 
     Args:
         choice: "drop" leaves them out; "refuse" raises an error once all rows were read.
-        advice: whether the error says how to drop them.
+        advice: True if the error explains how to drop them.
     Attributes:
         count: bad rows so far.
-        reasons: by column and reason, the number of rows, and a sentence about the first.
+        reasons: by column and reason, the number of rows and a sentence about the first one.
     """
 
     choice: BadRowsChoice = "refuse"
@@ -125,17 +130,17 @@ class BadRows:
     reasons: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
 
     def good_rows(
-        self, place: Place, columns: Mapping[str, tuple[pa.Array, Iterable[Fault]]], size: int
+        self, rows: SourceRows, columns: Mapping[str, tuple[pa.Array, Iterable[Fault]]], size: int
     ) -> pa.Array:
-        """Count the bad rows of a batch, whose cells and faults are given by role, and return bool
-        [n], True for the others."""
+        """Count the bad rows of a batch, given the cells and faults of each role, and return a mask
+        of the good ones, bool [n]."""
         good = pa.array(np.ones(size, bool))
         for role, (cells, faults) in columns.items():
-            for bad, wanted in faults:
+            for bad, required in faults:
                 row = pc.index(bad, True).as_py()
                 if row >= 0:
-                    key = place.names.get(role, role), wanted
-                    sentence = f"{place.cell(row, role, cells)}; it must be {wanted}"
+                    key = rows.names.get(role, role), required
+                    sentence = f"{rows.cell(row, role, cells)}; it must be {required}"
                     count, first = self.reasons.get(key, (0, sentence))
                     self.reasons[key] = count + bad.true_count, first
                     good = pc.and_not(good, bad)
@@ -143,10 +148,11 @@ class BadRows:
         return good
 
     def finish(self) -> None:
-        """Raise a DataError if there are bad rows that are not to be dropped, else warn of them."""
+        """Raise a DataError if there are bad rows and the choice is "refuse"; "drop" logs a
+        warning."""
         if self.count and self.choice != "drop":
             them = "it" if self.count == 1 else "them"
-            how = f"; or leave {them} out by {HOW_TO_DROP}" if self.advice else ""
+            how = f", or leave {them} out with {HOW_TO_DROP}" if self.advice else ""
             raise DataError(f"{self}. Correct {them}{how}.")
         if self.count:
             logging.getLogger(__name__).warning("Bad rows were dropped: %s.", self)
@@ -160,19 +166,18 @@ class BadRows:
 
     def __str__(self) -> str:
         several = self.count > 1 and len(self.reasons) > 1
-        rows = f"{self.count:,} rows cannot be used. " if several else ""
-        return rows + ". ".join(self.sentences())
+        total = f"{self.count:,} rows cannot be used. " if several else ""
+        return total + ". ".join(self.sentences())
 
 
 class ReadAgainError(Exception):
-    """A cell showed that a column has a wider type than was assumed so far; everything is read
-    again so."""
+    """A column needs a wider type than assumed so far, so reading starts again."""
 
 
 @dataclass(frozen=True)
 class InteractionSource:
-    """Interactions that can be read more than once: a table, and by role (query, candidate, perhaps
-    value, time, weight) its own name of the column."""
+    """Interactions that can be read more than once: a table, and its column names by role (query,
+    candidate, and optionally value, time, weight)."""
 
     table: Table
     names: Mapping[str, str]
@@ -184,14 +189,14 @@ class InteractionSource:
 
 @dataclass
 class InteractionSources:
-    """The interactions of all sources that are read together, in their order.
+    """The interactions of several sources, in their order.
 
     Args:
         sources: at least one.
-        shared_ids: the ids of both sides are of one type.
-        bad_rows: what is done with rows that cannot be used.
+        shared_ids: True gives the ids of both sides the same type.
+        bad_rows: how to treat invalid rows.
     Attributes:
-        rows: rows of the sources, once they were read.
+        rows: the number of rows read.
         types: the type of each role.
     Raises: DataError: one source lacks a column that another has.
     """
@@ -201,116 +206,115 @@ class InteractionSources:
     bad_rows: BadRows = field(default_factory=BadRows)
     types: dict[str, pa.DataType] = field(init=False)
     rows: int = field(default=0, init=False)
-    # How times are written so far, each with the first one.
-    _forms: dict[str, str] = field(default_factory=dict, init=False)
+    # The formats of times so far, each with its first example.
+    _formats: dict[str, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         first = self.sources[0]
         for source in self.sources[1:]:
-            for one, other in ((first, source), (source, first)):
-                lacks = [role for role in ROLES if role in one.names and role not in other.names]
-                if lacks:
+            for a, b in ((first, source), (source, first)):
+                absent = [role for role in ROLES if role in a.names and role not in b.names]
+                if absent:
                     raise DataError(
-                        f"{one.table.name} has a column {one.names[lacks[0]]!r} and "
-                        f"{other.table.name} has none; give all sources this column, or name "
-                        f"another as {lacks[0]} in neither."
+                        f"{a.table.name} has a column {a.names[absent[0]]!r} and {b.table.name} "
+                        "does not; add this column to all sources or remove it from all."
                     )
-        # The narrowest types; a row may widen them.
+        # Start with the narrowest types; rows may widen them.
         narrow = dict.fromkeys([*SIDES, "time"], pa.int64())
         self.types = {r: narrow.get(r, pa.float32()) for r in ROLES if r in first.names}
 
     def table(self) -> pa.Table:
-        """Return all of them, see `read`."""
+        """Return all interactions, see `read`."""
         return self.read(lambda schema, batches: pa.Table.from_batches(batches, schema))
 
-    def read(self, take: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T]) -> T:
-        """Return what a function makes of their schema and batches; it is called again where a type
-        proves to be too narrow."""
+    def read(self, consume: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T]) -> T:
+        """Pass the schema and the batches to a function and return its result; call it again if a
+        type proves to be too narrow."""
         while True:
             if self.shared_ids and pa.string() in (self.types["query"], self.types["candidate"]):
                 self.types |= dict.fromkeys(SIDES, pa.string())
-            with suppress(ReadAgainError):  # `types` tells what is read otherwise
-                return take(pa.schema(list(self.types.items())), self._batches())
+            with suppress(ReadAgainError):  # which has widened `types`
+                return consume(pa.schema(list(self.types.items())), self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        kept, weighs = 0, False
+        good, has_weight = 0, False
         self.bad_rows.count = 0
-        for noted in (self.bad_rows.reasons, self._forms):
-            noted.clear()
+        self.bad_rows.reasons.clear()
+        self._formats.clear()
         for source in self.sources:
             texts = frozenset(r for r, name in source.names.items() if name in source.table.texts)
             row = 0
-            # Two roles may share a column, as value and weight.
+            # Two roles may share a column, such as value and weight.
             for batch in source.table.batches(list(dict.fromkeys(source.names.values()))):
                 if not batch.num_rows:
                     continue
                 table = pa.table({role: batch[name] for role, name in source.names.items()})
-                table = self._checked(table, Place(source.table.name, row, source.names, texts))
+                rows = SourceRows(source.table.name, row, source.names, texts)
+                table = self._checked(table, rows)
                 row += batch.num_rows
-                kept += table.num_rows
-                self.rows = kept + self.bad_rows.count
+                good += table.num_rows
+                self.rows = good + self.bad_rows.count
                 if "weight" in self.types and table.num_rows:
-                    weighs |= pc.max(table["weight"]).as_py() > 0
+                    has_weight |= pc.max(table["weight"]).as_py() > 0
                 yield from table.to_batches()
         self.bad_rows.finish()
         name = self.sources[0].table.name
-        if not kept:
+        if not good:
             if self.bad_rows.count:
-                raise DataError(f"{name} has no row that can be used. {self.bad_rows}.")
+                raise DataError(f"{name} has no usable row. {self.bad_rows}.")
             raise DataError(f"{name} has no rows; at least one interaction is needed.")
-        if "weight" in self.types and not weighs:
+        if "weight" in self.types and not has_weight:
             raise DataError(
                 f"{name}: the weight of every row is 0, so nothing would be learned; give weights "
                 "above 0, or leave the column out."
             )
 
-    def _checked(self, table: pa.Table, place: Place) -> pa.Table:
-        """Return a batch, whose columns are named by role, without its bad rows and in `types`;
+    def _checked(self, table: pa.Table, rows: SourceRows) -> pa.Table:
+        """Drop the bad rows of a batch, whose columns are named by role, and cast it to `types`;
         widen a type that is too narrow."""
-        cells = {role: decoded(table[role]) for role in self.types}
         columns: dict[str, pa.Array] = {}
         faults: dict[str, tuple[pa.Array, list[Fault]]] = {}
-        for role, own in cells.items():
-            name = place.names[role]
+        for role in self.types:
+            cells, name = decoded(table[role]), rows.names[role]
             if role in SIDES:
-                refuse_non_ids(own.type, name, place.source, own[0].as_py())
-                columns[role], found = ids_of_cells(own, text_file=role in place.texts)
+                refuse_non_ids(cells.type, name, rows.source, cells[0].as_py())
+                columns[role], found = ids_of_cells(cells, text_file=role in rows.texts)
             elif role == "time":
-                times = comparable(own, name, place.source, dates=True)
-                columns[role], found, forms = _times(times)
-                self._refuse_other_forms(forms, place, own)
+                times = comparable(cells, name, rows.source, dates=True)
+                columns[role], found, formats = _times(times)
+                self._refuse_mixed_formats(formats, rows, cells)
             else:
-                numbers = comparable(own, name, place.source)
+                numbers = comparable(cells, name, rows.source)
                 columns[role], found = float_cells(numbers, pa.float32(), positive=role == "weight")
-            faults[role] = own, found
-        good = self.bad_rows.good_rows(place, faults, table.num_rows)
-        read = pa.table(columns)
-        read = read if good.true_count == len(good) else read.filter(good)
+            faults[role] = cells, found
+        good = self.bad_rows.good_rows(rows, faults, table.num_rows)
+        result = pa.table(columns)
+        result = result if good.true_count == len(good) else result.filter(good)
         for role, kind in self.types.items():
-            own = read[role].type
-            if pa.types.is_integer(kind) and not pa.types.is_integer(own) and len(read):
-                self.types[role] = pa.string() if is_text(own) else pa.float64()
+            found_type = result[role].type
+            if pa.types.is_integer(kind) and not pa.types.is_integer(found_type) and len(result):
+                self.types[role] = pa.string() if is_text(found_type) else pa.float64()
                 raise ReadAgainError
-        return read.cast(pa.schema(list(self.types.items())), safe=False)
+        return result.cast(pa.schema(list(self.types.items())), safe=False)
 
-    def _refuse_other_forms(
-        self, forms: Mapping[str, pa.Array], place: Place, cells: pa.Array
+    def _refuse_mixed_formats(
+        self, formats: Mapping[str, pa.Array], rows: SourceRows, cells: pa.Array
     ) -> None:
-        """Raise a DataError if times have another form than those before."""
-        for form, mask in forms.items():
+        """Raise a DataError if times have another format than earlier ones."""
+        for name, mask in formats.items():
             row = pc.index(mask, True).as_py()
             if row >= 0:
-                self._forms.setdefault(form, place.cell(row, "time", cells))
-        # A small number, as of a counter or of before 1980, does not tell its unit.
-        has_dates = any(not form.startswith(NUMBERS) for form in self._forms)
-        told = [form for form in self._forms if has_dates or form != NUMBERS]
-        if len(told) > 1:
-            both = " and ".join(f"{form} ({self._forms[form]})" for form in told[:2])
+                self._formats.setdefault(name, rows.cell(row, "time", cells))
+        # A small number, such as a counter or a time before 1980, does not reveal its unit.
+        has_dates = any(not name.startswith(NUMBERS) for name in self._formats)
+        certain = [name for name in self._formats if has_dates or name != NUMBERS]
+        if len(certain) > 1:
+            both = " and ".join(f"{name} ({self._formats[name]})" for name in certain[:2])
             raise DataError(f"Times are {both}; {TIMES}.")
 
 
 def decoded(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, without a dictionary, and texts of any kind as strings."""
+    """Return a column as one array, dictionaries decoded and all text types as string."""
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
     cells = cells.cast(pa.string()) if is_text(cells.type) else cells
@@ -318,19 +322,19 @@ def decoded(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def refuse_non_ids(kind: pa.DataType, name: str, source: str, example: object = None) -> None:
-    """Raise a DataError if a type holds neither integers nor strings, nor nulls alone."""
+    """Raise a DataError unless a type is integer, string or null."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
-        one = "" if example is None else f" (the first is {example})"
+        first = "" if example is None else f" (the first is {example})"
         raise DataError(
-            f"{source} column {name!r} is {kind}{one}; ids must be integers or strings."
+            f"{source} column {name!r} is {kind}{first}; ids must be integers or strings."
         )
 
 
 def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fault]]:
-    """Return integers, strings or nulls as int64 or string, and the bad cells, which are null; in a
-    file of text, integers are what is written so, and words such as NULL stand for nothing."""
+    """Convert cells to ids, int64 or string; return them with null in bad cells, and the faults. In
+    a text file, canonical integers become int64, and words such as NULL are missing values."""
     missing, blank = missing_cells(cells, text_file=text_file), is_blank(cells)
     faults: list[Fault] = []
     if text_file:
@@ -338,17 +342,17 @@ def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fa
         close = "close the quotation mark before it, or write the table as Parquet"
         faults.append((broken, f"an id, without a line feed or a NUL byte; {close}"))
         missing = pc.and_not(missing, broken)
-        # Integers as pandas writes them where one is missing; others would be other ids.
+        # pandas writes integers as 7.0 if the column has missing values; "7.0" would be another id.
         whole = _true(pc.match_substring_regex(cells, r"^-?\d+\.0+$"))
         if pc.all(pc.or_(whole, missing)).as_py():
             faults.append((whole, "an integer without decimals"))
-    words = "; in a file of text this word means a missing value" if text_file else ""
-    faults += [(pc.and_(missing, blank), "an id"), (pc.and_not(missing, blank), f"an id{words}")]
+    hint = "; in a text file this word means a missing value" if text_file else ""
+    faults += [(pc.and_(missing, blank), "an id"), (pc.and_not(missing, blank), f"an id{hint}")]
     values = _without(cells, faults)
     if not is_text(values.type):
         try:
             return values.cast(pa.int64()), faults
-        except pa.ArrowInvalid:  # beyond 64 bits with a sign
+        except pa.ArrowInvalid:  # larger than int64
             return values.cast(pa.string()), faults
     if text_file and all_match(values, INTEGER):
         with suppress(pa.ArrowInvalid):
@@ -359,12 +363,12 @@ def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fa
 def float_cells(
     cells: pa.Array, kind: pa.DataType, *, positive: bool
 ) -> tuple[pa.Array, list[Fault]]:
-    """Return numbers, or texts that are numbers, as floats, and the bad cells, which are null."""
+    """Convert numbers or texts to floats; return them with null in bad cells, and the faults."""
     faults: list[Fault] = []
     if is_text(cells.type):
         cells = numbers(cells)
         faults.append((pc.is_null(cells), "a number"))
-    # Unsafe, as float32 may round a large count.
+    # Not safe=True, because float32 may round large counts.
     values = cells.cast(kind, safe=False)
     infinite = _not_finite(values)
     if faults:
@@ -376,7 +380,7 @@ def float_cells(
 
 
 def comparable(cells: pa.Array, name: str, source: str, *, dates: bool = False) -> pa.Array:
-    """Return numbers, dates, or texts that may be them, as Arrow compares them."""
+    """Convert numbers, dates or texts to a type that Arrow's compute functions accept."""
     kind = cells.type
     if is_text(kind):
         return pc.utf8_trim_whitespace(cells)
@@ -384,28 +388,28 @@ def comparable(cells: pa.Array, name: str, source: str, *, dates: bool = False) 
         return cells.cast(pa.float64())
     if is_number(kind) or (dates and is_date(kind)):
         return cells
-    wanted = A_TIME if dates else "a number"
-    raise DataError(f"{source} column {name!r} is {kind}; it must be {wanted}.")
+    required = A_TIME if dates else "a number"
+    raise DataError(f"{source} column {name!r} is {kind}; it must be {required}.")
 
 
 def _times(cells: pa.Array) -> tuple[pa.Array, list[Fault], dict[str, pa.Array]]:
-    """Return times as int64 or float64, dates in microseconds; the bad cells, which are null; and
-    which cells have which form."""
+    """Return times as int64 or float64 (dates in microseconds) with null in bad cells; the faults;
+    and a mask of the cells in each format."""
     if is_text(cells.type):
-        masks = {f: _true(pc.match_substring_regex(cells, p)) for f, p in _FORMS.items()}
-        forms = [form for form, mask in masks.items() if mask.true_count]
-        if len(forms) > 1:  # an error, whatever the values are
-            return pa.nulls(len(cells), pa.int64()), [], {form: masks[form] for form in forms}
-        form = forms[0] if forms else NUMBERS
-        texts = pc.if_else(masks[form], cells, None)
-        if form == NUMBERS:
+        masks = {f: _true(pc.match_substring_regex(cells, p)) for f, p in _FORMATS.items()}
+        formats = [name for name, mask in masks.items() if mask.true_count]
+        if len(formats) > 1:  # the caller raises an error
+            return pa.nulls(len(cells), pa.int64()), [], {name: masks[name] for name in formats}
+        text_format = formats[0] if formats else NUMBERS
+        texts = pc.if_else(masks[text_format], cells, None)
+        if text_format == NUMBERS:
             texts = pc.utf8_ltrim(texts, "+")
             try:
                 cells = texts.cast(pa.int64())
             except pa.ArrowInvalid:
                 cells = texts.cast(pa.float64())
         else:
-            cells = moments_of(texts, "UTC" if form == ZONED else None)
+            cells = moments_of(texts, "UTC" if text_format == ZONED else None)
     kind = cells.type
     if is_date(kind):
         unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
@@ -417,25 +421,25 @@ def _times(cells: pa.Array) -> tuple[pa.Array, list[Fault], dict[str, pa.Array]]
         numbers, limit = cells.cast(pa.float64(), safe=False), 2.0**63
     else:
         numbers, limit = cells.cast(pa.int64()), 2**63 - 1
-    lacking = _not_finite(numbers)
+    invalid = _not_finite(numbers)
     beyond = pc.or_(pc.greater_equal(numbers, limit), pc.less_equal(numbers, -limit))
     faults = [
-        (lacking, A_TIME),
+        (invalid, A_TIME),
         (
-            pc.and_not(_true(beyond), lacking),
-            "a time: it does not fit into 64 bits, or stands for a missing one",
+            pc.and_not(_true(beyond), invalid),
+            "a time within 64 bits, and not a placeholder for a missing one",
         ),
     ]
     values = _without(numbers, faults)
     if is_date(kind):
         zone = kind.tz if pa.types.is_timestamp(kind) else None
         values = _without(cells, faults).cast(pa.timestamp("us", zone), safe=False)
-        form = NAIVE if zone is None else ZONED
-        return values.cast(pa.int64()), faults, {form: pc.is_valid(values)}
+        date_format = NAIVE if zone is None else ZONED
+        return values.cast(pa.int64()), faults, {date_format: pc.is_valid(values)}
     by_unit, rest = {}, pc.is_valid(values)
-    one = 1.0 if pa.types.is_floating(values.type) else 1
+    as_type = float if pa.types.is_floating(values.type) else int
     for unit in UNITS:
-        low, high = (pa.scalar(end * one) for end in unit_range(unit))
+        low, high = (pa.scalar(as_type(end)) for end in unit_range(unit))
         inside = _true(pc.and_(pc.greater_equal(values, low), pc.less(values, high)))
         by_unit[f"{NUMBERS} in {unit}"] = inside
         rest = pc.and_not(rest, inside)
@@ -461,14 +465,14 @@ def all_match(texts: pa.Array, pattern: str) -> bool:
 
 
 def numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return texts as float64; null where one is not a number."""
-    plain = pc.utf8_trim_whitespace(texts)
-    plain = pc.if_else(pc.match_substring_regex(plain, FLOAT_CELL), plain, None)
-    return pc.utf8_ltrim(plain, "+").cast(pa.float64())
+    """Parse texts as float64; null where a text is not a number."""
+    trimmed = pc.utf8_trim_whitespace(texts)
+    trimmed = pc.if_else(pc.match_substring_regex(trimmed, FLOAT_CELL), trimmed, None)
+    return pc.utf8_ltrim(trimmed, "+").cast(pa.float64())
 
 
 def moments_of(texts: pa.Array, zone: str | None) -> pa.Array:
-    """Return dates in ISO 8601 as timestamps; null where one is none, as of a 13th month."""
+    """Parse ISO 8601 dates as timestamps; null where one is invalid, such as in a 13th month."""
     kind = pa.timestamp("us", zone)
     texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
     try:
@@ -483,7 +487,7 @@ def moments_of(texts: pa.Array, zone: str | None) -> pa.Array:
 
 
 def is_blank(cells: pa.Array) -> pa.Array:
-    """Return which cells are null or an empty text."""
+    """Return a mask, True where a cell is null or has no text but spaces."""
     blank = pc.is_null(cells)
     if is_text(cells.type):
         blank = pc.or_(blank, _true(pc.equal(pc.utf8_trim_whitespace(cells), "")))
@@ -497,7 +501,7 @@ def _not_finite(numbers: pa.Array) -> pa.Array:
 
 
 def _without(cells: pa.Array, faults: Iterable[Fault]) -> pa.Array:
-    """Return the cells with nulls in place of bad ones."""
+    """Replace bad cells by null."""
     for bad, _ in faults:
         if bad.true_count:
             cells = pc.if_else(bad, pa.scalar(None, cells.type), cells)
@@ -505,85 +509,86 @@ def _without(cells: pa.Array, faults: Iterable[Fault]) -> pa.Array:
 
 
 def _true(mask: pa.Array) -> pa.Array:
-    """Return a mask with False in place of nulls."""
+    """Replace the nulls of a mask by False."""
     return pc.fill_null(mask, False)
 
 
 def sources_of_files(paths: Paths, columns: Mapping[str, str]) -> list[InteractionSource]:
-    """Return the interactions of files, whose own names of the roles are `columns`."""
+    """Return the interactions of files; `columns` has the files' column names by role."""
     check_roles(columns)
-    made = []
+    sources = []
     for file in source_files(paths):
         source = source_of(TableStream(file), columns)
-        for name, sign, _ in (part.partition("=") for part in Path(file.path).parts[:-1]):
+        for name, sign, _ in (folder.partition("=") for folder in Path(file.path).parts[:-1]):
             if sign and name in ROLES and name not in source.names:
                 raise DataError(
                     f"{file.name}: the name of the folder {name}=… is not read as a column; write "
                     f"{name} into the files."
                 )
-        made.append(source)
-    return made
+        sources.append(source)
+    return sources
 
 
 def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
-    """Return the interactions of a table; roles that `columns` does not name are columns of the
-    same name, if there are any."""
-    has = table.names
-    columns = {role: name for role, name in columns.items() if role in ROLES}
-    refuse_unknown(table.name, columns.values(), has)
-    names = {role: role for role in ROLES} | columns
-    absent = [side for side in SIDES if names[side] not in has]
+    """Return the interactions of a table. `columns` has column names by role; other roles are read
+    from columns of their own name, if they exist."""
+    names = table.names
+    chosen = {role: name for role, name in columns.items() if role in ROLES}
+    refuse_unknown(table.name, chosen.values(), names)
+    by_role = {role: role for role in ROLES} | chosen
+    absent = [side for side in SIDES if by_role[side] not in names]
     if absent:
-        raise DataError(lacking(table, absent, columns, has))
-    if names["query"] == names["candidate"]:
+        raise DataError(lacking(table, absent, chosen, names))
+    if by_role["query"] == by_role["candidate"]:
         raise DataError(
-            f"{table.name}: query and candidate are both the column {names['query']!r}; say in "
-            "data.columns (--column candidate=NAME) which is the other."
+            f"{table.name}: query and candidate are both the column {by_role['query']!r}; name the "
+            "other one in data.columns (--column candidate=NAME)."
         )
-    chosen = {role: names[role] for role in ROLES if names[role] in has}
-    for role, column in guess(has).items():
-        if role in ("value", "time") and role not in chosen and column not in chosen.values():
+    by_role = {role: name for role, name in by_role.items() if name in names}
+    for role, column in guess(names).items():
+        if role in ("value", "time") and role not in by_role and column not in by_role.values():
             logging.getLogger(__name__).warning(
                 '%s: its column %s is not read; if it is the %s, add %s = "%s" to data.columns '
                 "(--column %s=%s).",
                 *(table.name, column, role, role, column, role, column),
             )
-    return InteractionSource(table, chosen)
+    return InteractionSource(table, by_role)
 
 
 def check_roles(columns: Mapping[str, str]) -> None:
-    """Raises: DataError: a column is named for a role that there is not."""
+    """Raises: DataError: a column has an unknown role."""
     roles = (*ROLES, *(f"{side}_id" for side in SIDES))
     unknown = sorted(set(columns) - set(roles))
     if unknown:
         raise DataError(
-            f"There is no column {unknown[0]!r} to name; name {', '.join(roles)}"
+            f"The column role {unknown[0]!r} is unknown; the roles are {', '.join(roles)}"
             f"{did_you_mean(unknown[0], roles)}."
         )
 
 
 def adjacency_list(path: Path) -> Table:
-    """Return the pairs of lines `query candidate candidate …`, of the UTF-8 file `path`, perhaps
-    `.gz`, as of the public splits of LightGCN and NGCF; a query may have several lines, or none."""
+    """Return the pairs of a UTF-8 file, optionally `.gz`, with lines `query candidate candidate …`,
+    like the public splits of LightGCN and NGCF. A query may have several lines, or no candidates.
+    """
     try:
         with unpacked(path) as file:
-            # A byte-order mark, which programs of Windows begin a file with, is no part of an id.
+            # "-sig" drops the byte-order mark that Windows programs write.
             lines = [line.split() for line in file.read().decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not in UTF-8; save the file as UTF-8.") from error
     except DAMAGED as error:
-        raise DataError(f"{path} cannot be read: {error}; fetch it again.") from error
+        raise DataError(f"{path} cannot be read: {error}; download it again.") from error
     queries = [ids[0] for ids in lines for _ in ids[1:]]
-    candidates = [one for ids in lines for one in ids[1:]]
+    candidates = [candidate for ids in lines for candidate in ids[1:]]
     if not queries:
-        raise DataError(f"{path} has no pairs; a line must be a query and its candidates.")
+        raise DataError(f"{path} has no pairs; a line must have a query and its candidates.")
     columns = {"query": queries, "candidate": candidates}
     table = MemoryTable(pa.table(columns, pa.schema(dict.fromkeys(SIDES, pa.string()))), str(path))
     table.texts = frozenset(SIDES)
     return table
 
 
-# Rows under an id, of one or several files or tables: features, weights, vectors, texts.
+# Tables with an id column, from one or several files: features, weights, vectors, texts.
 
 
 def keyed_table(
@@ -593,72 +598,71 @@ def keyed_table(
     bad_rows: BadRows | None = None,
     ids: Sequence[str] = (ID,),
 ) -> pa.Table:
-    """Return the rows of one or several tables that have the same columns, one of which is the id.
+    """Return the rows of one or several tables that have the same columns, one with ids.
 
-    In files of text the type of a column follows from the cells of all of them: ids and integers
-    are what is written so, numbers are if one of them has a decimal point, a column with the
-    separator in any cell holds lists of texts, and all else is texts. The types of other files are
-    widened as Arrow does.
+    A column of text files gets the narrowest type that fits its cells in all files: int64 for
+    canonical integers, float64 if there is a decimal point, lists of strings if any cell has the
+    separator, else string. The types of other files are promoted by Arrow's rules.
 
     Args:
         tables: at least one.
-        separator: of keys in a file of text; "" for no lists.
-        columns: those that are read besides the id; None reads all.
-        bad_rows: what is done with rows without an id.
-        ids: names of the column of ids, the first that there is; it is called `id` in the result,
-            and is int64 or string.
-    Raises: DataError: a table is damaged, lacks a column that another has, or has it in a type that
-        goes with none of the others'; or a row has no id.
+        separator: separates the keys of a bag in a text file; "" for no lists.
+        columns: the columns to read besides the id; None reads all.
+        bad_rows: how to treat rows without an id.
+        ids: possible names of the id column; the first that exists is used. In the result it is
+            called `id`, and is int64 or string.
+    Raises: DataError: a table is damaged or lacks a column that another has, types do not fit
+        together, or a row has no id.
     """
-    own = next((n for n in ids if n in tables[0].names), ids[0])
-    names = [n for n in (tables[0].names if columns is None else columns) if n not in (own, ID)]
+    key = next((n for n in ids if n in tables[0].names), ids[0])
+    names = [n for n in (tables[0].names if columns is None else columns) if n not in (key, ID)]
     for table in tables:
-        refuse_unknown(table.name, [own, *names], table.names)
-        more = [n for n in table.names if columns is None and n not in tables[0].names]
-        if more:
-            both = f"{table.name} has a column {more[0]!r} and {tables[0].name} has none"
-            raise DataError(f"{both}; give all of them the same columns.")
-        refuse_non_ids(table.types[own], own, table.name)
-    schemas = [pa.schema([(n, t.types[n]) for n in (own, *names)]) for t in tables]
-    whole = [
+        refuse_unknown(table.name, [key, *names], table.names)
+        extra = [n for n in table.names if columns is None and n not in tables[0].names]
+        if extra:
+            both = f"{table.name} has a column {extra[0]!r} and {tables[0].name} does not"
+            raise DataError(f"{both}; give all files the same columns.")
+        refuse_non_ids(table.types[key], key, table.name)
+    schemas = [pa.schema([(n, t.types[n]) for n in (key, *names)]) for t in tables]
+    contents = [
         pa.Table.from_batches(list(table.batches(schema.names)), schema)
         for table, schema in zip(tables, schemas, strict=True)
     ]
-    of_texts = {
+    text_types = {
         name: _type_of_texts(
-            [part[name] for table, part in zip(tables, whole, strict=True) if name in table.texts],
-            "" if name == own else separator,
+            [c[name] for table, c in zip(tables, contents, strict=True) if name in table.texts],
+            "" if name == key else separator,
         )
-        for name in (own, *names)
+        for name in (key, *names)
     }
-    bad_rows, parts = bad_rows or BadRows(), []
-    for table, rows in zip(tables, whole, strict=True):
-        cells = decoded(rows[own])
-        read, faults = ids_of_cells(cells, text_file=own in table.texts)
-        good = bad_rows.good_rows(Place(table.name), {own: (cells, faults)}, len(cells))
-        if own in table.texts and of_texts[own] != pa.int64():
-            read = read.cast(pa.string())
-        typed = {ID: read}
+    bad_rows, results = bad_rows or BadRows(), []
+    for table, content in zip(tables, contents, strict=True):
+        cells = decoded(content[key])
+        values, faults = ids_of_cells(cells, text_file=key in table.texts)
+        good = bad_rows.good_rows(SourceRows(table.name), {key: (cells, faults)}, len(cells))
+        if key in table.texts and text_types[key] != pa.int64():
+            values = values.cast(pa.string())
+        typed = {ID: values}
         for name in names:
-            typed[name] = cells = decoded(rows[name])
+            typed[name] = cells = decoded(content[name])
             if name in table.texts:
-                keys = pc.split_pattern(cells, separator) if of_texts[name] == BAG else cells
-                typed[name] = keys.cast(of_texts[name])
-        parts.append(pa.table(typed).filter(good))
+                bags = pc.split_pattern(cells, separator) if text_types[name] == BAG else cells
+                typed[name] = bags.cast(text_types[name])
+        results.append(pa.table(typed).filter(good))
     bad_rows.finish()
-    if any(is_text(part[ID].type) for part in parts):
-        parts = [part.set_column(0, ID, part[ID].cast(pa.string())) for part in parts]
+    if any(is_text(result[ID].type) for result in results):
+        results = [r.set_column(0, ID, r[ID].cast(pa.string())) for r in results]
     try:
-        return pa.concat_tables(parts, promote_options="permissive")
+        return pa.concat_tables(results, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
-            f"{', '.join(table.name for table in tables)} have a column in types that do not go "
-            f"together: {' '.join(str(error).split()).rstrip('.')}; write it in one type."
+            f"{', '.join(table.name for table in tables)} have incompatible types in a column: "
+            f"{' '.join(str(error).split()).rstrip('.')}; write the column with one type."
         ) from error
 
 
 def _type_of_texts(columns: Sequence[pa.ChunkedArray], separator: str) -> pa.DataType:
-    """Return the type that holds a column of files of text."""
+    """Return the type of a column of text files."""
     cells = pa.chunked_array([c for column in columns for c in column.chunks], pa.string())
     if separator and pc.any(pc.match_substring(cells, separator)).as_py():
         return BAG
@@ -667,33 +671,32 @@ def _type_of_texts(columns: Sequence[pa.ChunkedArray], separator: str) -> pa.Dat
     if all_match(cells, INTEGER):
         try:
             return cells.cast(pa.int64()).type
-        except pa.ArrowInvalid:  # beyond 64 bits
+        except pa.ArrowInvalid:  # larger than int64
             return pa.string()
     decimal = pc.any(pc.match_substring(cells, ".")).as_py()
     return pa.float64() if decimal and all_match(cells, FLOAT_CELL) else pa.string()
 
 
 def read_keyed_files(path: Paths, *args: Any, **options: Any) -> pa.Table:
-    """Return `keyed_table` of files, which has the same arguments otherwise."""
+    """Return `keyed_table` of files; the other arguments are the same."""
     return keyed_table([TableStream(file) for file in source_files(path)], *args, **options)
 
 
 def read_texts(
     path: Path, *, id_column: str = "id", text_column: str = "text"
 ) -> tuple[pa.Array, list[str]]:
-    """Return the ids, int64 or string, and the texts of a file, in its order: a table, or JSON
-    lines. Errors name rows."""
+    """Read ids, int64 or string, and texts from a table or a JSON Lines file, in file order."""
     if not path.is_file():
         raise DataError(f"There is no file {path}; correct the path.")
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         refuse_other_content(path)
-        # Arrow's reader takes texts such as 2024-05-31 for times, and fails by other keys' types.
+        # Arrow's reader would parse texts such as 2024-05-31 as times, and fail on other keys.
         table: Table = MemoryTable(_json_lines(path, id_column, text_column), str(path))
     else:
         stream = TableStream(source_files(path)[0])
         stream.has_lines_in_cells = True
         table = stream
-    refuse_unknown(f"{path} (--column names others)", (id_column, text_column), table.names)
+    refuse_unknown(f"{path} (--column changes names)", (id_column, text_column), table.names)
     refuse_non_ids(table.types[id_column], id_column, str(path))
     schema = pa.schema({name: table.types[name] for name in (id_column, text_column)})
     rows = pa.Table.from_batches(list(table.batches(schema.names)), schema)
@@ -701,18 +704,18 @@ def read_texts(
         raise DataError(f"{path} has no rows; it needs at least one.")
     cells, texts = (decoded(rows[name]) for name in schema.names)
     if not is_text(texts.type):
-        raise DataError(f"{path}: {text_column} is of type {texts.type}; it must be text.")
+        raise DataError(f"{path}: {text_column} has the type {texts.type}; it must be text.")
     ids, faults = ids_of_cells(cells, text_file=id_column in table.texts)
     bad_rows, columns = BadRows(advice=False), {id_column: (cells, faults)}
     columns[text_column] = texts, [(is_blank(texts), "a text")]
-    bad_rows.good_rows(Place(str(path)), columns, len(rows))
+    bad_rows.good_rows(SourceRows(str(path)), columns, len(rows))
     bad_rows.finish()
     refuse_repeats(ids, str(path))
     return ids, texts.to_pylist()
 
 
 def _json_lines(path: Path, *names: str) -> pa.Table:
-    """Return these keys of a file whose lines are JSON objects."""
+    """Read these keys of a JSON Lines file."""
     records = list[list[Any]]()
     with path.open("rb") as file:
         for row, line in enumerate(file, 1):
@@ -723,14 +726,14 @@ def _json_lines(path: Path, *names: str) -> pa.Table:
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise DataError(
                     f"{path} row {row} is not a JSON object with {' and '.join(map(repr, names))} "
-                    "(--column names others); correct or remove it."
+                    "(--column changes names); correct or remove it."
                 ) from error
     try:
         columns = [pa.array([record[i] for record in records]) for i in range(len(names))]
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
         raise DataError(
-            f"{path}: {' and '.join(names)} must be all integers or all texts in UTF-8; write each "
-            "in one way."
+            f"{path}: {' and '.join(names)} must each be all integers or all UTF-8 texts; correct "
+            "the file."
         ) from error
     return pa.table(columns, names=list(names))
 
@@ -741,56 +744,56 @@ def read_features(
     columns: Mapping[str, str],
     bad_rows: BadRowsChoice,
 ) -> dict[SideName, pa.Table]:
-    """Return the table of features of each side that has files of them."""
-    given: dict[SideName, Paths | None] = {"query": query_features, "candidate": candidate_features}
+    """Read the files of features of each side that has some."""
+    paths: dict[SideName, Paths | None] = {"query": query_features, "candidate": candidate_features}
     return {
         side: read_keyed_files(files, bad_rows=BadRows(bad_rows), ids=names_of_ids(columns, side))
-        for side, files in given.items()
+        for side, files in paths.items()
         if files is not None
     }
 
 
 def names_of_ids(columns: Mapping[str, str], side: str) -> list[str]:
-    """Return what the column of ids may be called in a table of features, the likeliest first."""
-    named = columns.get(f"{side}_id")
-    return ["id", columns.get(side, side)] if named is None else [named]
+    """Return possible names of the id column of a table of features, the likeliest first."""
+    chosen = columns.get(f"{side}_id")
+    return ["id", columns.get(side, side)] if chosen is None else [chosen]
 
 
 def rows_by_id(ids: pa.ChunkedArray, keys: pa.Array, source: str) -> pa.Array:
-    """Return the row of each key in a table of features, int32; null where the table has none.
+    """Return the row of each key in a table of features, int32; null for a missing key.
 
     Args:
-        ids: of the table, int64 or string, each once.
+        ids: the table's distinct ids, int64 or string.
         keys: ids of the interactions, int64 or string.
     """
-    none = f"{source} have none of the ids of the interactions"
+    problem = f"{source} have none of the ids of the interactions"
     if pa.types.is_string(ids.type) and pa.types.is_integer(keys.type) and len(ids):
         raise DataError(
-            f"{none}: theirs are text, such as {ids[0].as_py()!r}, and those are integers, such as "
-            f"{keys[0]}; are they of the other side? If not, write both in one type."
+            f"{problem}: they have text, such as {ids[0].as_py()!r}, and the interactions have "
+            f"integers, such as {keys[0]}; are they for the other side? If not, use one type."
         )
     refuse_other_form(ids, keys, source, "the interactions")
     rows = pc.index_in(keys, value_set=ids.cast(keys.type))
     if len(ids) and rows.null_count == len(rows):
-        example = f"(an id there is {ids[0]}, here {keys[0]})"
-        raise DataError(f"{none} {example}; are they of the other side?")
+        examples = f"(for example, {ids[0]} there and {keys[0]} in the interactions)"
+        raise DataError(f"{problem} {examples}; are they for the other side?")
     return rows
 
 
-# What is in memory. The module of an object's class tells its library, so that none of the
-# libraries is imported, or has to be installed, for the sake of another.
+# Tables in memory. An object's library is recognized by the module of its class, so that no
+# optional library is imported.
 
 
 def interactions_of(
     data: Any,
     names: Mapping[str, str],
 ) -> InteractionSource:
-    """Return the interactions of a table, a sparse matrix or a list, see `Corpus.of`, by the own
-    names of its columns."""
+    """Return the interactions of a table, a sparse matrix or a list, see `Corpus.of`; `names` has
+    the column names by role."""
     if _library(data) == "scipy":
         return source_of(MemoryTable(_from_sparse(data), "The matrix"), {})
     is_list = isinstance(data, (list, tuple)) and len(data) > 0
-    # A named tuple says which column is which.
+    # Named tuples are read as mappings below.
     if is_list and isinstance(data[0], (tuple, list)) and not hasattr(data[0], "_asdict"):
         return source_of(MemoryTable(table_of(_from_tuples(data), "The list"), "The list"), {})
     source = f"The {type(data).__name__}"
@@ -799,7 +802,7 @@ def interactions_of(
 
 
 def table_of(data: Any, source: str) -> pa.Table:
-    """Return a frame, a mapping of columns or a list of mappings as an Arrow table."""
+    """Convert a frame, a mapping of columns or a list of mappings to an Arrow table."""
     if isinstance(data, (list, tuple)) and not data:
         raise DataError(f"{source} has no rows; at least one interaction is needed.")
     table = None
@@ -816,7 +819,7 @@ def table_of(data: Any, source: str) -> pa.Table:
                 "give each column values of one type."
             ) from error
     if table is None:
-        raise DataError(f"A {type(data).__name__} is no table of interactions; give {KINDS}.")
+        raise DataError(f"A {type(data).__name__} is not a supported table; give {KINDS}.")
     refuse_repeated_names(table.column_names, source)
     return table
 
@@ -841,20 +844,22 @@ def _arrow_table(data: Any) -> pa.Table | None:
 
 
 def _from_polars(data: Any) -> Any:
-    """Return a frame or a series with plain strings; Arrow computes little with views of them."""
+    """Convert a frame or a series to Arrow with plain strings; Arrow has few functions for string
+    views."""
     return data.to_arrow(compat_level=sys.modules["polars"].CompatLevel.oldest())
 
 
 def _from_tuples(data: Sequence[Any]) -> dict[str, Any]:
     length = len(data[0])
-    for row, one in enumerate(data, 1):
-        if not isinstance(one, (tuple, list)) or len(one) != length:
+    for row, values in enumerate(data, 1):
+        if not isinstance(values, (tuple, list)) or len(values) != length:
             raise DataError(
-                f"The list row {row} is {one!r}; it must be a tuple of {length} values, as row 1."
+                f"The list row {row} is {values!r}; it must be a tuple of {length} values like "
+                "row 1."
             )
     if not 2 <= length <= len(TUPLE):
         raise DataError(
-            f"The list has tuples of {length}; they must be ({', '.join(TUPLE[:2])}), "
+            f"The list has tuples of {length} values; they must be ({', '.join(TUPLE[:2])}), "
             f"({', '.join(TUPLE[:3])}) or ({', '.join(TUPLE)})."
         )
     columns = list(zip(*data, strict=True))
@@ -863,20 +868,20 @@ def _from_tuples(data: Sequence[Any]) -> dict[str, Any]:
 
 def _from_sparse(matrix: Any) -> pa.Table:
     entries = matrix.tocoo()
-    stored = entries.data != 0
+    nonzero = entries.data != 0
     columns = {
-        side: place[stored].astype(np.int64)
-        for side, place in zip(SIDES, (entries.row, entries.col), strict=True)
+        side: index[nonzero].astype(np.int64)
+        for side, index in zip(SIDES, (entries.row, entries.col), strict=True)
     }
-    weight = entries.data[stored].astype(np.float64)
+    weight = entries.data[nonzero].astype(np.float64)
     return pa.table(columns | ({} if (weight == 1).all() else {"weight": weight}))
 
 
 def _column(values: Any, name: str) -> pa.Array:
-    """Return an Arrow array. Raises: DataError: the values have several types."""
+    """Convert a column to Arrow. Raises: DataError: the values have several types."""
     if _library(values) == "polars":
         return _from_polars(values)
-    # A missing cell of pandas' older types is NaN; as a null it is refused as in a file.
+    # pandas' older types have NaN for missing cells; convert them to null.
     of_pandas = _library(values) == "pandas"
     if of_pandas and values.dtype.kind != "O":
         return pa.array(values, from_pandas=True)
@@ -885,8 +890,8 @@ def _column(values: Any, name: str) -> pa.Array:
     if isinstance(values, np.ndarray) and values.dtype != object:
         return pa.array(values)
     cells = list(values)
-    # Arrow takes a time without a zone for one in UTC, and drops the time of a column that begins
-    # with a date, so dates of several kinds are given as texts.
+    # Convert mixed dates to text: Arrow would take times without a zone for UTC, and drop the times
+    # of a column that begins with a date.
     dates = [cell for cell in cells if isinstance(cell, date) and cell == cell]
     if len({(isinstance(d, datetime), getattr(d, "tzinfo", None) is not None) for d in dates}) > 1:
         cells = [cell.isoformat() if isinstance(cell, date) else cell for cell in cells]
