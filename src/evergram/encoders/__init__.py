@@ -1,16 +1,15 @@
-"""Encoders: models that map entities of two sides to vectors [B, D] of one space.
+"""Encoders: models that map queries and candidates to vectors [B, D] in a shared space.
 
 Read in this order:
 
-1. `encoder`: from a corpus's rows to an encoder's own rows of ids and of bags of features; tables;
-   `Encoder`, the interface; `Scene`, a corpus as it sees it; `RowEncoder`, which embeds each
-   entity by itself; of its kind factorization (a free vector for each entity) and two towers (ids
-   and features through layers).
-2. `graph_encoders`: GraphSAGE and LightGCN; `mean_of_candidates`, whose queries have no table.
-3. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
-4. `module_encoder`: the user's own modules.
-5. `kinds`: the settings of each, by which `encoder` builds new ones and those of versions;
-   `mapped_tensors` keeps tables in files.
+1. `encoder`: the inputs of encoders and their embedding tables; `Encoder`, the interface; `Scene`,
+   a corpus translated for an encoder; `RowEncoder`, which embeds each entity independently, with
+   two subclasses: factorization (a free vector per entity) and two towers (ids and features
+   through layers).
+2. `graph_encoders`: GraphSAGE and LightGCN; `mean_of_candidates`: queries without a table.
+3. `encoder_inputs`: converts a user's ids, features and tables to the inputs of an encoder.
+4. `module_encoder`: wraps the user's own modules.
+5. `kinds`: the settings of each encoder; `mapped_tensors`: keeps tables in files.
 """
 
 from __future__ import annotations

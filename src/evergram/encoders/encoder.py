@@ -1,6 +1,5 @@
-"""Encoders: their inputs (a corpus's ids and features, as rows of vocabularies), their tables and
-interface, and those of tables: a free vector for each entity; or ids and bags of features through
-layers."""
+"""The inputs of encoders (a corpus's ids and features as rows of vocabularies), embedding tables,
+the `Encoder` interface, and two encoders built on tables: `Factorization` and `TwoTower`."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ SIDES = ("query", "candidate")
 
 @dataclass(frozen=True)
 class EntityInputs:
-    """B entities as an encoder reads them, in rows of its own vocabularies.
+    """B entities as rows of an encoder's vocabularies.
 
     Args:
-        ids: int64 [B], rows of the id vocabulary, -1 for an id that it does not have.
-        bags: for each feature, ragged rows of its vocabulary: indices [nnz] and offsets [B + 1];
-            of a number or time that is missing, none.
-        has_all_ids: True where no id is -1, so that reading a table needs no mask.
-        in_order: True where ids are 0 to B - 1, as of the corpus that the vocabularies are of.
+        ids: int64 [B], rows of the id vocabulary, -1 for an unknown id.
+        bags: for each feature, ragged rows of its vocabulary: indices [nnz] and offsets [B + 1]; a
+            missing number or time is an empty bag.
+        has_all_ids: True if no id is -1, so that reading a table needs no mask.
+        in_order: True if ids are 0 to B - 1, as in the corpus that the vocabularies come from.
     """
 
     ids: Tensor
@@ -49,24 +48,24 @@ class EntityInputs:
 
     @property
     def is_known(self) -> Tensor:
-        """bool [B], True if the vocabularies have the entity's id or any of its features."""
+        """bool [B], True if the vocabularies have the entity's id or one of its features."""
         known = self.ids >= 0
         for _, offsets in self.bags.values():
             known = known | (offsets[1:] > offsets[:-1])
         return known
 
-    def bag(self, name: str, of_missing: int | None) -> tuple[Tensor, Tensor]:
-        """Return the ragged rows of a feature, in which an empty bag has the row `of_missing`.
+    def bag(self, name: str, missing_row: int | None) -> tuple[Tensor, Tensor]:
+        """Return the ragged rows of a feature, with `missing_row` in empty bags.
 
         Args:
-            of_missing: `Vocabulary.row_of_missing`; None leaves the bags as they are.
+            missing_row: `Vocabulary.row_of_missing`; None leaves the bags unchanged.
         """
         indices, offsets = self.bags[name]
-        if of_missing is None:
+        if missing_row is None:
             return indices, offsets
         empty = offsets[1:] == offsets[:-1]
         first = torch.cat([indices, indices.new_zeros(1)])[offsets[:-1]]
-        rows = torch.where(empty, of_missing, first)
+        rows = torch.where(empty, missing_row, first)
         return rows, torch.arange(len(rows) + 1, device=rows.device)
 
     def take(self, rows: Tensor) -> EntityInputs:
@@ -80,18 +79,18 @@ class EntityInputs:
 
 
 def table_name(vocabulary: str) -> str:
-    """Return the name of an encoder's table of a vocabulary: a module's name has no dots."""
+    """Return the name of a vocabulary's table; names of modules and parameters have no dots."""
     return vocabulary.replace(".", "/")
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The vocabularies of an encoder, and which of them each side's inputs use.
+    """The vocabularies of an encoder, and which of them each input uses.
 
     Args:
         vocabularies: by name.
-        inputs: for each side, input name ("id" or a feature) to vocabulary name. Two inputs that
-            name one vocabulary read the same keys.
+        inputs: for each side, input name ("id" or a feature) to vocabulary name. Inputs may share a
+            vocabulary.
     """
 
     vocabularies: Mapping[str, Vocabulary]
@@ -110,12 +109,12 @@ class Schema:
                 vocabularies[f"feature.{feature}"] = _vocabulary_of(corpus, feature)
                 inputs[name][feature] = f"feature.{feature}"
         tables = [table_name(name) for name in vocabularies]
-        if twice := {name for name in tables if tables.count(name) > 1}:
-            names = sorted(name for name in vocabularies if table_name(name) in twice)
-            same = [name.removeprefix("feature.") for name in names]
+        if repeated := {name for name in tables if tables.count(name) > 1}:
+            names = sorted(name for name in vocabularies if table_name(name) in repeated)
+            features_ = [name.removeprefix("feature.") for name in names]
             raise DataError(
-                f"The features {' and '.join(same)} would share one table, as names that differ in "
-                "'.' and '/' alone do; rename one."
+                f"The features {' and '.join(features_)} would share one table, because their "
+                "names differ only in '.' and '/'; rename one."
             )
         return cls(vocabularies, inputs)
 
@@ -123,9 +122,9 @@ class Schema:
         return self.vocabularies[self.inputs[side]["id"]]
 
     def read(self, side: str, entities: Side) -> EntityInputs:
-        """Return the inputs of entities of any corpus, in their order.
+        """Translate entities of any corpus to inputs, in their order.
 
-        Keys that a vocabulary lacks are left out; a feature that `entities` lack has empty bags.
+        Unknown keys are left out; a feature that `entities` lack becomes empty bags.
         """
         bags: dict[str, tuple[Tensor, Tensor]] = {}
         for feature, vocabulary_name in self.inputs[side].items():
@@ -140,54 +139,54 @@ class Schema:
             refuse_other_types(feature, vocabulary, column.vocabulary)
             translated = vocabulary.rows(column.vocabulary.keys)
             indices = translated[column.indices]
-            known = indices >= 0
-            before = torch.zeros(len(known) + 1, dtype=torch.int64)
-            torch.cumsum(known, 0, out=before[1:])
-            bags[feature] = (indices[known], before[column.offsets])
+            is_known = indices >= 0
+            known_before = torch.zeros(len(is_known) + 1, dtype=torch.int64)
+            torch.cumsum(is_known, 0, out=known_before[1:])
+            bags[feature] = (indices[is_known], known_before[column.offsets])
         ids = self.ids(side).rows(entities.vocabulary.keys)
-        # Once for a corpus: a batch could not tell without waiting for its device.
+        # Check this once per corpus: checking a batch would synchronize with its device.
         in_order = torch.equal(ids, torch.arange(len(ids)))
         has_all = in_order or bool((ids >= 0).all())
         return EntityInputs(ids, bags, has_all, in_order)
 
 
-def refuse_other_types(feature: str, mine: Vocabulary, other: Vocabulary) -> None:
-    """Raises: DataError: a feature is a number or a time in one vocabulary and not in the other."""
-    kinds = [mine.keys.type, other.keys.type]
+def refuse_other_types(feature: str, trained: Vocabulary, found: Vocabulary) -> None:
+    """Raises: DataError: a feature is a number or a time in one vocabulary but not in the other."""
+    kinds = [trained.keys.type, found.keys.type]
     if kinds[0] != kinds[1] and any(is_measure(kind) for kind in kinds):
         raise DataError(
-            f"The feature {feature!r} is a {type_name(kinds[1])} here, and the encoder was trained "
-            f"with a {type_name(kinds[0])}: a cell that is not one makes its column a category. "
-            "Write it as before, or set upgrade.start = 'fresh'."
+            f"The feature {feature!r} is a {type_name(kinds[1])} here, but the encoder was trained "
+            f"with a {type_name(kinds[0])}. One invalid cell turns a column into a category: "
+            "correct the column, or set upgrade.start = 'fresh'."
         )
 
 
 def _vocabulary_of(corpus: Corpus, feature: str) -> Vocabulary:
-    """Return the keys of a feature, which both sides may have; of numbers and times their buckets,
-    which depend on how many objects have which."""
+    """Return the vocabulary of a feature of one or both sides: the keys, or for numbers and times
+    buckets with about the same number of entities."""
     columns = [
         s.features[feature] for s in (corpus.queries, corpus.candidates) if feature in s.features
     ]
     vocabulary = columns[0].vocabulary
     if not is_measure(vocabulary.keys.type):
         return vocabulary
-    values = positions(vocabulary.keys)
-    given = np.concatenate([values[column.indices.numpy()] for column in columns])
+    distinct = positions(vocabulary.keys)
+    values = np.concatenate([distinct[column.indices.numpy()] for column in columns])
     missing = any(bool((c.offsets[1:] == c.offsets[:-1]).any()) for c in columns)
-    return Vocabulary(bucket_starts(given, vocabulary.keys.type, missing=missing))
+    return Vocabulary(bucket_starts(values, vocabulary.keys.type, missing=missing))
 
 
-# Entities, or rows of a table, that are embedded or read at once.
+# Embed this many entities, or read this many rows of a table, at once.
 ROWS = 65_536
 
 
 def embedding_table(
     size: int, dim: int, scale: float, generator: torch.Generator, folder: Path | None = None
 ) -> nn.Embedding:
-    """Return a table [size, dim] of N(0, scale²) rows whose gradient has only the rows it read.
+    """Return a table [size, dim] of N(0, scale²) rows with sparse gradients.
 
     Args:
-        folder: where it is mapped from a file, with the same numbers; None keeps it in memory.
+        folder: maps the table from a file there, with the same numbers; None keeps it in memory.
     """
     if folder is not None:
         weight = mapped_zeros((max(size, 1), dim), folder)
@@ -199,27 +198,24 @@ def embedding_table(
 
 
 def look_up(table: nn.Embedding, ids: Tensor, *, has_all: bool = False) -> Tensor:
-    """Return rows of a table for ids [B], as [B, dim]; zeros for the id -1.
+    """Return the rows [B, dim] of ids [B]; zeros for the id -1.
 
     Args:
-        has_all: no id is -1, which saves a pass over the rows and one over their gradient.
+        has_all: True if no id is -1, which saves a pass over the rows and over their gradient.
     """
-    if has_all:
-        known: Tensor = table(ids)
-        return known
-    rows: Tensor = table(ids.clamp(min=0))
-    return rows * (ids >= 0).unsqueeze(-1)
+    rows: Tensor = table(ids if has_all else ids.clamp(min=0))
+    return rows if has_all else rows * (ids >= 0).unsqueeze(-1)
 
 
-# Shorter rows are divided by this, so that one of zeros stays as it is.
+# The smallest norm to divide by, so that rows of zeros stay zero.
 LEAST_NORM = 1e-12
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Return rows [N, D] divided by their norms; rows of zeros stay as they are.
+    """Return rows [N, D] divided by their norms; rows of zeros stay zero.
 
-    It is torch's `normalize`, whose gradient takes a pass and a matrix of its own for each of its
-    operations: of all candidates' rows, a large part of a softmax's step.
+    Equal to torch's `normalize`, but with fewer passes and temporary matrices in the gradient: with
+    the rows of all candidates, these take a large share of a softmax training step.
     """
     unit: Tensor = _UnitRows.apply(rows)  # type: ignore[no-untyped-call]
     return unit
@@ -247,23 +243,22 @@ class _UnitRows(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Scene:
-    """A corpus as an encoder sees it.
+    """A corpus translated for an encoder.
 
     Args:
-        inputs: of each side, every entity's, N of them.
-        graph: the interactions, see `graph.adjacency`; None for encoders that do not
-            use them.
+        inputs: for each side, the inputs of all N entities.
+        graph: the interactions, see `adjacency`; None for encoders that do not use them.
     """
 
     inputs: Mapping[str, EntityInputs]
     graph: Tensor | None = None
 
     def size(self, side: str) -> int:
-        """Return N of a side."""
+        """Return the number of entities of a side."""
         return len(self.inputs[side])
 
     def ids(self, side: str) -> Tensor:
-        """Return rows of the encoder's id vocabulary, int64 [N], -1 for an id that it lacks."""
+        """Return rows of the encoder's id vocabulary, int64 [N], -1 for an unknown id."""
         return self.inputs[side].ids
 
     def to(self, device: torch.device) -> Scene:
@@ -272,42 +267,42 @@ class Scene:
 
 
 class Embeddings(ABC):
-    """Embeddings of a scene at the current parameters of its encoder."""
+    """The embeddings of a scene with the current parameters of its encoder."""
 
     @abstractmethod
     def rows(self, side: str, ids: Tensor) -> Tensor:
-        """Return [B, D] for rows [B] of a side, "query" or "candidate"; differentiable."""
+        """Return the vectors [B, D] of rows [B] of a side; differentiable."""
 
     def of_pairs(self, query: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the query rows [B, D] of B pairs of the scene, and the same rows made without each
-        pair's own candidate; None for those if no candidate is in a query's row."""
+        """Return the query vectors [B, D] of B pairs of the scene, and the same vectors computed
+        without each pair's own candidate; None if query vectors do not use candidates."""
         return self.rows("query", query), None
 
     @abstractmethod
     def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
-        """Iterate over all of a side in blocks [b, D], without gradient."""
+        """Iterate over all vectors of a side in blocks [b, D], without gradient."""
 
     def whole(self, side: str) -> Tensor | None:
-        """Return all of a side, [N, D], differentiable; None if that needs another forward pass."""
+        """Return all vectors of a side, [N, D], differentiable; None if they are not computed."""
         return None
 
 
 class Encoder(nn.Module, ABC):
-    """Two sides of entities into one space of `dim` dimensions; the score is the inner product.
+    """Maps queries and candidates into one space of `dim` dimensions; scores are inner products.
 
     Args:
-        schema: its vocabularies; a key outside them contributes nothing.
+        schema: its vocabularies; unknown keys contribute nothing.
         dim: D.
         normalize: True scales rows to unit norm; a zero row stays zero.
     """
 
     kind: str
-    # Of the layers' products in a training step. Parameters, optimisers, embeddings as they leave
-    # the encoder, Gramians and every evaluation are float32.
+    # The type of matrix products in layers during training. Parameters, optimisers, output
+    # embeddings, Gramians and evaluation are always float32.
     layer_dtype: torch.dtype = torch.float32
-    # True if both sides' rows are made of one table, without layers.
+    # True if both sides' vectors come from one table, without layers.
     one_table = False
-    # Where its tables, and all its embeddings, are mapped from files; None keeps them in memory.
+    # Maps tables, and the embeddings of all entities, from files there; None keeps them in memory.
     tables_folder: Path | None = None
 
     def __init__(self, schema: Schema, dim: int, normalize: bool = False) -> None:
@@ -318,19 +313,19 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, scene: Scene) -> Embeddings:
-        """Return the embeddings of a scene; run computations that its entities share, once."""
+        """Return the embeddings of a scene; do the computations that its entities share once."""
 
     @abstractmethod
     def known(self, side: str, scene: Scene) -> Tensor:
-        """Return bool [N], True for entities that the encoder has learned anything about."""
+        """Return bool [N], True for entities that the encoder has learned something about."""
 
     def keyed(self) -> dict[str, str]:
-        """Return, by parameter name, the vocabulary of each parameter with one row for each key."""
+        """Return parameter name to vocabulary name, for parameters with a row for each key."""
         return {}
 
     def start_from(self, other: Encoder) -> None:
-        """Copy the parameters of another encoder; rows of keys that it lacks stay as they are, and
-        the bucket of a number gets the row of the bucket that its start is in.
+        """Copy the parameters of another encoder. Rows of keys that it lacks stay unchanged; a
+        bucket gets the row of the other encoder's bucket that contains its lower bound.
 
         Raises: ShapeError: it has another architecture. DataError: a feature has another type.
         """
@@ -339,15 +334,15 @@ class Encoder(nn.Module, ABC):
                 f"The encoder has {self.dim} dims, and the one to start from {other.dim}; set "
                 f"model.dim = {other.dim}, or upgrade.start = 'fresh'."
             )
-        mine, theirs = self.state_dict(), other.state_dict()
-        own_tables, their_tables = self.keyed(), other.keyed()
-        if mine.keys() != theirs.keys() or own_tables != their_tables:
+        state, other_state = self.state_dict(), other.state_dict()
+        tables = self.keyed()
+        if state.keys() != other_state.keys() or tables != other.keyed():
             raise ShapeError(
                 f"A {self.kind} encoder cannot start from one with other parameters; set "
                 "upgrade.start = 'fresh'."
             )
-        for name, value in mine.items():
-            rows, is_table = theirs[name], name in own_tables
+        for name, value in state.items():
+            rows, is_table = other_state[name], name in tables
             if rows.shape[is_table:] != value.shape[is_table:]:
                 raise ShapeError(
                     f"{name} is {list(value.shape)} here and {list(rows.shape)} in the "
@@ -357,14 +352,14 @@ class Encoder(nn.Module, ABC):
             if not is_table:
                 value.copy_(rows)
                 continue
-            mine_of, theirs_of = (e.schema.vocabularies[own_tables[name]] for e in (self, other))
-            refuse_other_types(own_tables[name].removeprefix("feature."), theirs_of, mine_of)
-            places = theirs_of.rows(mine_of.keys)
-            for known in torch.split(torch.nonzero(places >= 0).flatten(), ROWS):
-                value[known.to(value.device)] = rows[places[known].to(rows.device)].to(value)
+            keys, other_keys = (e.schema.vocabularies[tables[name]] for e in (self, other))
+            refuse_other_types(tables[name].removeprefix("feature."), other_keys, keys)
+            sources = other_keys.rows(keys.keys)
+            for found in torch.split(torch.nonzero(sources >= 0).flatten(), ROWS):
+                value[found.to(value.device)] = rows[sources[found].to(rows.device)].to(value)
 
     def feature_tables(self) -> list[nn.Parameter]:
-        """Return the tables whose rows many entities share; a step of one row moves them all."""
+        """Return the tables whose rows are shared by many entities."""
         return []
 
     def read(self, corpus: Corpus) -> Scene:
@@ -373,9 +368,9 @@ class Encoder(nn.Module, ABC):
         return Scene({side: self.schema.read(side, entities) for side, entities in sides})
 
     def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
-        """Return all embeddings, [N, D] of each side, in evaluation mode and without gradient.
+        """Return all embeddings by side, [N, D], in evaluation mode and without gradient.
 
-        Those of a corpus are on the CPU, in its row order; those of a scene on its device.
+        Embeddings of a corpus are on the CPU, in row order; those of a scene on its device.
         """
         scene = what if isinstance(what, Scene) else self.read(what).to(self.device)
         vectors: dict[str, Tensor] = {}
@@ -388,13 +383,13 @@ class Encoder(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        # Modules of one's own may have no parameter, as a table of frozen vectors.
+        # A user's module may have no parameters, such as a table of frozen vectors.
         first = next(chain(self.parameters(), self.buffers()), None)
         return torch.device("cpu") if first is None else first.device
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Enter evaluation mode without gradient; on leaving, the mode is as before."""
+        """Enter evaluation mode without gradient; restore the mode on exit."""
         training = self.training
         self.eval()
         try:
@@ -404,30 +399,27 @@ class Encoder(nn.Module, ABC):
             self.train(training)
 
     def mixed_precision(self) -> torch.autocast:
-        """Return a context in which layers compute in `layer_dtype` while the encoder trains."""
-        lower = self.training and self.layer_dtype != torch.float32
-        return torch.autocast(self.device.type, self.layer_dtype if lower else None, enabled=lower)
+        """Return a context in which layers compute in `layer_dtype` during training."""
+        mixed = self.training and self.layer_dtype != torch.float32
+        return torch.autocast(self.device.type, self.layer_dtype if mixed else None, enabled=mixed)
 
     def normalized(self, rows: Tensor) -> Tensor:
-        """Return the rows, scaled to unit norm if the encoder normalises."""
+        """Return the rows, scaled to unit norm if `normalize` is set."""
         return unit_rows(rows) if self.normalize else rows
 
 
 class RowEncoder(Encoder):
-    """An encoder whose embedding of an entity depends on that entity's id and features alone.
-
-    Any B entities can be embedded without the others.
-    """
+    """An encoder that embeds each entity independently, from its id and features."""
 
     def embed(self, side: str, inputs: EntityInputs) -> Tensor:
-        """Return [B, D] for B inputs of a side, "query" or "candidate"; differentiable."""
+        """Return the vectors [B, D] of B inputs of a side; differentiable."""
         with self.mixed_precision():
             rows = self._embed(side, inputs)
         return self.normalized(rows.to(torch.promote_types(rows.dtype, torch.float32)))
 
     @abstractmethod
     def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
-        """Do what `embed` does, without the normalisation."""
+        """Embed the inputs, without normalisation."""
 
     def forward(self, scene: Scene) -> Embeddings:
         return _ByRow(self, scene)
@@ -445,14 +437,14 @@ class RowEncoder(Encoder):
             yield block
 
     def encode(self, side: str, entities: Side, batch_size: int = ROWS) -> Tensor:
-        """Return embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
+        """Return the embeddings [N, D] of one side of a corpus, in row order, on the CPU."""
         inputs = self.schema.read(side, entities)
         blocks = (block.cpu() for block in self.blocks(side, inputs, batch_size))
         return join_blocks(blocks, len(inputs), self.dim)
 
 
 class _ByRow(Embeddings):
-    """Embeddings that are computed on demand."""
+    """Embeddings computed on demand."""
 
     def __init__(self, encoder: RowEncoder, scene: Scene) -> None:
         self.encoder = encoder
@@ -470,8 +462,8 @@ class Factorization(RowEncoder):
 
     Args:
         scale: standard deviation of the initial rows.
-        generator: draws them.
-        folder: where the tables are mapped from files; None keeps them in memory.
+        generator: draws the initial rows.
+        folder: maps the tables from files there; None keeps them in memory.
     """
 
     kind = "factorization"
@@ -498,7 +490,7 @@ class Factorization(RowEncoder):
 
     @torch.no_grad()
     def rescale(self) -> None:
-        """Set all rows to norm 1, which changes no embedding of unit norm; rows of zeros stay."""
+        """Scale all rows to norm 1, which does not change normalised embeddings; zero rows stay."""
         for table in (self.query, self.candidate):
             table.weight.copy_(nn.functional.normalize(table.weight, dim=1))
 
@@ -510,32 +502,32 @@ class Factorization(RowEncoder):
 
 
 class TwoTower(RowEncoder):
-    """x + f(x): x is the sum of an entity's input embeddings, f hidden layers with ReLU.
+    """x + f(x): x is the sum of an entity's input embeddings, f has hidden layers with ReLU.
 
-    It starts as a factorization, with the features' tables and the last layer of f at zero. The
+    Training starts from a factorization: feature tables and the last layer of f are zero. The
     contributions of features and hidden layers then grow in steps small enough for a moving average
     of Gramians to follow.
 
-    With `residual` false it is f(x) alone, every table and layer drawn at random: the tower of [G1]
-    §4 and [G2] §4.1, with `concatenate` and two hidden layers.
+    Without `residual` it is f(x), with random initial tables and layers: the tower of [G1] §4 and
+    [G2] §4.1, with `concatenate` and two hidden layers.
 
-    Inputs of one vocabulary share a table, on one side or across both. A bag is the mean of its
-    keys' rows; an empty bag and an unknown id are zero, so that features alone place an unseen id.
-    A number or a time is the row of its bucket; a missing one has a row of its own.
+    Inputs that share a vocabulary share a table. A bag is embedded as the mean of its keys' rows,
+    an empty bag and an unknown id as zero, so features alone embed an unseen id. A number or a time
+    is embedded as the row of its bucket; missing ones have a separate row.
 
-    Artefacts record the keyword arguments by these names, so they stay separate arguments.
+    Artefacts record the keyword arguments by name, so they stay separate arguments.
 
     Args:
         generator: draws the initial parameters.
-        input_dim: width of x; `dim` by default. x of another width enters the sum through a learned
-            matrix to `dim`, which starts orthogonal and the same on both sides.
-        hidden: widths of the hidden layers; without any the embedding is x.
-        residual: whether x is added to f(x).
-        concatenate: whether x is an entity's input embeddings one after the other, not their sum;
-            needs `residual` false.
-        scale: standard deviation of the initial id tables; of all tables where `residual` is false.
+        input_dim: width of x; `dim` by default. If it differs, x is projected to `dim` by a learned
+            matrix, initially orthogonal and the same on both sides.
+        hidden: widths of the hidden layers; without any, the embedding is x.
+        residual: True adds x to f(x).
+        concatenate: True concatenates the input embeddings instead of adding them; needs
+            `residual` false.
+        scale: standard deviation of the initial id tables, or of all tables without `residual`.
         normalize: True scales embeddings to unit norm.
-        folder: where the tables are mapped from files; None keeps them in memory.
+        folder: maps the tables from files there; None keeps them in memory.
     """
 
     kind = "two_tower"
@@ -560,7 +552,6 @@ class TwoTower(RowEncoder):
         self.residual = residual
         self.concatenate = concatenate
         ids = {schema.inputs[side]["id"] for side in SIDES}
-        # A module's name may not hold a dot.
         self.tables: nn.ModuleDict = nn.ModuleDict(
             {
                 table_name(name): embedding_table(
@@ -575,11 +566,11 @@ class TwoTower(RowEncoder):
         )
         self.skip: nn.ModuleDict = nn.ModuleDict()
         if residual and width != dim:
-            # One start for both sides: their inner products are those of their inputs.
-            start = nn.init.orthogonal_(torch.empty(dim, width), generator=generator)
+            # The same matrix for both sides, so that it preserves inner products.
+            initial = nn.init.orthogonal_(torch.empty(dim, width), generator=generator)
             for side in SIDES:
                 self.skip[side] = nn.Linear(width, dim, bias=False)
-                self.skip[side].weight = nn.Parameter(start.clone())
+                self.skip[side].weight = nn.Parameter(initial.clone())
         self.hidden: nn.ModuleDict = nn.ModuleDict()
         for side in SIDES if hidden or not residual else ():
             inputs = len(schema.inputs[side]) if concatenate else 1
@@ -602,30 +593,31 @@ class TwoTower(RowEncoder):
 
     def _input(self, side: str, inputs: EntityInputs) -> Tensor:
         """Return x."""
-        parts: list[Tensor] = []
+        embedded: list[Tensor] = []
         for name, vocabulary in self.schema.inputs[side].items():
             table = self.tables[table_name(vocabulary)]
             assert isinstance(table, nn.Embedding)
             if name == "id":
-                parts.append(look_up(table, inputs.ids, has_all=inputs.has_all_ids))
+                embedded.append(look_up(table, inputs.ids, has_all=inputs.has_all_ids))
                 continue
-            of_missing = self.schema.vocabularies[vocabulary].row_of_missing
-            indices, offsets = inputs.bag(name, of_missing)
-            parts.append(
+            indices, offsets = inputs.bag(name, self.schema.vocabularies[vocabulary].row_of_missing)
+            embedded.append(
                 functional.embedding_bag(
                     indices, table.weight, offsets[:-1], mode="mean", sparse=True
                 )
             )
-        return torch.cat(parts, dim=-1) if self.concatenate else sum(parts[1:], start=parts[0])
+        if self.concatenate:
+            return torch.cat(embedded, dim=-1)
+        return sum(embedded[1:], start=embedded[0])
 
 
 def _layers(
     width: int, hidden: Sequence[int], dim: int, generator: torch.Generator, *, zero: bool
 ) -> nn.Sequential:
-    """Return linear layers [width] → hidden → [dim] with ReLU between.
+    """Return linear layers [width] → hidden → [dim] with ReLU between them.
 
     Args:
-        zero: whether the last starts at zero.
+        zero: True initializes the last layer with zeros.
     """
     layers: list[nn.Module] = []
     for size in hidden:
@@ -650,25 +642,25 @@ def build_encoder(
     generator: torch.Generator,
     folder: Path | None = None,
 ) -> Encoder:
-    """Return a new encoder of a kind.
+    """Build a new encoder of a kind.
 
     Args:
-        options: keywords of its class, as JSON; artefacts keep them.
+        options: the class's keyword arguments, as JSON; artefacts record them.
         generator: draws the initial parameters.
-        folder: where its tables are mapped from files, for a kind that `maps_tables`.
-    Raises: RecipeError: the kind is unknown, or its class says that it is of another.
+        folder: maps tables from files there, for a kind that `maps_tables`.
+    Raises: RecipeError: the kind is unknown, or differs from its class's `kind`.
     """
     if kind not in ENCODERS:
         raise RecipeError(f"The encoder {kind!r} is none of {', '.join(ENCODERS)}.")
-    built = ENCODERS[kind].encoder_class()
-    if built.kind != kind:
+    encoder_class = ENCODERS[kind].encoder_class()
+    if encoder_class.kind != kind:
         raise RecipeError(
-            f"{built.__name__}.kind is {built.kind!r}, and ENCODERS has it as {kind!r}: a version "
-            f"would be read again by another class. Set kind = {kind!r} in it."
+            f"{encoder_class.__name__}.kind is {encoder_class.kind!r}, but ENCODERS lists it as "
+            f"{kind!r}, so a version could not be loaded again. Set kind = {kind!r} in the class."
         )
-    make: Callable[..., Encoder] = built
-    place = {} if folder is None else {"folder": folder}
-    return make(schema, **options, **place, generator=generator)
+    build: Callable[..., Encoder] = encoder_class
+    mapped = {} if folder is None else {"folder": folder}
+    return build(schema, **options, **mapped, generator=generator)
 
 
 def restore_encoder(
@@ -679,18 +671,18 @@ def restore_encoder(
     vocabularies: Mapping[str, Vocabulary],
     what: str,
 ) -> Encoder:
-    """Return a published encoder in evaluation mode, from the parts that its artefact keeps.
+    """Rebuild a published encoder from the content of its artefact, in evaluation mode.
 
     Args:
-        what: the encoder's owner, such as "version 1", for errors.
-    Raises: LineageError: the kind is unknown in this process. IntegrityError: the parts do not fit
-        together.
+        what: the encoder's owner, such as "version 1", for error messages.
+    Raises: LineageError: the kind is unknown in this process. IntegrityError: the content of the
+        artefact does not fit together.
     """
     if kind not in ENCODERS:
         raise LineageError(
-            f"The encoder of {what} is of kind {kind!r}, and there are {', '.join(ENCODERS)}; put "
-            "its settings into evergram.encoders.kinds.ENCODERS first. Its embeddings can be read "
-            "without it."
+            f"The encoder of {what} is of the kind {kind!r}, but only {', '.join(ENCODERS)} are "
+            "known; add its settings to evergram.encoders.kinds.ENCODERS first. Its embeddings can "
+            "be read without it."
         )
     encoder = build_encoder(kind, options, Schema(vocabularies, inputs), torch.Generator())
     try:

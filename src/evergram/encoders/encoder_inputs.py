@@ -1,4 +1,4 @@
-"""Ids, features and tables of objects as an encoder reads them."""
+"""Convert ids, features and tables of objects to the inputs of an encoder."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ ID = "id"
 
 
 def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -> EntityInputs:
-    """Return B objects as an encoder of this schema reads them.
+    """Convert B objects to the inputs of an encoder with this schema.
 
     Args:
-        columns: of `columns_of`: ids as "id", and the encoder's features, each a key or a list of
-            keys. A missing id or feature is None, or is left out.
+        columns: from `columns_of`: ids as "id", and features, each a key or a list of keys. A
+            missing id or feature is None; a column may be left out.
         side: "query" or "candidate".
-    Raises: DataError: there is no such side or feature; a key is neither an integer nor a text; or
-        the encoder knows nothing of an object.
+    Raises: DataError: the side or a feature is unknown, a key is neither integer nor text, or the
+        encoder knows nothing about an object.
     """
-    has = list(names_of(side, schema))
-    unknown = [name for name in columns if name not in has]
+    names = list(names_of(side, schema))
+    unknown = [name for name in columns if name not in names]
     if unknown:
         raise DataError(
             f"The encoder has no feature {unknown[0]!r} of side {side!r}; it has "
-            f"{', '.join(has)}. Leave the column out."
+            f"{', '.join(names)}. Leave the column out."
         )
     if not columns:
         raise DataError("No ids and no features were given; give one of them for each object.")
@@ -55,62 +55,61 @@ def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -
 
 
 def refuse_other_ids(ids: pa.Array, side: str, schema: Schema) -> None:
-    """Raises: DataError: ids are text where the encoder's are integers, or the other way round; or
-    they are neither."""
-    keys, own = _keys(ids, ID), schema.ids(side).keys.type
-    if keys.null_count < len(keys) and keys.type != own:
+    """Raises: DataError: ids are text but the encoder's are integers, or vice versa, or they are
+    neither."""
+    keys, trained = _keys(ids, ID), schema.ids(side).keys.type
+    if keys.null_count < len(keys) and keys.type != trained:
         raise DataError(
-            f"The ids of side {side!r} are {keys.type}, such as {keys.drop_null()[0].as_py()!r}; "
-            f"those that the encoder was trained with are {own}. Give ids of that type."
+            f"The ids of side {side!r} are {keys.type}, such as {keys.drop_null()[0].as_py()!r}, "
+            f"but the encoder was trained with {trained}. Give ids of that type."
         )
 
 
 def refuse_unknown(known: Tensor, columns: Mapping[str, pa.Array]) -> None:
-    """Raises: DataError: the encoder knows nothing of an object; the error names the first.
+    """Raises: DataError: the encoder knows nothing about an object; the error names the first.
 
     Args:
         known: bool [B].
         columns: keys of the B objects, by name.
     """
-    unseen = torch.nonzero(~known).flatten()
-    if len(unseen):
-        first = int(unseen[0])
+    unknown = torch.nonzero(~known).flatten()
+    if len(unknown):
+        first = int(unknown[0])
         keys = ", ".join(f"{name} {column[first]}" for name, column in columns.items())
         raise DataError(
-            f"The encoder has no vector for {len(unseen)} of {len(known)} objects: it was trained "
+            f"The encoder has no vector for {len(unknown)} of {len(known)} objects: it was trained "
             f"with none of their keys. The first is number {first} ({keys}). Leave these objects "
             "out, or give features that it knows."
         )
 
 
 def names_of(side: str, schema: Schema) -> Mapping[str, str]:
-    """Return the names of a side's inputs, "id" among them, each with its vocabulary's.
+    """Return input name to vocabulary name for a side, including "id".
 
-    Raises: DataError: the encoder has no such side.
+    Raises: DataError: the side is unknown.
     """
     if side not in schema.inputs:
-        raise DataError(f"There is no side {side!r}; there is {' and '.join(schema.inputs)}.")
+        raise DataError(f"The side {side!r} is unknown; give {' or '.join(schema.inputs)}.")
     return schema.inputs[side]
 
 
 def columns_of(objects: Any) -> dict[str, pa.Array]:
-    """Return ids or features of objects as Arrow columns of one length; plain ids are "id"."""
+    """Convert ids or features of objects to Arrow columns of the same length; a list of ids becomes
+    the column "id"."""
     table = _table(objects)
     if table is not None:
         return {name: _plain(table[name]) for name in table.column_names}
     if isinstance(objects, Mapping | str | bytes) or not isinstance(objects, Iterable):
-        what = "nothing" if objects is None else f"one {type(objects).__name__}"
-        raise DataError(
-            f"{what.capitalize()} was given; give a list of ids, a list of mappings, or a table."
-        )
+        what = "Nothing" if objects is None else f"A single {type(objects).__name__}"
+        raise DataError(f"{what} was given; give a list of ids, a list of mappings, or a table.")
     if isinstance(objects, Sequence) and objects and isinstance(objects[0], Mapping):
-        names = dict.fromkeys(name for one in objects for name in one)
-        return {str(name): _array([one.get(name) for one in objects], name) for name in names}
+        names = dict.fromkeys(name for entry in objects for name in entry)
+        return {str(name): _array([entry.get(name) for entry in objects], name) for name in names}
     return {ID: _array(objects, ID)}
 
 
 def _table(objects: Any) -> pa.Table | None:
-    """Return a pandas, Polars or Arrow table as an Arrow table; None if it is not a table."""
+    """Convert a pandas, Polars or Arrow table to an Arrow table; None if it is not a table."""
     if isinstance(objects, pa.Table):
         return objects
     if isinstance(objects, pa.RecordBatch):
@@ -122,7 +121,7 @@ def _table(objects: Any) -> pa.Table | None:
     if hasattr(objects, "__arrow_c_stream__"):
         return pa.table(objects)
     raise DataError(
-        f"A {type(objects).__name__} cannot be read as a table; give a pandas, Polars or Arrow one."
+        f"A {type(objects).__name__} cannot be read; give a pandas, Polars or Arrow table."
     )
 
 
@@ -141,8 +140,8 @@ def _array(values: Any, name: str) -> pa.Array:
         return pa.array(values if isinstance(values, Sequence) else list(values))
     except (pa.ArrowException, TypeError, OverflowError) as error:
         raise DataError(
-            f"{name!r} cannot be read: {' '.join(str(error).split()).rstrip('.')}. Keys are "
-            "integers or texts, of one kind in a column."
+            f"{name!r} cannot be read: {' '.join(str(error).split()).rstrip('.')}. The keys of a "
+            "column must be all integers or all texts."
         ) from error
 
 
@@ -152,27 +151,27 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _keys(keys: pa.Array, name: str) -> pa.Array:
-    """Return keys as int64 or string.
+    """Convert keys to int64 or string.
 
-    Raises: DataError: they are of another type, or an integer is 2⁶³ or more.
+    Raises: DataError: they have another type, or an integer is 2⁶³ or more.
     """
     if pa.types.is_integer(keys.type):
         largest = pc.max(keys).as_py() if pa.types.is_uint64(keys.type) else None
         if largest is not None and largest >= 2**63:
-            raise DataError(f"{name!r} holds {largest}; integer keys are below 2⁶³.")
+            raise DataError(f"{name!r} has {largest}; integer keys must be below 2⁶³.")
         return keys.cast(pa.int64())
     is_text = pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)
     is_text = is_text or pa.types.is_string_view(keys.type)
     if is_text or pa.types.is_null(keys.type) or pa.types.is_boolean(keys.type):
         return keys.cast(pa.string())
-    raise DataError(f"{name!r} holds {keys.type}; keys are integers or texts.")
+    raise DataError(f"{name!r} has the type {keys.type}; keys must be integers or texts.")
 
 
 def _bag(
     column: pa.Array | None, size: int, vocabulary: Vocabulary, name: str
 ) -> tuple[Tensor, Tensor]:
-    """Return ragged rows of a vocabulary, indices [nnz] and offsets [B + 1]; unknown keys are left
-    out."""
+    """Return the ragged rows of a vocabulary, indices [nnz] and offsets [B + 1], without unknown
+    keys."""
     if column is None:
         return torch.zeros(0, dtype=torch.int64), torch.zeros(size + 1, dtype=torch.int64)
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
@@ -180,27 +179,27 @@ def _bag(
     else:
         owner, keys = pa.array(np.arange(size)), column
     owner = torch.from_numpy(owner.to_numpy(zero_copy_only=False).astype(np.int64))
-    own = vocabulary.keys.type
-    if is_measure(own):
-        read = measures_of(keys, own, name)
+    trained = vocabulary.keys.type
+    if is_measure(trained):
+        values = measures_of(keys, trained, name)
         counts = torch.bincount(owner, minlength=size)
         if int(counts.max()) > 1:
             raise DataError(
                 f"Object {int(counts.argmax())} has {int(counts.max())} values of {name!r}, which "
-                f"is a {type_name(own)}; give one."
+                f"is a {type_name(trained)}; give one."
             )
-        # A missing one is an empty bag, whose row the encoder knows.
-        owner, read = owner[to_tensor(pc.is_valid(read))], pc.drop_null(read)
+        # A missing value becomes an empty bag, which has its own row.
+        owner, values = owner[to_tensor(pc.is_valid(values))], pc.drop_null(values)
     else:
-        read = _keys(keys, name)
-    # Text that reads as an integer is one, as JSON and CSV have it; a text is never guessed.
-    if pa.types.is_integer(read.type) and not pa.types.is_integer(own):
+        values = _keys(keys, name)
+    # Text such as "5" matches an integer key (as in JSON and CSV), but not the other way round.
+    if pa.types.is_integer(values.type) and not pa.types.is_integer(trained):
         raise DataError(
-            f"The keys of feature {name!r} are {read.type}; those that the encoder was trained "
-            f"with are {own}. Give keys of that type."
+            f"The keys of feature {name!r} are {values.type}, but the encoder was trained with "
+            f"{trained}. Give keys of that type."
         )
-    rows = vocabulary.rows(read)
-    known = rows >= 0
-    counts = torch.bincount(owner[known], minlength=size)
+    rows = vocabulary.rows(values)
+    is_known = rows >= 0
+    counts = torch.bincount(owner[is_known], minlength=size)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    return rows[known], offsets
+    return rows[is_known], offsets

@@ -1,4 +1,4 @@
-"""Encoders of a graph: a corpus is read as a whole, and an entity's neighbours shape its vector."""
+"""Graph encoders: an entity's vector depends on its neighbours in the graph of interactions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from evergram.encoders.encoder import SIDES, Embeddings, Encoder, Scene, Schema,
 
 
 def adjacency(corpus: Corpus, *, repeats: bool = False) -> Tensor:
-    """Return the graph of a corpus: queries, then candidates, are its nodes and pairs its edges.
+    """Return the graph of a corpus: its nodes are queries, then candidates; its edges are pairs.
 
     Args:
         repeats: True makes an edge of each interaction, False of each distinct pair.
-    Returns: sparse CSR [N, N] of ones, N = queries + candidates, with each edge in both directions.
-        It is its own transpose, so that the backward pass costs no more than the forward one.
+    Returns: symmetric sparse CSR [N, N] of ones, N = queries + candidates, with each edge in both
+        directions. Symmetry makes the backward pass as fast as the forward pass.
     """
     queries = len(corpus.queries)
     size = queries + len(corpus.candidates)
@@ -38,7 +38,7 @@ def adjacency(corpus: Corpus, *, repeats: bool = False) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(
-            # The kernels take int32, and would convert int64 at each product.
+            # The kernels use int32 and would convert int64 in each product.
             offsets,
             (keys % size).int(),
             torch.ones(len(keys)),
@@ -53,7 +53,7 @@ def degrees(matrix: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """A x for a symmetric A; its gradient is A g, which needs no transpose."""
+    """A x for a symmetric A; the gradient is A g, without a transpose."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, nodes: Tensor) -> Tensor:
@@ -83,23 +83,24 @@ def neighbour_balanced(matrix: Tensor, nodes: Tensor) -> Tensor:
     return neighbour_sum(matrix, nodes * scale) * scale
 
 
-# The deviation at the start of a vector that all nodes of a side share, as in the code of [BC].
+# The initial standard deviation of a vector that all nodes of a side share, as in [BC]'s code.
 SHARED_SCALE = 0.1
 
 
 class GraphEncoder(Encoder):
-    """Embeddings come from one pass over the graph of a corpus's own interactions.
+    """Computes all embeddings in one pass over the graph of a corpus's interactions.
 
-    The graph is that of the corpus that it is applied to: an entity that came after training has a
-    vector once it is connected to a known one, so a published encoder follows a growing corpus.
+    The graph comes from the corpus that the encoder is applied to, not from training. A new entity
+    has a vector once it is connected to a known one, so a published encoder follows a growing
+    corpus.
 
     Args:
-        depth: the number of edges that a pass reaches over.
-        repeats: True makes an edge of each interaction, so that a neighbour counts as often as it
-            was met; False one of each pair.
+        depth: the length of the longest path that a pass follows, in edges.
+        repeats: True makes an edge of each interaction, so that repeated pairs count more; False
+            makes one of each distinct pair.
     """
 
-    # The nodes' first vectors; subclasses set it.
+    # The initial vectors of nodes; set by subclasses.
     start: NodeInputs
 
     def __init__(
@@ -117,7 +118,7 @@ class GraphEncoder(Encoder):
 
     @abstractmethod
     def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
-        """Return [N, D] of all nodes, queries first, not normalised yet; differentiable."""
+        """Return the vectors [N, D] of all nodes, queries first, before normalisation."""
 
     def keyed(self) -> dict[str, str]:
         return {f"start.{name}": vocabulary for name, vocabulary in self.start.keyed().items()}
@@ -126,7 +127,7 @@ class GraphEncoder(Encoder):
         return Scene(super().read(corpus).inputs, adjacency(corpus, repeats=self.repeats))
 
     def forward(self, scene: Scene) -> Embeddings:
-        assert scene.graph is not None  # `read` has made it
+        assert scene.graph is not None  # set by `read`
         nodes = self.normalized(self.propagate(scene, scene.graph))
         sizes = [len(scene.inputs[side]) for side in SIDES]
         return _Whole(dict(zip(SIDES, torch.split(nodes, sizes), strict=True)))
@@ -142,7 +143,7 @@ class GraphEncoder(Encoder):
 
 
 class _Whole(Embeddings):
-    """Embeddings of all nodes, computed in one pass."""
+    """The embeddings of all nodes, computed in one pass."""
 
     def __init__(self, nodes: dict[str, Tensor]) -> None:
         self.nodes = nodes
@@ -158,12 +159,12 @@ class _Whole(Embeddings):
 
 
 class NodeInputs(nn.Module):
-    """The nodes' first vectors, [N, width]: a sum of up to three parts.
+    """The initial vectors of nodes, [N, width]: a sum of up to three terms.
 
-    They are the mean row of each of the node's bags of features; on the sides of `ids` its id's
-    row; and on the sides of `shared` one vector for all. An unknown id and an empty bag are zero.
-    Tables are not `nn.Embedding`s: a pass over the graph reads every row, and Adam trains them like
-    layers.
+    The terms are the mean row of each bag of features, the row of the id (on the sides `ids`), and
+    a vector that all nodes share (on the sides `shared`). An unknown id and an empty bag are zero.
+    Tables are parameters, not `nn.Embedding`s: a pass over the graph reads every row, and Adam
+    trains them like layers.
     """
 
     def __init__(
@@ -185,7 +186,6 @@ class NodeInputs(nn.Module):
             for name, vocabulary in schema.inputs[side].items()
             if name != "id" or side in self.ids
         }
-        # A parameter's name may not hold a dot.
         self.tables: nn.ParameterDict = nn.ParameterDict(
             {
                 table_name(name): nn.Parameter(
@@ -204,56 +204,55 @@ class NodeInputs(nn.Module):
         self.width = width
 
     def keyed(self) -> dict[str, str]:
-        """Return, by parameter name, the vocabulary of each parameter with one row for each key."""
-        named = ((table_name(vocabulary), vocabulary) for vocabulary in self.schema.vocabularies)
-        return {f"tables.{name}": v for name, v in named if name in self.tables}
+        """Return parameter name to vocabulary name, for parameters with a row for each key."""
+        names = ((table_name(vocabulary), vocabulary) for vocabulary in self.schema.vocabularies)
+        return {f"tables.{name}": v for name, v in names if name in self.tables}
 
     def forward(self, scene: Scene) -> Tensor:
         return torch.cat([self._side(side, scene) for side in SIDES])
 
     def _side(self, side: str, scene: Scene) -> Tensor:
         inputs = scene.inputs[side]
-        summed = next(self.parameters()).new_zeros(len(inputs), self.width)
+        total = next(self.parameters()).new_zeros(len(inputs), self.width)
         if side in self.shared:
-            summed = summed + self.shared[side]
+            total = total + self.shared[side]
         for name, vocabulary in self.schema.inputs[side].items():
             if name == "id":
                 if side in self.ids:
                     rows = functional.embedding(
                         inputs.ids.clamp(min=0), self.tables[table_name(vocabulary)]
                     )
-                    summed = summed + rows * (inputs.ids >= 0)[:, None]
+                    total = total + rows * (inputs.ids >= 0)[:, None]
                 continue
-            of_missing = self.schema.vocabularies[vocabulary].row_of_missing
-            indices, offsets = inputs.bag(name, of_missing)
-            summed = summed + functional.embedding_bag(
+            indices, offsets = inputs.bag(name, self.schema.vocabularies[vocabulary].row_of_missing)
+            total = total + functional.embedding_bag(
                 indices, self.tables[table_name(vocabulary)], offsets[:-1], mode="mean"
             )
-        return summed
+        return total
 
 
 class GraphSage(GraphEncoder):
     """h_i ← BatchNorm(W mean_{j ~ i} h_j + b + V h_i), with ReLU after each layer but the last.
 
-    The same convolutions serve both sides. All queries start from one learned vector, so that its
-    candidates define a query, and a new query has a vector too. Candidates start from the sum of
-    the mean rows of their features; with `ids`, or without any feature, from the row of their id as
-    well, which is zero for an id that came later. Queries that have features add them.
+    Both sides share the convolutions. All queries start from one learned vector plus their
+    features, so a query is defined by its candidates, and new queries have vectors, too. Candidates
+    start from the sum of the mean rows of their features; with `ids`, or without features, the row
+    of their id is added, which is zero for an unknown id.
 
-    Artefacts record the keyword arguments by these names, so they stay separate arguments.
+    Artefacts record the keyword arguments by name, so they stay separate arguments.
 
     Args:
         generator: draws the initial parameters.
         layers: the number of convolutions.
-        ids: True adds rows of their ids to candidates that have features; [BC] does not. Few
-            features cannot tell candidates apart.
-        width: of the first vectors and between layers; `dim` by default.
-        scale: standard deviation of the initial tables and embeddings. [BC] has 1, the default of
-            the libraries. The vector from which all queries start has 0.1, as in [BC]'s code.
-        repeats: True makes an edge of each interaction, as [BC]'s code does; False one of each
-            pair.
+        ids: True adds id rows to candidates that have features, which helps if few features cannot
+            tell candidates apart; [BC] does not.
+        width: width of initial vectors and between layers; `dim` by default.
+        scale: standard deviation of initial tables and embeddings. [BC] uses 1, the libraries'
+            default. The initial vector of queries has 0.1, as in [BC]'s code.
+        repeats: True makes an edge of each interaction, as in [BC]'s code; False makes one of each
+            distinct pair.
         normalize: True scales embeddings to unit norm.
-    Source: Hamilton et al. 2017; as [BC] §5 and its authors' code have it.
+    Source: Hamilton et al. 2017; details as in [BC] §5 and its authors' code.
     """
 
     kind = "graphsage"
@@ -287,8 +286,8 @@ class GraphSage(GraphEncoder):
             _MeanConvolution(a, b, generator) for a, b in pairwise(sizes)
         )
         norms = [nn.BatchNorm1d(size) for size in sizes[1:]]
-        # The last layer's outputs have this deviation for any inputs. Without it the initial scores
-        # have a deviation of √D, from which squared losses do not recover.
+        # BatchNorm fixes the standard deviation of the outputs. With 1, initial scores would have a
+        # deviation of √D, from which squared losses do not recover.
         nn.init.constant_(norms[-1].weight, scale)
         self.norms: nn.ModuleList = nn.ModuleList(norms)
 
@@ -302,7 +301,7 @@ class GraphSage(GraphEncoder):
 
 
 class _MeanConvolution(nn.Module):
-    """W mean_{j ~ i} h_j + b + V h_i, with the names and the start that PyTorch Geometric has."""
+    """W mean_{j ~ i} h_j + b + V h_i; names and initialization as in PyTorch Geometric."""
 
     def __init__(self, width: int, dim: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -320,8 +319,7 @@ class _MeanConvolution(nn.Module):
 class LightGCN(GraphEncoder):
     """The mean of h⁰ … h^K, with h^{k+1}_i = Σ_{j ~ i} h^k_j / √(deg i · deg j).
 
-    h⁰ is an entity's own row plus the mean rows of its features. A candidate that came later starts
-    from its features and a query that came later from zero; both get their neighbours' vectors.
+    h⁰ is the row of an entity's id plus the mean rows of its features; an unknown id adds zero.
 
     Args:
         generator: draws the initial tables.

@@ -1,6 +1,6 @@
-"""The kinds of encoders, with the settings of each; recipes' `[model]` is made of them.
+"""The kinds of encoders and their settings, the [model] table of recipes.
 
-Importing this does not import torch.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ if TYPE_CHECKING:
 
 
 class EncoderSettings(KindSettings):
-    """Settings of an encoder, what training must provide for it, and how it is made."""
+    """Settings of an encoder, its demands on training, and its class."""
 
-    # The name of the class that `encoder_class` returns.
+    # The import path of the encoder class.
     built: ClassVar[str]
-    # False for an encoder that is passed in from Python: the recipe then does not set its size.
+    # False for an encoder passed in from Python, whose size the recipe does not set.
     made_by_recipe: ClassVar[bool] = True
     # True if it reads features besides ids.
     reads_features: ClassVar[bool] = True
-    # True if each step is a pass over all interactions, and has the embeddings of all entities.
+    # True if each step passes over all interactions and embeds all entities.
     passes_over_graph: ClassVar[bool] = False
-    # The rates of [training] that its parameters have: `table_rate` (an `nn.Embedding` of ids),
-    # `feature_rate` (`Encoder.feature_tables`), `layer_rate` (all else).
+    # The learning rates of [training] that its parameters use: `table_rate` (`nn.Embedding`s of
+    # ids), `feature_rate` (`Encoder.feature_tables`), `layer_rate` (everything else).
     rates: ClassVar[tuple[str, ...]] = ("table_rate", "feature_rate", "layer_rate")
-    # True if a step embeds a batch through layers, whose products may be in bfloat16.
+    # True if a step passes a batch through layers, whose products may be in bfloat16.
     mixes_precision: ClassVar[bool] = False
-    # True if its class takes `folder`, from whose files its tables are then mapped.
+    # True if its class takes `folder` to map its tables from files.
     maps_tables: ClassVar[bool] = False
-    # The keys that are lists with one entry for each version, as `dim` is.
+    # The keys that are lists with one entry per version, like `dim`.
     per_version: ClassVar[tuple[str, ...]] = ()
 
-    # D; a list has one entry for each version, and the last holds for all later ones.
+    # D; a list has one entry per version, and the last one applies to all later versions.
     dim: Annotated[PerVersion, Needs(Trait.SIZED)] = Field(default=[64])
-    # Rows of unit norm.
+    # Scale rows to unit norm.
     normalize: bool = False
 
     @property
     def start_scale(self) -> float:
-        """The standard deviation of what tables start from."""
+        """The standard deviation of initial tables."""
         return 0.1
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:
-        """Return the class, which is built by (schema, **options, generator=…)."""
-        made: type[Encoder] = imported(cls.built)
-        return made
+        """Return the encoder's class; call it with (schema, **options, generator=…)."""
+        encoder: type[Encoder] = imported(cls.built)
+        return encoder
 
     def options(self, version: int) -> dict[str, Any]:
-        """Return the keywords of `encoder_class()` for a version, as JSON for artefacts.
+        """Return keyword arguments of `encoder_class()` for a version, as JSON for artefacts.
 
-        `dim`, `scale` and `normalize` need not be among them.
+        `dim`, `scale` and `normalize` may be left out.
         """
         own = type(self).model_fields.keys() - EncoderSettings.model_fields.keys()
         return {name: self._at(name, version) for name in type(self).model_fields if name in own}
@@ -75,7 +75,7 @@ class EncoderSettings(KindSettings):
         return at_version(self.dim, version)
 
     def as_of(self, version: int) -> Self:
-        """Return the settings that are at every version what these are at `version`."""
+        """Return settings that have the values of `version` for every version."""
         lists = {name: getattr(self, name) for name in ("dim", *self.per_version)}
         return self.model_copy(
             update={name: [at_version(values, version)] for name, values in lists.items()}
@@ -97,11 +97,11 @@ class EncoderSettings(KindSettings):
         )
 
     def table_rows(self, queries: int, candidates: int) -> int:
-        """Return the rows of all tables of ids, for so many entities."""
+        """Return the number of rows of all id tables, given the numbers of entities."""
         return queries + candidates
 
     def layer_numbers(self, dim: int, version: int) -> int:
-        """Return a lower bound of the number of parameters of the layers, without tables."""
+        """Return a lower bound of the number of parameters in layers, without tables."""
         return 0
 
     def _at(self, name: str, version: int) -> Any:
@@ -111,7 +111,7 @@ class EncoderSettings(KindSettings):
 
 
 def at_version(values: list[int], version: int) -> int:
-    """Return a version's entry of a list with one for each; the last one serves all later ones."""
+    """Return the entry of a version; the last one applies to all later versions."""
     return values[min(version, len(values) - 1)]
 
 
@@ -123,7 +123,7 @@ class FactorizationSettings(EncoderSettings):
     reads_features = False
     maps_tables = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
-    # What the tables start from: Gaussian rows, or vectors made of the pairs, see `smooth_start`.
+    # The initial tables: Gaussian rows, or vectors computed from the pairs, see `smooth_start`.
     start: Literal["random", "smooth"] = "random"
 
     def options(self, version: int) -> dict[str, Any]:
@@ -131,8 +131,8 @@ class FactorizationSettings(EncoderSettings):
 
     @property
     def traits(self) -> frozenset[Trait]:
-        made = traits_where({Trait.MADE_START: self.start != "random"})
-        return super().traits | {Trait.FREE_VECTORS} | made
+        start = traits_where({Trait.MADE_START: self.start != "random"})
+        return super().traits | {Trait.FREE_VECTORS} | start
 
 
 class TwoTowerSettings(EncoderSettings):
@@ -155,10 +155,10 @@ class TwoTowerSettings(EncoderSettings):
 
 
 class GraphSageSettings(EncoderSettings):
-    """A node combined with the mean of its neighbours, `layers` times.
+    """Each layer combines a node with the mean of its neighbours.
 
-    `input_dim` is the width of the first vectors and between layers, by default `dim`; `ids` adds
-    rows of their ids to candidates that have features.
+    `input_dim` is the width of initial vectors and between layers, by default `dim`; `ids` adds id
+    vectors to candidates that have features.
     """
 
     kind: Literal["graphsage"] = "graphsage"
@@ -194,7 +194,7 @@ class LightGCNSettings(EncoderSettings):
 
 
 class MeanOfCandidatesSettings(EncoderSettings):
-    """A free vector for each candidate; a query is the mean of those that it met."""
+    """A free vector for each candidate; a query is the mean of the candidates that it met."""
 
     kind: Literal["mean_of_candidates"] = "mean_of_candidates"
     built = "evergram.encoders.mean_of_candidates.MeanOfCandidates"

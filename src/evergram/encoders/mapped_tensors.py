@@ -1,8 +1,8 @@
-"""Tensors whose numbers are in files, mapped into memory.
+"""Tensors mapped from files, which may be larger than memory.
 
-The files have no names: each is removed as soon as it is mapped, and its room on disk is free again
-when nothing refers to its tensor, or when the process ends, however it ends. The kernel writes
-changed pages back when others need the memory, so a tensor may be larger than memory.
+Each file is deleted as soon as it is mapped, so its disk space is freed when its tensor is garbage
+collected or the process ends for any reason. The kernel writes changed pages back to disk when
+memory is needed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from evergram.errors import TrainingError
 
-# Of the files' names, which a tensor keeps when its file has none any more.
+# The suffix of file names, which tensors remember after the file was deleted.
 SUFFIX = ".mapped-tensor"
 
 
 def mapped_zeros(shape: Sequence[int], folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return zeros of a shape, in a file of their own.
+    """Return zeros, mapped from a new file.
 
     Args:
-        folder: on the disk that the numbers are to be on; it must exist.
-    Raises: TrainingError: the disk has no room for them.
+        folder: an existing folder on the disk to use.
+    Raises: TrainingError: the disk is full.
     """
     count = math.prod(shape)
     if not count:
@@ -37,7 +37,7 @@ def mapped_zeros(shape: Sequence[int], folder: Path, dtype: torch.dtype = torch.
     try:
         descriptor, name = tempfile.mkstemp(SUFFIX, ".", folder)
         try:
-            # Allocate all of it now: a mapped file that runs out of room later kills the process.
+            # Allocate all space now: running out of it later would kill the process.
             os.posix_fallocate(descriptor, 0, size)
             flat = torch.from_file(name, shared=True, size=count, dtype=dtype)
         finally:
@@ -46,13 +46,13 @@ def mapped_zeros(shape: Sequence[int], folder: Path, dtype: torch.dtype = torch.
     except OSError as error:
         raise TrainingError(
             f"A table of {list(shape)} numbers, {size:,} bytes, cannot be mapped from {folder}: "
-            f"{error.strerror}; make room there, or train where there is more."
+            f"{error.strerror}; free space there, or train on a larger disk."
         ) from error
     return flat.view(*shape)
 
 
 def mapping_folder(tensor: Tensor) -> Path | None:
-    """Return the folder that `mapped_zeros` mapped a tensor from; None if it did not make it."""
+    """Return the folder of a tensor from `mapped_zeros`; None for other tensors."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return None
     name = tensor.untyped_storage().filename
@@ -60,35 +60,35 @@ def mapping_folder(tensor: Tensor) -> Path | None:
 
 
 def zeros_beside(tensor: Tensor, *shape: int) -> Tensor:
-    """Return zeros of a tensor's type that are where it is: on its device, or in a file, too."""
+    """Return zeros with a tensor's type and storage: on its device, or mapped from a file."""
     folder = mapping_folder(tensor)
     return tensor.new_zeros(*shape) if folder is None else mapped_zeros(shape, folder)
 
 
 def copied_beside(values: Tensor, tensor: Tensor, earlier: Tensor | None = None) -> Tensor:
-    """Return a copy of `values`: in a file if `tensor` is in one, and in memory if not.
+    """Copy `values`, to a file if `tensor` is mapped from one, else to memory.
 
     Args:
         values: on the CPU.
-        earlier: a copy that is no longer needed; its file is written over if it has one and fits.
+        earlier: a copy that is no longer needed; its file is reused if the shape fits.
     """
     folder = mapping_folder(tensor)
     if folder is None:
         return values.clone()
-    reused = earlier is not None and mapping_folder(earlier) and earlier.shape == values.shape
-    copy = earlier if earlier is not None and reused else mapped_zeros(values.shape, folder)
+    reuse = earlier is not None and mapping_folder(earlier) and earlier.shape == values.shape
+    copy = earlier if earlier is not None and reuse else mapped_zeros(values.shape, folder)
     return copy.copy_(values)
 
 
 def join_blocks(
     blocks: Iterable[Tensor], size: int, dim: int, folder: Path | None = None
 ) -> Tensor:
-    """Return blocks [b, D] of `size` rows in all as one tensor, [N, D].
+    """Join blocks [b, D] with `size` rows in total to one tensor, [N, D].
 
-    Each is copied as it comes: beside the result only one block is in memory.
+    Blocks are copied one by one: only one is in memory besides the result.
 
     Args:
-        folder: where a result of several blocks is mapped from a file; None keeps it in memory.
+        folder: maps a result of several blocks from a file there; None keeps it in memory.
     """
     joined: Tensor | None = None
     start = 0
@@ -106,12 +106,12 @@ def join_blocks(
 def draw_normal(
     table: Tensor, scale: float, generator: torch.Generator, rows: int = 65_536
 ) -> None:
-    """Fill a table [N, D] with the numbers N(0, scale²) that one draw of all of it would give.
+    """Fill a table [N, D] from N(0, scale²), with the same numbers as a single draw.
 
-    It goes over the table once, in blocks of `rows`; a draw of all would go over it several times:
-    of a table that is larger than memory each time is one of reading and writing the disk.
+    Works in blocks of `rows`, in one pass over the table. A single draw takes several passes, each
+    of which reads and writes the disk if the table is larger than memory.
     """
-    # torch draws sixteen numbers at a time, and the last sixteen anew where some are left over.
+    # torch draws 16 numbers at a time, and redraws the last 16 if the count is not a multiple.
     ends = [*range(rows, len(table) - rows + 1, rows), len(table)]
     for start, end in pairwise([0, *ends]):
         nn.init.normal_(table[start:end], std=scale, generator=generator)

@@ -1,4 +1,4 @@
-"""Queries without a table: each is the mean of the candidates that it met."""
+"""`MeanOfCandidates`: queries have no table; each is the mean of the candidates that it met."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from evergram.encoders.graph_encoders import adjacency
 
 
 class MeanOfCandidates(Encoder):
-    """u_a = the mean of v_b over the candidates b that a met, each once; v_b are rows of a table.
+    """u_a = the mean of v_b over the distinct candidates b that a met; v_b are rows of a table.
 
-    The loss of a training pair (a, b) sees the mean of a's other candidates: with its own in it, a
-    pair would be high by |v_b|² alone. A query of one pair has the zero vector there. All else, the
-    penalty and every evaluation, sees the mean of all. With `normalize` rows of the table are
-    scaled to unit norm, and so are their means.
+    In the loss of a training pair (a, b), u_a is the mean of a's other candidates, because with b
+    the score would include |v_b|²; it is zero for a query with one pair. The penalty and evaluation
+    use the mean of all candidates. `normalize` scales the rows of the table and the means to unit
+    norm.
 
-    The interactions are those of the corpus that it is applied to. A candidate that it was not
-    trained on has the zero vector and is in no mean; a query without a known one has zero.
+    The means use the interactions of the corpus that the encoder is applied to. An unknown
+    candidate has the zero vector and is left out of means; a query without known candidates is
+    zero.
 
     Args:
         scale: standard deviation of the initial rows.
-        generator: draws them.
-    Source: docs/method.md, "Queries as means". Kabbur et al. 2013 (FISM) leave out a pair's own
-        candidate, too; their queries are sums over a second table.
+        generator: draws the initial rows.
+    Source: docs/method.md, "Queries as means". Kabbur et al. 2013 (FISM) also leave out a pair's
+        candidate; their queries are sums over a second table.
     """
 
     kind = "mean_of_candidates"
@@ -77,31 +78,31 @@ class _Met:
     """The candidates that each of Q queries met.
 
     Args:
-        queries: int64 [Q], rows of the scene.
+        queries: int64 [Q], row numbers in the scene.
     """
 
     def __init__(self, scene: Scene, queries: Tensor) -> None:
         graph = scene.graph
         if graph is None:
-            raise ValueError("This scene has no graph; make it with `read` of the encoder.")
-        # Queries come first among a graph's nodes, and candidates after them.
+            raise ValueError("This scene has no graph; create it with the encoder's `read`.")
+        # The graph's nodes are first the queries, then the candidates.
         offsets, nodes = graph.crow_indices(), graph.col_indices()
         first = offsets.index_select(0, queries).long()
         counts = offsets.index_select(0, queries + 1).long() - first
         self.offsets = functional.pad(counts.cumsum(0), (1, 0))
         start = torch.repeat_interleave(first - self.offsets[:-1], counts)
-        places = torch.arange(len(start), device=start.device) + start
-        self.candidates = nodes.index_select(0, places).long() - scene.size("query")
+        edges = torch.arange(len(start), device=start.device) + start
+        self.candidates = nodes.index_select(0, edges).long() - scene.size("query")
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Return the sum of each query's candidates, [Q, D] of [N, D]."""
+        """Sum the candidates' rows [N, D] for each query, [Q, D]."""
         return functional.embedding_bag(
             self.candidates, rows, self.offsets, mode="sum", include_last_offset=True
         )
 
 
 class _Means(Embeddings):
-    """Embeddings of which a query's are computed from its candidates, when they are asked for."""
+    """Embeddings that compute queries from their candidates, on demand."""
 
     def __init__(self, encoder: MeanOfCandidates, scene: Scene) -> None:
         self.encoder = encoder
@@ -110,20 +111,20 @@ class _Means(Embeddings):
     def rows(self, side: str, ids: Tensor) -> Tensor:
         if side == "candidate":
             return self._candidates(ids)
-        queries, place = torch.unique(ids, return_inverse=True)
+        queries, inverse = torch.unique(ids, return_inverse=True)
         sums, counts, _ = self._summed(queries)
-        return self._means(sums, counts).index_select(0, place)
+        return self._means(sums, counts).index_select(0, inverse)
 
     def of_pairs(self, query: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
-        queries, place = torch.unique(query, return_inverse=True)
-        sums, counts, own = self._summed(queries, candidate)
-        whole = self._means(sums, counts).index_select(0, place)
-        # A pair's candidate is one of its query's: a pair is of the scene.
-        known = (self.scene.ids("candidate")[candidate] >= 0).long()
-        left = counts.index_select(0, place) - known
-        others = sums.index_select(0, place) - own
-        others = torch.where((left > 0)[:, None], others, 0.0)  # without what rounding leaves
-        return whole, self._means(others, left)
+        queries, inverse = torch.unique(query, return_inverse=True)
+        sums, counts, rows = self._summed(queries, candidate)
+        whole = self._means(sums, counts).index_select(0, inverse)
+        # The pairs belong to the scene, so each sum contains the pair's candidate.
+        is_known = (self.scene.ids("candidate")[candidate] >= 0).long()
+        other_counts = counts.index_select(0, inverse) - is_known
+        others = sums.index_select(0, inverse) - rows
+        others = torch.where((other_counts > 0)[:, None], others, 0.0)  # no rounding residue
+        return whole, self._means(others, other_counts)
 
     def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
         device = self.scene.ids(side).device
@@ -135,25 +136,24 @@ class _Means(Embeddings):
     def _summed(
         self, queries: Tensor, candidate: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sum and the number of each query's known candidates, [Q, D] and int64 [Q], and
-        the rows of `candidate`, [B, D]. Each candidate is read from the table once.
+        """Return the sum [Q, D] and the number, int64 [Q], of each query's known candidates, and
+        the vectors of `candidate`, [B, D]. Each candidate is read from the table once.
 
         Args:
-            candidate: int64 [B]; None is none.
+            candidate: int64 [B], or None.
         """
         met = _Met(self.scene, queries)
         ids = self.scene.ids("candidate")
-        asked = met.candidates[:0] if candidate is None else candidate
-        is_read = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-        is_read[met.candidates] = True
-        is_read[asked] = True
-        read = torch.nonzero(is_read).flatten()
-        place = is_read.cumsum(0) - 1
-        rows = self._candidates(read)
-        known = functional.pad((ids[met.candidates] >= 0).cumsum(0), (1, 0))
-        counts = known[met.offsets].diff()
-        met.candidates = place[met.candidates]
-        return met.sums(rows), counts, rows.index_select(0, place[asked])
+        candidate = met.candidates[:0] if candidate is None else candidate
+        is_used = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        is_used[met.candidates] = True
+        is_used[candidate] = True
+        rows = self._candidates(torch.nonzero(is_used).flatten())
+        row_of = is_used.cumsum(0) - 1
+        known_before = functional.pad((ids[met.candidates] >= 0).cumsum(0), (1, 0))
+        counts = known_before[met.offsets].diff()
+        met.candidates = row_of[met.candidates]
+        return met.sums(rows), counts, rows.index_select(0, row_of[candidate])
 
     def _candidates(self, ids: Tensor) -> Tensor:
         inputs = self.scene.inputs["candidate"]

@@ -1,5 +1,5 @@
-"""`EncoderModules`, the user's own modules with functions that make their inputs from ids, and the
-`ModuleEncoder` that they make."""
+"""`EncoderModules`, the user's own modules with functions that look up their inputs, and
+`ModuleEncoder`, the encoder made from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evergram.encoders.mapped_tensors import join_blocks
 from evergram.errors import DataError, ShapeError
 from evergram.ids import refuse_missing
 
-# Makes a module's input from B ids: a tensor, or a tuple or a dict of tensors.
+# Returns a module's input for B ids: a tensor, or a tuple or dict of tensors.
 Collate = Callable[[list[Any]], Any]
 
 
@@ -29,19 +29,19 @@ Collate = Callable[[list[Any]], Any]
 class EncoderModules:
     """Your own query module and candidate module, to train instead of a built-in encoder.
 
-    A module is called as `module(inputs)`; as `module(*inputs)` if the inputs are a tuple, and as
-    `module(**inputs)` if they are a dict. It returns float [B, D], with one D for both sides. The
-    modules are never changed: every training starts from a copy of them. Dense parameters are
-    trained by Adam at `training.layer_rate`, tables `nn.Embedding(…, sparse=True)` by row-wise
-    Adagrad at `training.table_rate`, and parameters without `requires_grad` not at all.
+    A module is called as `module(inputs)`, `module(*inputs)` for a tuple, or `module(**inputs)` for
+    a dict. It returns float [B, D], with the same D on both sides. Training copies the modules and
+    never changes them. Adam trains dense parameters at `training.layer_rate`, row-wise Adagrad
+    trains tables `nn.Embedding(…, sparse=True)` at `training.table_rate`, and parameters without
+    `requires_grad` stay fixed.
 
     Args:
-        query, candidate: the modules; one module may serve both sides.
-        query_inputs, candidate_inputs: make a module's input from a list of B ids, as the corpus
-            has them (int or str). They give the same input for the same id.
-        new_ids: True if they know ids that the version was not trained on; if False, such an id
-            gets the zero vector.
-        batch_size: entities in a forward pass without gradient.
+        query, candidate: the modules; may be the same module.
+        query_inputs, candidate_inputs: functions from a list of B ids (int or str, as in the
+            corpus) to the input of a module, always the same for the same id.
+        new_ids: True if they accept ids that the version was not trained on; if False, such ids
+            get the zero vector.
+        batch_size: number of entities in a forward pass without gradient.
 
     >>> import torch
     >>> from torch import nn
@@ -64,15 +64,15 @@ class EncoderModules:
         return f"EncoderModules(query={query}, candidate={candidate})"
 
     def copied(self) -> EncoderModules:
-        """Return the same with copies of the modules; the copies share what the modules share."""
+        """Return a copy with copied modules; modules that share parameters still share them."""
         query, candidate = deepcopy((self.query, self.candidate))
         return replace(self, query=query, candidate=candidate)
 
 
 def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
-    """Return [B, D] of a side's module for B ids.
+    """Return the output [B, D] of a side's module for B ids.
 
-    Raises: ShapeError: it returns another shape.
+    Raises: ShapeError: the output has another shape.
     """
     module: nn.Module = getattr(modules, side)
     collate: Collate = getattr(modules, f"{side}_inputs")
@@ -112,12 +112,12 @@ def _moved(inputs: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class IdScene(Scene):
-    """A corpus as the user's modules see it: its ids.
+    """A corpus translated for the user's modules: its ids.
 
     Args:
-        keys: of each side, the N ids in the corpus's row order.
-        usable: of each side, bool [N], True if the modules know the id.
-        schema: of the encoder.
+        keys: for each side, the N ids in the corpus's row order.
+        usable: for each side, bool [N], True if the modules accept the id.
+        schema: the encoder's schema.
     """
 
     keys: Mapping[str, pa.Array] = field(default_factory=dict)
@@ -138,8 +138,8 @@ class ModuleEncoder(Encoder):
     """The encoder of a user's query module and candidate module.
 
     Args:
-        modules: used as they are; pass `modules.copied()` to train a copy.
-        schema: the ids that it is trained on.
+        modules: used without copying; pass `modules.copied()` to train a copy.
+        schema: the training ids.
         dim: D of both modules.
         normalize: True scales rows to unit norm.
     """
@@ -158,7 +158,7 @@ class ModuleEncoder(Encoder):
     def of(
         cls, modules: EncoderModules, corpus: Corpus, *, normalize: bool = False
     ) -> ModuleEncoder:
-        """Return the encoder of a corpus's ids; one entity of each side tells D.
+        """Return the encoder for a corpus's ids; embeds one entity of each side to find D.
 
         Raises: ShapeError: a module does not return [B, D], or the two D differ.
         """
@@ -174,19 +174,19 @@ class ModuleEncoder(Encoder):
         if dims["query"] != dims["candidate"]:
             raise ShapeError(
                 f"The query module returns {dims['query']} dimensions and the candidate module "
-                f"{dims['candidate']}; both must return [B, D] with one D."
+                f"{dims['candidate']}; both must return [B, D] with the same D."
             )
         schema = Schema.of(corpus, features=False)
         return cls(modules, schema, dims["query"], normalize)
 
     def copied(self) -> ModuleEncoder:
-        """Return the same encoder with modules of its own."""
+        """Return a copy with copied modules."""
         modules = self.encoder_modules.copied()
         return ModuleEncoder(modules, self.schema, self.dim, self.normalize)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings that an artefact records beside its tensors and ids."""
+        """The settings that an artefact records with its tensors and ids."""
         return {"dim": self.dim, **({"normalize": True} if self.normalize else {})}
 
     def read(self, corpus: Corpus) -> IdScene:
@@ -203,7 +203,7 @@ class ModuleEncoder(Encoder):
         return scene.usable[side]
 
     def embed(self, side: str, ids: list[Any]) -> Tensor:
-        """Return [B, D] of B usable ids; differentiable."""
+        """Return the vectors [B, D] of B usable ids; differentiable."""
         with self.mixed_precision():
             rows = outputs_of(self.encoder_modules, side, ids)
         return self.normalized(rows)
@@ -216,17 +216,17 @@ class ModuleEncoder(Encoder):
         batch_size: int | None = None,
         convert_to_numpy: bool = True,
     ) -> NDArray[np.float32] | Tensor:
-        """Return the embeddings [N, D] of N ids, without gradient and in evaluation mode.
+        """Return the embeddings [N, D] of N ids, in evaluation mode and without gradient.
 
         Args:
-            ids: a list, an array or a table with the one column "id", or a `Corpus`, for all of its
-                side. Ids that the modules do not know have the vector zero.
-            batch_size: of a forward pass; `EncoderModules.batch_size` by default.
-        Raises: DataError: the side is neither "query" nor "candidate"; the ids are of another type
-            than those of the training, an id is missing, or there is more than ids.
+            ids: a list, an array, a table whose only column is "id", or a `Corpus`, for all ids of
+                a side. Ids that the modules do not accept get zeros.
+            batch_size: number of ids in a forward pass; `EncoderModules.batch_size` by default.
+        Raises: DataError: the side is neither "query" nor "candidate", ids have another type than
+            in training, an id is missing, or there are other columns.
         """
         if side not in SIDES:
-            raise DataError(f"There is no side {side!r}; give 'query' or 'candidate'.")
+            raise DataError(f"The side {side!r} is unknown; give 'query' or 'candidate'.")
         size = self.encoder_modules.batch_size if batch_size is None else batch_size
         if size < 1:
             raise DataError(f"batch_size is {size}; it must be at least 1.")
@@ -237,7 +237,7 @@ class ModuleEncoder(Encoder):
             if set(columns) != {ID}:
                 what = next((f"{n!r} was given" for n in columns if n != ID), "no id was given")
                 raise DataError(
-                    f"An encoder of your own modules reads ids alone, and {what}; give a list of "
+                    f"An encoder of your own modules reads only ids, but {what}; give a list of "
                     "ids, and let query_inputs and candidate_inputs look up their features."
                 )
             keys = columns[ID]
@@ -248,17 +248,17 @@ class ModuleEncoder(Encoder):
         return vectors.numpy() if convert_to_numpy else vectors
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the modules once, under the first of its names.
+        """Return the distinct tensors of the modules; a shared one has its first name.
 
-        Raises: DataError: the state of a module holds something other than tensors.
+        Raises: DataError: a module's state contains something other than tensors.
         """
         distinct: dict[int, str] = {}
         tensors: dict[str, Tensor] = {}
         for name, value in self.state_dict(keep_vars=True).items():
             if not isinstance(value, Tensor):
                 raise DataError(
-                    f"{name} of the encoder's state is {type(value).__name__}; only tensors can be "
-                    "published, so remove get_extra_state from the module."
+                    f"{name} in the encoder's state is a {type(value).__name__}; only tensors can "
+                    "be published, so remove get_extra_state from the module."
                 )
             if distinct.setdefault(id(value), name) == name:
                 tensors[name] = value.detach()
@@ -275,24 +275,24 @@ class ModuleEncoder(Encoder):
 
 
 class _OfIds(Embeddings):
-    """Embeddings of a scene's ids, computed on demand."""
+    """The embeddings of a scene's ids, computed on demand."""
 
     def __init__(self, encoder: ModuleEncoder, scene: IdScene) -> None:
         self.encoder = encoder
         self.scene = scene
 
     def rows(self, side: str, ids: Tensor) -> Tensor:
-        # An entity that a batch has more than once passes through its module once.
-        distinct, place = torch.unique(ids, return_inverse=True)
+        # Embed repeated entities of a batch only once.
+        distinct, inverse = torch.unique(ids, return_inverse=True)
         distinct = distinct.cpu()
         usable = self.scene.usable[side][distinct]
         keys = self.scene.keys[side].take(pa.array(distinct[usable].numpy())).to_pylist()
         if bool(usable.all()):
-            return self.encoder.embed(side, keys)[place]
+            return self.encoder.embed(side, keys)[inverse]
         rows = torch.zeros(len(distinct), self.encoder.dim, device=self.encoder.device)
         if keys:
             rows[usable.to(rows.device)] = self.encoder.embed(side, keys)
-        return rows[place]
+        return rows[inverse]
 
     def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
         size = min(batch_size, self.encoder.encoder_modules.batch_size)
@@ -313,29 +313,29 @@ def restore_module_encoder(
     """Return a published encoder in evaluation mode, in copies of the modules.
 
     Args:
-        version: of the encoder, such as "version 1", for errors.
+        version: the encoder's version, such as "version 1", for error messages.
     Raises: ShapeError: the modules have other tensors.
     """
     encoder = ModuleEncoder(modules.copied(), schema, **options).cpu()
-    own = encoder.tensors()
-    mine, theirs = ({n: (v.shape, v.dtype) for n, v in e.items()} for e in (own, tensors))
-    if mine != theirs:
-        differing = sorted(n for n in mine | theirs if mine.get(n) != theirs.get(n))
+    current = encoder.tensors()
+    given, published = ({n: (v.shape, v.dtype) for n, v in e.items()} for e in (current, tensors))
+    if given != published:
+        differing = sorted(n for n in given | published if given.get(n) != published.get(n))
         raise ShapeError(
-            f"These are not the modules of {version}, whose tensors differ in name, shape or "
-            f"type: {', '.join(differing[:3])}{' …' if len(differing) > 3 else ''}; give the "
-            "modules that it was trained with."
+            f"These are not the modules of {version}: tensors differ in name, shape or type "
+            f"({', '.join(differing[:3])}{' …' if len(differing) > 3 else ''}). Give the modules "
+            "that it was trained with."
         )
     with torch.no_grad():
         for name, value in tensors.items():
-            own[name].copy_(value)
+            current[name].copy_(value)
     return encoder.eval()
 
 
 def check_vectors(
     encoder: ModuleEncoder, side: str, ids: pa.Array, published: Tensor, version: str
 ) -> None:
-    """Check that an encoder gives the published vectors of these ids.
+    """Check that an encoder reproduces the published vectors of these ids.
 
     Args:
         ids: n ids of its schema, as strings.
@@ -352,7 +352,6 @@ def check_vectors(
     error = float((vectors - published).norm() / published.norm().clamp(min=1e-12))
     if not error < 0.01:
         raise DataError(
-            f"With these modules the {side} vectors of {version} differ by {error:.0%} from those "
-            "that were published; give the modules and the functions that make their inputs as "
-            "they were when it was trained."
+            f"With these modules, the {side} vectors of {version} differ by {error:.0%} from the "
+            "published ones; give the same modules and input functions as in training."
         )

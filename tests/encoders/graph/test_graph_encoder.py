@@ -392,5 +392,5 @@ def test_a_scene_without_interactions_is_refused() -> None:
     encoder = encoder_of(data)
     assert isinstance(encoder, MeanOfCandidates)
     embeddings = encoder(Scene(encoder.read(data).inputs))
-    with pytest.raises(ValueError, match=r"has no graph; make it with `read` of the encoder"):
+    with pytest.raises(ValueError, match=r"has no graph; create it with the encoder"):
         embeddings.rows("query", torch.tensor([0]))
