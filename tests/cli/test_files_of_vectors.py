@@ -152,7 +152,7 @@ def test_export_writes_a_version_as_the_readers_see_it(evergram: Command, tmp_pa
     table = pq.read_table(out)
     assert table["id"].to_pylist() == list(range(300))
     np.testing.assert_allclose(np.stack(table["vector"].to_numpy()), read_as(2, 0), atol=1e-5)
-    assert f"{out} is there already" in evergram.refused(*export)
+    assert f"{out} already exists" in evergram.refused(*export)
     again = evergram(*export, "--force").out
     assert again == f"file: {out}\nrows: 300\ndim: 6\nside: object\nversion: 2\nas: 0\n"
 

@@ -589,7 +589,7 @@ VECTORS = [
     imported("ids twice", vectors(V, ["id0", *IDS[:-1]])),
     imported("pickled objects", npy(np.array([Trap()] * 3, dtype=object), pickled=True), "b.npy"),
     imported("a Parquet named as Arrow", CLICKS, "bad.arrow"),
-    aligned("no id in common", vectors(V, [f"other{i}" for i in range(ROWS)])),
+    aligned("no ids in common", vectors(V, [f"other{i}" for i in range(ROWS)])),
     aligned("no ids", npy(V)),
     aligned(
         "a vector too long, of an object that the old file lacks",

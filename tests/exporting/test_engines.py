@@ -123,7 +123,7 @@ def test_what_would_overflow_in_the_past_version_is_refused(tmp_path: Path) -> N
     view = lineage.view(0)
     large = np.full((1, DIMS[0]), 3e38, dtype=np.float32)
     column = pa.array([None, large[0].tolist()], pa.list_(pa.float32()))
-    too_large = r"\(column 'vector'\) has numbers as large as \S+, and read as version 0"
+    too_large = r"\(column 'vector'\) has numbers as large as \S+, and reading it as version 0"
     with pytest.raises(DataError, match=rf"Row 2 of a batch: its vector {too_large}"):
         arrow_function(view)(pa.table({"vector": column}))
     with pytest.raises(DataError, match=r"Row 1 has numbers as large as 3e\+38"):

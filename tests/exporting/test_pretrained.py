@@ -121,8 +121,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ([1.5], "candidate", "'id' holds double"),
     ([103, 2**63], "candidate", "'id' cannot be read"),
     (np.array([2**63], np.uint64), "candidate", "9223372036854775808"),
-    ("ann", "query", "One str was given; give a list"),
-    ({"id": 103}, "candidate", "One dict was given; give a list"),
+    ("ann", "query", "A single str was given; give a list"),
+    ({"id": 103}, "candidate", "A single dict was given; give a list"),
     ([{}], "candidate", "No ids and no features"),
 ]
 

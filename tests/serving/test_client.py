@@ -205,5 +205,5 @@ def test_texts_are_encoded_by_role_at_their_version_and_cut(tmp_path: Path) -> N
             assert_allclose(rows, as_version_0(lineage, sent, prompt), rtol=1e-4, atol=1e-3)
         cut = whole[:, :4] / np.linalg.norm(whole[:, :4], axis=1, keepdims=True)
         assert_allclose(client.encode(TEXTS, version=0, dimensions=4), cut, atol=1e-4)
-        with pytest.raises(EvergramError, match="is not cut to 5"):
+        with pytest.raises(EvergramError, match="cannot be truncated to 5"):
             client.encode(TEXTS, version=0, dimensions=5)

@@ -470,7 +470,7 @@ def test_a_file_of_cut_vectors_carries_no_fingerprint(
     rows = np.array(table["vector"].to_pylist())
     assert_allclose(rows, unit(whole.numpy()[:, :8]), atol=1e-6)
     assert not [key for key in table.schema.metadata or {} if key.startswith(b"evergram")]
-    assert "is not cut to 5" in evergram.refused(*export, "--dimensions", 5, "--force")
+    assert "cannot be truncated to 5" in evergram.refused(*export, "--dimensions", 5, "--force")
 
 
 def test_a_later_version_with_an_encoder_changes_nothing_for_old_clients(tmp_path: Path) -> None:

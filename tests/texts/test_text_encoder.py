@@ -198,7 +198,9 @@ def test_only_declared_numbers_and_all_are_allowed() -> None:
     for asked, dims in ((None, None), (8, None), (4, 4)):
         assert checked_dims(asked, 8, (2, 4), 1) == dims
     for wrong in (0, 3, 9, -1):
-        with pytest.raises(DataError, match=rf"8 dimensions and is not cut to {wrong}; .* 2, 4. "):
+        with pytest.raises(
+            DataError, match=rf"8 dimensions and cannot be truncated to {wrong}; .* 2, 4. "
+        ):
             checked_dims(wrong, 8, (4, 2), 1)
     with pytest.raises(DataError, match="declares none"):
         checked_dims(4, 8, (), 1)
@@ -243,7 +245,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert_array_equal(canary_vectors(again), encoder.encode(record.texts))
     assert again.mismatch(encoder) is None
     for wrong in (0, 11):
-        with pytest.raises(DataError, match=f"have 10 coordinates and cannot be cut to {wrong}"):
+        with pytest.raises(DataError, match=f"have 10 dims and cannot be truncated to {wrong}"):
             record_of(encoder, [wrong])
 
 
@@ -257,7 +259,7 @@ def test_other_prompts_dims_weights_and_vectors_are_mismatches(
     weighed = record.model_copy(update={"fingerprint": "weights:00"})
     assert weighed.mismatch(encoder) is None
     monkeypatch.setattr(encoder, "fingerprint", "weights:11")
-    assert weighed.mismatch(encoder) == "its weights are others"
+    assert weighed.mismatch(encoder) == "it has other weights"
     monkeypatch.undo()
     then = canary_vectors(record)
     assert record.canary_mismatch(then * 1.02) is None
@@ -285,7 +287,7 @@ def test_a_damaged_record_is_refused() -> None:
 def test_an_encoder_that_gives_only_zeros_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights are not at hand, and zeros are those of any model that fails."""
     monkeypatch.setattr(text_encoders, "first", lambda texts: np.zeros((len(texts), 10)))
-    with pytest.raises(DataError, match="gives vectors of zeros for all canary texts"):
+    with pytest.raises(DataError, match="returns zeros for all canary texts"):
         record_of(open_text_encoder(ADDRESSES[0]))
 
 

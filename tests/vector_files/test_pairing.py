@@ -72,7 +72,7 @@ def test_pairs_are_those_of_a_dictionary(
         if i in known
     }
     if not expected:
-        with pytest.raises(DataError, match="no id in common"):
+        with pytest.raises(DataError, match="no ids in common"):
             Pairing(old, new)
         return
     pairing = Pairing(old, new)

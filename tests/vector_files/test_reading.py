@@ -102,9 +102,9 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (array(np.array(put(1, -1e300))), "row 2 .*id 1.*too large for float32"),
     (array(np.array(put(1, float("nan")))), "row 2 .*id 1.*NaN"),
     # Arrays, and ids beside them.
-    (array(VECTORS[:0]), "holds no vectors"),
+    (array(VECTORS[:0]), "has no vectors"),
     (array(VECTORS[0]), r"float64 of shape \[4\]"),
-    (array(VECTORS.astype(np.int64)), "holds int64"),
+    (array(VECTORS.astype(np.int64)), "has int64"),
     (array(np.array([["a", {}]], dtype=object)), "never unpickled"),
     (with_ids("a\nb\n"), "has 2 ids and .* 5 vectors"),
     (with_ids("a\nb\n\nc\nd\n"), "line 3 has no id"),
@@ -113,15 +113,15 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
         parquet(TEXT, pa.array([*VECTORS.tolist()[:3], [1.0, 2.0], [0.0] * 4])),
         r"row 4 \(id 'object-0'\).*has 2 numbers.*first row has 4",
     ),
-    (parquet(TEXT, lists(pa.float32(), "fixed", put(3, None))), "row 4 .*holds a null"),
+    (parquet(TEXT, lists(pa.float32(), "fixed", put(3, None))), "row 4 .*has a null"),
     (parquet(TEXT, pa.array([*VECTORS.tolist()[:4], None])), "row 5 .*is missing"),
     (parquet(TEXT, pa.array([[]] * 5, pa.list_(pa.float32()))), "no vectors"),
     (parquet([*TEXT[:3], None, "x"], GOOD), "row 4 has no id"),
     (parquet([1.5] * 5, GOOD), "column 'id' is double"),
-    (parquet(pa.array([2**63] * 5, pa.uint64()), GOOD), "no 64-bit integer"),
+    (parquet(pa.array([2**63] * 5, pa.uint64()), GOOD), "not a 64-bit integer"),
     (parquet(TEXT, pa.array([1.0] * 5)), "column 'vector' is double"),
     (parquet(TEXT, pa.array([[1, 2]] * 5)), "is list<element: int64>"),
-    (parquet(pa.array(TEXT)[:0], GOOD[:0]), "holds no vectors"),
+    (parquet(pa.array(TEXT)[:0], GOOD[:0]), "has no vectors"),
     (parquet(pa.nulls(0), pa.nulls(0, pa.list_(pa.null()))), "it has no rows"),
     # Files and paths; nothing is taken for a Python object.
     (wrong_array(b"\x93NUM"), "is not a NumPy array"),
@@ -129,9 +129,9 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (wrong_array(b"\x80\x04 a pickle"), "is a pickle, which is never opened"),
     *((junk("x" + suffix), "cannot be read") for suffix in (".parquet", ".arrow")),
     (junk("x.npy"), "in spite of|cannot be read"),
-    (junk("x.txt"), r"no known format; the known ones end in \.parquet"),
+    (junk("x.txt"), r"an unsupported format; supported suffixes are \.parquet"),
     (lambda folder: folder, "is a folder"),
-    (lambda folder: folder / "none.npy", "is not there"),
+    (lambda folder: folder / "none.npy", "does not exist"),
 ]
 
 
@@ -271,7 +271,10 @@ def test_embeddings_are_fixed_size_lists(tmp_path: Path) -> None:
     ids, vectors = read_embeddings(path)
     assert (ids.to_pylist(), torch.equal(vectors, ROWS)) == (TEXT, True)
     for table, message in [
-        ({"id": [1], "vector": [[1.0]]}, r"column 'vector' is list.*; a fixed-size list is needed"),
+        (
+            {"id": [1], "vector": [[1.0]]},
+            r"column 'vector' is list.*; it must be a fixed-size list",
+        ),
         ({"id": [1]}, "not a readable file of embeddings"),
     ]:
         pq.write_table(pa.table(table), path)
@@ -347,7 +350,11 @@ def test_ids_and_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> Non
     one = [(pa.array(["a\nb"]), torch.ones(1, 2))]
     with pytest.raises(DataError, match=r"'a\\nb' has a line break"):
         write_vectors(tmp_path / "x.npy", one)
-    for name, message in (("x.txt", "known format"), ("no/x.npy", "is not there"), (".", "folder")):
+    for name, message in (
+        ("x.txt", "unsupported format"),
+        ("no/x.npy", "does not exist"),
+        (".", "folder"),
+    ):
         with pytest.raises(DataError, match=message):
             write_vectors(tmp_path / name, one)
     assert write_vectors(tmp_path / "x.parquet", one) == 1
@@ -361,14 +368,14 @@ def test_nothing_is_written_over_unless_it_may_be(tmp_path: Path, name: str) -> 
     one, other = (blocks_of(ids, torch.full((5, 2), float(n)), 2) for n in (1, 2))
     write_vectors(path, one, {FINGERPRINT: "sha256:a"}, overwrite=False)
     written = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(DataError, match="is there already and is not written over"):
+    with pytest.raises(DataError, match="already exists; give another name"):
         write_vectors(path, other, overwrite=False)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == written
     for mine in written:
         for written_name in written:
             (tmp_path / written_name).unlink(missing_ok=True)
         (tmp_path / mine).write_text("mine")
-        with pytest.raises(DataError, match=f"{mine} is there already"):
+        with pytest.raises(DataError, match=f"{mine} already exists"):
             write_vectors(path, blocks_of(ids, torch.ones(5, 2), 2), overwrite=False)
         assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(mine, "mine")]
         assert write_vectors(path, blocks_of(ids, torch.ones(5, 2), 2)) == 5

@@ -1,9 +1,9 @@
-"""Text encoders of others, and the record by which a version recognises its own.
+"""Pretrained text encoders, and records that identify the encoder of a version.
 
-`text_encoder`: `TextEncoder`, from texts to vectors [n, D], with prompts for queries and documents.
-`addresses` opens one by its address: of an installed package, behind an OpenAI-compatible
-endpoint, or a Python function. `record` keeps canaries with vectors and versions, by which it
-opens the recorded encoder and notices when it is replaced.
+`text_encoder`: `TextEncoder` maps texts to vectors [n, D], with prompts for queries and documents.
+`addresses` opens one by address: a model of an installed package, an OpenAI-compatible endpoint, or
+a Python function. `record` stores an encoder's address and canary vectors with vectors and
+versions, to open the same encoder again and notice if it was replaced.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The record of a text encoder, kept with its vectors: where it is, how to know it again, and the
-encoder that is, and stays, the one that it describes."""
+"""`TextEncoderRecord` identifies the text encoder that made some vectors, by its address, weights
+and canaries; `RecordedEncoder` checks an encoder against its record."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from evergram.errors import DataError, ServiceError
 from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
 from evergram.texts.text_encoder import Prompts, TextEncoder, Vectors
 
-# In place of an address: the one that the record names.
+# Stands for the address in the record.
 RECORDED = "recorded"
-# Of several lengths, scripts and subjects, so that another tokenizer, another pooling and another
-# model show; none is anybody's data.
+# Texts of several lengths, scripts and subjects, so that another tokenizer, pooling or model gives
+# different vectors; none is user data.
 CANARIES = (
     "The river flows from the mountains to the sea.",
     "query: how do I change my password?",
@@ -31,32 +31,31 @@ CANARIES = (
     "3.14159",
     "A contract is binding once both parties have signed it; oral amendments are void.",
 )
-# ‖now − then‖ over ‖then‖ of a canary, at most. Hosted models and other machines round by up to
-# about 0.01; 0.03 is a cosine of 0.9995, and another model is far beyond it.
+# The largest relative difference of a canary from its recorded vector. Hosted models and other
+# machines differ by about 0.01; 0.03 is a cosine of 0.9995, and other models differ far more.
 SAME = 0.03
 
 
 def distances(now: Vectors, then: Vectors) -> npt.NDArray[np.floating]:
-    """Return ‖now − then‖ / ‖then‖ of each text, [n], of vectors [n, D]."""
+    """Return ‖now − then‖ / ‖then‖ of each text, [n], for vectors [n, D]."""
     length = np.linalg.norm(then, axis=1)
-    apart = np.linalg.norm(now - then, axis=1)
-    # A zero vector, which a static model gives to a text of unknown tokens, must stay zero.
-    far = np.where(length > 0, apart / np.where(length > 0, length, 1), np.where(apart > 0, 2, 0))
-    return cast("npt.NDArray[np.floating]", far)
+    error = np.linalg.norm(now - then, axis=1)
+    # Static models give zeros to texts of unknown tokens; zeros must stay zeros.
+    ratio = np.where(length > 0, error / np.where(length > 0, length, 1), np.where(error > 0, 2, 0))
+    return cast("npt.NDArray[np.floating]", ratio)
 
 
 class TextEncoderRecord(BaseModel):
-    """The encoder that made the vectors of a file or a version.
+    """Identifies the encoder that made the vectors of a file or a version.
 
     Args:
-        address: where it was opened.
-        fingerprint: of its weights; None if they were not available.
+        address: the address that opened it.
+        fingerprint: a hash of its weights; None if they were not available.
         dim: D.
         prompts: by role, "query" and "document".
-        texts: canaries.
-        vectors: of these as documents, each base64 of little-endian float32 [D].
-        matryoshka: the numbers of first coordinates, below D, that its owner says its vectors may
-            be cut to, ascending.
+        texts: canary texts.
+        vectors: the canaries' vectors as documents, each base64 of little-endian float32 [D].
+        matryoshka: declared dims below D to which its vectors may be truncated, ascending.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
@@ -73,62 +72,61 @@ class TextEncoderRecord(BaseModel):
     def _whole(self) -> Self:
         cuts = self.matryoshka
         if cuts != sorted(set(cuts)) or any(not 0 < dims < self.dim for dims in cuts):
-            raise ValueError("its cuts are not ascending numbers between 1 and its dim less 1")
+            raise ValueError("its matryoshka dims must ascend, from 1 to less than its dim")
         if set(self.prompts) != {"query", "document"}:
-            raise ValueError("its prompts are not those of query and document")
+            raise ValueError("its prompts must be for query and document")
         canary_vectors(self)
         return self
 
     def mismatch(self, other: TextEncoder | TextEncoderRecord) -> str | None:
-        """Return why an encoder, or the one of another record, is not the recorded one, for a
-        sentence; None if it is. Its weights are compared where both have a fingerprint, and its
-        canaries in any case."""
+        """Return a clause that says how another encoder or record differs from this record; None if
+        it is the same. Compares canaries, and weights if both have a fingerprint."""
         prompts = prompts_of(other) if isinstance(other, TextEncoderRecord) else other.prompts
         if isinstance(other, TextEncoderRecord) and other.texts != self.texts:
-            return "its canary texts are others"
+            return "it has other canary texts"
         if prompts != prompts_of(self):
             return f"its prompts are {prompts}, not {prompts_of(self)}"
         fingerprints = {self.fingerprint, other.fingerprint}
         if None not in fingerprints and len(fingerprints) > 1:
-            return "its weights are others"
+            return "it has other weights"
         if isinstance(other, TextEncoderRecord):
             return self.canary_mismatch(canary_vectors(other))
         return self.canary_mismatch(other.encode(self.texts))
 
     def canary_mismatch(self, now: Vectors, number: int | None = None) -> str | None:
-        """Return why the canaries' vectors [n, D], or that of one `number`, are not those
-        recorded."""
+        """Return a clause that says how vectors of all canaries [n, D], or of canary `number`
+        [1, D], differ from the recorded ones; None if they do not."""
         then = canary_vectors(self)
         if now.shape[1] != self.dim:
             return f"its vectors have {now.shape[1]} dims, not {self.dim}"
-        far = distances(now, then if number is None else then[number : number + 1]).max()
-        if far <= SAME:
+        error = distances(now, then if number is None else then[number : number + 1]).max()
+        if error <= SAME:
             return None
         return (
-            f"its vectors of the canary texts differ by {far:.2g} of their length, and "
+            f"its vectors of the canary texts differ by {error:.2g} of their length, but only "
             f"{SAME} is allowed"
         )
 
 
 def record_of(encoder: TextEncoder, matryoshka: Sequence[int] = ()) -> TextEncoderRecord:
-    """Return the record of an encoder as it is now.
+    """Record an encoder's current state.
 
     Args:
-        matryoshka: the numbers of first coordinates that its vectors may be cut to.
-    Raises: DataError: one of these is not between 1 and D; or all canaries are zeros, and no
-        weights are available.
+        matryoshka: dims to which its vectors may be truncated.
+    Raises: DataError: one of these is not between 1 and D; or all canaries' vectors are zeros and
+        there is no fingerprint.
     """
     vectors = encoder.encode(CANARIES)
     if encoder.fingerprint is None and not vectors.any():
         raise DataError(
-            f"{encoder.address} gives vectors of zeros for all canary texts, by which it could be "
-            "told from no other model that fails; look at what it answers."
+            f"{encoder.address} returns zeros for all canary texts, so it could not be "
+            "distinguished from another failing model; check its output."
         )
-    wrong = [dims for dims in matryoshka if not 0 < dims <= vectors.shape[1]]
-    if wrong:
+    invalid = [dims for dims in matryoshka if not 0 < dims <= vectors.shape[1]]
+    if invalid:
         raise DataError(
-            f"Vectors of {encoder.address} have {vectors.shape[1]} coordinates and cannot be cut "
-            f"to {wrong[0]}; give numbers from 1 to {vectors.shape[1]}."
+            f"Vectors of {encoder.address} have {vectors.shape[1]} dims and cannot be truncated "
+            f"to {invalid[0]}; give numbers from 1 to {vectors.shape[1]}."
         )
     return TextEncoderRecord(
         address=encoder.address,
@@ -153,7 +151,7 @@ def canary_vectors(record: TextEncoderRecord) -> Vectors:
     """Return the recorded vectors of the canaries, [n, D]."""
     rows = [np.frombuffer(binascii.a2b_base64(row), "<f4") for row in record.vectors]
     if len(rows) != len(record.texts) or any(row.shape != (record.dim,) for row in rows):
-        raise ValueError("its canaries are not one vector of its dim for each text")
+        raise ValueError("it must have one canary vector of its dim for each text")
     vectors = np.stack(rows).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise ValueError("a canary's vector is not finite")
@@ -161,7 +159,7 @@ def canary_vectors(record: TextEncoderRecord) -> Vectors:
 
 
 def parse_record(text: str | bytes, source: str) -> TextEncoderRecord:
-    """Return a record from its JSON, which `source` holds."""
+    """Parse the JSON of a record; `source` names its file in error messages."""
     try:
         return TextEncoderRecord.model_validate_json(text)
     except ValidationError as error:
@@ -172,26 +170,26 @@ def parse_record(text: str | bytes, source: str) -> TextEncoderRecord:
 
 
 class MismatchError(ServiceError):
-    """An encoder is another than the recorded one."""
+    """An encoder differs from the recorded one."""
 
 
 class RecordedEncoder(TextEncoder):
-    """The encoder of a record, which was compared with it. Several threads may use one.
+    """An encoder that is checked against its record. Several threads may use one.
 
-    If the encoder's weights are not available, each call has a canary as the last text of its
-    batch, so that no vector is returned without one that shows the recorded model.
+    If the encoder has no fingerprint, a canary is added to each batch as its last text, so that
+    every returned vector was made by the recorded model.
     """
 
-    takes_turns: ClassVar[bool] = False  # those of `encoder` do
+    takes_turns: ClassVar[bool] = False  # `encoder` does, if it must
 
     def __init__(self, encoder: TextEncoder, record: TextEncoderRecord) -> None:
-        places = 0 if encoder.fingerprint is not None else 1
-        super().__init__(encoder.address, encoder.prompts, max(1, encoder.batch - places))
+        canaries = 0 if encoder.fingerprint is not None else 1
+        super().__init__(encoder.address, encoder.prompts, max(1, encoder.batch - canaries))
         self.encoder: TextEncoder = encoder
         self.record: TextEncoderRecord = record
-        # A vector of zeros, as of a text of unknown tokens, is that of many models.
-        telling = np.flatnonzero(canary_vectors(record).any(axis=1)).tolist()
-        self._canaries: list[int] = telling or list(range(len(record.texts)))
+        # Prefer canaries with nonzero vectors: many models give zeros to unknown tokens.
+        nonzero = np.flatnonzero(canary_vectors(record).any(axis=1)).tolist()
+        self._canaries: list[int] = nonzero or list(range(len(record.texts)))
         self._turns = count()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -203,7 +201,7 @@ class RecordedEncoder(TextEncoder):
         return self.record.dim
 
     def check(self) -> None:
-        """Compare its prompts, weights and canaries. Raises: MismatchError: it is another."""
+        """Compare its prompts, weights and canaries. Raises: MismatchError: they differ."""
         if (why := self.record.mismatch(self.encoder)) is not None:
             raise MismatchError(why)
 
@@ -229,18 +227,18 @@ def open_recorded(
     addresses: Sequence[str],
     opener: Callable[[str, Prompts], TextEncoder] = open_text_encoder,
 ) -> TextEncoder:
-    """Return the recorded encoder, opened by `opener` at one of `addresses`. "recorded" stands for
-    the address that the record names, unless it is one of `TRUSTED_ONLY`.
+    """Open the recorded encoder at one of `addresses`. "recorded" stands for the address in the
+    record, unless its kind is one of `TRUSTED_ONLY`.
 
-    Raises: MismatchError: there are only others, or none.
+    Raises: MismatchError: no address has the recorded encoder.
     """
     kind = record.address.partition(":")[0]
-    named = [address for address in addresses if address != RECORDED]
+    allowed = [address for address in addresses if address != RECORDED]
     if RECORDED in addresses and kind not in TRUSTED_ONLY:
-        named.append(record.address)
+        allowed.append(record.address)
     why = f"{record.address} is not among the addresses that may be opened (--encoder)"
-    # The likeliest first.
-    for address in sorted(dict.fromkeys(named), key=lambda a: a != record.address):
+    # Try the recorded address first.
+    for address in sorted(dict.fromkeys(allowed), key=lambda a: a != record.address):
         encoder = opener(address, prompts_of(record))
         mismatch = record.mismatch(encoder)
         if mismatch is None:
@@ -250,31 +248,30 @@ def open_recorded(
 
 
 def checked_dims(
-    asked: int | None, dim: int, declared: Sequence[int], version: int | str
+    requested: int | None, dim: int, declared: Sequence[int], version: int | str
 ) -> int | None:
-    """Return how many coordinates are kept; None if all are, as they are. Raise a DataError if
-    another number was asked for than D, the version's `dim`, and those that are declared."""
-    if asked is None or asked == dim:
+    """Return the dims to truncate to, or None to keep all. Raise a DataError if the requested
+    number is neither the version's `dim` nor declared."""
+    if requested is None or requested == dim:
         return None
-    if asked in declared:
-        return asked
+    if requested in declared:
+        return requested
     others = ", ".join(map(str, sorted(declared))) or "none ('vectors encode --matryoshka')"
     raise DataError(
-        f"Version {version} has {dim} dimensions and is not cut to {asked}; its record declares "
-        f"{others}. Give one that it has, or leave 'dimensions' out."
+        f"Version {version} has {dim} dimensions and cannot be truncated to {requested}; its "
+        f"record declares {others}. Give one of these, or leave 'dimensions' out."
     )
 
 
 def cut(vectors: Vectors, dims: int | None) -> Vectors:
-    """Return the first coordinates [n, dims] of vectors [n, D], each row of length 1. A row of
-    zeros stays one: it stands for an id that is not stored. With None, return the vectors as they
-    are."""
+    """Truncate vectors [n, D] to the first `dims` coordinates and scale each row to length 1; None
+    returns them unchanged. Rows of zeros, which stand for ids that are not stored, stay zero."""
     if dims is None:
         return vectors
-    kept = vectors[:, :dims].astype(np.float64)
-    # Scaled first, so that no square is infinite or vanishes.
-    kept /= np.maximum(np.abs(kept).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    lengths = np.linalg.norm(kept, axis=1, keepdims=True)
-    unit = np.divide(kept, lengths, out=np.zeros_like(kept), where=lengths > 0)
+    first = vectors[:, :dims].astype(np.float64)
+    # Scale first, so that squares neither overflow nor underflow.
+    first /= np.maximum(np.abs(first).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    lengths = np.linalg.norm(first, axis=1, keepdims=True)
+    unit = np.divide(first, lengths, out=np.zeros_like(first), where=lengths > 0)
     rows: Vectors = unit.astype(np.float32)
     return rows

@@ -1,7 +1,7 @@
-"""Ids and vectors in files: Parquet, Arrow and `.npy`, block by block.
+"""Read and write files of ids and vectors: Parquet, Arrow and `.npy`, block by block.
 
-`open_embeddings`: `EmbeddingFile`, which every format satisfies, and the version that a file names;
-`write_vectors` writes one; `Pairing` reads two files of vectors of the same objects side by side.
+`open_embeddings` opens a file as an `EmbeddingFile`, `write_vectors` writes one, and `Pairing`
+reads two files with vectors of the same objects in parallel.
 """
 
 from __future__ import annotations

@@ -34,36 +34,37 @@ from evergram.ids import (
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 SUFFIXES = (*PARQUET, *ARROW, ".npy")
-# The first bytes of a file of Arrow; a stream begins with the mark of a message.
-_OF_ARROW = (b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")
+# The first bytes of an Arrow file or stream.
+_ARROW_SIGNS = (b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")
 FLOATS = {pa.float16(): np.float32, pa.float32(): np.float32, pa.float64(): np.float64}
-# Rows held at once: 50 MB of 768 floats; and bytes of a column that are read at once.
+# Rows in a block (50 MB with 768 dims), and bytes of a column to read at once.
 BLOCK, READ_AHEAD = 16_384, 1 << 20
 Block = tuple[pa.Array, Tensor]
 T = TypeVar("T")
-# The version whose space the vectors are in, and the one that they were computed from.
+# The version whose space the vectors are in, and the version that embedded the objects.
 FINGERPRINT = "evergram.fingerprint"
 COMPUTED_FROM = "evergram.computed_from"
-# The encoder that made the vectors from texts: JSON of `texts.record.TextEncoderRecord`.
+# The text encoder that made the vectors: JSON of `texts.record.TextEncoderRecord`.
 TEXT_ENCODER = "evergram.text_encoder"
-# The type of the ids of a .npy file, which lie beside it as text: "int64" or "string".
+# The type of a .npy file's ids, which are in a separate text file: "int64" or "string".
 ID_TYPE = "evergram.id_type"
 
 
 def provenance_of(fingerprint: str, computed_from: str) -> dict[str, str]:
     """Return the metadata to write with vectors: the fingerprints of the version whose space they
-    are in, and of the one that embedded the objects."""
+    are in, and of the version that embedded the objects."""
     return {FINGERPRINT: fingerprint, COMPUTED_FROM: computed_from}
 
 
 def provenance_in(metadata: Mapping[Any, Any] | None) -> dict[str, str]:
-    """Return the provenance among a file's metadata, whose keys and values are bytes or text."""
-    ours = {}
+    """Select the provenance from a file's metadata, whose keys and values are bytes or text."""
+    provenance = {}
     for key, value in (metadata or {}).items():
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
         if name in (FINGERPRINT, COMPUTED_FROM, TEXT_ENCODER):
-            ours[name] = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return ours
+            text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+            provenance[name] = text
+    return provenance
 
 
 def provenance_file(path: Path) -> Path:
@@ -71,28 +72,28 @@ def provenance_file(path: Path) -> Path:
 
 
 def read_provenance_file(path: Path) -> dict[str, Any]:
-    """Return the object in the JSON file beside `path`; empty without such a file."""
-    beside = provenance_file(path)
+    """Read the provenance file of `path`; return an empty dict if it does not exist."""
+    file = provenance_file(path)
     try:
-        content = json.loads(beside.read_bytes()) if beside.is_file() else {}
+        content = json.loads(file.read_bytes()) if file.is_file() else {}
         return dict(content.items())
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{beside} is not a JSON object of provenance ({error}); remove it, or write {path} "
+            f"{file} is not a JSON object of provenance ({error}); remove it, or write {path} "
             "again."
         ) from error
 
 
 class EmbeddingFile(ABC):
-    """A file of N ids and vectors [N, D], which can be read from its front any number of times.
+    """A file of N ids and vectors [N, D], which can be read repeatedly.
 
     Args:
         path: the file.
         rows, dim: N and D.
     Attributes:
-        provenance: which version the file says that its vectors are of, see `provenance_of`.
-        has_ids: False if the ids are only the numbers of the rows.
-        column: the name of the column of vectors; None where a format has no columns.
+        provenance: the version of the vectors according to the file, see `provenance_of`.
+        has_ids: False if the ids are row numbers.
+        column: the name of the vector column; None for a format without columns.
     Raises: DataError: the file has no rows or no dims.
     """
 
@@ -101,7 +102,7 @@ class EmbeddingFile(ABC):
 
     def __init__(self, path: Path, rows: int, dim: int) -> None:
         if not rows or not dim:
-            raise DataError(f"{path} holds no vectors; it needs at least one row and one dim.")
+            raise DataError(f"{path} has no vectors; it needs at least one row and one dim.")
         self.path = path
         self.rows = rows
         self.dim = dim
@@ -118,17 +119,17 @@ class EmbeddingFile(ABC):
 
     @abstractmethod
     def _read(self, size: int) -> Iterator[Block]:
-        """Yield blocks of at most `size` rows, whose numbers `blocks` checks."""
+        """Yield blocks of at most `size` rows, unchecked."""
 
     def blocks(self, size: int = BLOCK) -> Iterator[Block]:
-        """Yield ids [b] and vectors [b, D], b ≤ size: float64 if the file has it, else float32.
+        """Yield ids [b] and vectors [b, D], b ≤ size, in float64 if the file has it, else float32.
 
-        Raises: DataError: a vector is missing, of another length, or has a NaN, an infinity or a
-            number that is infinite as float32; the error names the row and its id.
+        Raises: DataError: a vector is missing, has another length, or has a number that is not
+            finite as float32; the error names the row and its id.
         """
         start = 0
         for ids, vectors in self._read(size):
-            # Vectors are published and written as float32.
+            # Check as float32, the type in which vectors are published.
             row = first_not_finite(vectors.float())
             if row is not None:
                 raise self._error(start + row, ids[row], not_finite(vectors[row]))
@@ -138,14 +139,14 @@ class EmbeddingFile(ABC):
     def read_as(
         self, read: Callable[[Tensor], Tensor], version: int, blocks: Iterable[Block], start: int
     ) -> Iterator[Block]:
-        """Yield the blocks, of which `start` is the first row, with their vectors read as a version
-        by `read`, [b, D_j], and refuse numbers that are not finite as float32."""
+        """Yield blocks with their vectors mapped by `read` to a version, [b, D_j], and refuse
+        numbers that are not finite as float32. `start` is the first row of the blocks."""
         for ids, vectors in blocks:
-            of_version = read(vectors)
-            row = first_not_finite(of_version.float())
+            mapped = read(vectors)
+            row = first_not_finite(mapped.float())
             if row is not None:
                 raise self._error(start + row, ids[row], not_finite(vectors[row], version))
-            yield ids, of_version
+            yield ids, mapped
             start += len(ids)
 
     def _error(self, row: int, id_: pa.Scalar, what: str) -> DataError:
@@ -157,8 +158,8 @@ class EmbeddingFile(ABC):
 
 
 def first_not_finite(vectors: Tensor) -> int | None:
-    """Return the first row of [N, D] that has a NaN or an infinity; None if there is none."""
-    # The sum of finite rows is finite unless it is too large itself: then look at each row.
+    """Return the first row of [N, D] that has a NaN or an infinity; None if all are finite."""
+    # If the sum is finite, all numbers are. The sum may also overflow; then check each row.
     if bool(vectors.sum().isfinite()):
         return None
     bad = (~vectors.isfinite()).any(1).nonzero()
@@ -166,13 +167,13 @@ def first_not_finite(vectors: Tensor) -> int | None:
 
 
 def not_finite(vector: Tensor, version: int | None = None) -> str:
-    """Return what a vector [D] that is not finite as float32 has, or one of finite numbers that is
-    not finite once it is read as a version, for a sentence."""
+    """Return a clause about the number of a vector [D] that is not finite as float32, either as
+    stored, or after mapping it to a version."""
     largest = float(vector[vector.abs().argmax()])
     if version is not None:
         return (
-            f"has numbers as large as {largest:g}, and read as version {version} would have one "
-            "that is too large for float32"
+            f"has numbers as large as {largest:g}, and reading it as version {version} gives a "
+            "number too large for float32"
         )
     if bool(vector.isfinite().all()):
         return f"has a number too large for float32 ({largest:g})"
@@ -180,57 +181,57 @@ def not_finite(vector: Tensor, version: int | None = None) -> str:
 
 
 def companion(path: Path) -> Path:
-    """Return the path of the ids beside a file without them: `NAME.ids.txt`, one a line."""
+    """Return the path of the ids of a file without columns: `NAME.ids.txt`, one id per line."""
     return path.with_suffix(".ids.txt")
 
 
 class NpyVectors(EmbeddingFile):
-    """A .npy file, with the ids in a text file beside it."""
+    """A .npy file, with its ids in a text file next to it."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             start = file.read(len(NPY_SIGN))
-        # np.load would take the file for a zip or a pickle.
+        # np.load would try to read the file as a zip or a pickle.
         if start != NPY_SIGN:
             raise unreadable(path, ValueError("it is not a NumPy array"), NPY_SIGN)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 2 or array.dtype.kind != "f":
             what = f"{array.dtype} of shape {list(array.shape)}"
-            raise DataError(f"{path} holds {what}; floats [N, D] are needed.")
+            raise DataError(f"{path} has {what}; it must have floats [N, D].")
         super().__init__(path, *array.shape)
-        record, beside = read_provenance_file(path), companion(path)
+        record, id_file = read_provenance_file(path), companion(path)
         self.provenance: dict[str, str] = provenance_in(record)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
-        self.has_ids: bool = beside.is_file()
+        self.has_ids: bool = id_file.is_file()
         if self.has_ids:
-            self._ids = self._lines(beside, record.get(ID_TYPE))
+            self._ids = self._lines(id_file, record.get(ID_TYPE))
         elif record.get(ID_TYPE):
-            raise DataError(f"{beside} is missing, and {path} has its ids there; restore it.")
+            raise DataError(f"{id_file}, which has the ids of {path}, is missing; restore it.")
         else:
             self._ids = pa.array(np.arange(self.rows))
 
-    def _lines(self, beside: Path, written: str | None) -> pa.Array:
-        """Return the ids in the file beside it, which were `written` here as "int64" or "string",
-        or by another program."""
+    def _lines(self, id_file: Path, id_type: str | None) -> pa.Array:
+        """Read the ids, one per line; `id_type` is "int64" or "string" if Evergram wrote them, and
+        None if another program did."""
         try:
-            # Programs of Windows begin a file with a mark that is no part of the first id.
-            encoding = "utf-8" if written == "string" else "utf-8-sig"
-            lines = beside.read_text(encoding=encoding).removesuffix("\n").split("\n")
+            # "-sig" drops the byte-order mark that Windows programs write.
+            encoding = "utf-8" if id_type == "string" else "utf-8-sig"
+            lines = id_file.read_text(encoding=encoding).removesuffix("\n").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise DataError(
-                f"{beside} cannot be read as ids: {why}; give a text file of one id a line."
+                f"{id_file} cannot be read as ids: {why}; give a text file with one id per line."
             ) from error
         if len(lines) != self.rows:
-            both = f"{beside} has {len(lines)} ids and {self.path} {self.rows} vectors"
-            raise DataError(f"{both}; one id a line is needed.")
+            both = f"{id_file} has {len(lines)} ids, but {self.path} has {self.rows} vectors"
+            raise DataError(f"{both}; give one id per line.")
         texts = pa.array(lines, pa.string())
-        refuse_missing(texts, f"{beside} line", text_file=written != "string")
-        ids = texts if written == "string" else ids_of_text(texts)
-        if pa.types.is_floating(ids.type) or (written == "int64" and is_text(ids.type)):
+        refuse_missing(texts, f"{id_file} line", text_file=id_type != "string")
+        ids = texts if id_type == "string" else ids_of_text(texts)
+        if pa.types.is_floating(ids.type) or (id_type == "int64" and is_text(ids.type)):
             raise DataError(
-                f"The ids of {beside}, such as {texts[0]}, are numbers with a decimal point, or no "
-                "integers as those that were written; write integers, or texts that are no numbers."
+                f"The ids in {id_file}, such as {texts[0]}, have a decimal point, or are not the "
+                "integers that were written; give integers, or texts that are not numbers."
             )
         return ids
 
@@ -239,14 +240,14 @@ class NpyVectors(EmbeddingFile):
 
     def _read(self, size: int) -> Iterator[Block]:
         for start in range(0, self.rows, size):
-            # Opened anew, so that little of it stays mapped.
+            # Map the file again for each block, so that memory stays small.
             mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
             rows = np.array(mapped[start : start + size], dtype=self._dtype, order="C")
             yield self._ids.slice(start, len(rows)), torch.from_numpy(rows)
 
 
 class ColumnVectors(EmbeddingFile):
-    """A file of Parquet or Arrow, with a column of ids and a column of vectors."""
+    """A Parquet or Arrow file with a column of ids and a column of vectors."""
 
     def __init__(self, path: Path, id_column: str, vector_column: str) -> None:
         self.path, self._is_parquet = path, path.suffix.lower() in PARQUET
@@ -255,10 +256,10 @@ class ColumnVectors(EmbeddingFile):
             rows = file.metadata.num_rows if self._is_parquet else 0
         for name, role in ((id_column, "id"), (vector_column, "vector")):
             if schema.names.count(name) != 1:
-                has = ", ".join(schema.names)
-                several = "two columns" if name in schema.names else "no column"
+                names = ", ".join(schema.names)
+                count = "two columns" if name in schema.names else "no column"
                 raise DataError(
-                    f"{path} has {several} {name!r}; its columns are: {has}"
+                    f"{path} has {count} {name!r}; its columns are: {names}"
                     f"{did_you_mean(name, schema.names)}; "
                     f"name the right one with --column {role}=NAME."
                 )
@@ -266,36 +267,38 @@ class ColumnVectors(EmbeddingFile):
         if not self._is_parquet:
             rows = sum(batch.num_rows for batch in self._batches(1 << 30, [id_column]))
         if not rows:
-            # Before the types: of no rows a program may write columns of no type.
-            raise DataError(f"{path} holds no vectors; it has no rows.")
+            # Check this before the types: an empty file's columns may have the type null.
+            raise DataError(f"{path} has no vectors; it has no rows.")
         self.column: str = vector_column
         kind, id_kind = (schema.field(name).type for name in (vector_column, id_column))
         fixed = pa.types.is_fixed_size_list(kind)
         is_list = fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)
         if not is_list or kind.value_type not in FLOATS:
             raise DataError(
-                f"{path}: column {vector_column!r} is {kind}; lists of float16, float32 or float64 "
-                "are needed."
+                f"{path}: column {vector_column!r} is {kind}; it must be lists of float16, float32 "
+                "or float64."
             )
         self._dtype = FLOATS[kind.value_type]
         if pa.types.is_dictionary(id_kind):
             id_kind = id_kind.value_type
         self._id_type = pa.int64() if pa.types.is_integer(id_kind) else pa.string()
         if not (pa.types.is_integer(id_kind) or is_text(id_kind)):
-            raise DataError(f"{path}: column {id_column!r} is {id_kind}; ids are integers or text.")
+            raise DataError(
+                f"{path}: column {id_column!r} is {id_kind}; ids must be integers or text."
+            )
         dim = kind.list_size if fixed else 0
         if not fixed:
             first = next(self._batches(1, [vector_column]))[vector_column][0]
-            dim = len(first) if first.is_valid else 1  # a missing one is refused when it is read
+            dim = len(first) if first.is_valid else 1  # reading refuses a missing vector
         super().__init__(path, rows, dim)
         self.provenance: dict[str, str] = provenance_in(schema.metadata)
 
     @contextmanager
     def _opened(self, **options: Any) -> Iterator[Any]:
-        """Yield Arrow's reader; the first bytes tell a file of Arrow from a stream."""
+        """Yield Arrow's reader; the first bytes distinguish an Arrow file from a stream."""
         if self._is_parquet:
-            # Pre-buffered, row groups that were read stay in memory until the end of the file;
-            # without a buffer, a column of a whole row group is read at once.
+            # With pre_buffer, row groups stay in memory until the end of the file; without a
+            # buffer, a column of a whole row group is read at once.
             with pq.ParquetFile(self.path, buffer_size=READ_AHEAD, pre_buffer=False) as file:
                 yield file
             return
@@ -312,7 +315,7 @@ class ColumnVectors(EmbeddingFile):
                 if self._is_parquet:
                     yield from file.iter_batches(size, columns=columns)
                     return
-                count = getattr(file, "num_record_batches", None)  # None of a stream
+                count = getattr(file, "num_record_batches", None)  # None for a stream
                 for batch in file if count is None else map(file.get_batch, range(count)):
                     for start in range(0, batch.num_rows, size):
                         yield batch.slice(start, size)
@@ -321,8 +324,8 @@ class ColumnVectors(EmbeddingFile):
             raise DataError(f"{self.path} cannot be read: {why}.") from error
 
     def ids(self) -> pa.Array:
-        parts = [self._ids_of(b[self._id]) for b in self._batches(1 << 20, [self._id])]
-        return pa.concat_arrays(parts)
+        batches = self._batches(1 << 20, [self._id])
+        return pa.concat_arrays([self._ids_of(batch[self._id]) for batch in batches])
 
     def _read(self, size: int) -> Iterator[Block]:
         start = 0
@@ -336,7 +339,7 @@ class ColumnVectors(EmbeddingFile):
         try:
             return column.cast(self._id_type)
         except pa.ArrowInvalid as error:
-            raise DataError(f"{self.path}: an id is no 64-bit integer: {error}.") from error
+            raise DataError(f"{self.path}: an id is not a 64-bit integer: {error}.") from error
 
     def _vectors(self, column: pa.Array, ids: pa.Array, start: int) -> Tensor:
         def refuse(row: int, what: str) -> None:
@@ -347,10 +350,10 @@ class ColumnVectors(EmbeddingFile):
         if not pa.types.is_fixed_size_list(column.type):
             lengths = pc.list_value_length(column)
             row = pc.index(pc.not_equal(lengths, self.dim), True).as_py()
-            refuse(row, f"has {lengths[row]} numbers, and the first row has {self.dim}")
+            refuse(row, f"has {lengths[row]} numbers, but the first row has {self.dim}")
         values = column.flatten()
-        refuse(pc.index(values.is_null(), True).as_py() // self.dim, "holds a null")
-        # Copied, as Arrow's memory must not be written to.
+        refuse(pc.index(values.is_null(), True).as_py() // self.dim, "has a null")
+        # Copy, because Arrow's memory is read-only.
         flat = np.array(values.to_numpy(zero_copy_only=False), dtype=self._dtype)
         return torch.from_numpy(flat.reshape(-1, self.dim))
 
@@ -358,17 +361,17 @@ class ColumnVectors(EmbeddingFile):
 def open_embeddings(
     path: Path, *, id_column: str = "id", vector_column: str = "vector"
 ) -> EmbeddingFile:
-    """Open a file by its suffix: .parquet, .arrow (file or stream) or .npy. Ids of the last are
-    those of `NAME.ids.txt` beside it, or the numbers of the rows.
+    """Open a file by its suffix: .parquet, .arrow (file or stream) or .npy. The ids of a .npy file
+    are in `NAME.ids.txt` next to it; without that file they are row numbers.
 
     Args:
         id_column, vector_column: names of the columns.
-    Raises: DataError: the file is missing, damaged, empty, of another format, or lacks a column.
+    Raises: DataError: the file is missing, damaged, empty, of an unknown format, or lacks a column.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; give one of its files.")
     if not path.is_file():
-        raise DataError(f"{path} is not there; give the path of a file of vectors.")
+        raise DataError(f"{path} does not exist; give the path of a file of vectors.")
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise unknown_format(path)
@@ -379,26 +382,23 @@ def open_embeddings(
     except DataError:
         raise
     except (OSError, ValueError, EOFError, pa.ArrowException) as error:
-        own = (NPY_SIGN,) if suffix == ".npy" else (b"PAR1",) if suffix in PARQUET else _OF_ARROW
-        raise unreadable(path, error, *own) from error
+        signs = (NPY_SIGN,) if suffix == ".npy" else _ARROW_SIGNS
+        raise unreadable(path, error, *((b"PAR1",) if suffix in PARQUET else signs)) from error
 
 
 def unknown_format(path: Path) -> DataError:
-    known = ", ".join(SUFFIXES)
-    return DataError(f"{path} is of no known format; the known ones end in {known}.")
-
-
-# Files are written block by block, in every format that is read.
+    suffixes = ", ".join(SUFFIXES)
+    return DataError(f"{path} has an unsupported format; supported suffixes are {suffixes}.")
 
 
 def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
-    """Return [N, D] as an Arrow array of N fixed-size lists of float32."""
+    """Convert [N, D] to an Arrow array of N fixed-size lists of float32."""
     flat = np.ascontiguousarray(vectors.float().cpu().numpy()).reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors.shape[1])
 
 
 def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
-    """Return ids [N] and vectors [N, D] of a Parquet file in the layout of `write_vectors`."""
+    """Read ids [N] and vectors [N, D] from a Parquet file that `write_vectors` wrote."""
     try:
         table = pq.read_table(path, columns=["id", "vector"], memory_map=True)
     except (OSError, pa.ArrowException, KeyError) as error:
@@ -410,12 +410,12 @@ def to_block(table: pa.Table, path: Path) -> tuple[pa.Array, Tensor]:
     """Return ids [N] and vectors [N, D] of a table with columns `id` and `vector`."""
     column = table["vector"]
     if not pa.types.is_fixed_size_list(column.type):
-        raise DataError(f"{path}: column 'vector' is {column.type}; a fixed-size list is needed.")
+        raise DataError(f"{path}: column 'vector' is {column.type}; it must be a fixed-size list.")
     return table["id"].combine_chunks(), vectors_from_arrow(column)
 
 
 def vectors_from_arrow(column: pa.ChunkedArray) -> Tensor:
-    """Return a column of fixed-size lists as float32 [N, D]."""
+    """Convert a column of fixed-size lists to float32 [N, D]."""
     flat = pa.concat_arrays([c.flatten() for c in column.chunks]) if len(column) else pa.array([])
     values = flat.to_numpy(zero_copy_only=False).astype(np.float32)
     return torch.from_numpy(values.reshape(-1, column.type.list_size))
@@ -432,32 +432,30 @@ def write_vectors(
     overwrite: bool = True,
     named: bool = True,
 ) -> int:
-    """Write ids and float32 vectors in their order, in the format of the path's suffix.
+    """Write ids and float32 vectors in order, in the format of the path's suffix.
 
-    The file appears whole or not at all, and never with another's ids or provenance. Parquet and
-    Arrow have columns `id` and `vector`. The ids of an .npy file are written beside it, to
-    `NAME.ids.txt`.
+    The file and its companion files are replaced together, atomically. Parquet and Arrow files have
+    columns `id` and `vector`. The ids of a .npy file are written to `NAME.ids.txt`.
 
     Args:
         blocks: ids [b] and vectors [b, D].
-        provenance: of `provenance_of`; written into the file's metadata, or beside it into
-            `NAME.npy.json`.
-        overwrite: True replaces an existing file, and those beside it.
-        named: False if the ids are only the numbers of rows: an .npy file then gets no ids beside
-            it, as a reader would take them for ids of a version.
-    Returns: rows written.
+        provenance: see `provenance_of`; written to the file's metadata, or to `NAME.npy.json`.
+        overwrite: True replaces an existing file and its companion files.
+        named: False if the ids are row numbers: a .npy file then gets no file of ids, because a
+            reader would take them for the ids of a version.
+    Returns: the number of rows written.
     Raises: DataError: the format is unknown, the folder cannot be written, there is nothing to
-        write, a file exists already, or an id that is to be a line has a line break.
+        write, a file exists already, or an id for a text file has a line break.
     """
     check_writable(path, overwrite=overwrite)
-    is_npy, said = path.suffix.lower() == ".npy", provenance or {}
-    beside = (companion(path), provenance_file(path)) if is_npy else ()
+    is_npy, provenance = path.suffix.lower() == ".npy", provenance or {}
+    companions = (companion(path), provenance_file(path)) if is_npy else ()
     try:
-        with replacing_group(path, *beside) as parts:
+        with replacing_group(path, *companions) as parts:
             if is_npy:
-                rows = _write_npy(path, parts, blocks, said, named)
+                rows = _write_npy(path, parts, blocks, provenance, named)
             else:
-                rows = _write_columns(path, parts[path], blocks, said)
+                rows = _write_columns(path, parts[path], blocks, provenance)
             if not rows:
                 raise DataError(f"There are no embeddings to write to {path}.")
     except OSError as error:
@@ -466,43 +464,43 @@ def write_vectors(
 
 
 def check_writable(path: Path, *, overwrite: bool = True) -> None:
-    """Refuse a path that cannot be written, before any work is done."""
+    """Raise a DataError if a path cannot be written."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the path of a file to write.")
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise unknown_format(path)
     if not path.parent.is_dir():
-        raise DataError(f"{path.parent} is not there; make the folder first.")
-    beside = [companion(path), provenance_file(path)] if suffix == ".npy" else []
-    for there in [path, *beside]:
-        if not overwrite and there.exists():
+        raise DataError(f"The folder {path.parent} does not exist; create it first.")
+    companions = [companion(path), provenance_file(path)] if suffix == ".npy" else []
+    for file in [path, *companions]:
+        if not overwrite and file.exists():
             raise DataError(
-                f"{there} is there already and is not written over; give another name, or --force "
-                "(in Python overwrite=True)."
+                f"{file} already exists; give another name, or replace it with --force (in Python "
+                "overwrite=True)."
             )
 
 
 def _write_columns(
     path: Path, part: Path, blocks: Iterable[Block], provenance: Mapping[str, str]
 ) -> int:
-    """Write a file of columns, block by block: Parquet or Arrow."""
-    writer, rows = None, 0
+    """Write a Parquet or Arrow file block by block."""
+    writer: Any = None
+    rows = 0
     with ExitStack() as closing:
         for ids, vectors in blocks:
             columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
             table = pa.table(columns, metadata=provenance or None)
             if writer is None:
-                made: Any
                 if path.suffix.lower() in PARQUET:
-                    # Floats do not compress, and a dictionary of them only costs time.
+                    # Floats do not repeat, so a dictionary would only cost time.
                     options = {"compression": "zstd", "use_dictionary": False}
-                    made = pq.ParquetWriter(part, table.schema, **options)
+                    writer = pq.ParquetWriter(part, table.schema, **options)
                 else:
                     is_stream = path.suffix.lower() == ".arrows"
                     new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
-                    made = new(str(part), table.schema)
-                writer = closing.enter_context(made)
+                    writer = new(str(part), table.schema)
+                closing.enter_context(writer)
             writer.write_table(table)
             rows += table.num_rows
     return rows
@@ -515,19 +513,20 @@ def _write_npy(
     provenance: Mapping[str, str],
     named: bool,
 ) -> int:
-    """Write space for a header and the vectors, then the header, which needs the row count."""
-    names = parts[companion(path)]
+    """Write a .npy file: reserve space for the header, which needs the row count, and fill it in
+    after the vectors."""
+    id_file = parts[companion(path)]
     rows, dim, are_integers = 0, 0, True
     with (
         parts[path].open("wb") as file,
-        names.open("w", encoding="utf-8", newline="\n") as text,
+        id_file.open("w", encoding="utf-8", newline="\n") as text,
     ):
         file.write(bytes(NPY_HEADER))
         for ids, vectors in blocks:
             are_integers = are_integers and pa.types.is_integer(ids.type)
             lines = [str(i) for i in ids.to_pylist()]
             for bad in (line for line in lines if "\n" in line or "\r" in line):
-                why = f"id {bad!r} has a line break, and ids would be lines of a text file"
+                why = f"id {bad!r} has a line break, but ids are written as lines of a text file"
                 raise DataError(f"{path}: {why}; write Parquet or Arrow.")
             text.writelines(line + "\n" for line in lines)
             floats = np.ascontiguousarray(vectors.float().cpu().numpy(), dtype="<f4")
@@ -537,33 +536,31 @@ def _write_npy(
         file.seek(0)
         header = {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
         npy.write_array_header_1_0(file, header)
-    marks = {ID_TYPE: "int64" if are_integers else "string"} if named else {}
-    if said := {**provenance, **marks}:
-        content = json.dumps(said, indent=2) + "\n"
+    id_type = {ID_TYPE: "int64" if are_integers else "string"} if named else {}
+    if metadata := {**provenance, **id_type}:
+        content = json.dumps(metadata, indent=2) + "\n"
         parts[provenance_file(path)].write_text(content, encoding="utf-8")
     if not named:
-        names.unlink()
+        id_file.unlink()
     return rows
 
 
-# Two files of vectors of the same objects, side by side.
-
-
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the same items; a thread makes each ahead of its use, so one more is in memory."""
+    """Yield the items; a thread computes the next one meanwhile, so one more is in memory."""
     source, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, source, end)
-        while (item := coming.result()) is not end:
-            coming = thread.submit(next, source, end)
+        pending = thread.submit(next, source, end)
+        while (item := pending.result()) is not end:
+            pending = thread.submit(next, source, end)
             yield item  # type: ignore[misc]
 
 
 class Pairing:
     """The objects that two files have in common, in the order of `ids`, and their two vectors.
-    Vectors are read in blocks, from both files at once if the common objects are `in_order`;
-    otherwise those of the smaller file are first copied to a temporary file (in $TMPDIR). It holds
-    the ids of both files and eight bytes for each common object in memory."""
+
+    If both files have them in the same order (`in_order`), they are read in parallel, in blocks;
+    otherwise the smaller file is first copied to a temporary file (in $TMPDIR). Memory: the ids of
+    both files and eight bytes for each common object."""
 
     def __init__(self, old: EmbeddingFile, new: EmbeddingFile) -> None:
         old_ids, new_ids = old.ids(), new.ids()
@@ -575,19 +572,19 @@ class Pairing:
         self._old_leads = old.rows * old.dim > new.rows * new.dim
         lead, other = (old_ids, new_ids) if self._old_leads else (new_ids, old_ids)
         refuse_other_form(old_ids, new_ids, str(old.path), str(new.path))
-        place = pc.fill_null(pc.index_in(lead, value_set=other), -1)
-        place = place.to_numpy(zero_copy_only=False)
-        self._kept = place >= 0
+        rows = pc.fill_null(pc.index_in(lead, value_set=other), -1)
+        rows = rows.to_numpy(zero_copy_only=False)
+        self._is_common = rows >= 0
         # Rows of the other file, in the leading file's order.
-        self._place = place[self._kept].astype(np.int64)
-        if not len(self._place):
+        self._other_rows = rows[self._is_common].astype(np.int64)
+        if not len(self._other_rows):
             raise DataError(
-                f"{old.path} and {new.path} have no id in common (the first has ids such as "
+                f"{old.path} and {new.path} have no ids in common (the first has ids such as "
                 f"{old_ids[0].as_py()!r}, the second such as {new_ids[0].as_py()!r}); "
-                "vectors of the same objects are needed."
+                "give vectors of the same objects."
             )
-        self.ids: pa.Array = lead.filter(pa.array(self._kept))
-        self.in_order: bool = bool((np.diff(self._place) > 0).all())
+        self.ids: pa.Array = lead.filter(pa.array(self._is_common))
+        self.in_order: bool = bool((np.diff(self._other_rows) > 0).all())
         self.only_old: int = old.rows - len(self)
         self.only_new: int = new.rows - len(self)
 
@@ -595,37 +592,38 @@ class Pairing:
         return len(self.ids)
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield old [b, D_old] and new [b, D_new] of all common objects, in the order of `ids`."""
+        """Yield the old [b, D_old] and new [b, D_new] vectors of common objects, as in `ids`."""
         lead, other = (self._old, self._new) if self._old_leads else (self._new, self._old)
-        leading = _kept(lead, self._kept, size)
+        lead_blocks = _selected(lead, self._is_common, size)
         if self.in_order:
-            wanted = np.zeros(other.rows, dtype=bool)
-            wanted[self._place] = True
-            following = _kept(other, wanted, size)
+            is_common = np.zeros(other.rows, dtype=bool)
+            is_common[self._other_rows] = True
+            other_blocks = _selected(other, is_common, size)
         else:
-            following = _in_order_of(other, self._place, size)
-        for one, two in zip(leading, following, strict=True):
-            yield (one, two) if self._old_leads else (two, one)
+            other_blocks = _reordered(other, self._other_rows, size)
+        for a, b in zip(lead_blocks, other_blocks, strict=True):
+            yield (a, b) if self._old_leads else (b, a)
 
 
-def _kept(file: EmbeddingFile, kept: np.ndarray, size: int) -> Iterator[Tensor]:
-    """Yield the rows of a file that `kept` marks, in blocks of exactly `size` except the last."""
-    waiting: list[Tensor] = []
-    start = number = 0
+def _selected(file: EmbeddingFile, mask: np.ndarray, size: int) -> Iterator[Tensor]:
+    """Yield the rows of a file where `mask` is True, in blocks of exactly `size`, but the last."""
+    pending: list[Tensor] = []
+    start = count = 0
     for _, vectors in file.blocks(size):
-        mask = kept[start : start + len(vectors)]
+        in_block = mask[start : start + len(vectors)]
         start += len(vectors)
-        waiting.append(vectors if mask.all() else vectors[torch.from_numpy(mask)])
-        number += len(waiting[-1])
-        if number >= size:
-            whole = torch.cat(waiting) if len(waiting) > 1 else waiting[0]
-            yield whole[:size]
-            waiting, number = [whole[size:]], number - size
-    if number:
-        yield torch.cat(waiting)
+        pending.append(vectors if in_block.all() else vectors[torch.from_numpy(in_block)])
+        count += len(pending[-1])
+        if count >= size:
+            joined = torch.cat(pending) if len(pending) > 1 else pending[0]
+            yield joined[:size]
+            pending, count = [joined[size:]], count - size
+    if count:
+        yield torch.cat(pending)
 
 
-def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[Tensor]:
+def _reordered(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[Tensor]:
+    """Yield the given rows of a file in blocks, by way of a temporary file."""
     try:
         with tempfile.TemporaryFile() as spool:
             kind = np.dtype(np.float32)
@@ -639,6 +637,7 @@ def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[T
                 yield torch.from_numpy(np.array(mapped[rows[start : start + size]]))
     except OSError as error:
         raise DataError(
-            f"{file.path} is in another order, and its temporary copy in {tempfile.gettempdir()} "
-            f"cannot be written: {error.strerror or error}; set TMPDIR to a folder with room."
+            f"{file.path} has another order of ids, and its temporary copy in "
+            f"{tempfile.gettempdir()} cannot be written: {error.strerror or error}; set TMPDIR to "
+            "a folder with more space."
         ) from error
