@@ -537,6 +537,6 @@ def test_another_kind_of_table_is_refused() -> None:
 
 
 def test_keys_of_a_feature_have_the_type_of_the_training() -> None:
-    with pytest.raises(DataError, match=r"keys of feature 'genre' are int64; those .* are string"):
+    with pytest.raises(DataError, match=r"keys of feature 'genre' are int64, but .* string"):
         checked_inputs(columns_of([{"id": 10, "genre": [1]}]), "candidate", ITEMS)
     assert bags([{"id": 10, "genre": [None]}]) == [[]]

@@ -71,7 +71,7 @@ def test_an_id_that_is_new_is_zero_or_known() -> None:
         for side in ("query", "candidate"):
             assert torch.equal(torch.as_tensor(encoder.encode(grown, side)), vectors[side])
     assert encoder.encode([], "candidate").shape == (0, 4)
-    with pytest.raises(DataError, match="no side 'item'"):
+    with pytest.raises(DataError, match="side 'item' is unknown"):
         encoder.encode(["a"], "item")
 
 
@@ -112,7 +112,7 @@ def test_tied_tensors_are_kept_once_and_stay_tied() -> None:
 def test_other_modules_than_the_published_ones_are_refused() -> None:
     encoder = ModuleEncoder.of(modules(), CORPUS)
     parts = encoder.options, encoder.schema, encoder.tensors(), "version 3"
-    with pytest.raises(ShapeError, match=r"not the modules of version 3, whose .*shape"):
+    with pytest.raises(ShapeError, match=r"not the modules of version 3: .*shape"):
         restore_module_encoder(modules(5), *parts)
     bare = EncoderModules(nn.Linear(1, 4), nn.Embedding(20, 4), letters, torch.tensor)
     with pytest.raises(ShapeError, match=r"query\.bias"):
@@ -138,7 +138,7 @@ class Remembers(nn.Embedding):
 
 def test_state_that_is_not_a_tensor_is_refused() -> None:
     own = EncoderModules(Remembers(26, 4), nn.Embedding(20, 4), letters, torch.tensor)
-    with pytest.raises(DataError, match=r"query\._extra_state .* is str; only tensors"):
+    with pytest.raises(DataError, match=r"query\._extra_state .* is a str; only tensors"):
         ModuleEncoder.of(own, CORPUS).tensors()
 
 

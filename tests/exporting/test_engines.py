@@ -92,9 +92,9 @@ def test_it_is_pickled_by_reference_and_opened_elsewhere(
 NO_VECTORS = {
     "no column": (pa.table({"z": lists(NEWEST)}), DataError, "no column 'vector'"),
     "no list": (pa.table({"vector": [1.0]}), DataError, "is double"),
-    "integers": (pa.table({"vector": [[1] * 10]}), DataError, "holds int64"),
+    "integers": (pa.table({"vector": [[1] * 10]}), DataError, "has lists of int64"),
     "another dim": (pa.table({"vector": lists(NEWEST[:, :6].copy())}), ShapeError, "has 6 numbers"),
-    "a null": (pa.table({"vector": [[None, 1.0] * 5]}), DataError, "a null in it"),
+    "a null": (pa.table({"vector": [[None, 1.0] * 5]}), DataError, "contains a null"),
     "a NaN": (pa.table({"vector": lists(NEWEST * np.nan)}), DataError, "'vector'.*a NaN"),
     "too large": (
         pa.table({"id": ["a", "b"], "vector": lists(np.full((2, 10), [[0.0], [1e300]]))}),

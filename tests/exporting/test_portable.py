@@ -32,7 +32,7 @@ from evergram.exporting.formats import (
     literal_rows,
 )
 from evergram.exporting.sentence_transformer_folder import (
-    _write_own_files,
+    _write_model,
     use_common_settings,
 )
 from evergram.lineage.artefact import Artefact
@@ -52,8 +52,8 @@ def test_what_cannot_be_written_is_refused(lineage: Lineage, tmp_path: Path) -> 
     path = tmp_path / "way.sql"
     path.write_text("mine")
     refused: list[tuple[Path, str, dict[str, Any], type[Exception], str]] = [
-        (path, "duckdb", {}, DataError, "is there already"),
-        (tmp_path / "none" / "way.sql", "duckdb", {}, DataError, "make the folder first"),
+        (path, "duckdb", {}, DataError, "already exists"),
+        (tmp_path / "none" / "way.sql", "duckdb", {}, DataError, "create it first"),
         (tmp_path / "way", "tensorflow", {}, DataError, "sentence-transformers"),
         (tmp_path / "way", "duckdb", {"version": 7}, LineageError, "7"),
     ]
@@ -70,7 +70,7 @@ def test_what_cannot_be_written_is_refused(lineage: Lineage, tmp_path: Path) -> 
     view = lineage.view(0)
     assert checked_name(view, "line", None) == "evergram_line_as_v0"
     for named in ("Ünïcode shop; v2", "x" * 300):
-        with pytest.raises(DataError, match="cannot be that of a function"):
+        with pytest.raises(DataError, match="cannot name an SQL function"):
             checked_name(view, named, None)
 
 
@@ -293,12 +293,12 @@ def test_each_call_of_the_library_encodes_as_the_version(
 
 def test_another_model_in_the_recorded_place_is_refused(shop: Lineage, tmp_path: Path) -> None:
     place = shop.path.parent / "new"
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         export_transform(shop, place, "sentence-transformers", 0)
     kept = Path(shutil.move(place, tmp_path / "kept"))
     static_model(place, np.eye(5, dtype=np.float32), prompts={"query": "ask "})
     try:
-        with pytest.raises(DataError, match="is not the encoder that was recorded"):
+        with pytest.raises(DataError, match="is not the recorded encoder"):
             export_transform(shop, tmp_path / "model", "sentence-transformers", 0)
     finally:
         shutil.rmtree(place)
@@ -310,7 +310,7 @@ def test_a_model_of_a_name_is_saved_by_the_library(shop: Lineage, tmp_path: Path
     from sentence_transformers import SentenceTransformer
 
     encoder = encoder_of(shop)
-    _write_own_files(encoder, Path("me/tiny"), tmp_path / "out")
+    _write_model(encoder, Path("me/tiny"), tmp_path / "out")
     read = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS, prompt="")
     np.testing.assert_allclose(read, encoder._checked(TEXTS, ""), atol=1e-6)
 
@@ -386,6 +386,6 @@ def test_settings_of_today_become_those_that_every_release_reads(
 
 
 def test_a_folder_needs_an_encoder_of_text(lineage: Lineage, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no encoder of text"):
+    with pytest.raises(DataError, match="no text encoder"):
         export_transform(lineage, tmp_path / "way", "sentence-transformers", 0)
     assert list(tmp_path.glob("way*")) == []

@@ -111,14 +111,14 @@ def test_a_corpus_is_embedded_in_its_row_order(encoder: PretrainedEncoder) -> No
 
 
 REFUSED: list[tuple[Any, str, str]] = [
-    ([1], "user", "no side 'user'; there is query and candidate"),
+    ([1], "user", "side 'user' is unknown; give query or candidate"),
     ([999, 103, 998], "candidate", r"no vector for 2 of 3 objects.*number 0 \(id 999\)"),
     ([{"id": 103, "gender": "x"}], "candidate", "no feature 'gender'.*it has id, genre"),
-    (["103"], "candidate", "ids of side 'candidate' are string, such as '103'; .* are int64"),
-    ([7], "query", "ids of side 'query' are int64, such as 7; .* are string"),
+    (["103"], "candidate", "ids of side 'candidate' are string, such as '103', but .* int64"),
+    ([7], "query", "ids of side 'query' are int64, such as 7, but .* string"),
     ([{"id": "103", "genre": "war"}], "candidate", "'candidate' are string"),
     (Corpus.of([("eve", "103")]), "candidate", "'candidate' are string"),
-    ([1.5], "candidate", "'id' holds double"),
+    ([1.5], "candidate", "'id' has the type double"),
     ([103, 2**63], "candidate", "'id' cannot be read"),
     (np.array([2**63], np.uint64), "candidate", "9223372036854775808"),
     ("ann", "query", "A single str was given; give a list"),
@@ -163,7 +163,7 @@ def test_an_encoder_is_saved_and_loaded_whole(encoder: PretrainedEncoder, tmp_pa
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: evergram\n")
     assert "- candidate: `id`, `genre`" in card
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         encoder.save_pretrained(folder)
 
 

@@ -306,8 +306,8 @@ def test_texts_whose_turn_does_not_come_are_refused_and_an_encoder_that_hangs_is
         first = pool.submit(embed, http, "word1")
         assert gate.entered.wait(30)
         function = function_of(texts)
-        function.limit, began = 0.01, function._began
-        function._began = math.inf  # as of a call that has just begun
+        function.limit, began = 0.01, function._started
+        function._started = math.inf  # as of a call that has just begun
         refusal = embed(http, "word2")
         assert (refusal.status_code, refusal.headers["retry-after"]) == (503, "1")
         assert "at work on other texts" in refusal.json()["error"]["message"]
@@ -315,7 +315,7 @@ def test_texts_whose_turn_does_not_come_are_refused_and_an_encoder_that_hangs_is
         texts.check()
         assert texts.problem is None
         # Not so where it has waited for the same call for too long.
-        function._began = began
+        function._started = began
         assert embed(http, "word2").status_code == 503
         assert "fails" in http.get("/readyz").json()["problem"]
         assert GAUGE in http.get("/metrics").text

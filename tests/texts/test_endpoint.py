@@ -91,8 +91,8 @@ def test_an_address_that_is_none_or_would_tell_a_secret_is_refused(
         ("http://host/v1#m", "use https"),
         ("host/v1#m", "https://host/v1#model"),
         ("https://host/v1", "model's name"),
-        ("https://me:secret@host/v1#m", "no user, password or query"),
-        ("https://host/v1?key=secret#m", "no user, password or query"),
+        ("https://me:secret@host/v1#m", "must not contain a user, password or query"),
+        ("https://host/v1?key=secret#m", "must not contain a user, password or query"),
     ]:
         with pytest.raises(DataError, match=words) as refusal:
             EndpointEncoder(place)
@@ -141,7 +141,7 @@ def test_what_may_pass_is_tried_again(clock: Clock) -> None:
         (lambda: httpx.Response(400, text="key sk-1 is bad"), 1, r"answered 400\."),
         (lambda: httpx.Response(503), 5, "answered 503"),
         (lambda: httpx.ReadTimeout("slow"), 5, "cannot be reached: slow"),
-        (lambda: httpx.Response(200, text="<html>"), 1, "did not answer as OpenAI's"),
+        (lambda: httpx.Response(200, text="<html>"), 1, "did not answer like OpenAI's"),
     ],
 )
 def test_what_does_not_pass_is_an_error_in_a_sentence(

@@ -108,7 +108,7 @@ def test_what_names_no_encoder_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     for address, words in [
-        ("minilm", "is not the address of a text encoder"),
+        ("minilm", "is not a text encoder address"),
         ("wordlama:", r"did you mean .wordllama.\?"),
         ("python:", "names no encoder after the colon"),
         ("python:no_such_module:f", "cannot be imported"),

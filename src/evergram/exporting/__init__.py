@@ -1,9 +1,9 @@
-"""Versions for other programs.
+"""Export versions to other programs.
 
-`pretrained_encoder`: the encoder of a version, also in a folder of its own. `formats`: the backward
-transform for ONNX, pgvector and DuckDB, and with the newest encoder for sentence-transformers
-(`sentence_transformer_folder`). `arrow_function`: a view that engines such as DuckDB apply to whole
-tables.
+`pretrained_encoder`: a version's encoder, from a lineage or a folder. `formats`: the backward
+transform for ONNX, pgvector and DuckDB, or together with the newest encoder for
+sentence-transformers (`sentence_transformer_folder`). `arrow_function`: a view as a function that
+engines such as DuckDB apply to whole tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A published encoder that embeds any object, from a lineage or a folder of its own."""
+"""`PretrainedEncoder`: a published encoder, from a lineage or a folder, that embeds any object."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class EncoderFacts(FrozenRecord):
-    """The version that an encoder is of: its `name` is such as "shop@v3", the `fingerprint` of its
-    space, and it was `created` when it was published."""
+    """The version of an encoder: its `name`, such as "shop@v3", the `fingerprint` of its space, and
+    when it was `created`."""
 
     name: str
     version: int
@@ -66,13 +66,13 @@ class _Config(ChecksummedRecord):
     evergram: str
     encoder: EncoderRecord
     of: EncoderFacts
-    # File name to SHA-256, of every other file that is read.
+    # File name to SHA-256, for every other file that is read.
     files: dict[str, str]
 
 
 @dataclass(frozen=True, repr=False)
 class PretrainedEncoder:
-    """An encoder of a published version, or of a folder that `save_pretrained` wrote.
+    """An encoder of a published version, or from a folder that `save_pretrained` wrote.
 
         encoder = PretrainedEncoder.of_version(Lineage.open("shop"))
         vectors = encoder.encode([17, 42], side="query")                     # [2, D]
@@ -80,21 +80,21 @@ class PretrainedEncoder:
 
     Args:
         module: the `nn.Module`, in evaluation mode.
-        record: how the module is built, and its inputs.
-        facts: which version it is of.
+        record: how to build the module, and its inputs.
+        facts: its version.
     """
 
     module: Encoder
     record: EncoderRecord
     facts: EncoderFacts
-    # The sides for which it has warned that features are missing.
+    # The sides for which a warning about missing features was logged.
     _warned: set[str] = field(default_factory=set, init=False, compare=False)
 
     @classmethod
     def of_version(cls, lineage: Lineage, version: int | str | None = None) -> Self:
-        """Return the encoder of a version of a lineage, by default production's.
+        """Return the encoder of a version of a lineage, by default the production version.
 
-        Raises: UnknownVersionError. LineageError: the version came from a file and has no encoder.
+        Raises: UnknownVersionError. LineageError: the version came from a file without an encoder.
         """
         number = lineage.resolve(version)
         record, state, vocabularies = lineage.reader(number).encoder()
@@ -111,8 +111,8 @@ class PretrainedEncoder:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Return the encoder that `save_pretrained` wrote. Each file is compared with its hash;
-        nothing but safetensors and JSON is read.
+        """Load an encoder that `save_pretrained` wrote. Checks the hash of each file; reads only
+        safetensors and JSON.
 
         Raises: DataError: there is no such folder. IntegrityError: it is damaged. FormatError: it
             was written by a later Evergram.
@@ -135,37 +135,34 @@ class PretrainedEncoder:
         return cls(module, config.encoder, config.of)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the encoder to a new folder, whole or not at all: safetensors, JSON, and a
-        README.md that says how to load it.
+        """Write the encoder atomically to a new folder: safetensors, JSON, and a README.md that
+        explains how to load it.
 
-        Raises: DataError: the folder is there already, or cannot be written.
+        Raises: DataError: the folder exists, or cannot be written.
         """
         folder = Path(folder)
         if folder.exists():
-            raise DataError(
-                f"{folder} is there already and is not written over; give another folder, or "
-                "remove it first."
-            )
+            raise DataError(f"{folder} already exists; give another folder, or remove it first.")
         keys = {}
         for name, vocabulary in self.module.schema.vocabularies.items():
-            # As text, which JSON has of every number and time; integers are what they are.
+            # JSON has no times, infinities or NaNs, so all keys but integers are written as text.
             column = vocabulary.keys
             column = column if pa.types.is_integer(column.type) else column.cast(pa.string())
             keys[name] = column.to_pylist()
         try:
-            with new_folder(folder) as part:
-                save_tensors(self.module.state_dict(), part / TENSORS)
+            with new_folder(folder) as temporary:
+                save_tensors(self.module.state_dict(), temporary / TENSORS)
                 text = json.dumps(keys, ensure_ascii=False)
-                (part / VOCABULARIES).write_text(f"{text}\n", encoding="utf-8")
-                (part / CARD).write_text(self._card(folder), encoding="utf-8")
+                (temporary / VOCABULARIES).write_text(f"{text}\n", encoding="utf-8")
+                (temporary / CARD).write_text(self._card(folder), encoding="utf-8")
                 config = _Config(
                     format_version=FORMAT_VERSION,
                     evergram=package_version("evergram"),
                     encoder=self.record,
                     of=self.facts,
-                    files={name: sha256(part / name) for name in HASHED},
+                    files={name: sha256(temporary / name) for name in HASHED},
                 )
-                (part / CONFIG).write_text(config.to_json(), encoding="utf-8")
+                (temporary / CONFIG).write_text(config.to_json(), encoding="utf-8")
         except OSError as error:
             raise DataError(f"{folder} cannot be written: {reason_and_remedy(error)}.") from error
 
@@ -184,31 +181,31 @@ class PretrainedEncoder:
 
     @property
     def features(self) -> dict[str, list[str]]:
-        """The inputs of an object of each side: "id", and the names of features."""
+        """The inputs of each side: "id", and the names of features."""
         return {side: list(inputs) for side, inputs in self.module.schema.inputs.items()}
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the encoder to a device, in place. Returns: itself."""
+        """Move the encoder to a device, in place, and return it."""
         self.module.to(device)
         return self
 
     def encode(
         self, objects: Any, side: str = SIDE, *, batch_size: int = 4096
     ) -> npt.NDArray[np.float32]:
-        """Return the embeddings of objects, [B, D] float32 in their order.
+        """Return the embeddings of objects, [B, D] float32, in order.
 
-        An object that is given by its id alone is embedded without its features, which is not the
-        published vector: a warning names the features, once for each side.
+        Without its features, an object's vector differs from its published vector; a warning lists
+        missing features, once for each side.
 
         Args:
             objects: ids, in a list, an array or a column; a mapping for each object; or a table
                 (pandas, Polars or Arrow). Mappings and tables have the id as "id", and features by
-                name, each a key or a list of keys. Or a `Corpus`, for all of its side: that is the
-                only input of encoders that need a graph.
+                name, each a key or a list of keys. Or a `Corpus`, for all objects of its side;
+                encoders that need a graph take nothing else.
             side: "query" or "candidate".
-            batch_size: objects that are embedded at once.
-        Raises: DataError: no such side or feature, or an object of which the encoder knows nothing.
-            LineageError: the encoder needs a graph, and a Corpus was not given.
+            batch_size: number of objects to embed at once.
+        Raises: DataError: the side or a feature is unknown, or the encoder knows nothing about an
+            object. LineageError: the encoder needs a graph, but the input is not a Corpus.
         """
         if batch_size < 1:
             raise DataError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -217,8 +214,8 @@ class PretrainedEncoder:
         module = self.module
         if not isinstance(module, RowEncoder):
             raise LineageError(
-                f"{self.record.kind} embeds an object by whom it has met, so it needs the whole "
-                "graph: give encode() a Corpus, or read stored embeddings by evergram.Reader."
+                f"{self.record.kind} embeds an object from its interactions, so it needs the whole "
+                "graph: give encode() a Corpus, or read stored embeddings with evergram.Reader."
             )
         columns = columns_of(objects)
         inputs = checked_inputs(columns, side, module.schema)
@@ -227,9 +224,7 @@ class PretrainedEncoder:
         return (torch.cat(blocks) if blocks else torch.zeros(0, self.dim)).numpy()
 
     def _of_corpus(self, corpus: Corpus, side: str) -> Tensor:
-        sides = self.module.schema.inputs
-        if side not in sides:
-            raise DataError(f"There is no side {side!r}; there is {' and '.join(sides)}.")
+        names_of(side, self.module.schema)  # refuses an unknown side
         scene = self.module.read(corpus).to(self.module.device)
         entities = corpus.queries if side == "query" else corpus.candidates
         refuse_other_ids(entities.vocabulary.keys, side, self.module.schema)
@@ -241,7 +236,7 @@ class PretrainedEncoder:
     def _warn_without_features(
         self, side: str, features: Collection[str], is_known_id: Tensor
     ) -> None:
-        """Warn once for each side of known ids, bool [B], with none of the values of a feature."""
+        """Warn once for each side if there are known ids (bool [B]) but features are missing."""
         names = names_of(side, self.module.schema)
         missing = [name for name in names if name != ID and name not in features]
         if not missing or side in self._warned or not bool(is_known_id.any()):
@@ -249,9 +244,9 @@ class PretrainedEncoder:
         self._warned.add(side)
         example = ", ".join(f'"{name}": …' for name in (ID, *missing))
         log.warning(
-            "%d of %d objects of side %r are known by id, and are embedded without %s, which "
-            "their published vectors include: pass the features too, as encode([{%s}, …]) or as "
-            "columns of a table, or read the published vectors by evergram.Reader.",
+            "%d of %d objects of side %r are known by id, but are embedded without %s, which "
+            "their published vectors include: pass the features, too, as encode([{%s}, …]) or as "
+            "columns of a table, or read the published vectors with evergram.Reader.",
             int(is_known_id.sum()),
             len(is_known_id),
             side,
@@ -260,7 +255,7 @@ class PretrainedEncoder:
         )
 
     def _card(self, folder: Path) -> str:
-        """Return a model card in Markdown; huggingface_hub reads the YAML of its front matter."""
+        """Return a Markdown model card with YAML front matter for huggingface_hub."""
         sides = "\n".join(
             f"- {side}: {', '.join(f'`{name}`' for name in inputs)}"
             for side, inputs in self.features.items()
@@ -276,7 +271,7 @@ tags:
 # {self.facts.name}
 
 Kind `{self.kind}`, {self.dim} dimensions, published on {self.facts.created} in the space
-`{self.facts.fingerprint}`. It reads of an object:
+`{self.facts.fingerprint}`. Its inputs:
 
 {sides}
 
@@ -289,7 +284,7 @@ vectors = PretrainedEncoder.from_pretrained({address}).encode(objects, side="{SI
 
 
 def _read_vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabulary]:
-    """Return the vocabularies of an encoder."""
+    """Read an encoder's vocabularies from JSON."""
     try:
         keys = json.loads(path.read_text(encoding="utf-8"))
         vocabularies = {}
@@ -298,7 +293,7 @@ def _read_vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabular
             vocabularies[name] = Vocabulary(column.cast(pa.type_for_alias(kind)))
     except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise IntegrityError(
-            f"{path} does not hold the encoder's vocabularies: {error}."
+            f"{path} does not have the encoder's vocabularies: {error}."
         ) from error
     return vocabularies
 
@@ -311,9 +306,9 @@ def _restored(
 ) -> Encoder:
     if record.kind in ENCODERS and not ENCODERS[record.kind].made_by_recipe:
         raise LineageError(
-            f"The encoder of {what} is made of modules that the lineage does not hold; give them "
-            "as evergram.load_encoder(lineage, version, EncoderModules(…)). Its embeddings can be "
-            "read without them."
+            f"The encoder of {what} consists of modules that the lineage does not contain; give "
+            "them as evergram.load_encoder(lineage, version, EncoderModules(…)). Its embeddings "
+            "can be read without them."
         )
     module = restore_encoder(record.kind, record.options, record.inputs, state, vocabularies, what)
     return module.requires_grad_(False)

@@ -72,7 +72,7 @@ class TextEncoderRecord(BaseModel):
     def _whole(self) -> Self:
         cuts = self.matryoshka
         if cuts != sorted(set(cuts)) or any(not 0 < dims < self.dim for dims in cuts):
-            raise ValueError("its matryoshka dims must ascend, from 1 to less than its dim")
+            raise ValueError("its matryoshka dims must be ascending numbers below its dim")
         if set(self.prompts) != {"query", "document"}:
             raise ValueError("its prompts must be for query and document")
         canary_vectors(self)
