@@ -150,7 +150,7 @@ def test_what_is_no_list_of_its_ids_is_refused() -> None:
         (["7"], "such as '7'"),
         ([{"id": 7, "tag": ["t"]}], "'tag'"),
         ([{}], "no id"),
-        (7, "One int"),
+        (7, "A single int"),
         (None, "Nothing"),
     ):
         with pytest.raises(DataError, match=named):
