@@ -516,5 +516,5 @@ def test_a_role_in_the_name_of_a_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "time=2024-05-31"
     folder.mkdir()
     pq.write_table(pa.table({"query": [1], "candidate": [2]}), folder / "x.parquet")
-    with pytest.raises(DataError, match="folder time=… is not read as a column; write time into"):
+    with pytest.raises(DataError, match="folder time=… is not read as a column; add a column time"):
         read_interactions(tmp_path)

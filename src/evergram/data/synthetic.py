@@ -75,17 +75,17 @@ def generate(
         count = interactions * (moment + 1) // SLICES - before
         if not count:  # fewer interactions than slices
             continue
-        who = torch.multinomial(activity * (arrivals[0] <= now), count, True, generator=draw)
-        current = _unit((1 - DRIFT * now) * taste + DRIFT * now * target)[who]
+        query = torch.multinomial(activity * (arrivals[0] <= now), count, True, generator=draw)
+        current = _unit((1 - DRIFT * now) * taste + DRIFT * now * target)[query]
         logits = SHARPNESS * (current @ item.T) + log_popularity
         logits = logits.masked_fill(arrivals[1] > now, -torch.inf)
         # The Gumbel trick: with Gumbel noise, the argmax of the logits is a softmax draw.
         noise = torch.rand(logits.shape, generator=draw).clamp(1e-12, 1 - 1e-7)
-        what = (logits - torch.log(-torch.log(noise))).argmax(1)
-        rating = 3.2 + 1.5 * quality[what] + 0.6 * (current * item[what]).sum(1)
+        candidate = (logits - torch.log(-torch.log(noise))).argmax(1)
+        rating = 3.2 + 1.5 * quality[candidate] + 0.6 * (current * item[candidate]).sum(1)
         rating = rating + 0.5 * torch.randn(count, generator=draw)
-        columns["query"].append(who)
-        columns["candidate"].append(what)
+        columns["query"].append(query)
+        columns["candidate"].append(candidate)
         columns["value"].append(rating.round().clamp(1, 5))
         columns["time"].append(torch.arange(count) + before)
     table = pa.table({name: torch.cat(parts).numpy() for name, parts in columns.items()})
@@ -93,11 +93,13 @@ def generate(
     features = pa.table({"id": range(candidates), "group": groups, "tags": _tags(group, draw)})
     corpus = Corpus.of(table, candidate_features=features)
     final = _unit((1 - DRIFT) * taste + DRIFT * target)
-    who, what = (
+    query, candidate = (
         torch.from_numpy(side.vocabulary.keys.to_numpy().copy())
         for side in (corpus.queries, corpus.candidates)
     )
-    return Planted(corpus, final[who], item[what], log_popularity[what], quality[what])
+    return Planted(
+        corpus, final[query], item[candidate], log_popularity[candidate], quality[candidate]
+    )
 
 
 def _unit(vectors: Tensor) -> Tensor:

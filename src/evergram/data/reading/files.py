@@ -386,7 +386,7 @@ def refuse_unknown(source: str, requested: Iterable[str], names: Sequence[str]) 
         )
 
 
-def lacking(
+def missing_columns(
     table: Table, missing: Collection[str], chosen: Mapping[str, str], names: Sequence[str]
 ) -> str:
     """Return the message about missing columns, given by role, with suggested options."""

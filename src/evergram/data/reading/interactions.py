@@ -34,7 +34,7 @@ from evergram.data.reading.files import (
     Table,
     TableStream,
     guess,
-    lacking,
+    missing_columns,
     refuse_repeated_names,
     refuse_unknown,
     source_files,
@@ -522,8 +522,8 @@ def sources_of_files(paths: Paths, columns: Mapping[str, str]) -> list[Interacti
         for name, sign, _ in (folder.partition("=") for folder in Path(file.path).parts[:-1]):
             if sign and name in ROLES and name not in source.names:
                 raise DataError(
-                    f"{file.name}: the name of the folder {name}=… is not read as a column; write "
-                    f"{name} into the files."
+                    f"{file.name}: the name of the folder {name}=… is not read as a column; add a "
+                    f"column {name} to the files."
                 )
         sources.append(source)
     return sources
@@ -538,7 +538,7 @@ def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
     by_role = {role: role for role in ROLES} | chosen
     absent = [side for side in SIDES if by_role[side] not in names]
     if absent:
-        raise DataError(lacking(table, absent, chosen, names))
+        raise DataError(missing_columns(table, absent, chosen, names))
     if by_role["query"] == by_role["candidate"]:
         raise DataError(
             f"{table.name}: query and candidate are both the column {by_role['query']!r}; name the "
