@@ -56,7 +56,7 @@ def test_folders_globs_and_files_name_tables_in_order(tmp_path: Path) -> None:
         ("none.csv", "There is no file"),
         ("*.pq", "No file matches"),
         ("_delta", "no file in a supported format"),
-        ("f.py", "of no known format"),
+        ("f.py", "has an unsupported format"),
     ]:
         (tmp_path / "_delta" / "x.csv").unlink(missing_ok=True)
         with pytest.raises(DataError, match=why):
@@ -131,7 +131,7 @@ HEAD = b"query,candidate,value\n"
         ("x.csv.gz", b"no gzip", "cannot be read"),
         ("x.parquet", b"not parquet", "cannot be read"),
         ("x.arrow", b"not arrow", "cannot be read"),
-        ("x.xlsx", b"?", "no known format"),
+        ("x.xlsx", b"?", "an unsupported format"),
     ],
     ids=range(17),
 )

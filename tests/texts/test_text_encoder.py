@@ -403,7 +403,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         {"id": pa.nulls(0), "text": pa.nulls(0)},
     ]
     for name, content, words in [
-        ("t.xlsx", "", "of no known format"),
+        ("t.xlsx", "", "has an unsupported format"),
         ("absent.csv", None, "There is no file"),
         ("t.csv", "id,text\n1,a\n1,b\n", "more than once, such as 1"),
         ("t.csv", "id,text\n1,a\n2,\n", "row 2: text is empty"),

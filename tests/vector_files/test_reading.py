@@ -106,7 +106,7 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (array(VECTORS[0]), r"float64 of shape \[4\]"),
     (array(VECTORS.astype(np.int64)), "has int64"),
     (array(np.array([["a", {}]], dtype=object)), "never unpickled"),
-    (with_ids("a\nb\n"), "has 2 ids and .* 5 vectors"),
+    (with_ids("a\nb\n"), "has 2 ids, but .* has 5 vectors"),
     (with_ids("a\nb\n\nc\nd\n"), "line 3 has no id"),
     # Columns.
     (
@@ -393,7 +393,7 @@ def test_ids_beside_an_array_are_as_they_were_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ids\.txt, such as a,"):
         open_embeddings(path)
     beside.unlink()
-    with pytest.raises(DataError, match=r"ids\.txt is missing"):
+    with pytest.raises(DataError, match=r"ids\.txt, which .* is missing"):
         open_embeddings(path)
     (tmp_path / "x.npy.json").unlink()
     assert open_embeddings(path).ids().to_pylist() == [0, 1, 2]
