@@ -92,6 +92,6 @@ def test_options_and_json(tmp_path: Path, evergram: Command) -> None:
     facts = evergram.json("prepare", *arguments)
     assert (facts["rows_read"], facts["interactions"]) == (8, 8)
     assert facts["columns"]["value"] == "float32"
-    assert "already; --overwrite" in evergram.refused("prepare", *arguments)
+    assert "already a prepared corpus; --overwrite" in evergram.refused("prepare", *arguments)
     assert evergram.json("prepare", *arguments, "--overwrite")["interactions"] == 8
     assert load_prepared(tmp_path / "out").column("time").tolist() == [1, 1, 2, 2, 3, 3, 4, 4]

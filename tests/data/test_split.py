@@ -184,7 +184,7 @@ def test_a_split_by_time_does_not_depend_on_the_order_of_rows_of_one_day() -> No
             splits.append((sorted(pairs_of(split.training)), *parts))
     assert splits[:2] == splits[2:]
     same = Corpus.of([(q, c, 1.0, 5) for q, c, _, _ in rows])
-    with pytest.raises(DataError, match="one time"):
+    with pytest.raises(DataError, match="the same time"):
         time_split(same, share=0.5, until=1, held_out=HeldOut("salt"))
 
 

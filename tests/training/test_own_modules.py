@@ -144,7 +144,7 @@ def test_modules_that_cannot_be_trained_are_refused(corpus: Corpus, tmp_path: Pa
         train(RECIPE, corpus, progress=False)
     lineage = Lineage.create(tmp_path / "lineage")
     lineage.publish(train(RECIPE, corpus, encoder=modules(corpus), progress=False))
-    with pytest.raises(LineageError, match="modules that the lineage does not hold"):
+    with pytest.raises(LineageError, match="modules that the lineage does not contain"):
         PretrainedEncoder.of_version(lineage, 0)
     with pytest.raises(ShapeError, match="not the modules of version 0"):
         load_encoder(lineage, 0, modules(corpus, 9))

@@ -142,7 +142,7 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     link.symlink_to(out)
     for place, options, why in [
         (out, {}, "--overwrite replaces it"),
-        (other, {"overwrite": True}, "holds other files"),
+        (other, {"overwrite": True}, "has other files"),
         (link, {"overwrite": True}, "is a file or a link"),
         (tmp_path / "file", {"overwrite": True}, "is a file or a link"),
         (tmp_path / "file" / "out", {}, "cannot be written"),

@@ -339,7 +339,7 @@ def test_of_two_that_need_a_part_one_writes_it(tmp_path: Path) -> None:
     ("error", "why"),
     [
         (DataError("The data is damaged."), "damaged"),
-        (OSError(28, "No space left"), "No space left.*make room"),
+        (OSError(28, "No space left"), "No space left.*free space"),
         (KeyboardInterrupt(), ""),
     ],
 )
