@@ -163,7 +163,7 @@ def test_which_columns_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture
     for text, columns, why in [
         ("user,item\n1,2\n", {}, "--column query=user --column candidate=item"),
         ("query,candidate\n1,2\n", {"value": "stars"}, "no column 'stars'"),
-        ("query,candidate\n1,2\n", {"user": "query"}, "no column 'user' to name"),
+        ("query,candidate\n1,2\n", {"user": "query"}, "column role 'user' is unknown"),
     ]:
         path.write_text(text)
         with pytest.raises(DataError, match=why):
@@ -498,7 +498,7 @@ def test_errors_name_the_row_and_the_remedy() -> None:
         ([(1, 2), (1, 2, 3)], r"row 2 is \(1, 2, 3\); it must be a tuple of 2 values"),
         ([(1, 2), ("b", 3)], "column 'query': .*values of one type"),
         ([(2**70, 2)], "values of one type"),
-        ([(1,)], "tuples of 1; they must be"),
+        ([(1,)], "tuples of 1 values; they must be"),
         ([], "The list has no rows; at least one interaction is needed"),
         (pd.Series([1, 2]), "A Series is not a supported table; give a DataFrame"),
         ("rows.csv", "A str is no table of interactions"),

@@ -148,14 +148,14 @@ FAULTS = (
     ),
     Fault(
         "data/sampling.py",
-        "chance = 1 / (seen * degrees.double()[self.query])",
+        "chance = 1 / (active * degrees.double()[self.query])",
         "chance = 1 / (len(degrees) * degrees.double()[self.query])",
         "data/test_sampling.py",
     ),
     Fault(
         "data/sampling.py",
-        "if not len(met):\n                break",
-        "if len(met) or True:\n                break",
+        "if not len(rejected):\n                break",
+        "if len(rejected) or True:\n                break",
         "data/test_sampling.py",
     ),
     Fault(
