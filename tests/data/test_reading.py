@@ -501,7 +501,7 @@ def test_errors_name_the_row_and_the_remedy() -> None:
         ([(1,)], "tuples of 1 values; they must be"),
         ([], "The list has no rows; at least one interaction is needed"),
         (pd.Series([1, 2]), "A Series is not a supported table; give a DataFrame"),
-        ("rows.csv", "A str is no table of interactions"),
+        ("rows.csv", "A str is not a supported table"),
         (sp.csr_array((2, 2)), "The matrix has no rows"),
         ([{"query": 1, "candidate": 2}, {"query": 1}], "row 2: candidate is empty"),
         (list(pd.DataFrame({"user": [1]}).itertuples()), "its columns are: Index, user"),
