@@ -174,7 +174,7 @@ def test_a_migration_is_walked_to_its_end_and_back(
         # Sums of words' vectors, which a linear map carries back without an error.
         assert pinned[0][0] == newest[0][0] == 5
         assert [id_ for id_, _ in pinned] == [id_ for id_, _ in before]
-    assert "objects of side object" in walker.run("make-sidecar")
+    assert f"objects: {TEXTS}\n" in walker.run("make-sidecar")
     with walker.serving("serve-sidecar", "NEW_PORT"):
         assert [id_ for id_, _ in walker.hits("NEW_PORT", 0, asked)] == [id_ for id_, _ in before]
     walker.run("roll-back")
