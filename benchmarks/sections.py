@@ -16,6 +16,7 @@ from benchmarks import (
     pinned,
     published_splits,
     serving,
+    skew,
     steps,
     time_to_als,
     upgraded_scores,
@@ -72,6 +73,7 @@ SECTIONS = {
     "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
     "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
     "verdicts": Section(verdicts.measure, verdicts.tiny, verdicts.table, needs_data=True),
+    "skew": Section(skew.measure, skew.tiny, skew.table, needs_data=True),
     "upgraded-scores": Section(
         upgraded_scores.measure, upgraded_scores.tiny, upgraded_scores.table, needs_data=True
     ),

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from evergram.lineage.view import View as View
     from evergram.releasing.evaluate import evaluate as evaluate
     from evergram.releasing.publish import publish as publish
+    from evergram.releasing.skew import skew as skew
     from evergram.releasing.upgrade import train as train
     from evergram.releasing.upgrade import upgrade as upgrade
     from evergram.retrieval.reader import Reader as Reader

@@ -153,3 +153,29 @@ def test_versions_fit_80_columns(evergram: Command, trained_lineage: Path) -> No
     assert (rows["0"][4:], rows["2"][4:]) == (["retired"], ["stable,", "production"])
     listed = evergram.json(f"lineage list {trained_lineage}")
     assert [v["production"] for v in listed["versions"]] == [False, False, True]
+
+
+def test_skew_shows_what_stale_rows_cost_and_holds_it_to_a_limit(
+    lineage: Path, tmp_path: Path, evergram: Command
+) -> None:
+    shown = evergram("lineage", "skew", lineage, "--html", tmp_path / "skew.html")
+    assert shown.code == 0
+    assert [
+        w for w in ("80% 1 old", "worst first", "raw", "have 6 dims") if w not in shown.out
+    ] == []
+    page = (tmp_path / "skew.html").read_text()
+    assert (page.count("<svg"), "1 old" in page) == (2, True)  # of chain and worst first
+    words = ("lineage", "skew", lineage, "--stale", "1=0.5", "--stale", "1=0.25")
+    facts = evergram.json(*words)
+    assert [r["stale"] for r in facts["readings"][::4]] == [{"1": 0.5}, {"1": 0.25}]
+    assert facts["past_limits"] == []
+    refused = evergram(*words, "--max-loss", 0)
+    assert refused.code == 1
+    assert "With 50% of rows 1 old, the index loses" in refused.err
+    for wrong, said in (("1", "AGE=SHARE"), ("x=1", "AGE=SHARE"), ("2=.5", "ages from 1 to 1")):
+        assert said in evergram.refused("lineage", "skew", lineage, "--stale", wrong)
+    assert "data" in evergram.refused("lineage", "skew", lineage, "--set", "data.path=x")
+    align = ("vectors", "align", 1, put(tmp_path, 2), "--lineage", lineage, "--max-loss", 0)
+    assert "With 50% of rows 1 old" in evergram.refused(*align)
+    published = evergram.json(*align[:-1], 90)
+    assert published["skew"]["readings"][0]["loss"] < 90

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergram.cli.options import Description, command, described, open_lineage
-from evergram.cli.printing import Grid, number, probes_table, show
+from evergram.cli.options import Description, command, described, open_lineage, pairs_of
+from evergram.cli.printing import Grid, number, probes_table, show, skew_table
 from evergram.errors import DataError, LineageError
 from evergram.log_lines import write_line
 
@@ -140,6 +140,55 @@ def _readings(lineage: Lineage, readings: list[Reading]) -> Iterator[str | Grid]
             yield f"Version {one.version}: its {what} is not known: {why}."
 
 
+@command(
+    "lineage skew",
+    "lineages/shop --stale 1=0.5,2=0.2 --max-loss 1",
+    stale="AGE=SHARE,… | Shares of rows by age in versions; repeatable (default: a sweep).",
+    max_loss=described("PERCENT | Limit of the loss through the chain, for each mixture.", min=0),
+    html="FILE | Write charts to this HTML page.",
+)
+def skew(
+    lineage: str,
+    *,
+    stale: list[str] | None = None,
+    max_loss: float | None = None,
+    html: Path | None = None,
+    set_: list[str] | None = None,
+) -> None:
+    """Measure how much quality an index loses while some rows are from older versions.
+
+    Test pairs come from the newest version's recipe; use --set data.path=PATH if the data moved.
+    Exit code 1 if a limit is exceeded.
+    """
+    from evergram.evaluation.html_page import write_skew
+    from evergram.releasing.skew import skew as measure_skew
+    from evergram.training.recipe import Recipe
+
+    opened, mixtures = open_lineage(lineage), []
+    for text in stale or ():
+        shares = pairs_of("--stale", text.split(","), "AGE=SHARE, as in 1=0.5,2=0.2")
+        try:
+            mixtures.append({int(age): float(share) for age, share in shares.items()})
+        except ValueError:
+            raise DataError(f"--stale {text} must be AGE=SHARE, as in 1=0.5,2=0.2.") from None
+    recipe = Recipe.of_data(opened.recipe(opened.newest), set_) if set_ else None
+    report = measure_skew(opened, mixtures or None, recipe=recipe)
+    past = [] if max_loss is None else report.past_limit(max_loss)
+    facts, parts = report.as_json(), [skew_table(report.as_json()), _SKEW, *report.notes]
+    if html is not None:
+        parts.append(f"Page: {write_skew(html, facts)}")
+    problems = dict.fromkeys(r.problem for r in report.readings if r.problem)
+    show({"lineage": str(lineage), **facts, "past_limits": past}, *parts, *problems)
+    for sentence in past:
+        write_line("past_limit", sentence, level="warning")
+    if past:
+        sys.exit(1)
+
+
+_SKEW = """\
+chain: each row is read from its version. raw: old vectors are treated as new. worst first: chain,
+after a backfill has refreshed the worst rows. above: pairs above a threshold, compared with a full
+refresh. ECE: calibration error of the scores. The last columns are the consumers' probes."""
 _VERSION = "VERSION | A number, a label or 'newest'."
 
 

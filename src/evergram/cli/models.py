@@ -171,6 +171,7 @@ def upgrade(
     minutes: float | None = None,
     tensorboard: Path | None = None,
     max_degradation: float | None = None,
+    max_loss: float | None = None,
     strict_probes: bool = False,
     allow_small_overlap: bool = False,
     no_promote: bool = False,
@@ -208,6 +209,7 @@ def upgrade(
             opened,
             artefact,
             max_degradation=max_degradation,
+            max_loss=max_loss,
             strict_probes=strict_probes,
             promote=not no_promote,
         )

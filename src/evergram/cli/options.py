@@ -45,6 +45,10 @@ SHARED: dict[str, Description] = {
     "as_": "VERSION | Read as this version or label (default: production).",
     "from_": "VERSION | The version or label whose vectors are read (default: production).",
     "side": "Side: query, candidate or object (default: candidate, or the only side).",
+    "max_loss": described(
+        "PERCENT | Publish only if an index with half of its rows one version old loses less.",
+        min=0,
+    ),
     "strict_probes": "Publish only if no consumer's probe is past its limit.",
     "no_promote": "Publish the version, and leave production where it is.",
     "allow_small_overlap": (

@@ -86,6 +86,8 @@ def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
         parts += _reading(past, reading)
     if metrics.get("probes"):
         parts.append(probes_table(metrics["probes"]))
+    if metrics.get("skew"):
+        parts.append(skew_table(metrics["skew"]))
     show({"lineage": str(lineage), **metrics}, *parts)
 
 
@@ -117,6 +119,21 @@ def probes_table(probes: list[dict[str, Any]], title: str = "Consumers' probes")
         for p in probes
     ]
     return Grid(title, header, lines)
+
+
+def skew_table(report: dict[str, Any]) -> Grid:
+    """Return the readings of `SkewReport.as_json` as a table."""
+    names, lines = list(report["probes"]), []
+    fresh = [number(report["fresh"]), "1.0000", "0.0000", *map(number, report["probes"].values())]
+    lines.append(["none", "", *fresh])
+    for one in report["readings"]:
+        stale = ", ".join(f"{share:.0%} {age} old" for age, share in one["stale"].items())
+        ends = (one["low"], one["loss"], one["high"])
+        lost = "–" if None in ends else f"−{ends[1]:.2f} % ({ends[0]:.2f}…{ends[2]:.2f})"
+        scores = (one["above"], one["calibration"], *map(one["probes"].get, names))
+        lines.append([stale, one["read"], lost, *map(number, scores)])
+    title = f"Version {report['version']}, while rows are stale"
+    return Grid(title, ["stale rows", "read", report["metric"], "above", "ECE", *names], lines)
 
 
 def _training_sentence(training: dict[str, Any]) -> str:

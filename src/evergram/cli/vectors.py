@@ -44,6 +44,7 @@ def align(
     name: str | None = None,
     column: list[str] | None = None,
     max_error: float | None = None,
+    max_loss: float | None = None,
     allow_small_overlap: bool = False,
     strict_probes: bool = False,
     no_promote: bool = False,
@@ -67,7 +68,8 @@ def align(
     scaled = transform == "scaled"
     kind = "orthogonal" if scaled else transform
     settings = AlignSettings(kind, rank, scaled, held_out, allow_small_overlap=allow_small_overlap)
-    more: Any = {"max_error": max_error, "strict_probes": strict_probes, "promote": not no_promote}
+    more: Any = {"max_error": max_error, "max_loss": max_loss, "promote": not no_promote}
+    more["strict_probes"] = strict_probes
     facts = align_files(past, vectors, target, settings, progress=new_progress(), **more)
     probes = [probes_table(facts["probes"])] if facts["probes"] else []
     show({"lineage": str(lineage), **facts}, *_alignment(lineage, facts), *probes)

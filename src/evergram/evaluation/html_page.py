@@ -127,3 +127,23 @@ def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -
 """
     replace_file(path, page.encode())
     return path
+
+
+def write_skew(path: Path, report: Mapping[str, Any]) -> Path:
+    """Write a page of charts from `SkewReport.as_json`: loss by share of stale rows."""
+    single = [(*one["stale"].items(), one) for one in report["readings"] if len(one["stale"]) == 1]
+    shares, charts = sorted({round(100 * share) for (_, share), _ in single}), ""
+    for read in dict.fromkeys(one["read"] for _, one in single if one["loss"] is not None):
+        lines: dict[str, list[float | None]] = {}
+        for (age, share), one in single:
+            line = lines.setdefault(f"{age} old", [0.0, *(None for _ in shares)])
+            if one["read"] == read:
+                line[1 + shares.index(round(100 * share))] = one["loss"]
+        charts += chart(
+            f"{read}: % of {report['metric']} lost by % of stale rows", [0, *shares], lines
+        )
+    title = f"Stale rows in an index of version {report['version']}"
+    page = f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
+    page = f'<!doctype html><html lang="en"><meta charset="utf-8">{page}'
+    replace_file(path, f'{page}<div class="figures">{charts}</div></html>'.encode())
+    return path

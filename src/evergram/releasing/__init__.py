@@ -7,7 +7,7 @@ Read in this order:
    `past_versions`: what past versions know, and the new one read as each.
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read).
-   `evaluate`: metrics of a lineage's stored embeddings.
+   `evaluate`: metrics of a lineage's stored embeddings; `skew`: their loss while rows are stale.
 3. `align`, `past_file`: files of vectors of models that are not ours.
 4. `demo`: a version, upgrades and a consumer.
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from evergram.releasing.probes import run_probes as run_probes
     from evergram.releasing.publish import Published as Published
     from evergram.releasing.publish import publish as publish
+    from evergram.releasing.skew import SkewReading as SkewReading
+    from evergram.releasing.skew import SkewReport as SkewReport
+    from evergram.releasing.skew import skew as skew
     from evergram.releasing.upgrade import train as train
     from evergram.releasing.upgrade import upgrade as upgrade
 

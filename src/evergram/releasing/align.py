@@ -314,6 +314,7 @@ def align(
     settings: AlignSettings = DEFAULT,
     *,
     max_error: float | None = None,
+    max_loss: float | None = None,
     promote: bool = True,
     progress: Progress = QUIET,
     strict_probes: bool = False,
@@ -328,7 +329,7 @@ def align(
         max_error: the most that the relative error on held-out objects may be. With or without
             it the map must be better than chance, which random vectors never are; infinite lifts
             both.
-        promote, strict_probes: as for `evergram.publish`.
+        max_loss, promote, strict_probes: as for `evergram.publish`.
     Returns: the version's metrics as JSON, see docs/align.md.
     Raises: DataError: the files have too few objects in common, one of them alone has ids, or they
         cannot be used. LineageError: the lineage is not one of files, or its newest vectors are
@@ -357,7 +358,8 @@ def align(
         lineage.publish(first)
     recipe = {"align": {**recorded, **facts_of(new)}}
     artefact = _next_version(alignment, lineage, recipe)
-    published = publish(lineage, artefact, strict_probes=strict_probes, promote=promote)
+    limits: dict[str, Any] = {"max_loss": max_loss, "strict_probes": strict_probes}
+    published = publish(lineage, artefact, promote=promote, **limits)
     return dict(published.metrics)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.split import Split
 from evergram.encoders.encoder import SIDES
 from evergram.errors import LineageError
 from evergram.evaluation.metric_sample import SampledRanking, sample_queries
@@ -48,21 +51,9 @@ def evaluate(
         DataError: the newest version's corpus was passed in Python, and none is passed.
     """
     corpus = corpus_for(recipe, corpus, lineage)
-    split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
-    if split.untested is not None:
-        raise LineageError(split.untested)
-    split = final_split(split, refits=recipe.refits)
     view = lineage.view(version, source)
     stored = {side: view.embeddings(side) for side in SIDES}
-    known = stored_in({side: ids for side, (ids, _) in stored.items()}, split.training)
-    split, unknown = split_of_known(split, known), unknown_counts(known)
-    if split.untested is not None:
-        todo = "set data.path to the file that the newest version was trained on"
-        raise LineageError(f"No query of the test pairs has a stored vector; {todo}.")
-    vectors: dict[str, Tensor] = {}
-    sides = (split.training.queries, split.training.candidates)
-    for entities, (side, (ids, rows)) in zip(sides, stored.items(), strict=True):
-        vectors[side] = rows[Vocabulary(ids).rows(entities.vocabulary.keys)]
+    split, unknown, vectors = tested(recipe, lineage, corpus, lineage.newest, stored)
     relevance, counts = test_relevance(split), split.training.counts("candidate")
     drawn = sample_queries(relevance, queries, recipe.seed)
     report: dict[str, dict[str, Any]]
@@ -82,3 +73,29 @@ def evaluate(
             "popularity": popularity_metrics(counts, relevance, recipe.metrics),
         }
     return {**report, "unknown": unknown} if any(unknown.values()) else report
+
+
+def tested(
+    recipe: Recipe,
+    lineage: Lineage,
+    corpus: Corpus,
+    version: int,
+    stored: Mapping[str, tuple[pa.Array, Tensor]],
+) -> tuple[Split, dict[str, int], dict[str, Tensor]]:
+    """Return a version's split restricted to objects with a stored vector, the number of other
+    objects by side, and the vectors [N, D] by side. Raises: LineageError: as `evaluate`."""
+    split = split_for(recipe, corpus, version, lineage.pair_history)
+    if split.untested is not None:
+        raise LineageError(split.untested)
+    split = final_split(split, refits=recipe.refits)
+    known = stored_in({side: ids for side, (ids, _) in stored.items()}, split.training)
+    split, unknown = split_of_known(split, known), unknown_counts(known)
+    if split.untested is not None:
+        todo = "set data.path to the file that the newest version was trained on"
+        raise LineageError(f"No query of the test pairs has a stored vector; {todo}.")
+    vectors: dict[str, Tensor] = {}
+    sides = (split.training.queries, split.training.candidates)
+    for entities, side in zip(sides, SIDES, strict=True):
+        ids, rows = stored[side]
+        vectors[side] = rows[Vocabulary(ids).rows(entities.vocabulary.keys)]
+    return split, unknown, vectors

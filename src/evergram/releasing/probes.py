@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,16 +73,20 @@ class ProbeReading:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """The embeddings that probes read: a published version's, or those of an unpublished one."""
+class ProbeSource:
+    """The embeddings that probes read: a published version's, an unpublished artefact's, or given
+    `rows` of each side."""
 
     version: int
     chain: Chain
     lineage: Lineage
-    artefact: Artefact | None
+    artefact: Artefact | None = None
+    rows: Mapping[str, Block] | None = None
 
     def blocks(self, side: str) -> Iterable[Block]:
         """Raises: LineageError: there is no such side."""
+        if self.rows is not None:
+            return [self.rows[side_of(self.rows, "this index", side)]]
         if self.artefact is None:
             return open_embeddings(self.lineage.stored(side, self.version)).blocks()
         return self.artefact.blocks(side_of(self.artefact.embeddings, "the new version", side))
@@ -114,15 +118,15 @@ def run_probes(
             raise LineageError("No probe can be run on version 0: it has no past version.")
         chain = chain.extended(artefact.transform)
         source = chain.newest
-    embeddings = _Source(source, chain, lineage, artefact)
-    return [_reading(consumers, consumer, embeddings, limits) for consumer in probed]
+    embeddings = ProbeSource(source, chain, lineage, artefact)
+    return [probe_reading(consumers, consumer, embeddings, limits) for consumer in probed]
 
 
 def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
     """Return a new probe with its value on production as baseline, which is what its consumer reads
     now, and with the hashes of its files."""
     version = lineage.resolve(pinned)
-    source = _Source(lineage.view(version).source, lineage.chain, lineage, None)
+    source = ProbeSource(lineage.view(version).source, lineage.chain, lineage, None)
     model, data = Path(probe.model), Path(probe.data)
     for path in (model, data):
         if not path.is_file():
@@ -154,9 +158,10 @@ def refuse_broken(readings: Iterable[ProbeReading]) -> None:
         )
 
 
-def _reading(
-    consumers: ConsumerRegistry, consumer: Consumer, source: _Source, limits: ProbeLimits
+def probe_reading(
+    consumers: ConsumerRegistry, consumer: Consumer, source: ProbeSource, limits: ProbeLimits
 ) -> ProbeReading:
+    """Return the reading of a consumer that has a probe."""
     probe = consumer.probe
     assert probe is not None
     limit = probe.max if probe.metric == "rmse" else probe.min
@@ -200,7 +205,7 @@ def _reading(
 
 
 def _measure(
-    files: ProbeFiles, probe: Probe, version: int, source: _Source, limits: ProbeLimits
+    files: ProbeFiles, probe: Probe, version: int, source: ProbeSource, limits: ProbeLimits
 ) -> tuple[float, int, int]:
     """Return the metric, and how many objects have an embedding and how many have none."""
     process = ProbeProcess(files, probe.metric, limits)

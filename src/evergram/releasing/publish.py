@@ -15,6 +15,7 @@ from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.diagnosis import LEAST_QUERIES, version_warnings
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
+from evergram.releasing.skew import with_skew
 from evergram.training.recipe import Recipe
 
 REFUSED = "The new version was not published: "
@@ -43,6 +44,7 @@ def publish(
     artefact: Artefact,
     *,
     max_degradation: float | None = None,
+    max_loss: float | None = None,
     strict_probes: bool = False,
     promote: bool = True,
 ) -> Published:
@@ -61,6 +63,8 @@ def publish(
     Args:
         max_degradation: percent of `training.metric` that the model may lose to the same model
             trained alone, and that a past version may lose when this one is read as it.
+        max_loss: largest loss in percent, as `skew` measures it through the chain, of an index
+            with half of its rows one version old.
         strict_probes: publish only if no probe is past its limit.
         promote: as for `Lineage.publish`.
     Raises: DegradationError: a limit is passed or could not be measured; nothing is published.
@@ -79,6 +83,8 @@ def publish(
         if strict_probes:
             refuse_untried(lineage)
             refuse_broken(readings)
+        if max_loss is not None:
+            fitting = with_skew(fitting, lineage, max_loss)
         measured = fitting.metrics
         return fitting
 

@@ -1,0 +1,209 @@
+"""An index half of whose rows are one version old and a fifth two, next to one of new rows alone.
+
+Three corpora grow: MovieLens and Amazon Beauty (two towers) over time, Gowalla in a random order,
+as its pairs have no times. Each version is trained on more of one corpus and aligned to the one
+before; then `evergram.skew` reads the stale rows through the chain, and as if they were new (raw).
+A consumer was fitted on version 0, to tell apart candidates by the mean of their ratings, or by how
+often they were met. Texts are SciFact's, encoded by one encoder after another, aligned as files:
+their metric is the share of the ten nearest texts that stay.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import reproduction.loaders  # noqa: F401 - data.kind = "amazon"
+import torch
+from safetensors.torch import save_file
+
+import evergram
+from benchmarks import gowalla, judged_corpora, migrations
+from benchmarks.defaults import STUDENT, one_thread
+from evergram.data.corpus import Vocabulary
+from evergram.lineage.consumers import ConsumerRegistry, Probe
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.align import AlignSettings, align
+from evergram.releasing.demo import rated_above_median
+from evergram.releasing.probes import measured_probe
+from evergram.releasing.skew import SkewReading, SkewReport
+from evergram.training.build import load_corpus, split_for
+from evergram.training.recipe import Recipe
+from evergram.vector_files.open_embeddings import open_embeddings, write_vectors
+
+SEEDS = 3
+STALE = {1: 0.5, 2: 0.2}
+READ = ("chain", "raw", "calibrated")
+TEXTS = 2000
+DIM = 32
+# Each version has a little more of the data; the last tests the newest.
+SLICES = [0.7, 0.8, 0.9]
+TRAINING = {"epochs": 8, "patience": 0}
+# A corpus: its recipe of a seed, and a folder for its files.
+Recipes = Mapping[str, Callable[[int, Path], dict[str, Any]]]
+Reports = dict[str, list[SkewReport]]
+
+
+def recipe_of(data: dict[str, Any], slices: Sequence[float], **model: Any) -> dict[str, Any]:
+    return {
+        "data": data,
+        "split": {"kind": "time", "versions": list(slices)},
+        "model": {"dim": DIM} | model,
+        "training": TRAINING,
+        "upgrade": {"alone": False},
+        "metrics": ["recall@20", "ndcg@20"],
+    }
+
+
+def _movielens(seed: int, folder: Path) -> dict[str, Any]:
+    path = str(gowalla.DATA / "movielens-25m-head")
+    return recipe_of({"kind": "movielens", "path": path}, SLICES)
+
+
+def _gowalla(seed: int, folder: Path) -> dict[str, Any]:
+    """Gowalla's training pairs in an order that is drawn, as times."""
+    pairs = pq.read_table(gowalla.convert() / "train.parquet")
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    pq.write_table(pairs.append_column("time", pa.array(order)), folder / "gowalla.parquet")
+    data = {"kind": "table", "path": str(folder / "gowalla.parquet")}
+    return recipe_of(data, [0.6, *SLICES])
+
+
+def _beauty(seed: int, folder: Path) -> dict[str, Any]:
+    data = {"kind": "amazon", "path": str(gowalla.DATA / "amazon-beauty")}
+    return recipe_of(data, SLICES, kind="two_tower", hidden=[DIM])
+
+
+CORPORA: Recipes = {
+    "MovieLens": _movielens,
+    "Gowalla, four slices": _gowalla,
+    "Beauty, two towers": _beauty,
+}
+
+
+def measure() -> Reports:
+    with one_thread():
+        reports = {name: _reports(of, SEEDS) for name, of in CORPORA.items()}
+        return reports | {f"SciFact, {' → '.join(migrations.installed())}": [_texts()]}
+
+
+def tiny() -> Reports:
+    def made_up(seed: int, folder: Path) -> dict[str, Any]:
+        data = {"kind": "synthetic", "queries": 120, "candidates": 80, "interactions": 3000}
+        return {**recipe_of(data, SLICES, dim=8), "training": {"epochs": 2, "patience": 0}}
+
+    return {"made up": _reports(made_up, 2)}
+
+
+def _reports(recipe: Callable[[int, Path], dict[str, Any]], seeds: int) -> list[SkewReport]:
+    reports = []
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            lineage = grown(Recipe.of({**recipe(seed, folder), "seed": seed}), folder)
+            reports.append(evergram.skew(lineage, [STALE], seed=seed))
+    return reports
+
+
+def grown(recipe: Recipe, folder: Path) -> Lineage:
+    """Return a lineage of all slices of a recipe, with a consumer of version 0."""
+    lineage, corpus = Lineage.create(folder / "lineage", "skew"), load_corpus(recipe)
+    lineage.publish(evergram.train(recipe, corpus, progress=False))
+    known = split_for(recipe, corpus, 0).training
+    if known.has_values:
+        ids, label = rated_above_median(known)
+    else:
+        counts = known.counts("candidate")
+        ids, label = known.candidates.vocabulary.keys, counts > counts.median()
+    _add_consumer(lineage, "candidate", (ids, label), folder)
+    for _ in recipe.model_dump()["split"]["versions"][1:]:
+        artefact = evergram.upgrade(recipe, lineage, corpus, progress=False, readings=False)
+        evergram.publish(lineage, artefact)
+    return lineage
+
+
+def _add_consumer(
+    lineage: Lineage, side: str, labels: tuple[pa.Array, torch.Tensor], folder: Path
+) -> None:
+    """Fit a linear model to half of the labelled objects, and measure it on the others."""
+    from sklearn.linear_model import LogisticRegression
+
+    keys, stored = lineage.embeddings(side)
+    rows = Vocabulary(keys).rows(labels[0])
+    ids, label = labels[0].filter(pa.array((rows >= 0).numpy())), labels[1][rows >= 0].numpy()
+    vectors = stored[rows[rows >= 0]].double().numpy()
+    learn = np.random.default_rng(0).random(len(label)) < 0.5
+    spread = vectors.std(axis=0) + 1e-9
+    fitted = LogisticRegression(max_iter=1000).fit(vectors[learn] / spread, label[learn])
+    save_file({"weight": torch.from_numpy(fitted.coef_ / spread).float()}, folder / "m.safetensors")
+    held = pa.table({"id": ids, "label": label.tolist()}).filter(pa.array(~learn))
+    pq.write_table(held, folder / "d.parquet")
+    files = {"model": str(folder / "m.safetensors"), "data": str(folder / "d.parquet")}
+    probe = measured_probe(lineage, "v0", Probe(**files, side=side, metric="auc"))
+    ConsumerRegistry.open(lineage.path).add("consumer", "v0", lineage.resolve, probe=probe)
+
+
+def _texts() -> SkewReport:
+    """Return the report of texts, whose versions are the encoders in the order of their size."""
+    texts, _, _ = judged_corpora.available()["SciFact"]()
+    chosen = dict(list(texts.items())[:TEXTS])
+    with tempfile.TemporaryDirectory() as name:
+        folder, files = Path(name), []
+        lineage, encoders = Lineage.create(folder / "lineage", "texts"), migrations.installed()
+        for place, encoder in enumerate(encoders):
+            vectors = migrations.kept_vectors(f"SciFact {TEXTS}", encoder, "texts", chosen)
+            files.append(folder / f"{place}.parquet")
+            write_vectors(files[-1], [(pa.array(list(chosen)), vectors)])
+            if place:
+                old = open_embeddings(files[0]) if place == 1 else place - 1
+                align(old, open_embeddings(files[-1]), lineage, AlignSettings("linear"))
+                lineage.label(f"kept-{place}", place)
+                if place == 1:
+                    lengths = pc.utf8_length(pa.array(list(chosen.values()))).to_numpy()
+                    label = torch.from_numpy(lengths > np.median(lengths))
+                    _add_consumer(lineage, "object", (pa.array(list(chosen)), label), folder)
+        return evergram.skew(lineage, [STALE if len(encoders) > 2 else {1: 0.7}])
+
+
+def table(reports: Reports) -> str:
+    lines = [
+        "| corpus | metric | rows are read | lost, % | pairs above a threshold | "
+        "calibration error | consumer's AUC, % lost |",
+        "|---" * 7 + "|",
+    ]
+    for name, found in reports.items():
+        for read in READ:
+            all_read = [_of(report, read) for report in found]
+            scores = (
+                _interval([getattr(r, key) for r in all_read]) for key in ("above", "calibration")
+            )
+            auc = [_auc_lost(report, read) for report in found]
+            cells = [_interval([r.loss for r in all_read]), *scores, _interval(auc)]
+            lines.append(f"| {name} | {found[0].metric} | {read} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _of(report: SkewReport, read: str) -> SkewReading:
+    return next(reading for reading in report.readings if reading.read == read)
+
+
+def _auc_lost(report: SkewReport, read: str) -> float | None:
+    was, now = (r.probes.get("consumer") for r in (report, _of(report, read)))
+    return None if was is None or now is None else 100 * (1 - now / was)
+
+
+def _interval(values: Sequence[float | None]) -> str:
+    """Return the mean over seeds with its 95 % interval; each value compares two indexes of one
+    seed."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "–"
+    half = STUDENT[len(known)] * stdev(known) / len(known) ** 0.5 if len(known) > 1 else 0.0
+    return f"{mean(known):.2f}" + (f" ± {half:.2f}" if half else "")
