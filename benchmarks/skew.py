@@ -162,8 +162,9 @@ def _texts() -> SkewReport:
             files.append(folder / f"{place}.parquet")
             write_vectors(files[-1], [(pa.array(list(chosen)), vectors)])
             if place:
-                old = open_embeddings(files[0]) if place == 1 else place - 1
-                align(old, open_embeddings(files[-1]), lineage, AlignSettings("linear"))
+                new, settings = open_embeddings(files[-1]), AlignSettings("linear")
+                first = open_embeddings(files[0])
+                align(first if place == 1 else place - 1, new, lineage, settings)
                 lineage.label(f"kept-{place}", place)
                 if place == 1:
                     lengths = pc.utf8_length(pa.array(list(chosen.values()))).to_numpy()

@@ -148,7 +148,7 @@ def test_stores_and_columns_are_named_once_and_passwords_never() -> None:
 
 
 # Commands of a recipe, or of the one that a lineage was trained by, and the limits of a service.
-SETTING = {"train", "upgrade", "evaluate", "diagnose", "demo", "tune", "serve"}
+SETTING = {"train", "upgrade", "evaluate", "diagnose", "demo", "tune", "serve", "lineage skew"}
 
 
 def unread(function: Callable[..., object]) -> set[str]:

@@ -66,8 +66,8 @@ def recall_by_hand(lineage: Lineage, candidates: dict[Any, np.ndarray]) -> list[
     names = split.training.queries.vocabulary.keys.to_pylist()
     others = split.training.candidates.vocabulary.keys.to_pylist()
     seen: dict[int, set[int]] = {}
-    for pairs in (split.selection, split.training.pairs_of(split.test.query)):
-        query, candidate = (pairs.query, pairs.candidate) if hasattr(pairs, "query") else pairs
+    of_selection = split.selection.query, split.selection.candidate
+    for query, candidate in (of_selection, split.training.pairs_of(split.test.query)):
         for a, b in zip(query.tolist(), candidate.tolist(), strict=True):
             seen.setdefault(a, set()).add(b)
     targets: dict[int, set[int]] = {}

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergram.cli.options import Description, command, described, open_lineage, pairs_of
+from evergram.cli.options import (
+    Description,
+    command,
+    described,
+    open_lineage,
+    pairs_of,
+    refuse_unread,
+)
 from evergram.cli.printing import Grid, number, probes_table, show, skew_table
 from evergram.errors import DataError, LineageError
 from evergram.log_lines import write_line
@@ -164,6 +171,7 @@ def skew(
     from evergram.releasing.skew import skew as measure_skew
     from evergram.training.recipe import Recipe
 
+    refuse_unread(set_, "data", "split")
     opened, mixtures = open_lineage(lineage), []
     for text in stale or ():
         shares = pairs_of("--stale", text.split(","), "AGE=SHARE, as in 1=0.5,2=0.2")
@@ -174,7 +182,8 @@ def skew(
     recipe = Recipe.of_data(opened.recipe(opened.newest), set_) if set_ else None
     report = measure_skew(opened, mixtures or None, recipe=recipe)
     past = [] if max_loss is None else report.past_limit(max_loss)
-    facts, parts = report.as_json(), [skew_table(report.as_json()), _SKEW, *report.notes]
+    facts = report.as_json()
+    parts: list[str | Grid] = [skew_table(facts), _SKEW, *report.notes]
     if html is not None:
         parts.append(f"Page: {write_skew(html, facts)}")
     problems = dict.fromkeys(r.problem for r in report.readings if r.problem)

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from evergram.cli.failures import INTERRUPTED
-from evergram.cli.options import columns_by_role, command, described, new_progress, open_lineage
+from evergram.cli.options import (
+    columns_by_role,
+    command,
+    described,
+    new_progress,
+    open_lineage,
+    refuse_unread,
+)
 from evergram.cli.printing import Grid, metrics_table, number, print_version, show
 from evergram.collectives import is_first_process
-from evergram.errors import DataError, RecipeError
+from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.training.diagnose import Diagnosis
@@ -396,10 +403,7 @@ def evaluate(
     from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
 
-    for override in set_ or ():
-        if override.partition("=")[0].split(".")[0].strip() not in ("data", "split", "metrics"):
-            read = "data, split and metrics of the recipe are read here"
-            raise RecipeError(f"--set {override} changes nothing: {read}; leave it out.")
+    refuse_unread(set_, "data", "split", "metrics")
     opened = open_lineage(lineage)
     recipe = Recipe.of_data(opened.recipe(opened.newest), set_ or [])
     view = opened.view(as_, from_)

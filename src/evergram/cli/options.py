@@ -13,7 +13,7 @@ import typer
 
 from evergram.cli.app import GROUPS, run
 from evergram.collectives import is_first_process
-from evergram.errors import DataError
+from evergram.errors import DataError, RecipeError
 from evergram.log_lines import LogFormat, log_format, write_line
 
 if TYPE_CHECKING:
@@ -133,6 +133,14 @@ def pairs_of(
             raise DataError(f"{option} is given twice for {name!r}; give each once.")
         values[name] = value
     return values
+
+
+def refuse_unread(overrides: Iterable[str] | None, *tables: str) -> None:
+    """Refuse a `--set` of any other table of the recipe. Raises: RecipeError."""
+    for override in overrides or ():
+        if override.partition("=")[0].split(".")[0].strip() not in tables:
+            read = f"only {' and '.join(tables)} of the recipe are read here"
+            raise RecipeError(f"--set {override} changes nothing: {read}; leave it out.")
 
 
 def columns_by_role(given: list[str] | None) -> dict[str, str]:

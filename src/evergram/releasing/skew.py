@@ -256,18 +256,18 @@ def skew(
     if not past:
         raise LineageError("The lineage has only one version, so no row can be stale.")
     ages = range(1, len(past) + 1)
-    if stale is None:
-        stale = [{age: share} for age in ages[:AGES] for share in SHARES]
-        stale += [MIXED] if len(past) > 1 else []
-    for one in map(dict, stale):
+    mixtures = [{age: share} for age in ages[:AGES] for share in SHARES]
+    mixtures += [MIXED] if len(past) > 1 else []
+    mixtures = mixtures if stale is None else [dict(mixture) for mixture in stale]
+    for one in mixtures:
         shares = one.values()
         if not one.keys() <= {*ages} or sum(shares) > 1 + 1e-9 or not min(shares, default=0) > 0:
             allowed = f"positive shares that add up to at most 1, for ages from 1 to {len(past)}"
             raise DataError(f"{one} is not a valid mixture; give {allowed}, such as {{1: 0.5}}.")
-    past, notes = past[: max(map(max, stale))], list[str]()
+    past, notes = past[: max(age for one in mixtures for age in one)], list[str]()
     index = _index(lineage, past, (corpus, recipe, seed), notes)
     readings = []
-    for mixture in stale:
+    for mixture in mixtures:
         ways = (CHAIN, RAW, CALIBRATED, *([WORST] if len(mixture) == 1 else []))
         readings += [_reading(index, past, mixture, way) for way in ways]
     return SkewReport(
