@@ -30,19 +30,19 @@ from evergram.compatibility.certificate import StepError
 from evergram.errors import DataError, IntegrityError, LineageError, StoreError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import (
-    OF_WITHDRAWN,
     RECORD,
+    UNREAD,
     UNREADABLE,
     Backfill,
     backfill_order,
     backfill_progress,
+    fill_stores,
     predicted_errors,
 )
 from evergram.retrieval.fill import (
     canary_stores,
     check_store,
     fill,
-    fill_stores,
     local_stores,
     open_stores,
     space_of,
@@ -499,7 +499,7 @@ def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -
     dim = older.spaces()[3].dim
     older.upsert(Rows(3, pa.array([5000]), np.ones((1, dim), np.float32)))
     order = backfill_order(lineage, older, source, 2)
-    assert order["error"].to_pylist() == [OF_WITHDRAWN] * 100
+    assert order["error"].to_pylist() == [UNREAD] * 100
     older.delete([5000])
     assert work.rollback().held == {2: 300}
     assert as_dict(older.scan()) == before

@@ -208,3 +208,51 @@ def _plain(value: Any) -> Any:
 
 
 MAKERS = {"pgvector-table": _pgvector, "lance-table": _lance, "qdrant-collection": _qdrant}
+
+
+def contents(address: str) -> dict[int, dict[str, Any]]:
+    """Return the rows of a table that `own_store` made, by id, as they are stored: vectors, of
+    columns that begin with e, are bytes."""
+    name = address.partition("&")[0].rpartition("=")[2]
+    place = address.partition(":")[2].partition("#")[0]
+    if address.startswith("pgvector"):
+        with psycopg.connect(place) as connection:
+            cursor = connection.execute(f"select * from {name}".encode())
+            names = [column.name for column in cursor.description or ()]
+            shown = [f"vector_send({key}::vector)" if key[0] == "e" else key for key in names]
+            found = connection.execute(f"select {', '.join(shown)} from {name}".encode())
+            rows = [dict(zip(names, row, strict=True)) for row in found]
+        for row in rows:
+            for key in [key for key in row if key[0] == "e" and row[key]]:
+                row[key] = np.frombuffer(row[key][4:], ">f4").astype(np.float32).tobytes()
+        return {row["id"]: row for row in rows}
+    if address.startswith("lance"):
+        import lancedb
+
+        return rows_of_lance(lancedb.connect(place).open_table(name).to_arrow())
+    from evergram.stores.open_store import open_store
+
+    with open_store(address, create="int64") as store:
+        ask: Any = vars(store)["_ask"]
+        points, _ = ask("scroll", name, limit=10**6, with_vectors=True)
+    return {
+        point.id: {
+            **(point.payload or {}),
+            **{k: np.array(v, np.float32).tobytes() for k, v in point.vector.items()},
+        }
+        for point in points
+    }
+
+
+def rows_of_lance(table: pa.Table) -> dict[int, dict[str, Any]]:
+    return {
+        row["id"]: {
+            key: np.array(
+                value, table.schema.field(key).type.value_type.to_pandas_dtype()
+            ).tobytes()
+            if isinstance(value, list)
+            else value
+            for key, value in row.items()
+        }
+        for row in table.to_pylist()
+    }

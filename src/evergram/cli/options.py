@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
@@ -181,10 +183,20 @@ def new_progress() -> Progress:
     return Progress(quiet=run.quiet or not is_first_process())
 
 
+# By what is done, when that was first said, and how much there was.
+_BEGUN: dict[str, tuple[float, int]] = {}
+
+
 def print_progress(done: int, total: int, what: str) -> None:
+    """Say how much is done, and from the second time on how fast, and the time left."""
     if run.quiet:
         return
-    sentence = f"{done} of {total} {what}"
+    sentence, now = f"{done} of {total} {what}", time.monotonic()
+    begun, before = _BEGUN.setdefault(what, (now, done))
+    if done > before and now > begun:
+        rate = (done - before) / (now - begun)
+        left = timedelta(seconds=round((total - done) / rate))
+        sentence += f", {rate:,.0f} a second, {left} left"
     if sys.stderr.isatty() and log_format() is LogFormat.text:
         sys.stderr.write(f"\r{sentence}" + ("\n" if done >= total else ""))
         return

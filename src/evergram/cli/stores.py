@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 def fill(lineage: str, *, store: list[str], index: bool = False, as_: str | None = None) -> None:
     """Write all embeddings of a version to stores, created where there are none."""
-    from evergram.retrieval.fill import fill_stores
+    from evergram.retrieval.backfill import fill_stores
 
     opened = open_lineage(lineage)
     number, chosen = opened.resolve(as_), stores_by_side(store)
@@ -50,13 +50,13 @@ def fill(lineage: str, *, store: list[str], index: bool = False, as_: str | None
 @command("store index", "vectors/films", address=described(f"ADDRESS | Store: {WHERE}"))
 def index_store(address: str) -> None:
     """Build a store's native index."""
-    from evergram.stores.adopted_store import read_only
+    from evergram.stores.adopted_store import not_changed
     from evergram.stores.open_store import open_store
     from evergram.stores.store import Store
 
     with open_store(address) as store:
         if not isinstance(store, Store):
-            raise read_only(store.address)
+            raise not_changed(store.address)
         versions, shown = store.build_index(), store.address
     show({"store": shown, "versions": versions})
 

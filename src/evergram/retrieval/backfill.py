@@ -1,11 +1,13 @@
-"""A store's older rows are refreshed to a newer version: worst first, in batches, resumable."""
+"""A store's older rows are refreshed to a newer version: worst first, in batches, resumable; in a
+table of the user's own, by filling the column of that version. And several stores are filled."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -29,9 +31,9 @@ from evergram.compatibility.certificate import certify
 from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import check_tree, file_mode
-from evergram.retrieval.fill import Progress, check_store, fill, space_of
+from evergram.retrieval.fill import Progress, check_store, fill, id_type, refuse_shared, space_of
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.adopted_store import read_only
+from evergram.stores.adopted_store import AdoptedStore, FillableTable, not_changed
 from evergram.stores.open_store import open_store
 from evergram.stores.store import (
     ID_TYPES,
@@ -44,9 +46,12 @@ from evergram.stores.store import (
 )
 from evergram.validation import sentence_of
 
+# Called with the side, the version, rows written and rows in all.
+SideProgress = Callable[[str, int, int, int], None]
 BATCH = 10_000
-# The error of a row of a withdrawn version, which is refreshed before all others.
-OF_WITHDRAWN = 1e9
+# The error of a row that nobody can read, as its version was withdrawn or it has no vector; it is
+# refreshed before all others.
+UNREAD = 1e9
 # A backfill has stalled when it wrote nothing for so many seconds.
 PATIENCE = 600.0
 # The state of a backfill whose files are damaged.
@@ -152,13 +157,22 @@ def backfill_order(
     the predicted `error`, worst first."""
     maps = VersionMaps(lineage)
     ids, errors = [pa.array([], store.id_type)], [np.zeros(0)]
+
+    def has_new_row(old: pa.Array) -> pa.Array:
+        new_ids = joined_ids([new.ids for new in source.fetch(old)], store.id_type)
+        return pc.is_in(old, value_set=new_ids)
+
+    for bare in store.bare_ids() if isinstance(store, FillableTable) else ():
+        ids.append(bare.filter(has_new_row(bare)))
+        errors.append(np.full(len(ids[-1]), UNREAD))
     for version in sorted(store.count().keys() - {target}):
+        if version > target and isinstance(store, AdoptedStore):
+            continue  # Its newest vector is what is read of a row, whatever others it has.
         for rows in store.scan(version):
-            new_ids = joined_ids([new.ids for new in source.fetch(rows.ids)], store.id_type)
-            has_new = pc.is_in(rows.ids, value_set=new_ids)
+            has_new = has_new_row(rows.ids)
             ids.append(rows.ids.filter(has_new))
             if version in lineage.withdrawn:
-                errors.append(np.full(len(ids[-1]), OF_WITHDRAWN))
+                errors.append(np.full(len(ids[-1]), UNREAD))
                 continue
             mask, dim = has_new.to_numpy(zero_copy_only=False), lineage.manifest(version).dim
             vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
@@ -196,33 +210,41 @@ class Backfill:
     before the new ones are written, and writing a batch twice changes nothing. These files are kept
     until `rollback` or the next plan, so that every row can be put back.
 
+    In a table of the user's own it fills the empty cells of that version's column, and keeps their
+    ids in a journal in the same database.
+
     Raises: IntegrityError: the store was filled from another lineage, or with another side.
     """
 
     def __init__(self, lineage: Lineage, store: ReadableStore, side: str) -> None:
-        if not isinstance(store, Store):
-            raise read_only(store.address)
-        check_store(lineage, store, side, withdrawn=True)
+        if not isinstance(store, Store | FillableTable):
+            raise not_changed(store.address)
+        check_store(lineage, store, side, to_write=True)
         self.lineage: Lineage = lineage
-        self.store: Store = store
+        self.store: Store | FillableTable = store
         self.side: str = side
         key = sha256(store.place.encode()).hexdigest()[:12]
         self.folder: Path = lineage.path / "backfills" / f"{side}-{key}"
         check_tree(lineage.path, self.folder)
         self._mode = file_mode(lineage.path)
 
-    def plan(self, batch: int = BATCH) -> BackfillStatus:
+    def plan(self, batch: int = BATCH, *, target: int | None = None) -> BackfillStatus:
         """Write the order in which rows will be refreshed, the largest predicted error first.
 
+        Args:
+            target: the version to refresh rows to; production by default.
         Raises: LineageError: another backfill of this store is under way, or being rolled back.
         """
+        target = self.lineage.production if target is None else target
+        if isinstance(self.store, FillableTable):
+            self.store.check_column(target, self.lineage.manifest(target).dim)
         with self._locked():
             if (self.folder / RECORD).exists():
                 earlier = BackfillRecord.read(self.folder / RECORD)
                 # One to a version that is no longer in production may stay unfinished: its rows
                 # are refreshed from where they are.
                 going_on = earlier.state in ("under way", "paused")
-                going_on = going_on and earlier.target == self.lineage.production
+                going_on = going_on and earlier.target in (self.lineage.production, target)
                 if going_on or earlier.state == "rolling back":
                     how = "'apply', or undo it by 'rollback'" if going_on else "'rollback'"
                     raise LineageError(f"A backfill is {earlier.state}; first finish it by {how}.")
@@ -235,10 +257,12 @@ class Backfill:
                 )
             for folder in (self.folder, self.folder / JOURNAL):
                 make_folder(folder, self._mode)
-            target = self.lineage.production
-            id_type = next(name for name, kind in ID_TYPES.items() if kind == self.store.id_type)
-            self.store.remove_superseded()
-            with open_store(str(self.folder / SOURCE), create=id_type) as source:
+            kind = next(name for name, kind in ID_TYPES.items() if kind == self.store.id_type)
+            if isinstance(self.store, Store):
+                self.store.remove_superseded()
+            with open_store(str(self.folder / SOURCE), create=kind) as source:
+                if isinstance(self.store, FillableTable):
+                    source.add_space(space_of(self.lineage, target, norms=False))
                 fill(self.lineage, source, self.side, target)
                 order = backfill_order(self.lineage, self.store, source, target)
             write_table(self.folder / ORDER, order, self._mode)
@@ -254,12 +278,20 @@ class Backfill:
             )
         return self.status()
 
+    def fill(self, target: int, progress: Progress | None = None) -> int:
+        """Finish what is under way, plan and apply, and return the rows of the plan."""
+        with suppress(LineageError):
+            if self._record().target == target and self._record().state in ("under way", "paused"):
+                self.apply(progress=progress)
+        self.plan(target=target)
+        return self.apply(progress=progress).rows
+
     def apply(self, rows: int | None = None, progress: Progress | None = None) -> BackfillStatus:
         """Refresh rows in the planned order.
 
         Args:
             rows: stop after this many more; all by default.
-            progress: called with rows done and rows in all.
+            progress: called with rows done and rows in all, before the first batch and after each.
         Raises: LineageError: nothing is planned, it was rolled back or is half rolled back, its
             version was withdrawn, or another version is in production by now.
         """
@@ -271,22 +303,20 @@ class Backfill:
                     f"This backfill is {record.state}; finish it by 'rollback', and plan another."
                 )
             self.lineage.manifest(record.target)  # says so if it was withdrawn
-            if record.target != self.lineage.production:
+            # A table may have a later version's vectors before it is promoted: the newest are read.
+            ahead = isinstance(self.store, AdoptedStore) and record.target > self.lineage.production
+            if record.target != self.lineage.production and not ahead:
                 raise LineageError(
                     f"This backfill leads to version {record.target}, and version "
                     f"{self.lineage.production} is in production since; plan another, or undo this "
                     "one by 'rollback'."
                 )
             order = read_table(self.folder / ORDER)["id"].combine_chunks()
-            if record.state != "planned":
-                # A kill may have left rows of which later versions are written; `_refresh` does
-                # not see them, and their ids may be of any batch before.
-                self.store.remove_superseded()
-            self.store.take_side(self.side)
-            space = space_of(self.lineage, record.target)
-            self.store.add_space(self.store.spaces().get(record.target, space))
+            self._begin(record)
             done = record.done
             last = len(order) if rows is None else min(len(order), done + rows)
+            if progress is not None:
+                progress(done, len(order))
             with self._source() as source:
                 while done < last:
                     record = self._write(record, state="under way", done=done)
@@ -309,6 +339,9 @@ class Backfill:
         self._record()  # before a lock is made
         with self._locked():
             record = self._record()
+            if isinstance(self.store, FillableTable):
+                self._empty_cells(self.store, record, progress)
+                return self.status()
             # What was kept last first: a row that others wrote after a kill is put back, and is
             # then no longer one of `apply`.
             journals = sorted((self.folder / JOURNAL).glob("*.sealed"), reverse=True)
@@ -340,8 +373,40 @@ class Backfill:
             held=self.store.count(),
         )
 
+    def _begin(self, record: BackfillRecord) -> None:
+        target = record.target
+        if isinstance(self.store, FillableTable):
+            self.store.begin_column(target, self.lineage.manifest(target).dim)
+            return
+        if record.state != "planned":
+            # A kill may have left rows of which later versions are written; `_refresh` does not
+            # see them, and their ids may be of any batch before.
+            self.store.remove_superseded()
+        self.store.take_side(self.side)
+        self.store.add_space(self.store.spaces().get(target, space_of(self.lineage, target)))
+
+    def _empty_cells(
+        self, table: FillableTable, record: BackfillRecord, progress: Progress | None
+    ) -> None:
+        entries = table.journal(record.target)
+        record = self._write(record, state="rolling back")
+        with self._source() as source:
+            for number, (entry, ids) in enumerate(entries, start=1):
+                parts = source.fetch(ids)
+                keys = joined_ids([rows.ids for rows in parts], table.id_type)
+                vectors = np.concatenate([rows.vectors for rows in parts])
+                table.clear_cells(entry, Rows(record.target, keys, vectors))
+                if progress is not None:
+                    progress(number, len(entries))
+        table.drop_column(record.target)
+        self._write(record, state="rolled back", done=0)
+
     def _refresh(self, source: ReadableStore, target: int, ids: pa.Array, name: str) -> None:
         """Write the old rows of a batch to a journal, and then the new ones to the store."""
+        if isinstance(self.store, FillableTable):
+            for rows in source.fetch(ids):
+                self.store.write_cells(rows)
+            return
         old = [rows for rows in self.store.fetch(ids) if rows.version != target]
         if not old:
             return
@@ -432,6 +497,70 @@ class Backfill:
                 f"{reason_and_remedy(error, 'the backfill is as it was')}; 'apply' goes on from "
                 "there."
             ) from error
+
+
+@dataclass(frozen=True)
+class FilledStore:
+    """A store that was filled: rows written, and rows in it by version."""
+
+    store: str
+    side: str
+    rows: int
+    held: dict[int, int]
+
+
+def fill_stores(
+    lineage: Lineage,
+    addresses: Mapping[str, str],
+    *,
+    version: int | str | None = None,
+    index: bool = False,
+    progress: SideProgress | None = None,
+) -> list[FilledStore]:
+    """Write all embeddings of a version to stores, created where there are none; to a table of
+    one's own, the vectors of its rows that have none of that version, as a `Backfill`.
+
+    All stores are opened and checked before the first row is written to any. A snapshot that was
+    made and got no row is removed again.
+
+    Args:
+        addresses: side to address.
+        version: a number or a label, whose embeddings the lineage stores; production by default.
+        index: build each store's native index afterwards.
+        progress: called with the side, the version, the rows written and the rows in all.
+    Raises: LineageError: no such side. DataError: one store is given for two sides. Others as
+        `fill`.
+    """
+    number = lineage.resolve(version)
+    kinds = {side: id_type(lineage, side, number) for side in addresses}
+    folders = {side: Path(a.removeprefix("snapshot:")) for side, a in addresses.items()}
+    absent = {side for side, folder in folders.items() if not folder.exists()}
+    stores: dict[str, ReadableStore] = {}
+    filled = []
+    with ExitStack() as opened:
+        try:
+            for side, address in addresses.items():
+                stores[side] = opened.enter_context(open_store(address, create=kinds[side]))
+            refuse_shared({side: store.place for side, store in stores.items()})
+            for side, store in stores.items():
+                if index and not isinstance(store, Store):
+                    raise not_changed(store.address)
+                check_store(lineage, store, side, to_write=True)
+            for side, store in stores.items():
+                of_side = None if progress is None else partial(progress, side, number)
+                if isinstance(store, Store):
+                    rows = fill(lineage, store, side, number, progress=of_side)
+                else:
+                    rows = Backfill(lineage, store, side).fill(number, of_side)
+                if index and isinstance(store, Store):
+                    store.build_index()
+                filled.append(FilledStore(store.address, side, rows, store.count()))
+        except BaseException:
+            for side in absent & stores.keys():
+                if stores[side].kind == "snapshot" and not any(stores[side].count().values()):
+                    remove_folder(folders[side])
+            raise
+    return filled
 
 
 def write_table(path: Path, table: pa.Table, mode: int) -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,15 +22,13 @@ from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import check_tree, file_mode
 from evergram.retrieval.version_maps import VersionMaps, stored_rows
-from evergram.stores.adopted_store import AdoptedStore, read_only
+from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ReadableStore, Rows, Space, Store, other_side
 from evergram.vector_files.open_embeddings import open_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
-# Called with the side, the version, rows written and rows in all.
-SideProgress = Callable[[str, int, int, int], None]
 # A vector is the published one if it differs from it by less than this part of its length: the
 # rounding of half precision and of another run of the same model are less, another model is more.
 TOLERANCE = 2e-3
@@ -69,9 +66,7 @@ def fill(
     """
     version = lineage.production if version is None else version
     file = open_embeddings(lineage.stored(side, version))
-    if not isinstance(store, Store):
-        raise read_only(store.address)
-    check_store(lineage, store, side, withdrawn=True)
+    check_store(lineage, store, side, to_write=True)
     store.take_side(side)
     maps = VersionMaps(lineage)
     there = store.spaces().get(version)
@@ -99,64 +94,6 @@ def remove_withdrawn(lineage: Lineage, store: Store) -> None:
     for version in store.filled().keys() & lineage.withdrawn.keys():
         for ids in [rows.ids for rows in store.scan(version)]:
             store.delete(ids)
-
-
-@dataclass(frozen=True)
-class FilledStore:
-    """A store that was filled: rows written, and rows in it by version."""
-
-    store: str
-    side: str
-    rows: int
-    held: dict[int, int]
-
-
-def fill_stores(
-    lineage: Lineage,
-    addresses: Mapping[str, str],
-    *,
-    version: int | str | None = None,
-    index: bool = False,
-    progress: SideProgress | None = None,
-) -> list[FilledStore]:
-    """Write all embeddings of a version to stores, created where there are none.
-
-    All stores are opened and checked before the first row is written to any. A snapshot that was
-    made and got no row is removed again.
-
-    Args:
-        addresses: side to address.
-        version: a number or a label, whose embeddings the lineage stores; production by default.
-        index: build each store's native index afterwards.
-        progress: called with the side, the version, the rows written and the rows in all.
-    Raises: LineageError: no such side. DataError: one store is given for two sides. Others as
-        `fill`.
-    """
-    number = lineage.resolve(version)
-    kinds = {side: id_type(lineage, side, number) for side in addresses}
-    folders = {side: Path(a.removeprefix("snapshot:")) for side, a in addresses.items()}
-    absent = {side for side, folder in folders.items() if not folder.exists()}
-    stores: dict[str, Store] = {}
-    filled = []
-    with ExitStack() as opened:
-        try:
-            for side, address in addresses.items():
-                stores[side] = opened.enter_context(open_store(address, create=kinds[side]))
-            refuse_shared({side: store.place for side, store in stores.items()})
-            for side, store in stores.items():
-                check_store(lineage, store, side, withdrawn=True)
-            for side, store in stores.items():
-                of_side = None if progress is None else partial(progress, side, number)
-                rows = fill(lineage, store, side, number, progress=of_side)
-                if index:
-                    store.build_index()
-                filled.append(FilledStore(store.address, side, rows, store.count()))
-        except BaseException:
-            for side in absent & stores.keys():
-                if stores[side].kind == "snapshot" and not any(stores[side].count().values()):
-                    remove_folder(folders[side])
-            raise
-    return filled
 
 
 def refuse_shared(places: Mapping[str, str]) -> None:
@@ -242,7 +179,7 @@ def _compared(store: AdoptedStore, version: int, blocks: Iterable[Block]) -> tup
 
 
 def check_store(
-    lineage: Lineage, store: ReadableStore, side: str, *, withdrawn: bool = False
+    lineage: Lineage, store: ReadableStore, side: str, *, to_write: bool = False
 ) -> None:
     """Refuse a store of another lineage or another side. Nothing is written to it.
 
@@ -250,20 +187,26 @@ def check_store(
     published before the first row of its version is read.
 
     Args:
-        withdrawn: whether it may have rows of a withdrawn version, which nobody can read.
+        to_write: whether it may have rows of a withdrawn version, which nobody can read, and a
+            table no vector yet.
     Raises: IntegrityError: a store holds vectors of another lineage or of another side, or it has
         rows and does not say of which side. LineageError: it has rows of a withdrawn version.
     """
     filled = store.filled()
     if isinstance(store, AdoptedStore):
         store.set_check(partial(_check_version, lineage, store, side))
-        if not filled:
+        if not filled and not to_write:
             raise IntegrityError(
                 f"{store.address} has no row with a vector yet, so that it cannot be proved to be "
                 f"of {lineage}; write its rows first."
             )
         for version in filled:
-            store.require(version)
+            if not (to_write and version in lineage.withdrawn):
+                store.require(version)
+        for version, name in ({} if to_write else store.missing_columns()).items():
+            log.warning(
+                "%s has no column %r yet; no row is of version %d.", store.address, name, version
+            )
         return
     known = {m.version: m for m in lineage.versions}
     for version, space in filled.items():
@@ -276,7 +219,7 @@ def check_store(
                 f"{space.fingerprint}; that of {lineage.path} is {mark}. It was "
                 "filled from another lineage; use another store."
             )
-        if gone is not None and not withdrawn:
+        if gone is not None and not to_write:
             raise LineageError(
                 f"{store.address} holds rows of version {version}, which was withdrawn: put back "
                 "what they replaced by 'evergram store backfill rollback', or fill the store again "

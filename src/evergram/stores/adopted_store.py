@@ -1,12 +1,12 @@
 """The user's own tables and collections, read where they are: one reader, from which a class for
-each database derives."""
+each database derives, and what it implements to fill a column of vectors as well."""
 
 from __future__ import annotations
 
 import re
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -29,6 +29,7 @@ from evergram.stores.store import (
     Rows,
     Space,
     best_by,
+    joined_ids,
     was_closed,
 )
 
@@ -36,6 +37,8 @@ from evergram.stores.store import (
 NO_CHECKS: Checks = np.zeros(0, dtype=np.uint32)
 # Rows that are read at once.
 BLOCK = 8_192
+# In place of a version: the rows without a vector of any.
+BARE = -1
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -62,8 +65,9 @@ class AdoptedNames(NamedTuple):
 
 
 class AdoptedStore(ReadableStore):
-    """A table that Evergram only reads. A row belongs to the newest version whose vector it has;
-    one without an id is none.
+    """A table that another program keeps. A row belongs to the newest version whose vector it has;
+    one without an id is none. Only the column of the oldest version must be there: of a later one,
+    which may be added or dropped at any moment, no row has a vector until then.
 
     Its rows have no norms, checksums or fingerprints. `retrieval` sets `check`, which is called
     with a version before the first of its rows is returned, and raises if they are not that
@@ -72,6 +76,7 @@ class AdoptedStore(ReadableStore):
     Args:
         place: what stands before the # of the address.
         names: of the columns.
+        to_fill: whether no column of vectors need be there, as they will be added.
     """
 
     # The keys after the # of an address, other than versions; the first must be there.
@@ -85,8 +90,9 @@ class AdoptedStore(ReadableStore):
     _check: Callable[[int], None] | None = None
     _closed: bool = False
 
-    def __init__(self, place: str, names: AdoptedNames) -> None:
+    def __init__(self, place: str, names: AdoptedNames, to_fill: bool = False) -> None:
         self._place, self._names, self._id = place, names, names.id or "id"
+        self.to_fill = to_fill
         self._anywhere = place if "://" in place else str(Path(place).resolve())
         self.address = f"{self.kind}:{place}#{names.fragment}"
         # Shared by all views: the versions that were checked, and the state they were checked in.
@@ -153,14 +159,11 @@ class AdoptedStore(ReadableStore):
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
-        """See `open_store`. Raises: StoreError: it shall be created, and so written."""
+        """See `open_store`; a table is not created, but its columns of vectors may be missing."""
         place, _, rest = address.removeprefix(f"{cls.kind}:").rpartition("#")
         if not place:
             raise cls._wrong_address("it needs the place of the data, a # and names")
-        names = cls._read_names(rest)
-        if create is not None:
-            raise read_only(f"A {cls.kind}")
-        return cls(place, names)
+        return cls(place, cls._read_names(rest), create is not None)
 
     @classmethod
     def _wrong_address(cls, why: str) -> DataError:
@@ -215,7 +218,7 @@ class AdoptedStore(ReadableStore):
         return AdoptedNames(names[first], schema, id_name, newest_last, filters, fragment)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._anywhere, self._names)
+        return type(self), (self._anywhere, self._names, self.to_fill)
 
     @property
     def place(self) -> str:
@@ -234,6 +237,11 @@ class AdoptedStore(ReadableStore):
 
     def spaces(self) -> dict[int, Space]:
         return {version: Space(version, dim, "") for version, dim in self._facts().dims.items()}
+
+    def missing_columns(self) -> dict[int, str]:
+        """Return the columns that the address names and the table does not have, by version."""
+        there = self._facts().dims
+        return {v: name for v, name in self._names.vectors.items() if v not in there}
 
     def filled(self) -> dict[int, Space]:
         return {v: space for v, space in self.spaces().items() if self._has_rows(v)}
@@ -360,12 +368,26 @@ class AdoptedStore(ReadableStore):
                     f"{needed}."
                 )
 
+    def _wanted(self, there: Collection[str]) -> dict[int, str]:
+        """Return the columns of vectors that are there, or must be."""
+        oldest = None if self.to_fill else min(self._names.vectors)
+        return {v: c for v, c in self._names.vectors.items() if v == oldest or c in there}
+
+    def _conditions_on(self, version: int, own: bool = True) -> Iterator[tuple[str, bool]]:
+        """Yield the columns by which a row is of a version, and whether its vector is there: with
+        `own`, no newer one is."""
+        for one in self._known.dims:
+            if one == version or (own and one > version):
+                yield self._names.vectors[one], one == version
+
     def _facts(self) -> TableFacts:
         """Raises: StoreError: the ids have another type than when the table was opened."""
         if self._closed:
             raise was_closed(self.address)
         if not self._is_moment:
             self._known = self._look()
+            # A column that was dropped may come back with other vectors.
+            self._checked.intersection_update(self._known.dims)
         if self._known.id_type != self.id_type:
             raise StoreError(
                 f"The ids of {self.address} are {self._known.id_type} now, and were {self.id_type} "
@@ -387,12 +409,77 @@ class AdoptedStore(ReadableStore):
             )
 
 
-def read_only(shown: str) -> StoreError:
-    """Return the error for writing to a table or a collection that Evergram only reads."""
+class FillableTable(AdoptedStore):
+    """A table in which the vectors of a version can be written to a column. Nothing else in it is
+    changed, and no cell that has a vector; a journal next to it has the ids of the cells that were
+    written, so that they can be emptied again."""
+
+    @abstractmethod
+    def begin_column(self, version: int, dim: int) -> None:
+        """Add the journal, and the column, unless they are there; a column of that type which the
+        newest one has."""
+
+    @abstractmethod
+    def bare_ids(self) -> Iterator[pa.Array]:
+        """Yield the ids of rows that have no vector, in blocks."""
+
+    @abstractmethod
+    def write_cells(self, rows: Rows) -> None:
+        """Write the vectors of rows that are there and have none of this version, with their ids to
+        the journal, in one transaction or there first. Again, it changes nothing."""
+
+    @abstractmethod
+    def journal(self, version: int) -> list[tuple[int, pa.Array]]:
+        """Return the number and the ids of each part that was written to the column."""
+
+    @abstractmethod
+    def clear_cells(self, number: int, rows: Rows) -> None:
+        """Empty the cells that still have these vectors, and then drop that part of the journal."""
+
+    @abstractmethod
+    def drop_column(self, version: int) -> None:
+        """Drop the column if `begin_column` added it and it is empty, and what the journal has of
+        it; and the journal, if it has nothing else."""
+
+    def check_column(self, version: int, dim: int) -> None:
+        """Raises: DataError: the address names no column for a version, or one of another dim."""
+        space = self.spaces().get(version)
+        if version not in self._names.vectors or (space is not None and space.dim != dim):
+            is_wrong = f"has {space.dim} dims, not {dim}" if space else "is not named"
+            raise DataError(
+                f"The column of {self.address} for the vectors of version {version} {is_wrong}; "
+                f"write &v{version}=COLUMN in the address. A column that is not there is added."
+            )
+
+    @property
+    def _journal_name(self) -> str:
+        return f"{self._names.table}_evergram"
+
+    def _stored_rows(self, rows: Rows) -> Iterator[Rows]:
+        self._facts()
+        for start in range(0, len(rows), BLOCK):
+            yield from self._rows(rows.version, rows.ids[start : start + BLOCK], BLOCK, own=False)
+
+    def _without_vector(self, rows: Rows) -> Rows:
+        return rows.without(joined_ids([r.ids for r in self._stored_rows(rows)], self.id_type))
+
+    def _unchanged(self, rows: Rows, tolerance: float = 0.0) -> pa.Array:
+        """Return the ids whose vectors are these, but for this part of their length."""
+        same = []
+        for stored in self._stored_rows(rows):
+            expected = rows.vectors[pc.index_in(stored.ids, value_set=rows.ids).to_numpy()]
+            apart = np.linalg.norm(stored.vectors.astype(np.float64) - expected, axis=1)
+            equal = apart <= tolerance * np.linalg.norm(expected, axis=1)
+            same.append(stored.ids.filter(pa.array(equal)))
+        return joined_ids(same, self.id_type)
+
+
+def not_changed(shown: str) -> StoreError:
+    """Return the error for what Evergram does not do to a table or a collection of one's own."""
     return StoreError(
-        f"{shown} is a table or a collection of your own, which Evergram only reads. Write new "
-        "vectors to it by your own program, into a column of their version, or fill a store of "
-        "Evergram's by 'evergram store fill', such as snapshot:DIR."
+        f"{shown} is a table or a collection of your own, in which Evergram at most fills a column "
+        "of vectors; build its indexes by your own program, or fill a store of Evergram's by "
+        "'evergram store fill', such as snapshot:DIR."
     )
 
 

@@ -1,6 +1,7 @@
 """Stores in a folder of LanceDB: a table for each space, and a file that names them; and a table of
 the user's own with a column of vectors for each version, whose searches read all rows that they may
-return: LanceDB's own round their distances, and its indexes miss rows."""
+return: LanceDB's own round their distances, and its indexes miss rows. A column of it is filled by
+commits that change no other cell; the ids are in the table `TABLE_evergram` before."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
+from dataclasses import replace
 from datetime import time, timedelta
 from math import ceil, isqrt
 from pathlib import Path
@@ -20,7 +22,7 @@ from filelock import Timeout
 
 from evergram.atomic_files import file_lock, write_bytes
 from evergram.errors import DataError, IntegrityError, StoreError, reason_and_remedy
-from evergram.stores.adopted_store import AdoptedStore, TableFacts
+from evergram.stores.adopted_store import BARE, BLOCK, FillableTable, TableFacts
 from evergram.stores.filters import SIGNS, Condition, moment_of, of_other_type, type_of
 from evergram.stores.store import (
     ID_TYPES,
@@ -63,6 +65,8 @@ PROBED = 0.2
 ROWS_A_RESULT = 20
 COLUMN = "vector"
 COLUMNS = ["id", COLUMN, "check"]
+# What a column that `begin_column` added says of itself, in the same commit.
+ADDED = {b"evergram": b"added"}
 IDS = ("integer", "text")
 
 
@@ -125,20 +129,8 @@ class LanceStore(TablePerVersionStore):
 
     @contextmanager
     def _writing(self) -> Iterator[Self]:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            lock = file_lock(self._folder / f"{self._name}.lock", timeout=WAIT)
-            with self._lock, lock, errors_as_store_errors(self.address):
-                yield self
-        except Timeout:
-            raise StoreError(
-                f"Another process has been writing {self.address} for {WAIT:.0f} s; try again "
-                "later."
-            ) from None
-        except OSError as error:
-            raise StoreError(
-                f"{self.address} cannot be written: {reason_and_remedy(error)}."
-            ) from error
+        with self._lock, writing(self._folder, self._name, self.address):
+            yield self
 
     def _load(self) -> Mapping[str, Any] | None:
         if self._closed:
@@ -243,7 +235,7 @@ class LanceStore(TablePerVersionStore):
                 table.optimize(cleanup_older_than=KEPT)
 
 
-class AdoptedLanceTable(AdoptedStore):
+class AdoptedLanceTable(FillableTable):
     kind: ClassVar[str] = "lance-table"
 
     def _connect(self) -> None:
@@ -260,9 +252,9 @@ class AdoptedLanceTable(AdoptedStore):
         with errors_as_store_errors(self.address):
             schema = self._table.schema
         types = dict(zip(schema.names, schema.types, strict=True))
-        columns = self._names.vectors
-        for column in (self._id, *columns.values(), *self._names.filters):
+        for column in (self._id, *self._names.vectors.values(), *self._names.filters):
             quoted(column)
+        columns = self._wanted(types)
         self._check_columns(
             types,
             [self._id],
@@ -343,10 +335,86 @@ class AdoptedLanceTable(AdoptedStore):
     def _condition(self, version: int, own: bool = True, among: str | None = None) -> str:
         """Return the condition of the rows of a version, or of all with its vector."""
         parts = [f"{quoted(self._id)} is not null"]
-        for one, column in self._names.vectors.items():
-            if one == version or (own and one > version):
-                parts.append(f"{quoted(column)} is {'not null' if one == version else 'null'}")
+        for column, there in self._conditions_on(version, own):
+            parts.append(f"{quoted(column)} is {'not null' if there else 'null'}")
         return " and ".join([*parts, *(one for one in (self._chosen, among) if one is not None)])
+
+    def bare_ids(self) -> Iterator[pa.Array]:
+        self._facts()
+        with errors_as_store_errors(self.address):
+            query = self._table.search().where(self._condition(BARE)).select([self._id])
+            for part in parts_of(query, BLOCK):
+                yield part[self._id].combine_chunks().cast(self.id_type)
+
+    def begin_column(self, version: int, dim: int) -> None:
+        with writing(self._folder, self._journal_name, self.address):
+            facts, columns = self._facts(), self._names.vectors
+            if version not in facts.dims:
+                kinds = (facts.types[columns[v]].value_type for v in reversed(facts.dims))
+                vector = pa.list_(next(kinds, pa.float32()), dim)
+                self._table.add_columns(pa.field(columns[version], vector, metadata=ADDED))
+            if self._journal() is None:
+                kind = [("column", pa.string()), ("ids", pa.list_(self.id_type))]
+                self._database.create_table(self._journal_name, schema=pa.schema(kind))
+
+    def write_cells(self, rows: Rows) -> None:
+        with writing(self._folder, self._journal_name, self.address):
+            if len(rows := self._without_vector(rows)):
+                ids = pa.array([rows.ids.to_pylist()], pa.list_(self.id_type))
+                entry = {"column": [self._names.vectors[rows.version]], "ids": ids}
+                self._journal().add(pa.table(entry))
+                self._put_cells(rows, "null")
+
+    def journal(self, version: int) -> list[tuple[int, pa.Array]]:
+        with writing(self._folder, self._journal_name, self.address):
+            if (table := self._journal()) is None:
+                return []
+            query = table.search().where(self._of_column(version)).with_row_id(True)
+            found = query.limit(table.count_rows()).to_arrow()
+            ids = [pa.array(one, self.id_type) for one in found["ids"].to_pylist()]
+            return list(zip(found["_rowid"].to_pylist(), ids, strict=True))
+
+    def clear_cells(self, number: int, rows: Rows) -> None:
+        with writing(self._folder, self._journal_name, self.address):
+            kind = self._facts().types[self._names.vectors[rows.version]].value_type
+            stored = rows.vectors.astype(kind.to_pandas_dtype()).astype(np.float32)
+            ids = self._unchanged(replace(rows, vectors=stored))
+            if len(ids):
+                nothing = np.zeros((len(ids), 0), np.float32)
+                self._put_cells(Rows(rows.version, ids, nothing), "not null")
+            self._journal().delete(f"_rowid = {number}")
+
+    def drop_column(self, version: int) -> None:
+        name = self._names.vectors[version]
+        with writing(self._folder, self._journal_name, self.address):
+            schema = self._table.schema
+            added = name in schema.names and schema.field(name).metadata == ADDED
+            if added and not self._table.count_rows(f"{quoted(name)} is not null"):
+                self._table.drop_columns([name])
+            if (journal := self._journal()) is not None:
+                journal.delete(self._of_column(version))
+                if not journal.count_rows():
+                    self._database.drop_table(self._journal_name)
+
+    def _put_cells(self, rows: Rows, now: str) -> None:
+        """Write vectors, or NULL for those without dims, to cells that are "null" or "not null"."""
+        name, types = self._names.vectors[rows.version], self._facts().types
+        cells = pa.nulls(len(rows), types[name])
+        if rows.vectors.size:
+            values = rows.vectors.reshape(-1).astype(types[name].value_type.to_pandas_dtype())
+            cells = pa.FixedSizeListArray.from_arrays(pa.array(values), rows.vectors.shape[1])
+        written = pa.table({self._id: rows.ids.cast(types[self._id]), name: cells})
+        merge = self._table.merge_insert(self._id)
+        merge = merge.when_matched_update_all(where=f"target.{quoted(name)} is {now}")
+        merge.execute(written, on_bad_vectors="null")
+
+    def _journal(self) -> Any:
+        if not (self._folder / f"{self._journal_name}.lance").is_dir():
+            return None
+        return self._database.open_table(self._journal_name)
+
+    def _of_column(self, version: int) -> str:
+        return f"`column` = {literal(self._names.vectors[version])}"
 
     def _open(self) -> Any:
         name = self._names.table
@@ -369,6 +437,22 @@ def folder_of(place: str) -> Path:
             "buckets and LanceDB's cloud are not read: copy the tables to a disk."
         )
     return Path(place)
+
+
+@contextmanager
+def writing(folder: Path, name: str, shown: str) -> Iterator[None]:
+    """Be the one process that writes tables of this name."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = file_lock(folder / f"{name}.lock", timeout=WAIT)
+        with lock, errors_as_store_errors(shown):
+            yield
+    except Timeout:
+        raise StoreError(
+            f"Another process has been writing {shown} for {WAIT:.0f} s; try again later."
+        ) from None
+    except OSError as error:
+        raise StoreError(f"{shown} cannot be written: {reason_and_remedy(error)}.") from error
 
 
 def connected(folder: Path, shown: str) -> Any:

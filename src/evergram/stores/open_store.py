@@ -31,7 +31,8 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
     """Open the store at an address; an address without a scheme is the folder of a snapshot.
 
     Args:
-        create: make it where it is not there, for ids of this type, "int64" or "string".
+        create: make it where it is not there, for ids of this type, "int64" or "string"; of a table
+            of your own, only columns of vectors are made, when they are filled.
     Returns: a `Store`; for a table of your own, a `ReadableStore`.
     Raises: DataError: no such scheme; a store that is not there; another type of ids.
         StoreError: it cannot be reached.
@@ -51,7 +52,7 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
     module, name = KINDS[scheme]
     kind = getattr(import_module(f"evergram.stores.{module}"), name)
     store: ReadableStore = kind.open(address, create)
-    if create is not None and store.id_type != ID_TYPES[create]:
+    if isinstance(store, Store) and create is not None and store.id_type != ID_TYPES[create]:
         store.close()
         raise DataError(
             f"{store.address} has ids of type {store.id_type}, not {create}; use another store."

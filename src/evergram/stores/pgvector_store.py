@@ -6,7 +6,8 @@ one space, whoever writes at once; each space has its own index, over the rows o
 
 A table of the user's own has a column of vectors for each version. Every search compares all rows
 that it may return: indexes of the table are for one metric and one column, and none are for rows
-that have a NULL in another column.
+that have a NULL in another column. A column is filled in transactions that write cells and their
+ids to a journal, `TABLE_evergram`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.adopted_store import AdoptedStore, TableFacts, canonical_uuids
+from evergram.stores.adopted_store import BARE, BLOCK, FillableTable, TableFacts, canonical_uuids
 from evergram.stores.filters import SIGNS, Condition, of_other_type, type_of
 from evergram.stores.store import (
     ID_TYPES,
@@ -118,8 +119,14 @@ DEFAULTS = {
 }
 SECRET = {"password", "sslpassword"}
 
-# A deadlock or a conflict: PostgreSQL itself says to try again.
-AGAIN = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+# A deadlock, a conflict or a lock that another session held too long; or a column that was dropped
+# after its name was read.
+AGAIN = (
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.UndefinedColumn,
+)
 
 # Set where neither the address nor the server's administrator did. synchronous_commit: an answer
 # before the row is on the disk would be a promise that is not kept.
@@ -630,7 +637,42 @@ NUMBERS = (*WHOLE, "numeric", "float4", "float8")
 TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
 
 
-class AdoptedTable(AdoptedStore):
+# The cells of a transaction: its rows are locked until it ends.
+CELLS = 1_000
+# One filler at a time, which does not keep the sessions of other programs waiting for long.
+BEGIN = SQL(
+    "select set_config('lock_timeout', '5s', true), set_config('statement_timeout', '0', true),"
+    " pg_advisory_xact_lock(hashtext({}))"
+)
+SCHEMA = "select relnamespace::regnamespace::text from pg_class where oid = %s::regclass"
+CREATE_JOURNAL = (
+    "create table {journal} (number bigint generated always as identity primary key,"
+    " column_name text not null, ids {sort}[], at timestamptz not null default now())"
+)
+# A row without ids says that the column was added.
+ADDED = "insert into {journal} (column_name) values ({name})"
+ENTRIES = "select number, ids from {journal} where column_name = {name} and ids is not null"
+FORGET = "delete from {journal} where column_name = {name} returning ids is null"
+WRITE_CELLS = (
+    "with written as (update {table} as mine set {column} = new.vector::{type}"
+    " from unnest(%s::{sent}[], %s::vector[]) as new (id, vector)"
+    " where mine.{id} = new.id and mine.{column} is null returning mine.{id}::{sort} as id)"
+    " insert into {journal} (column_name, ids)"
+    " select {name}, array_agg(id) from written having count(*) > 0"
+)
+CLEAR_CELLS = (
+    "with gone as (delete from {journal} where number = {number})"
+    " update {table} as mine set {column} = null"
+    " from unnest(%s::{sent}[], %s::vector[]) as old (id, vector)"
+    " where mine.{id} = old.id and mine.{column} = old.vector::{type}"
+)
+
+
+# Runs a statement, of parts and with values.
+Run = Callable[..., Any]
+
+
+class AdoptedTable(FillableTable):
     kind: ClassVar[str] = "pgvector-table"
     _connection: ConnectionPool
     keys: ClassVar[tuple[str, ...]] = ("table", "id", "schema", "filter")
@@ -664,16 +706,17 @@ class AdoptedTable(AdoptedStore):
                 "if it is not in the search path, and its name in the case in which it was created."
             )
         types = {name: kind for name, kind, _ in columns}
+        wanted = self._wanted(types)
         uses: list[tuple[Sequence[str], str, Sequence[str]]] = [
             ([self._id], "for ids", tuple(OWN_IDS)),
-            (list(self._names.vectors.values()), "for vectors", ("vector", "halfvec")),
+            (list(wanted.values()), "for vectors", ("vector", "halfvec")),
             (self._names.filters, "for filters", ("bool", *NUMBERS, *TEXTS)),
         ]
         for names, use, allowed in uses:
             needed = f"one of {', '.join(allowed)} {use}"
             self._check_columns(types, names, allowed.__contains__, needed)
         said = {name: int(size) for name, _, size in columns}
-        dims = {version: said[column] for version, column in self._names.vectors.items()}
+        dims = {version: said[column] for version, column in wanted.items()}
         for version, dim in dims.items():
             if dim < 1:
                 column = self._names.vectors[version]
@@ -708,6 +751,19 @@ class AdoptedTable(AdoptedStore):
         self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
     ) -> Iterator[Rows]:
         query = "select {shown_id}, vector_send({column}::vector) from {table} where {rows}"
+        for cells in self._pages(query, version, ids, size, own):
+            keys, raw = zip(*cells, strict=True)
+            yield rows_of(self.address, version, keys, raw, self.id_type)
+
+    def bare_ids(self) -> Iterator[pa.Array]:
+        self._facts()
+        query = "select {shown_id} from {table} where {rows}"
+        for cells in self._pages(query, BARE, None, BLOCK, own=True):
+            yield pa.array([key for (key,) in cells], self.id_type)
+
+    def _pages(
+        self, query: str, version: int, ids: pa.Array | None, size: int, own: bool
+    ) -> Iterator[list[Any]]:
         # All pages in the order of ids: no transaction stays open.
         after, last = (
             ("", []) if ids is None else (" and {id} = any(%s::{sent}[])", [self._ids(ids)])
@@ -716,8 +772,7 @@ class AdoptedTable(AdoptedStore):
         while True:
             cells = self._ask(query + after + page, version, last, own=own)
             if cells:
-                keys, raw = zip(*cells, strict=True)
-                yield rows_of(self.address, version, keys, raw, self.id_type)
+                yield cells
             if ids is not None or len(cells) < size:
                 return
             after, last = " and {id} > %s::{sent}", [cells[-1][0]]
@@ -765,27 +820,104 @@ class AdoptedTable(AdoptedStore):
     ) -> list[Any]:
         """Return the rows of a query over the rows of a version, which `{rows}` stands for, with
         parameters before and after those of the filter."""
-        key, column = name_of(self._id), name_of(self._names.vectors[version])
-        rows, bound = SQL("{} is not null and {} is not null").format(key, column), []
-        for later, other in self._names.vectors.items():
-            if own and later > version:
-                rows += SQL(" and {} is null").format(name_of(other))
+        rows, bound = SQL("{} is not null").format(name_of(self._id)), []
+        for name, there in self._conditions_on(version, own):
+            rows += SQL(" and {} is not null" if there else " and {} is null").format(name_of(name))
         if self._chosen is not None:
             chosen, bound = self._chosen
             rows += SQL(" and ") + chosen
-        query = SQL(text).format(
-            table=SQL(self._relation.as_string(None).replace("%", "%%")),
-            id=key,
-            column=column,
-            shown_id=key + SQL("::bigint" if pa.types.is_integer(self.id_type) else "::text"),
-            sent=SQL(OWN_IDS[self._known.types[self._id]][1]),
-            rows=rows,
-            **parts,
-        )
+        query = self._sql(text, version, rows=rows, **parts)
         values = [*before, *bound, *after]
         return self._connection.run(
             lambda connection: connection.execute(query, values, binary=True).fetchall()
         )
+
+    def _sql(self, text: str, version: int, **parts: Composable) -> Composed:
+        key, sort = name_of(self._id), "bigint" if pa.types.is_integer(self.id_type) else "text"
+        return SQL(text).format(
+            table=SQL(self._relation.as_string(None).replace("%", "%%")),
+            id=key,
+            column=name_of(self._names.vectors.get(version, "")),
+            shown_id=key + SQL(f"::{sort}"),
+            sort=SQL(sort),
+            sent=SQL(OWN_IDS[self._known.types[self._id]][1]),
+            **parts,
+        )
+
+    def begin_column(self, version: int, dim: int) -> None:
+        facts = self._facts()
+        kind = next((facts.types[self._names.vectors[v]] for v in reversed(facts.dims)), "vector")
+        with_dim = SQL(f"{kind}({dim:d})")
+
+        def begin(run: Run, there: bool) -> None:
+            if not there:
+                run(CREATE_JOURNAL)
+            if self._names.vectors[version] not in self._look().types:
+                run("alter table {table} add column {column} {kind}", kind=with_dim)
+                run(ADDED)
+
+        self._fill(version, begin)
+
+    def write_cells(self, rows: Rows) -> None:
+        for start in range(0, len(rows), CELLS):
+            part = slice(start, start + CELLS)
+            self._change(WRITE_CELLS, Rows(rows.version, rows.ids[part], rows.vectors[part]))
+
+    def journal(self, version: int) -> list[tuple[int, pa.Array]]:
+        entries = self._fill(version, lambda run, there: run(ENTRIES).fetchall() if there else [])
+        return [(number, pa.array(ids, self.id_type)) for number, ids in entries]
+
+    def clear_cells(self, number: int, rows: Rows) -> None:
+        self._change(CLEAR_CELLS, rows, number=Literal(number))
+
+    def drop_column(self, version: int) -> None:
+        def drop(run: Run, there: bool) -> None:
+            if not there:
+                return
+            added = (True,) in run(FORGET).fetchall()
+            if added and self._names.vectors[version] in self._look().types:
+                # Others may go on reading until the column is seen to be empty.
+                run("lock table {table} in share row exclusive mode")
+                if not run("select 1 from {table} where {column} is not null limit 1").fetchone():
+                    run("alter table {table} drop column {column}")
+            if added and not run("select 1 from {journal} limit 1").fetchone():
+                run("drop table {journal}")
+
+        self._fill(version, drop)
+
+    def _change(self, query: str, rows: Rows, **parts: Composable) -> None:
+        """Do this to the cells of rows."""
+        kind = SQL(self._facts().types[self._names.vectors[rows.version]])
+
+        def change(run: Run, _: bool) -> None:
+            ((oid,),) = run("select 'vector'::regtype::oid::int").fetchall()
+            values = [self._ids(rows.ids), vectors(rows.vectors, oid)]
+            run(query, values, type=kind, **parts)
+
+        self._fill(rows.version, change)
+
+    def _fill(self, version: int, work: Callable[[Run, bool], T]) -> T:
+        """Return what `work` returns, in a transaction of the one filler; it gets what runs a
+        statement on a version's column, and whether the journal is there."""
+        relation = self._relation.as_string(None)
+
+        def begin(connection: Connection) -> T:
+            with connection.transaction():
+                connection.execute(BEGIN.format(Literal(f"evergram {relation}")))
+                ((schema,),) = connection.execute(SCHEMA, [relation]).fetchall()
+                journal = f"{schema}.{Identifier(self._journal_name).as_string(None)}"
+                name = Literal(self._names.vectors[version].replace("%", "%%"))
+                known = {"journal": SQL(journal.replace("%", "%%")), "name": name}
+
+                def run(text: str, values: Sequence[Any] = (), **parts: Composable) -> Any:
+                    query = self._sql(text, version, **known, **parts)
+                    return connection.execute(query, list(values))
+
+                there = connection.execute("select to_regclass(%s) is not null", [journal])
+                return work(run, there.fetchone() == (True,))
+
+        self._facts()
+        return self._connection.run(begin)
 
     def _ids(self, ids: pa.Array) -> list[Any]:
         """Return ids as a parameter, without texts that the column cannot hold."""

@@ -3,7 +3,8 @@ a collection of the user's own with a named vector for each version.
 
 A point's id is derived from the row's, which may be any int64 or text; the row's own id and its
 checksum are in the payload. In a collection of the user's own, a search by the distance that Qdrant
-keeps for a vector is Qdrant's, exact and without its graph; others are by reading.
+keeps for a vector is Qdrant's, exact and without its graph; others are by reading. A named vector
+is filled in requests that change no other; the ids are in `COLLECTION_evergram` before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,8 +27,9 @@ import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.adopted_store import (
+    BARE,
     NO_CHECKS,
-    AdoptedStore,
+    FillableTable,
     TableFacts,
     canonical_uuids,
 )
@@ -254,11 +257,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 # By the distance of a vector, the metrics by which Qdrant orders its rows as a comparison of all
 # would. Vectors under Cosine have length 1, or 0, so the order by inner product is that by cosine.
 COMPUTED = {"Dot": ("ip",), "Cosine": ("ip", "cosine"), "Euclid": ("l2",)}
+# Vectors may differ from length 1 under Cosine, and from what was written, by this part.
+UNIT = 1e-3
 # Qdrant compares bounds as doubles, which hold whole numbers up to here.
 EXACT = 2**53
 
 
-class AdoptedCollection(AdoptedStore):
+class AdoptedCollection(FillableTable):
     kind: ClassVar[str] = "qdrant-collection"
     _connection: QdrantConnection
     keys: ClassVar[tuple[str, ...]] = ("collection", "id", "filter")
@@ -301,7 +306,7 @@ class AdoptedCollection(AdoptedStore):
         by_name = vectors if isinstance(vectors, dict) else {"": vectors}
         dims: dict[int, int] = {}
         distances = {}
-        for version, name in self._names.vectors.items():
+        for version, name in self._wanted(by_name).items():
             if name not in by_name:
                 has = [f"{own!r}" if own else "one without a name, v0=" for own in sorted(by_name)]
                 raise StoreError(
@@ -385,6 +390,104 @@ class AdoptedCollection(AdoptedStore):
         none = pa.array([], self.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
         return [merge_hits(hits or [Hits(*none)], k) for hits in best]
 
+    def bare_ids(self) -> Iterator[pa.Array]:
+        self._facts()
+        for page in self._pages(self._of(BARE), [], IDS):
+            yield pa.array([self._id_of(point) for point in page], self.id_type)
+
+    def begin_column(self, version: int, dim: int) -> None:
+        name, facts = self._names.vectors[version], self._facts()
+        if not self._ask("collection_exists", self._journal_name):
+            self._ask("create_collection", self._journal_name, vectors_config={})
+        if version in facts.dims:
+            return
+        distance = next(reversed(facts.types.values()), "Dot")
+        config = models.DenseVectorConfig(size=dim, distance=models.Distance(distance))
+        named = models.DenseVectorNameConfig(dense=config)
+        try:
+            self._ask("create_vector_name", self._name, name, named, wait=True)
+        except StoreError as error:
+            raise StoreError(
+                f"The vector {name!r} cannot be added to {self.address} ({error}) Qdrant 1.18 and "
+                "later can; else copy the points to a new collection that has a vector of this "
+                f"name, of {dim} dims and distance {distance}, and give that one's address."
+            ) from None
+        # Killed before this, an empty vector is left.
+        self._note(version, None)
+
+    def write_cells(self, rows: Rows) -> None:
+        with self._connection.writing:
+            rows, name = self._without_vector(rows), self._names.vectors[rows.version]
+            lengths = np.linalg.norm(rows.vectors.astype(np.float64), axis=1)
+            unit = np.allclose(lengths, 1, rtol=0, atol=UNIT)
+            if self._distance_of(rows.version) == "Cosine" and not unit:
+                raise DataError(
+                    f"Vectors of version {rows.version} are not of length 1, and Qdrant would make "
+                    f"them so in {name!r} of {self.address}, which has the distance Cosine; add a "
+                    "vector of distance Dot to the collection, and name that."
+                )
+            if not len(rows):
+                return
+            self._note(rows.version, rows.ids)
+            # Where another program was quicker, its vector stays.
+            empty = models.Filter(must_not=[models.HasVectorCondition(has_vector=name)])
+            places = {key: place for place, key in enumerate(rows.ids.to_pylist())}
+            written = [
+                models.PointVectors(id=point, vector={name: rows.vectors[places[key]].tolist()})
+                for point, key in self._points(rows.ids)
+            ]
+            for some in blocks_of(written, max(1, min(POINTS, FLOATS // rows.vectors.shape[1]))):
+                self._ask("update_vectors", self._name, some, wait=True, update_filter=empty)
+
+    def journal(self, version: int) -> list[tuple[int, pa.Array]]:
+        notes = self._notes(version)
+        return [(number, pa.array(ids, self.id_type)) for number, ids in notes if ids is not None]
+
+    def clear_cells(self, number: int, rows: Rows) -> None:
+        with self._connection.writing:
+            points = [point for point, _ in self._points(self._unchanged(rows, UNIT))]
+            for some in blocks_of(points, POINTS):
+                name = self._names.vectors[rows.version]
+                self._ask("delete_vectors", self._name, [name], some, wait=True)
+            self._ask("delete", self._journal_name, [number], wait=True)
+
+    def drop_column(self, version: int) -> None:
+        with self._connection.writing:
+            notes = self._notes(version)
+            added = version in self._facts().dims and any(ids is None for _, ids in notes)
+            name = self._names.vectors[version]
+            filled = models.Filter(must=[models.HasVectorCondition(has_vector=name)])
+            if added and not self._ask("count", self._name, count_filter=filled).count:
+                self._ask("delete_vector_name", self._name, name, wait=True)
+            if notes:
+                self._ask("delete", self._journal_name, [number for number, _ in notes], wait=True)
+                if not self._ask("count", self._journal_name).count:
+                    self._ask("delete_collection", self._journal_name)
+
+    def _note(self, version: int, ids: pa.Array | None) -> None:
+        """Write ids to the journal; without any, that the column was added."""
+        held = None if ids is None else ids.to_pylist()
+        payload = {"vector": self._names.vectors[version], "ids": held}
+        point = models.PointStruct(id=time.time_ns(), vector={}, payload=payload)
+        self._ask("upsert", self._journal_name, [point], wait=True)
+
+    def _notes(self, version: int) -> list[tuple[int, list[Any] | None]]:
+        if not self._ask("collection_exists", self._journal_name):
+            return []
+        match = models.MatchValue(value=self._names.vectors[version])
+        where = models.Filter(must=[models.FieldCondition(key="vector", match=match)])
+        pages = self._connection.pages(self._journal_name, 10, IDS, scroll_filter=where)
+        return [(point.id, point.payload["ids"]) for page in pages for point in page]
+
+    def _points(self, ids: pa.Array) -> list[tuple[Any, Any]]:
+        """Return the points of those ids that are there, with these."""
+        return [
+            (point.id, self._id_of(point))
+            for among in self._among(ids)
+            for page in self._pages(self._of(None, among), [], IDS)
+            for point in page
+        ]
+
     def _pages(self, condition: Any, vectors: Sequence[str], size: int) -> Iterator[list[Any]]:
         """Yield the points of a filter with some of their vectors, at most `size` at once."""
         limit = min(size, POINTS if vectors else IDS)
@@ -442,11 +545,8 @@ class AdoptedCollection(AdoptedStore):
         must_not: list[Any] = []
         if self._field is not None:
             must_not.append(models.IsEmptyCondition(is_empty=models.PayloadField(key=self._field)))
-        for one, name in self._names.vectors.items():
-            if one == version:
-                must.append(models.HasVectorCondition(has_vector=name))
-            elif own and version is not None and one > version:
-                must_not.append(models.HasVectorCondition(has_vector=name))
+        for name, there in () if version is None else self._conditions_on(version, own):
+            (must if there else must_not).append(models.HasVectorCondition(has_vector=name))
         return models.Filter(must=must, must_not=must_not)
 
 
