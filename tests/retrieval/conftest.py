@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.command import evergram
@@ -11,6 +12,8 @@ from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval import backfill
+from evergram.stores.open_store import open_store
+from evergram.stores.store import ReadableStore
 
 __all__ = ["evergram"]
 
@@ -24,6 +27,10 @@ def lineage(tmp_path: Path) -> Lineage:
 def backfill_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backfill keeps its copy of the published file in a dictionary, not in a snapshot."""
     made: dict[str, DictionaryStore] = {}
-    monkeypatch.setattr(
-        backfill, "open_store", lambda path, create=None: made.setdefault(path, DictionaryStore())
-    )
+
+    def opened(address: str, *, create: Any = None) -> ReadableStore:
+        if Path(address).name != backfill.SOURCE:
+            return open_store(address, create=create)
+        return made.setdefault(address, DictionaryStore())
+
+    monkeypatch.setattr(backfill, "open_store", opened)

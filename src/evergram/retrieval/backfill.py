@@ -49,8 +49,7 @@ from evergram.validation import sentence_of
 # Called with the side, the version, rows written and rows in all.
 SideProgress = Callable[[str, int, int, int], None]
 BATCH = 10_000
-# The error of a row that nobody can read, as its version was withdrawn or it has no vector; it is
-# refreshed before all others.
+# The error of a row that nobody can read, of a withdrawn version or without a vector: it is first.
 UNREAD = 1e9
 # A backfill has stalled when it wrote nothing for so many seconds.
 PATIENCE = 600.0
@@ -392,10 +391,10 @@ class Backfill:
         record = self._write(record, state="rolling back")
         with self._source() as source:
             for number, (entry, ids) in enumerate(entries, start=1):
-                parts = source.fetch(ids)
-                keys = joined_ids([rows.ids for rows in parts], table.id_type)
-                vectors = np.concatenate([rows.vectors for rows in parts])
-                table.clear_cells(entry, Rows(record.target, keys, vectors))
+                if parts := source.fetch(ids):
+                    keys = joined_ids([rows.ids for rows in parts], table.id_type)
+                    vectors = np.concatenate([rows.vectors for rows in parts])
+                    table.clear_cells(entry, Rows(record.target, keys, vectors))
                 if progress is not None:
                     progress(number, len(entries))
         table.drop_column(record.target)

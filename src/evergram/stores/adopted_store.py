@@ -374,8 +374,7 @@ class AdoptedStore(ReadableStore):
         return {v: c for v, c in self._names.vectors.items() if v == oldest or c in there}
 
     def _conditions_on(self, version: int, own: bool = True) -> Iterator[tuple[str, bool]]:
-        """Yield the columns by which a row is of a version, and whether its vector is there: with
-        `own`, no newer one is."""
+        """Yield the columns by which a row is of a version, and whether its vector is there."""
         for one in self._known.dims:
             if one == version or (own and one > version):
                 yield self._names.vectors[one], one == version
@@ -478,8 +477,7 @@ def not_changed(shown: str) -> StoreError:
     """Return the error for what Evergram does not do to a table or a collection of one's own."""
     return StoreError(
         f"{shown} is a table or a collection of your own, in which Evergram at most fills a column "
-        "of vectors; build its indexes by your own program, or fill a store of Evergram's by "
-        "'evergram store fill', such as snapshot:DIR."
+        "of vectors; build its indexes by your own program."
     )
 
 

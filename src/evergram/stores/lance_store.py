@@ -369,7 +369,8 @@ class AdoptedLanceTable(FillableTable):
         with writing(self._folder, self._journal_name, self.address):
             if (table := self._journal()) is None:
                 return []
-            query = table.search().where(self._of_column(version)).with_row_id(True)
+            where = f"`column` = {literal(self._names.vectors[version])}"
+            query = table.search().where(where).with_row_id(True)
             found = query.limit(table.count_rows()).to_arrow()
             ids = [pa.array(one, self.id_type) for one in found["ids"].to_pylist()]
             return list(zip(found["_rowid"].to_pylist(), ids, strict=True))
@@ -392,7 +393,7 @@ class AdoptedLanceTable(FillableTable):
             if added and not self._table.count_rows(f"{quoted(name)} is not null"):
                 self._table.drop_columns([name])
             if (journal := self._journal()) is not None:
-                journal.delete(self._of_column(version))
+                journal.delete(f"`column` = {literal(name)}")
                 if not journal.count_rows():
                     self._database.drop_table(self._journal_name)
 
@@ -412,9 +413,6 @@ class AdoptedLanceTable(FillableTable):
         if not (self._folder / f"{self._journal_name}.lance").is_dir():
             return None
         return self._database.open_table(self._journal_name)
-
-    def _of_column(self, version: int) -> str:
-        return f"`column` = {literal(self._names.vectors[version])}"
 
     def _open(self) -> Any:
         name = self._names.table

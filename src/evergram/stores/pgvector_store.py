@@ -56,6 +56,7 @@ except ImportError as error:
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
+Run = Callable[..., Any]
 
 # psycopg knows no vectors: NumPy makes PostgreSQL's binary format of all rows at once.
 
@@ -666,10 +667,6 @@ CLEAR_CELLS = (
     " from unnest(%s::{sent}[], %s::vector[]) as old (id, vector)"
     " where mine.{id} = old.id and mine.{column} = old.vector::{type}"
 )
-
-
-# Runs a statement, of parts and with values.
-Run = Callable[..., Any]
 
 
 class AdoptedTable(FillableTable):
