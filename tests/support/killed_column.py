@@ -177,7 +177,8 @@ def main(folder: Path, kind: str, kills: int) -> None:
     table, draw = OwnTable(folder, kind), random.Random(len(kind))
     plan = partial(table.run, "plan")
     assert forked(plan)
-    happened, seen, rounds = 0, set(), 1
+    happened, rounds = 0, 1
+    seen: set[int] = set()
     while happened < kills:
         happened += table.killed("apply", draw)
         filled, done = forked(table.check)
