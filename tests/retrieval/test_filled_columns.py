@@ -78,37 +78,26 @@ def filled(address: str) -> dict[int, bytes]:
     }
 
 
-def put(address: str, column: str, key: int, vector: np.ndarray | None) -> None:
-    """Write a cell, as the program that owns the table does."""
+def put(address: str, key: int, vector: np.ndarray) -> None:
+    """Write a cell of the new column, as the program that owns the table does."""
     kind, _, rest = address.partition(":")
     place, name = rest.partition("#")[0], table_name(address)
     if kind == "pgvector-table":
-        value = "null" if vector is None else f"'{text_of(vector)}'"
-        postgres().sql(f"update {name} set {column} = {value} where id = {key}")
+        postgres().sql(f"update {name} set e1 = '{text_of(vector)}' where id = {key}")
     elif kind == "lance-table":
         import lancedb
 
         table = lancedb.connect(place).open_table(name)
-        types = table.schema
-        dim = types.field(column).type.list_size
-        cell = pa.nulls(1, types.field(column).type) if vector is None else listed(vector[None])
-        new = {
-            "id": pa.array([key], types.field("id").type),
-            column: cell.cast(types.field(column).type),
-        }
-        merge = table.merge_insert("id").when_matched_update_all()
-        merge.execute(pa.table(new), on_bad_vectors="null")
-        assert dim
+        schema = table.schema
+        cells = {"id": pa.array([key]), "e1": listed(vector[None])}
+        written = pa.table({name: cells[name].cast(schema.field(name).type) for name in cells})
+        table.merge_insert("id").when_matched_update_all().execute(written)
     else:
         from qdrant_client import models
 
         with open_store(address, create="int64") as store:
-            ask: Any = vars(store)["_ask"]
-            if vector is None:
-                ask("delete_vectors", name, [column], [key])
-            else:
-                point = models.PointVectors(id=key, vector={column: vector.tolist()})
-                ask("update_vectors", name, [point])
+            point = models.PointVectors(id=key, vector={"e1": vector.tolist()})
+            vars(store)["_ask"]("update_vectors", name, [point])
 
 
 def check_reads(reader: Reader, new: set[int]) -> None:
@@ -183,10 +172,10 @@ def test_cells_of_another_program_are_left(kind: str, two: Lineage, tmp_path: Pa
         work.plan(batch=10)
         work.apply(rows=10)
         late = next(key for key in range(10, 50) if key not in filled(address))
-        put(address, "e1", late, own)
+        put(address, late, own)
         assert work.apply().state == "applied"
         changed = next(key for key in range(40, 50) if key != late)
-        put(address, "e1", changed, own)
+        put(address, changed, own)
         kept = {**{key: NEW[key].tobytes() for key in range(10)}}
         kept |= {late: own.tobytes(), changed: own.tobytes()}
         assert kept.items() < filled(address).items()
@@ -205,7 +194,7 @@ def test_a_column_that_was_added_stays_if_another_program_has_filled_a_cell(
 ) -> None:
     address = to_fill(kind, tmp_path)
     fill_stores(two, {"object": address})
-    put(address, "e1", 5, 2 * NEW[5])
+    put(address, 5, 2 * NEW[5])
     with open_store(address) as store:
         Backfill(two, store, "object").rollback()
     assert filled(address) == {5: (2 * NEW[5]).tobytes()}
