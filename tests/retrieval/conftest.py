@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.command import evergram
@@ -28,7 +27,7 @@ def backfill_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backfill keeps its copy of the published file in a dictionary, not in a snapshot."""
     made: dict[str, DictionaryStore] = {}
 
-    def opened(address: str, *, create: Any = None) -> ReadableStore:
+    def opened(address: str, *, create: str | None = None) -> ReadableStore:
         if Path(address).name != backfill.SOURCE:
             return open_store(address, create=create)
         return made.setdefault(address, DictionaryStore())
