@@ -486,9 +486,24 @@ def test_a_table_is_filled_from_nothing_by_the_command(
     assert filled["stores"][0]["held"] == {"2": PUBLISHED}
     more = evergram("store", "backfill", "apply", line, "--store", again, "--json").json
     assert (more["state"], more["target"]) == ("applied", 2)
-    evergram("lineage", "withdraw", line, "2", "--yes")
+    assert evergram("lineage", "withdraw", line, "--reason", "it was bad").code == 0
     back = evergram("store", "backfill", "rollback", line, "--store", again, "--json").json
     assert back["held"] == {"1": PUBLISHED}
+
+
+def test_the_column_of_a_withdrawn_sample_is_filled_up_by_the_next_version(tmp_path: Path) -> None:
+    lineage, address = lineage_of(tmp_path / "line", 1, PUBLISHED, canaries=2), ""
+    for rows, column in ((20, "&v1=e1"), (PUBLISHED, "&v2=e1")):
+        # Both versions are of one model, and so are their vectors.
+        publish(lineage, 1, rows, promote=False, canaries=2)
+        address = address or to_fill("pgvector-table", tmp_path)
+        (done,) = fill_stores(
+            lineage, {"object": address.replace("&v1=e1", column)}, version="newest"
+        )
+        assert filled(address) == {i: NEW[i].tobytes() for i in range(rows)}
+        if column == "&v1=e1":
+            lineage.withdraw(1, "a sample")
+    assert (done.rows, done.held) == (PUBLISHED - 20, {2: PUBLISHED})
 
 
 @pytest.mark.parametrize(
