@@ -30,8 +30,8 @@ def test_the_recipe_of_a_file_trains(evergram: Command, clicks: Path) -> None:
     said = evergram("init", "clicks.csv")
     assert (said.code, said.err) == (0, "")
     assert "900 interactions of 40 queries with 60 candidates" in said.out
-    assert "Guessed by their names: query, candidate, value, time" in said.out
-    assert "Not read: shop; --column time=NAME" in said.out
+    assert "Guessed from column names: query, candidate, value, time" in said.out
+    assert "Not used: shop; --column time=NAME" in said.out
     assert "evergram train recipe.toml --lineage lineages/clicks" in said.out
     arguments = ("train", "recipe.toml", "--lineage", "l", "--set", "training.epochs=2")
     trained = evergram.json(*arguments)
@@ -42,7 +42,7 @@ def test_the_recipe_of_a_file_trains(evergram: Command, clicks: Path) -> None:
 def test_the_first_training_says_that_pilots_run_first(evergram: Command, clicks: Path) -> None:
     assert evergram("init", "clicks.csv").code == 0
     trained = evergram("train", "recipe.toml", "--lineage", "l", "--json")
-    assert "8 short trainings (pilots)" in trained.err
+    assert "8 short training runs (pilots)" in trained.err
     assert "Pilot 8 of at most 8" in trained.err
     assert trained.json["training"]["optimizer"] == "als"
     assert len(trained.json["training"]["pilots"]) == 8

@@ -36,7 +36,7 @@ from evergram.encoders.kinds import (
     TwoTowerSettings,
 )
 from evergram.errors import DataError, IntegrityError, LineageError, RecipeError, ShapeError
-from evergram.training.step import CandidatesAtHand
+from evergram.training.step import SharedCandidates
 
 # A user's own modules have tests of their own: a schema alone does not build them.
 KINDS = [settings.encoder_class() for settings in ENCODERS.values() if settings.made_by_recipe]
@@ -310,7 +310,7 @@ class Layered(Embeddings):
 
 def test_candidates_are_embedded_once_and_the_other_side_as_it_is_asked() -> None:
     embeddings = Layered()
-    shared = CandidatesAtHand(embeddings, 9, CPU)
+    shared = SharedCandidates(embeddings, 9, CPU)
     assert torch.equal(shared.rows("candidate", IDS), shared.candidates[IDS])
     assert shared.whole("candidate") is shared.candidates
     assert embeddings.calls == [9]
@@ -322,7 +322,7 @@ def test_candidates_are_embedded_once_and_the_other_side_as_it_is_asked() -> Non
 
 def test_blocks_are_embedded_again_with_the_same_dropout() -> None:
     embeddings = Layered()
-    shared = CandidatesAtHand(embeddings, 9, CPU, rows=4)
+    shared = SharedCandidates(embeddings, 9, CPU, rows=4)
     assert embeddings.calls == [4, 4, 1]
     shared.candidates.sum().backward()  # type: ignore[no-untyped-call]
     assert sorted(embeddings.calls[3:]) == [1, 4, 4]

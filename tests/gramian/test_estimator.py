@@ -494,7 +494,7 @@ SHAPE = torch.Size((2, 2))
 
 @pytest.mark.parametrize("rate", [0.0, 1.5, "fast"])
 def test_a_rate_outside_its_range_is_refused(rate: float | str) -> None:
-    with pytest.raises(ValueError, match="it must lie in"):
+    with pytest.raises(ValueError, match="it must be in"):
         AveragingRate(SHAPE, rate)
 
 

@@ -193,7 +193,7 @@ class Returns(BPR):
     [
         (1.0, "Returns returned float"),
         (torch.ones(3), r"Returns returned \[3\]"),
-        (torch.tensor(1.0), "has no gradient, so that observed pairs would train nothing"),
+        (torch.tensor(1.0), "has no gradient, so observed pairs would have no effect"),
     ],
 )
 def test_a_loss_that_cannot_train_is_refused(value: Any, sentence: str) -> None:

@@ -87,7 +87,7 @@ def test_margins_and_tails() -> None:
 
 def test_a_loss_of_the_package_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOSSES, "squared", lambda score, target: score - target)
-    with pytest.raises(ValueError, match="name of another loss of this package"):
+    with pytest.raises(ValueError, match="use it for a loss of this package"):
         loss_named("squared")
     monkeypatch.setitem(LOSSES, "mine", 3)
     with pytest.raises(ValueError, match="it is int in LOSSES; put a function"):

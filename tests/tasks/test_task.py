@@ -22,7 +22,7 @@ from evergram.tasks.kinds import (
     TASKS,
     PointwiseSettings,
 )
-from evergram.tasks.task import Encoded, Pointwise, Spread, Task
+from evergram.tasks.task import Encoded, Pointwise, Task, WeightedRows
 from evergram.training.recipe import Recipe
 
 B, N, DIM = 6, 8, 3
@@ -49,8 +49,8 @@ def moments(task: Task) -> dict[str, list[Moment]]:
 
 def encoded(task: Task) -> Encoded:
     negative = normal(B, 4) if task.wants_negatives else None
-    everyone = normal(N, 5) if task.wants_all_candidates else None
-    return Encoded(normal(B, 2), normal(B, 3), negative, all_candidates=everyone)
+    all_entities = normal(N, 5) if task.wants_all_candidates else None
+    return Encoded(normal(B, 2), normal(B, 3), negative, all_candidates=all_entities)
 
 
 def make(kind: str) -> Task:
@@ -109,13 +109,15 @@ class TestTask:
 def test_the_batch_stands_for_all_entities_unless_they_are_there() -> None:
     query, candidate = normal(B, 0), normal(B, 1)
     factors = torch.ones(B, 2)
-    spread = Encoded(query, candidate, None, factors).spread(BATCH)
+    spread = Encoded(query, candidate, None, factors).entities(BATCH)
     assert spread["query"].rows is query
     assert spread["query"].factors is factors
     assert spread["candidate"].factors is None
     assert spread["candidate"].weight is BATCH.candidate_weight
-    everyone = {side: Spread(normal(N, 0), torch.ones(N, 1)) for side in ("query", "candidate")}
-    assert Encoded(query, candidate, everyone=everyone).spread(BATCH) is everyone
+    all_entities = {
+        side: WeightedRows(normal(N, 0), torch.ones(N, 1)) for side in ("query", "candidate")
+    }
+    assert Encoded(query, candidate, all_entities=all_entities).entities(BATCH) is all_entities
 
 
 STARS = Corpus.of(pa.table({"query": [1, 2, 3], "candidate": [1, 1, 2], "value": [0.5, 4.0, 1.0]}))

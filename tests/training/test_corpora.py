@@ -59,7 +59,7 @@ def test_by_time_a_version_has_its_own_share_and_a_later_one_more() -> None:
     corpus = corpus_of(20, 30)
     first, second = (split_for(by_time, corpus, version) for version in (0, 1))
     assert (len(first.training), len(second.training)) == (300, 480)
-    with pytest.raises(RecipeError, match="has 2 shares, so version 2 has none; append the share"):
+    with pytest.raises(RecipeError, match="has 2 shares and none for version 2; append the share"):
         split_for(by_time, corpus, 2)
 
 
@@ -69,7 +69,7 @@ def test_nothing_to_test_by_is_refused_and_says_why() -> None:
     corpus = corpus_of(20, 30)
     everything = TrainedPairs.of_corpus(corpus, "embeddings")
     history = PairHistory("embeddings", everything)
-    with pytest.raises(DataError, match="were trained on by an earlier version"):
+    with pytest.raises(DataError, match="An earlier version of the lineage was trained on all"):
         split_for(AT_RANDOM, corpus, 1, history)
 
 
@@ -105,7 +105,9 @@ def test_an_encoder_that_is_not_there_or_needs_no_module_is_refused(tmp_path: Pa
     with pytest.raises(UnknownVersionError):
         load_encoder(lineage, 3)
     modules = EncoderModules(torch.nn.Linear(1, 4), torch.nn.Linear(1, 4), list, list)
-    with pytest.raises(LineageError, match="version 0 is a built-in two_tower, so no module fits"):
+    with pytest.raises(
+        LineageError, match="version 0 is a built-in two_tower; leave the module out"
+    ):
         load_encoder(lineage, 0, modules)
     with pytest.raises(LineageError, match="came from a file: it has no model"):
         load_encoder(lineage_of(tmp_path / "files", 1), 0)
@@ -147,7 +149,7 @@ def test_a_recipe_in_another_folder_finds_the_data(
     assert (recipe.split.kind, recipe.split.model_dump()["last"]) == ("time", "10 %")
     assert first.facts["columns"] == {"query": "user_id", "candidate": "page_id", "time": "ts"}
     assert first.sentences[0] == "Read as table."
-    assert any("Guessed by their names: query, candidate, time;" in s for s in first.sentences)
+    assert any("Guessed from column names: query, candidate, time;" in s for s in first.sentences)
 
 
 def test_times_are_split_by_where_they_leave_enough_to_judge_by(tmp_path: Path) -> None:
@@ -226,11 +228,11 @@ def test_what_a_path_is_is_told_or_refused(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "x.json").write_text("{}")
     for arguments, named in (
         (("x.json",), "--kind"),
-        (("",), "folder of no known kind"),
+        (("",), "a folder of unknown kind"),
         (("x.json", "synthetic"), "--kind is 'synthetic'; it is one of: movielens"),
         (("x.json", "movielens", {"query": "a"}), "read as movielens"),
         (("none.csv",), "no file or folder"),
-        (("*.csv",), "several tables become one by 'evergram prepare FILE"),
+        (("*.csv",), "for several tables run 'evergram prepare FILE"),
     ):
         with pytest.raises(DataError, match=re.escape(named)):
             source_at(tmp_path / arguments[0], *arguments[1:])
@@ -269,8 +271,8 @@ def test_what_cannot_be_told_is_refused_with_the_option_that_says_it() -> None:
         (["a", "b"], {}, "--column query=NAME --column candidate=NAME"),
         (["user", "item", "date", "day"], {}, "date or day"),
         (["user", "item"], named, "'usr' (did you mean 'user'?), 'x'"),
-        (["user", "item"], {"id": "user"}, "names no role"),
-        (["7", "12"], {}, "if that is a row"),
+        (["user", "item"], {"id": "user"}, "'id' is not a role"),
+        (["7", "12"], {}, "if these are data"),
     ]
     for names, columns, problem in cases:
         with pytest.raises(DataError, match=re.escape(problem)):

@@ -41,7 +41,7 @@ from evergram.training.distributed import (
 )
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings
-from evergram.training.step import Step, part_of, sum_gradients
+from evergram.training.step import Step, shard_of, sum_gradients
 
 # Three processes share an epoch's last pair, so that two have none.
 OF_THREE = ["sogram", "storm", "joint, paper-code, softmax"]
@@ -286,7 +286,7 @@ def process(rank: int, size: int) -> Collectives:
 def test_portions_weigh_unequal_shares_right(rows: int) -> None:
     """Of two rows one process has none: the one that stands in counts for nothing."""
     draw = Draw(torch.arange(rows), torch.rand(rows, 2))
-    parts = [part_of(draw, rows, process(rank, 3)) for rank in range(3)]
+    parts = [shard_of(draw, rows, process(rank, 3)) for rank in range(3)]
     shares = [len(p.rows.ids) * (p.portion > 0) for p in parts]
     assert sum(shares) == rows
     assert max(shares) - min(shares) == 1

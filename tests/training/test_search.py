@@ -388,7 +388,7 @@ def test_a_value_that_the_data_refuse_is_a_failed_trial(tmp_path: Path) -> None:
 def test_a_folder_has_one_search_at_a_time(tmp_path: Path) -> None:
     with (
         file_lock(tmp_path / LOCK),
-        pytest.raises(RecipeError, match="Another process searches"),
+        pytest.raises(RecipeError, match="Another process is searching"),
     ):
         search(tmp_path)
 

@@ -34,8 +34,8 @@ from evergram.training.selection import (
     LEAST,
     EarlyStopping,
     dense_weights,
-    different,
     epoch_work,
+    expected_distinct,
     final_metrics,
     queries_to_rank,
 )
@@ -168,7 +168,7 @@ def test_different_entities_are_those_of_draws() -> None:
     draw = torch.Generator().manual_seed(0)
     drawn = torch.multinomial(counts.double(), 30 * 4000, replacement=True, generator=draw)
     mean = sum(len(torch.unique(part)) for part in torch.split(drawn, 30)) / 4000
-    assert different(counts, 30) == pytest.approx(mean, rel=0.01)
+    assert expected_distinct(counts, 30) == pytest.approx(mean, rel=0.01)
 
 
 @pytest.mark.parametrize("overrides", ["", "task.penalty=[0.0]", "model.kind=two_tower"])

@@ -167,7 +167,7 @@ def test_groups_are_a_partition_of_rows_and_of_pairs(pairs: list[tuple[int, int]
     members, seen = [], []
     for group in row_groups(rows, partners, numbers, 2 * numbers, 9, at):
         assert len(group.rows) == 1 or len(group.rows) * max(group.longest, 4) <= at
-        assert torch.equal(group.wanted, 2 * group.pull)
+        assert torch.equal(group.target, 2 * group.pull)
         members += group.rows.tolist()
         for row, its, own in zip(group.rows.tolist(), group.partners, group.pull, strict=True):
             places = own[own > 0].long() - 1

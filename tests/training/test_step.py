@@ -22,13 +22,13 @@ from evergram.encoders.encoder import SIDES, Encoder
 from evergram.errors import RecipeError, ShapeError
 from evergram.gramian.estimator import HostBuffers, Moment
 from evergram.gramian.penalty import preconditioner
-from evergram.tasks.task import Encoded, Spread
+from evergram.tasks.task import Encoded, WeightedRows
 from evergram.training.build import FitSettings, pick_device, prepare
 from evergram.training.loop import run_epoch
 from evergram.training.optimizers import DenseAdam, RowAdagrad, build_optimizers, decay_rates
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import StepSettings
-from evergram.training.step import Step, turn_gradients
+from evergram.training.step import Step, precondition_gradients
 
 PAIRS = Corpus.of(pa.table({"query": [*"aabbcc"], "candidate": [*"xyxzyz"]}))
 # a-x is there twice.
@@ -398,7 +398,7 @@ def test_each_side_is_turned_by_the_other_once_and_rows_of_one_table_by_the_mean
     rows = {name: torch.randn(4, 3).requires_grad_() for name in names}
     shown: dict[str, Any] = {name: r * 1.0 for name, r in rows.items()}
     moments = random_moments()
-    turn_gradients(Encoded(**shown), moments, [2.0], 0.1, whole=False, one_table=one_table)
+    precondition_gradients(Encoded(**shown), moments, [2.0], 0.1, whole=False, one_table=one_table)
     torch.autograd.backward(sum(shown.values(), torch.zeros(4, 3)).sum())
     matrices = {side: preconditioner(moments[side], [2.0], 0.1) for side in moments}
     for name in names:
@@ -411,10 +411,10 @@ def test_rows_taken_from_all_entities_are_turned_with_them_alone() -> None:
     whole = {s: torch.randn(6, 3).requires_grad_() for s in ("query", "candidate")}
     shown = {s: r * 1.0 for s, r in whole.items()}
     moments = {s: [Moment(torch.diag(torch.tensor([1.0, 2.0, 3.0])))] for s in whole}
-    everyone = {s: Spread(rows, torch.ones(6, 1)) for s, rows in shown.items()}
+    all_entities = {s: WeightedRows(rows, torch.ones(6, 1)) for s, rows in shown.items()}
     pairs = {s: rows[:2] for s, rows in shown.items()}
-    encoded = Encoded(pairs["query"], pairs["candidate"], everyone=everyone)
-    turn_gradients(encoded, moments, [1.0], 0.1, whole=True)
+    encoded = Encoded(pairs["query"], pairs["candidate"], all_entities=all_entities)
+    precondition_gradients(encoded, moments, [1.0], 0.1, whole=True)
     torch.autograd.backward(pairs["query"].sum() + pairs["candidate"].sum())
     matrix = preconditioner(moments["query"], [1.0], 0.1)
     for side in whole:

@@ -26,7 +26,7 @@ from evergram.training.build import final_split, load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.step import CandidatesAtHand, Step
+from evergram.training.step import SharedCandidates, Step
 
 KINDS = ["graphsage", "lightgcn"]
 
@@ -340,9 +340,9 @@ def test_an_epochs_gradients_are_those_of_the_whole_softmax(
     kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dense softmax of all pairs at once, by torch; towers embed blocks of `rows` again."""
-    defaults = CandidatesAtHand.__init__.__defaults__
+    defaults = SharedCandidates.__init__.__defaults__
     assert defaults == (ROWS,)
-    monkeypatch.setattr(CandidatesAtHand.__init__, "__defaults__", (rows,))
+    monkeypatch.setattr(SharedCandidates.__init__, "__defaults__", (rows,))
     step, sampler, _ = parts_of(softmax(f"model.kind={kind}"), SOFTMAX)
     total, _ = epoch_gradients(step, sampler)
     embeddings = step.encoder(step.scene)

@@ -1,21 +1,21 @@
-"""The penalty on all pairs, through two Gramians that are estimated as training goes.
+"""The penalty on all pairs, computed from two Gramians that are estimated during training.
 
-`GramianPenalty` is the whole penalty as one module for your own training loop: start there, and
-with `docs/penalty.md`. Its parts also work by themselves; read them in this order:
+`GramianPenalty` is the whole penalty as a module for your own training loop: start there, and with
+`docs/penalty.md`. You can also use its parts; read them in this order:
 
-1. `quadratic_penalty` (penalty.py): value and gradient from one `BatchSide` of queries and one of
-   candidates, whose Gramians are known.
-2. `GramianEstimator` (estimator.py): the interface of estimates, and the rule on which batch they
-   may contain; `EntityBatch` go in and a `Moment` comes out.
-3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
-   `AdaptiveSOGram`, averages; `SAGram`, a cache; `Storm`, recursive momentum.
-4. `QueryForm` (query_form.py): the objective of one query with the candidates fixed,
-   made of `Term`s, and minimised in closed form for the `Interactions` of new queries.
-5. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
-   each row's share in the penalty, by which adaptive sampling draws rows.
+1. `quadratic_penalty` (penalty.py): value and gradient from a `BatchSide` of queries and one of
+   candidates, given their Gramians.
+2. `GramianEstimator` (estimator.py): the interface of estimators, and the rule about which batches
+   an estimate may contain. The input is an `EntityBatch`, the output a `Moment`.
+3. The estimators: `ExactGramian`; `SampledGramian`, the last batch; `SOGram` and `AdaptiveSOGram`,
+   moving averages; `SAGram`, a cache; `Storm`, recursive momentum.
+4. `QueryForm` (query_form.py): the objective of one query with fixed candidates, a sum of `Term`s,
+   minimised in closed form for the `Interactions` of new queries.
+5. `EntityMeasure` (entity_measure.py): weights of drawn rows from counts. `contributions`: each
+   row's share of the penalty, for adaptive sampling.
 
 Sources: [G1] Krichene et al., Efficient training on very large corpora via Gramian estimation,
-2018. [G2] the same, ICLR 2019. What the two define, in one notation: `docs/method.md`.
+2018. [G2] the same, ICLR 2019. `docs/method.md` presents both in one notation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The interface of Gramian estimators, the sums that they share, and the two without an average: of
-all entities, and of the last batch."""
+"""The interface of Gramian estimators, their common sums, and the two simplest estimators."""
 
 from __future__ import annotations
 
@@ -15,45 +14,43 @@ from evergram.collectives import ALONE, Collectives
 
 
 class HostBuffers(nn.Module):
-    """A module some of whose buffers stay where they are when it moves to a device.
+    """A module that keeps some buffers on the CPU when it moves to a device.
 
-    A step counter on a GPU would stop the processor at each `if`, until the GPU has done all that
-    was asked of it before.
+    With a step counter on a GPU, every `if` would wait for all queued GPU work.
 
     Attributes:
-        on_host: names of these buffers; numbers of no dims, which a device takes as arguments.
+        on_host: names of these buffers; scalars, which GPU operations accept as arguments.
     """
 
     on_host: tuple[str, ...] = ()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        kept = {name: getattr(self, name) for name in self.on_host}
+        host_buffers = {name: getattr(self, name) for name in self.on_host}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in kept.items():
+        for name, buffer in host_buffers.items():
             setattr(self, name, buffer)
         return self
 
 
-# Every entity's embedding, its share of the measure and its factors, in blocks:
-# ([b, D], [b], [b, K]).
+# Returns blocks of all entities' embeddings [b, D], weights in the measure [b] and factors [b, K].
 Population = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
 class EntityBatch:
-    """One side of a batch, as estimators learn from it.
+    """One side of a batch, the input of estimators.
 
     Args:
         ids: int64 [B], rows of the corpus.
-        weights: [B], μ with E[(1/B) Σ μ u⊗u] = G; the sampler of the ids gives them.
+        weights: [B], μ such that E[(1/B) Σ μ u⊗u] = G, from the sampler of the ids.
         embeddings: [B, D], detached.
-        factors: [B, K], fixed numbers of each entity: its row of the prior, and 1 where the mean
-            is wanted. K = 0 is the plain Gramian.
-        before: [B, D], the same entities before the parameters' last step, for estimators with
-            `wants_before`.
-        collectives: of the processes that share a batch between them; each has some of its rows.
-        whole_size: the rows of that whole batch; None where these are all.
-        moment: S_B [D, D + K], where the penalty has made it already; see `batch_moment`.
+        factors: [B, K], constants of each entity: its factors of the prior, and a 1 if the task
+            needs the mean. K = 0 for the Gramian alone.
+        before: [B, D], embeddings of the same entities before the last optimizer step, for
+            estimators with `wants_before`.
+        collectives: of the processes that share the batch; each has some of its rows.
+        whole_size: number of rows in the whole batch; None if these are all.
+        moment: S_B [D, D + K] if the penalty has already computed it, see `batch_moment`.
     """
 
     ids: Tensor
@@ -67,29 +64,29 @@ class EntityBatch:
 
     @property
     def size(self) -> int:
-        """B of the whole batch, of which these rows may be one process's share."""
+        """The number of rows in the whole batch, over all processes."""
         return len(self.ids) if self.whole_size is None else self.whole_size
 
     def whole(self) -> EntityBatch:
-        """Return the whole batch, gathered from all processes: B × (D + K) floats and more."""
+        """Return the whole batch, gathered from all processes; this exchanges all rows."""
         if self.whole_size is None:
             return self
-        parts = (self.ids, self.weights, self.embeddings, self.factors)
+        tensors = (self.ids, self.weights, self.embeddings, self.factors)
         ids, weights, embeddings, factors = (
-            self.collectives.rows(part, self.size, "Gramians' rows") for part in parts
+            self.collectives.rows(tensor, self.size, "Gramians' rows") for tensor in tensors
         )
         return EntityBatch(ids, weights, embeddings, factors)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """M = Σ_a p_a u_a ⊗ (u_a, f_a): the Gramian G [D, D] and, beside it, H [D, K].
+    """M = Σ_a p_a u_a ⊗ (u_a, f_a): the Gramian G [D, D], followed by H [D, K].
 
-    It is one matrix ([G2] Eq. 14), or the pairs of a small batch, M = leftᵀ right (Eq. 13), where
-    that is cheaper to multiply by.
+    It is stored as a matrix ([G2] Eq. 14), or for a small batch as factors, M = leftᵀ right
+    (Eq. 13), if multiplying by these is cheaper.
 
     Args:
-        matrix: [D, D + K]; or None, and then
+        matrix: [D, D + K]; None if the factors are given.
         left, right: [C, D] (weighted) and [C, D + K].
     """
 
@@ -107,7 +104,7 @@ class Moment:
 
     @property
     def dense(self) -> Tensor:
-        """[D, D + K]."""
+        """M [D, D + K]."""
         if self.matrix is not None:
             return self.matrix
         assert self.left is not None
@@ -127,7 +124,7 @@ class Moment:
         return dense[:, len(dense) :]
 
     def push(self, embeddings: Tensor) -> Tensor:
-        """Return G u for each row u of `embeddings` [B, D], as [B, D]."""
+        """Return G u for rows u of `embeddings` [B, D], as [B, D]."""
         if self.matrix is not None:
             return embeddings @ self.matrix.detach()[:, : len(self.matrix)]
         assert self.left is not None
@@ -136,7 +133,7 @@ class Moment:
         return (embeddings @ self.right[:, :dim].T) @ self.left
 
     def pull(self, factors: Tensor) -> Tensor:
-        """Return H f for each row f of `factors` [B, ≤ K], as [B, D], by H's first columns."""
+        """Return H f for rows f of `factors` [B, ≤ K], as [B, D], using H's first columns."""
         width = factors.shape[1]
         if self.matrix is not None:
             return factors @ self.cross[:, :width].T
@@ -147,14 +144,14 @@ class Moment:
 
 
 class GramianEstimator(HostBuffers, ABC):
-    """An estimate of M = Σ_a p_a u_a ⊗ (u_a, f_a) [D, D + K], kept while the embeddings move.
+    """Estimates M = Σ_a p_a u_a ⊗ (u_a, f_a) [D, D + K] while the embeddings change.
 
-    *The estimate used in a gradient must not contain that gradient's own batch*: [G2] Prop. 1 asks
-    for independence, and without it observed pairs repel each other. Two orders keep to it. Either
-    `begin`, the gradient with `moment()`, the optimiser, and `update` with the gradient's batch,
-    which is then part of the next step's estimate (`GramianPenalty`, and `Step` by default). Or
-    `update` with a batch drawn apart, and then the gradient (the papers); an estimator with
-    `wants_after` takes this order alone, and `after_step` ends it. All state is in buffers.
+    *The estimate used in a gradient must not contain that gradient's own batch*: [G2] Prop. 1
+    requires independence, without which observed pairs repel each other. There are two orders. By
+    default, as in `GramianPenalty`: `begin`, the gradient with `moment()`, the optimizer, then
+    `update` with the gradient's batch, which enters the next step's estimate. As in the papers:
+    `begin`, `update` with a separate draw, the gradient, the optimizer, then `after_step`. An
+    estimator with `wants_after` only supports the second. All state is in buffers.
 
     Source: docs/method.md, "Which batch".
 
@@ -163,11 +160,11 @@ class GramianEstimator(HostBuffers, ABC):
         factors: K.
     """
 
-    # True if `update` reads `EntityBatch.before`.
+    # True if `update` uses `EntityBatch.before`.
     wants_before = False
-    # True if `after_step` reads what a step has moved.
+    # True if the estimator needs `after_step`.
     wants_after = False
-    # True if the estimate covers every entity as it is in this step.
+    # True if the estimate is the exact moment at the current parameters.
     exact = False
 
     def __init__(self, dim: int, factors: int = 0) -> None:
@@ -177,18 +174,17 @@ class GramianEstimator(HostBuffers, ABC):
         self.register_buffer("matrix", torch.zeros(dim, dim + factors))
 
     def begin(self, population: Population) -> None:
-        """Prepare for a step; estimators that need every entity iterate over `population`."""
+        """Prepare for a step; estimators that need all entities iterate over `population()`."""
 
     @abstractmethod
     def update(self, rows: EntityBatch) -> None:
-        """Learn from a batch."""
+        """Update the estimate from a batch."""
 
     def after_step(self, rows: EntityBatch) -> None:
-        """Learn the embeddings of the gradient's batch at the new parameters; weights and `before`
-        are not read."""
+        """Update from the gradient's batch at the new parameters; its weights are not used."""
 
     def moment(self) -> Moment:
-        """Return the estimate, detached; it is never modified in place afterwards."""
+        """Return the estimate, detached; it is not modified in place afterwards."""
         return Moment(self.matrix)
 
     def gramian(self) -> Tensor:
@@ -205,7 +201,7 @@ def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
     """Return S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a) of the whole batch, [D, D + K].
 
     Args:
-        embeddings: [B, D], used instead of the batch's own; None uses the batch's own.
+        embeddings: [B, D], used instead of the batch's embeddings.
     """
     if embeddings is None and rows.moment is not None:
         return rows.moment
@@ -216,21 +212,21 @@ def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
 
 
 def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Tensor:
-    """Return E‖S_B − E S_B‖², a float64 scalar, from how the rows of one batch differ.
+    """Estimate E‖S_B − E S_B‖², a float64 scalar, from the variance within one batch.
 
-    A row's matrix has rank one and its norm needs no product: O(B D). A movement that all rows
-    share, as of a whole tower, is no noise and does not count.
+    Norms of the rows' rank-one matrices cost O(B D). A movement common to all rows, as of a whole
+    tower, is not noise and does not count.
 
     Args:
         moment: S_B; with `pairs`, S_B(θ_t) − S_B(θ_{t−1}).
-        pairs: return the noise of that difference.
+        pairs: return the noise of that difference instead.
     """
     with torch.no_grad():
         u, f, before = rows.embeddings, rows.factors, rows.before
-        norms = _own_square(u, f)
+        norms = _squared_norm(u, f)
         if pairs:
             assert before is not None
-            norms = norms + _own_square(before, f) - 2 * _square(u, before, f)
+            norms = norms + _squared_norm(before, f) - 2 * _inner_product(u, before, f)
         size = rows.size
         total = (norms.double() * rows.weights.double().square()).sum()
         spread = rows.collectives.sum(total, "Gramians") / size
@@ -238,15 +234,15 @@ def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Te
         return noise.clamp(min=0)
 
 
-def _square(one: Tensor, other: Tensor, factors: Tensor) -> Tensor:
-    """⟨a ⊗ (a, f), b ⊗ (b, f)⟩ of each row, [B]."""
-    inner = (one * other).sum(1)
+def _inner_product(a: Tensor, b: Tensor, factors: Tensor) -> Tensor:
+    """Return ⟨a ⊗ (a, f), b ⊗ (b, f)⟩ for each row, [B]."""
+    inner = (a * b).sum(1)
     return inner * (inner + factors.square().sum(1))
 
 
-def _own_square(one: Tensor, factors: Tensor) -> Tensor:
-    """‖a ⊗ (a, f)‖² of each row, [B]; the norm in one pass over the rows."""
-    inner: Tensor = torch.linalg.vector_norm(one, dim=1).square()
+def _squared_norm(a: Tensor, factors: Tensor) -> Tensor:
+    """Return ‖a ⊗ (a, f)‖² for each row, [B]; faster than `_inner_product` of a with itself."""
+    inner: Tensor = torch.linalg.vector_norm(a, dim=1).square()
     return inner * (inner + factors.square().sum(1)) if factors.shape[1] else inner.square()
 
 
@@ -265,8 +261,8 @@ def exact_moment(population: Population) -> Tensor:
         for embeddings, share, factors in population():
             wide = embeddings.double()
             right = beside(wide, factors.to(wide))
-            part = (wide * share.to(wide)[:, None]).T @ right
-            total = part if total is None else total + part
+            block = (wide * share.to(wide)[:, None]).T @ right
+            total = block if total is None else total + block
     if total is None:
         raise ValueError("The population is empty; a Gramian needs at least one entity.")
     return total
@@ -275,8 +271,7 @@ def exact_moment(population: Population) -> Tensor:
 def projected(matrix: Tensor) -> Tensor:
     """Return M with its Gramian [D, D] projected onto the positive semi-definite matrices.
 
-    A Gramian that passes Cholesky's test is returned as it is: the test costs a tenth of the
-    eigendecomposition.
+    If Cholesky succeeds, at a tenth of the cost of an eigendecomposition, it is only symmetrised.
     """
     dim = len(matrix)
     square = matrix[:, :dim]
@@ -290,7 +285,7 @@ def projected(matrix: Tensor) -> Tensor:
 
 
 class ExactGramian(GramianEstimator):
-    """One pass over every entity before each step: O(N D²), no staleness and no noise."""
+    """The exact moment, from a pass over all entities before each step: O(N D²)."""
 
     exact = True
 
@@ -298,24 +293,24 @@ class ExactGramian(GramianEstimator):
         self.matrix: Tensor = exact_moment(population).to(self.matrix)
 
     def update(self, rows: EntityBatch) -> None:
-        """Do nothing: `begin` has seen every entity."""
+        """Do nothing; `begin` has computed the moment."""
 
 
 class SampledGramian(GramianEstimator):
-    """Ĝ = S_B, unbiased, with all of a batch's variance, as negative sampling has it. [G2] §3.3.
+    """Ĝ = S_B of the last batch, unbiased, with the variance of one batch as in negative sampling.
 
-    The penalty with it is that of the pairs of two batches (Eq. 13). A batch of at least D rows is
-    folded into a matrix (Eq. 14, O(B D²)); a smaller one is kept as it is, and multiplying by it
-    goes through its rows (O(B² D)). The two give the same numbers.
+    With it, the penalty is over the pairs of two batches ([G2] §3.3, Eq. 13). A batch of at least D
+    rows is stored as a matrix (Eq. 14, O(B D²)), a smaller one as its rows (O(B² D)); the results
+    are the same.
 
     Args:
-        form: "gramian", "pairs", or "auto": the cheaper, by batch size and dim.
+        form: "gramian", "pairs", or "auto": the cheaper one.
     """
 
     def __init__(self, dim: int, factors: int = 0, form: str = "auto") -> None:
         super().__init__(dim, factors)
         self.form = form
-        # The rows of a small batch; their number is the batch's, so they are set on loading.
+        # The rows of a small batch; their number varies, so loading a state resizes them.
         self.left: Tensor
         self.right: Tensor
         self.register_buffer("left", torch.zeros(0, dim))
@@ -325,10 +320,10 @@ class SampledGramian(GramianEstimator):
         pairs = self.form == "pairs" or (self.form == "auto" and rows.size < self.dim)
         if not pairs:
             self.matrix: Tensor = batch_moment(rows).to(self.matrix)
-            # A smaller batch may have been before this one.
+            # The previous batch may have been stored as rows.
             self.left, self.right = self.left[:0], self.right[:0]
             return
-        rows = rows.whole()  # with "auto" these are less than D² floats
+        rows = rows.whole()  # with "auto", fewer than D² floats
         self.left = (rows.embeddings * (rows.weights / len(rows.ids))[:, None]).to(self.matrix)
         self.right = beside(rows.embeddings, rows.factors).to(self.matrix)
 

@@ -1,4 +1,4 @@
-"""The penalty on all pairs as a module for your own training loop; the state of each side."""
+"""The penalty on all pairs as a module for your own training loop."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ UNKNOWN, WITH_IDS, WITHOUT_IDS = 0, 1, 2
 
 
 class PenaltySide(nn.Module):
-    """The measure, the prior's factors and the Gramian of the queries, or of the candidates.
+    """One side of the penalty: the measure, the prior's factors and the Gramian estimator.
 
     Args:
-        measure: p, the counts that it needs, and the side's name.
-        factors: [N, K] by id, or [1, K] for every row alike; K = 0 is the zero prior.
+        measure: p with its counts, and the side's name.
+        factors: [N, K] by id, or [1, K] for all rows; K = 0 is the zero prior.
         estimator: of a moment [D, D + K].
-    Raises: ShapeError: the factors are of other entities than the measure.
+    Raises: ShapeError: the numbers of entities of factors and measure differ.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class PenaltySide(nn.Module):
         name, entities = measure.name, len(measure.counts)
         if len(factors) > 1 and entities not in (0, len(factors)):
             raise ShapeError(
-                f"The prior has {len(factors)} rows of {name} factors, and {name}_counts or "
-                f"{name}_measure {entities} entities; each needs one row an entity."
+                f"The prior has {len(factors)} rows of {name} factors, but {name}_counts or "
+                f"{name}_measure has {entities} entities; both need one row per entity."
             )
         self.name = name
         self.measure = measure
@@ -51,7 +51,7 @@ class PenaltySide(nn.Module):
         self.id_use: Tensor
         self.register_buffer("factors", factors, persistent=False)
         width = factors.shape[1]
-        # Σ μ f⊗f and Σ μ of all rows seen: the constant of the penalty's value needs their mean.
+        # Σ μ f⊗f and Σ μ of all rows seen, for the constant of the penalty's value.
         self.register_buffer("prior_square", torch.zeros(width, width, dtype=torch.float64))
         self.register_buffer("prior_weight", torch.zeros((), dtype=torch.float64))
         prior = str(list(factors.shape)).encode() + factors.cpu().numpy().tobytes()
@@ -61,17 +61,17 @@ class PenaltySide(nn.Module):
 
     @property
     def by_id(self) -> bool:
-        """True if the factors are a table by id."""
+        """True if the factors depend on the id."""
         return len(self.factors) > 1
 
     def check_rows(self, embeddings: Tensor) -> None:
-        """Check that embeddings are [B, D]. Raises: ShapeError."""
+        """Raise ShapeError unless embeddings are [B, D]."""
         shape = list(embeddings.shape)
         if len(shape) != 2 or shape[1] != self.estimator.dim:
             raise ShapeError(
                 f"The {self.name} embeddings have shape {shape}; this penalty takes "
-                f"[batch, {self.estimator.dim}], one row an entity. Flatten other dims, or make it "
-                "with the embeddings' own dim."
+                f"[batch, {self.estimator.dim}]. Flatten other dims, or create the penalty with "
+                "the embeddings' dim."
             )
 
     def check_ids(self, ids: object, size: int) -> Tensor | None:
@@ -79,28 +79,28 @@ class PenaltySide(nn.Module):
 
         Raises:
             ShapeError: ids are not integers, or not one for each row.
-            DataError: an id lies beyond the tables.
-            TrainingError: earlier calls had ids and this one has none, or the reverse.
+            DataError: an id is outside the tables.
+            TrainingError: ids are missing but needed, or only some of the calls have ids.
         """
         use = WITHOUT_IDS if ids is None else WITH_IDS
         before = int(self.id_use)
         if size and before not in (UNKNOWN, use):
-            now, then = ("without", "with") if ids is None else ("with", "without")
+            now, earlier = ("without", "with") if ids is None else ("with", "without")
             raise TrainingError(
-                f"This call is {now} {self.name}_ids, earlier ones were {then}: the estimate would "
-                "mix two measures. Give ids in every call, or in none."
+                f"This call is {now} {self.name}_ids, but earlier calls were {earlier}: the "
+                "estimate would mix two measures. Give ids in every call, or in none."
             )
         if ids is None:
             by_id = self.by_id or self.measure.shares is not None or not self.measure.streamed
             if size and (by_id or self.measure.power not in (0.0, 1.0)):
                 raise TrainingError(
-                    f"The penalty needs {self.name}_ids, for its prior, its counts or its measure "
-                    "is by entity."
+                    f"The penalty needs {self.name}_ids, because its prior, counts or measure "
+                    "depend on them."
                 )
             return None
         rows = torch.as_tensor(ids, device=self.id_use.device)
-        no_ids = size and (rows.is_floating_point() or rows.dtype == torch.bool)
-        if rows.shape != (size,) or no_ids:
+        not_integers = size and (rows.is_floating_point() or rows.dtype == torch.bool)
+        if rows.shape != (size,) or not_integers:
             raise ShapeError(
                 f"{self.name}_ids are {rows.dtype} {list(rows.shape)}; they must be [{size}], an "
                 f"integer for each row of the {self.name} embeddings."
@@ -109,13 +109,13 @@ class PenaltySide(nn.Module):
         self.measure.check(rows)
         if self.by_id and size and int(rows.max()) >= len(self.factors):
             raise DataError(
-                f"{self.name}_ids contain {int(rows.max())}, and the prior has "
+                f"{self.name}_ids contain {int(rows.max())}, but the prior has only "
                 f"{len(self.factors)} rows; it needs one for each entity."
             )
         return rows
 
     def count(self, ids: Tensor | None, size: int) -> None:
-        """Count a batch's entities; call it before `rows`, which weights them."""
+        """Count a batch's entities; call this before `rows`, which uses the counts."""
         if not size:
             return
         self.id_use = torch.full_like(self.id_use, WITHOUT_IDS if ids is None else WITH_IDS)
@@ -125,11 +125,10 @@ class PenaltySide(nn.Module):
     def rows(
         self, embeddings: Tensor, ids: Tensor | None, *, evaluates: bool = False
     ) -> EntityBatch:
-        """Return a batch's rows, detached, with the weights and factors of their ids.
+        """Return a batch's rows, detached, with their weights and factors.
 
         Args:
-            evaluates: True weights rows that hold every entity by the measure itself, whether or
-                not they were drawn as in training.
+            evaluates: if the rows contain all entities, weight them exactly by the measure.
         """
         size = len(embeddings)
         if ids is None:
@@ -142,7 +141,7 @@ class PenaltySide(nn.Module):
         return EntityBatch(ids, weights, embeddings.detach(), factors.to(embeddings))
 
     def learn_prior(self, rows: EntityBatch) -> None:
-        """Add a batch's factors to the prior's mean, of which no gradient is taken."""
+        """Add a batch's factors to the prior's mean."""
         if rows.factors.shape[1]:
             factors, weights = rows.factors.double(), rows.weights.double()
             self.prior_square = self.prior_square + (factors * weights[:, None]).T @ factors
@@ -150,50 +149,50 @@ class PenaltySide(nn.Module):
 
     @property
     def prior_mean(self) -> Tensor:
-        """Σ p f⊗f of the prior's factors, [K, K]; zero before any row."""
+        """Σ p f⊗f of the prior's factors, [K, K]; zero before the first batch."""
         return self.prior_square / self.prior_weight.clamp(min=1e-300)
 
     def fold(self, rows: EntityBatch) -> None:
-        """Fold a batch into the estimate; an empty one changes nothing."""
+        """Update the estimate from a batch; an empty batch has no effect."""
         if not len(rows.ids):
             return
         if isinstance(self.estimator, SampledGramian):
-            # It keeps the rows, and the caller's tensor may change in place.
+            # It stores the rows, and the caller may modify its tensor in place.
             rows = replace(rows, embeddings=rows.embeddings.clone())
         self.estimator.update(rows)
 
     def fold_together(self, calls: Sequence[EntityBatch]) -> None:
-        """Fold the rows of several calls in as one batch, weighted by all counts so far."""
-        some = [rows for rows in calls if len(rows.ids)]
-        if some:
-            ids = torch.cat([rows.ids for rows in some])
-            by_id = int(self.id_use) == WITH_IDS
-            embeddings = torch.cat([rows.embeddings for rows in some])
-            self.fold(self.rows(embeddings, ids if by_id else None))
+        """Update the estimate from several calls as one batch, weighted by all counts so far."""
+        calls = [rows for rows in calls if len(rows.ids)]
+        if calls:
+            ids = torch.cat([rows.ids for rows in calls])
+            with_ids = int(self.id_use) == WITH_IDS
+            embeddings = torch.cat([rows.embeddings for rows in calls])
+            self.fold(self.rows(embeddings, ids if with_ids else None))
 
     def moment(self, dtype: torch.dtype) -> Moment:
         """Return the estimate in this dtype."""
         moment = self.estimator.moment()
-        parts = (moment.matrix, moment.left, moment.right)
-        return Moment(*(part if part is None else part.to(dtype) for part in parts))
+        tensors = (moment.matrix, moment.left, moment.right)
+        return Moment(*(tensor if tensor is None else tensor.to(dtype) for tensor in tensors))
 
     def probabilities(self, size: int) -> Tensor:
-        """Return p of rows 0 … size − 1, float64; without ids every row has the same.
+        """Return p of rows 0 … size − 1, float64; uniform if there are no ids.
 
-        Raises: ShapeError: an id that has been seen has no row.
+        Raises: ShapeError: there are fewer rows than ids seen.
         """
         if int(self.id_use) != WITH_IDS:
             return torch.full((size,), 1 / max(1, size), dtype=torch.float64)
         shares = self.measure.probabilities()
-        known = shares.nonzero()
-        needed = int(known[-1]) + 1 if len(known) else 0
+        seen = shares.nonzero()
+        needed = int(seen[-1]) + 1 if len(seen) else 0
         if size < needed:
             raise ShapeError(
-                f"There are {size} {self.name} rows, and ids up to {needed - 1} have been seen; "
+                f"There are {size} {self.name} rows, but ids up to {needed - 1} have been seen; "
                 "row a must be the embedding of id a, for every id."
             )
-        room = shares.new_zeros(max(0, size - len(shares)))
-        return torch.cat([shares[:size], room])
+        padding = shares.new_zeros(max(0, size - len(shares)))
+        return torch.cat([shares[:size], padding])
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *rest: object
@@ -201,40 +200,39 @@ class PenaltySide(nn.Module):
         identity = state_dict.get(prefix + "prior_identity")
         if identity is not None and not bool(identity == self.prior_identity):
             raise TrainingError(
-                f"The state is of another prior than this penalty's, by its {self.name} factors; "
-                "make the penalty with the prior that it had when the state was saved."
+                f"The state was saved with another prior ({self.name} factors); create the penalty "
+                "with the same prior."
             )
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def estimator_of(kind: str, dim: int, factors: int, rate: float | str) -> GramianEstimator:
-    """Return an estimator that learns from the batches of a loss alone.
+    """Return an estimator that only needs the batches of the loss.
 
-    Raises: ValueError: the kind needs more than that or has no rate, or the rate is out of range.
+    Raises: ValueError: the kind is not available here, or the rate is not valid for it.
     """
     if kind == "sogram":
         return AdaptiveSOGram(dim, factors) if rate == "auto" else SOGram(dim, factors, rate)
     if kind != "sampled":
         raise ValueError(
             f"estimator is {kind!r}; it must be 'sogram' or 'sampled'. 'storm', 'sagram' and "
-            "'exact' embed other entities or parameters than those of a batch; evergram.train has "
-            "them."
+            "'exact' need embeddings beyond the batch; use them with evergram.train."
         )
     if rate != "auto":
-        raise ValueError(f"rate is {rate}, and 'sampled' has none; leave it 'auto'.")
+        raise ValueError(f"rate is {rate}, but 'sampled' has no rate; leave it 'auto'.")
     return SampledGramian(dim, factors)
 
 
 def prior_factors(prior: float | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return q [N, K] and r [N′, K] with π_ab = ⟨q_a, r_b⟩; N = 1 for a number, and K = 0 for zero.
 
-    Raises: ValueError: the number is not finite. ShapeError: the tables do not fit together.
+    Raises: ValueError: the number is not finite. ShapeError: the tables have wrong shapes.
     """
     if not isinstance(prior, tuple | list):
         number = isinstance(prior, Real | Tensor) and not isinstance(prior, bool)
         value = torch.tensor([[float(prior) if number else math.nan]])
         if not bool(torch.isfinite(value)):
-            raise ValueError(f"prior is {prior!r}; it must be a finite score, or two tables.")
+            raise ValueError(f"prior is {prior!r}; it must be a finite number, or two tables.")
         return (value, torch.ones(1, 1)) if prior else (torch.zeros(1, 0), torch.zeros(1, 0))
     tables = [torch.as_tensor(table).detach().float().clone() for table in prior]
     shapes = [list(table.shape) for table in tables]
@@ -244,8 +242,8 @@ def prior_factors(prior: float | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
         or len({s[1] for s in shapes}) > 1
     ):
         raise ShapeError(
-            f"The prior's tables have shapes {shapes}; they must be [N, K] of the queries and "
-            "[N′, K] of the candidates, with one K."
+            f"The prior's tables have shapes {shapes}; they must be [N, K] for queries and "
+            "[N′, K] for candidates, with the same K."
         )
     return tables[0], tables[1]
 
@@ -258,7 +256,7 @@ class GramianErrors(NamedTuple):
 
 
 class GramianPenalty(nn.Module):
-    """g = Σ_a Σ_b p_a q_b (⟨u_a, v_b⟩ − π)² over *all* pairs, from batches, without negatives.
+    """g = Σ_a Σ_b p_a q_b (⟨u_a, v_b⟩ − π)² over *all* pairs, from batches without negatives.
 
     >>> import torch
     >>> from evergram.gramian import GramianPenalty
@@ -278,34 +276,34 @@ class GramianPenalty(nn.Module):
     >>> max(errors) < 0.1
     True
 
-    *The estimate used in a gradient never contains that gradient's own batch*, or positives would
-    repel each other: a call uses the Gramians of earlier batches and then, in training mode, folds
-    its own batch in. So the first call pushes nothing. `docs/penalty.md` has the rest: counts and
-    measures, the choice of λ, micro-batches, half precision, state and several processes.
+    *The estimate used in a gradient must not contain that gradient's own batch*, or positives would
+    repel each other. A call therefore uses the Gramians of earlier batches, and then, in training
+    mode, updates them with its own batch; the gradient of the first call is zero. Counts, measures,
+    λ, micro-batches, half precision, state and several processes: see `docs/penalty.md`.
 
-    **Value.** ⟨S_u, Ĝ_v⟩ + ⟨Ĝ_u, S_v⟩ − ⟨Ĝ_u, Ĝ_v⟩, with S of the batch and Ĝ the estimates: g to
-    first order, with the exact gradient ∇ĝ of [G2] Eq. (7), and g itself where S and Ĝ are exact.
-    It may be below zero for a moment, where the estimate lags behind embeddings that shrink.
+    **Value.** ⟨S_u, Ĝ_v⟩ + ⟨Ĝ_u, S_v⟩ − ⟨Ĝ_u, Ĝ_v⟩, with S of the batch and estimates Ĝ: g to first
+    order, with the exact gradient ∇ĝ of [G2] Eq. (7); exactly g if S and Ĝ are exact. It can be
+    briefly negative when embeddings shrink faster than the estimates.
 
     Args:
         dim: D.
-        estimator: "sogram": averages of batch Gramians, 12 D² floats a side for any corpus.
-            "sampled": the last batch alone.
-        query_measure, candidate_measure: p and q: "uniform", "example" (every row alike), γ for
-            p ∝ count^γ, or [N] weights by id.
-        prior: π, the score of a pair about which nothing is known; or two tables by id, [N, K] of
-            queries and [N′, K] of candidates, for π_ab = ⟨q_a, r_b⟩.
-        query_counts, candidate_counts: [N], how often each entity is drawn, up to a factor: of rows
-            that are the training examples, their number. Without them counts are streamed, which
-            suits any sampler and needs no second look at the data. Ids number entities from 0.
+        estimator: "sogram": averages of batch Gramians, 12 D² floats per side for any corpus.
+            "sampled": only the last batch.
+        query_measure, candidate_measure: p and q: "uniform", "example" (equal weight for every
+            row), γ for p ∝ count^γ, or [N] weights by id.
+        prior: π, the score of a pair about which nothing is known; or two tables by id, [N, K] for
+            queries and [N′, K] for candidates, with π_ab = ⟨q_a, r_b⟩.
+        query_counts, candidate_counts: [N], how often each entity (ids from 0) is drawn, up to a
+            factor; for batches of training examples, their number of examples. Without them counts
+            are streamed, which works with any sampler and needs no second pass over the data.
         rate: α of "sogram", in (0, 1]; "auto" keeps twelve averages and uses the best predictor.
-        weight: λ, by which the value is multiplied; at 1 your loop may do so itself.
+        weight: λ, which multiplies the value.
     Shape: query [B, D], candidate [B′, D], query_ids [B], candidate_ids [B′]; returns a scalar.
     Raises:
-        ValueError: a setting out of its range.
-        ShapeError: embeddings or ids of a wrong shape.
-        DataError: an id beyond the tables.
-        TrainingError: ids missing where needed, or computed embeddings that an earlier call had.
+        ValueError: a setting is out of range.
+        ShapeError: embeddings or ids have a wrong shape.
+        DataError: an id is outside the tables.
+        TrainingError: ids are missing, or an earlier call has used the same computed embeddings.
     Source: [G2] Eq. (7), Prop. 1, Algorithms 2 and 4, App. B and C.
     """
 
@@ -336,7 +334,7 @@ class GramianPenalty(nn.Module):
             candidate_factors,
             estimator_of(estimator, dim, candidate_factors.shape[1], rate),
         )
-        # Embeddings that are in the estimate, as weak references; micro-batches that will be.
+        # Weak references to the embeddings of the last call; micro-batches not yet in the estimate.
         self._folded: Sequence[weakref.ref[Tensor]] = ()
         self._pending: tuple[list[EntityBatch], list[EntityBatch]] | None = None
 
@@ -360,13 +358,13 @@ class GramianPenalty(nn.Module):
         sides, both = (self.query, self.candidate), (query, candidate)
         for side, embeddings in zip(sides, both, strict=True):
             side.check_rows(embeddings)
-        given = zip(sides, (query_ids, candidate_ids), both, strict=True)
-        ids = [side.check_ids(one, len(rows)) for side, one, rows in given]
+        arguments = zip(sides, (query_ids, candidate_ids), both, strict=True)
+        ids = [side.check_ids(side_ids, len(rows)) for side, side_ids, rows in arguments]
         wide = [e.to(torch.promote_types(e.dtype, torch.float32)) for e in both]
         self._check_own_batch(query, candidate)
         with torch.autocast(query.device.type, enabled=False):
             learning = self.training and not torch.is_inference_mode_enabled()
-            # A Gramian is finite if the sum of squares, which no entry exceeds, is.
+            # The Gramian is finite if the sum of squares, an upper bound of its entries, is finite.
             learns = learning and all(math.isfinite(w.detach().square().sum()) for w in wide)
             rows = []
             for side, w, i in zip(sides, wide, ids, strict=True):
@@ -381,18 +379,18 @@ class GramianPenalty(nn.Module):
                     side.fold(r)
                 self._folded = [weakref.ref(query), weakref.ref(candidate)]
             elif learns and self._pending is not None:
-                for held, r in zip(self._pending, rows, strict=True):
-                    # A copy: the caller's tensor may change before the end.
-                    held.append(replace(r, embeddings=r.embeddings.clone()))
+                for calls, r in zip(self._pending, rows, strict=True):
+                    # Copy, because the caller may modify its tensor in place.
+                    calls.append(replace(r, embeddings=r.embeddings.clone()))
         return self.weight * value
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Fold all calls inside in as one batch, at the end: micro-batches of one optimiser step.
+        """Treat all calls inside the block as micro-batches of one batch and optimizer step.
 
-        Every call inside uses the estimate from before. Detached embeddings of all of them are held
-        until the end; an error inside folds nothing in. With micro-batches of one size, and counts
-        given or no ids, gradients and state are those of the whole batch in one call.
+        All calls use the same estimate, which is updated at the end with their embeddings; after an
+        error it stays unchanged. If micro-batches have equal sizes, and counts are given or there
+        are no ids, gradients and state are the same as for the whole batch in one call.
 
         >>> import torch
         >>> from evergram.gramian import GramianPenalty
@@ -405,7 +403,7 @@ class GramianPenalty(nn.Module):
         True
         """
         if self._pending is not None:
-            raise TrainingError("accumulate() is open already; use one for each optimiser step.")
+            raise TrainingError("accumulate() cannot be nested; use one per optimizer step.")
         pending: tuple[list[EntityBatch], list[EntityBatch]] = ([], [])
         self._pending = pending
         try:
@@ -417,12 +415,12 @@ class GramianPenalty(nn.Module):
                 side.fold_together(calls)
 
     def gramian_error(self, query: Tensor, candidate: Tensor) -> GramianErrors:
-        """Return ‖Ĝ − G‖ / ‖G‖ of each side, with the exact G summed in float64 under the measure.
+        """Return ‖Ĝ − G‖ / ‖G‖ of each side, with the exact G under the measure, in float64.
 
         Args:
-            query, candidate: [N, D], the embedding of every entity, row a that of id a. If the
-                penalty is called without ids: rows drawn as in training, the more the better.
-        Raises: ShapeError: rows of another dim, or fewer than ids.
+            query, candidate: [N, D], the embeddings of all entities, row a for id a. If the penalty
+                is called without ids, rows drawn as in training, the more the better.
+        Raises: ShapeError: the dim is wrong, or there are fewer rows than ids.
         Source: [G2] Fig. 2.
         """
         errors = []
@@ -436,7 +434,7 @@ class GramianPenalty(nn.Module):
         return GramianErrors(*errors)
 
     def _value(self, wide: Sequence[Tensor], rows: Sequence[EntityBatch]) -> Tensor:
-        """The value, with the graph of its gradient."""
+        """Return the penalty's value, differentiable."""
         width = torch.promote_types(wide[0].dtype, wide[1].dtype)
         moments = self.query.moment(width), self.candidate.moment(width)
         query, candidate = map(_batch_side, wide, rows, moments, (width, width))
@@ -444,28 +442,27 @@ class GramianPenalty(nn.Module):
         # ⟨Ĝ_u, Ĝ_v⟩ − 2⟨Ĥ_u, Ĥ_v⟩.
         between = (moments[0].gramian * moments[1].gramian).sum()
         between = between - 2 * (moments[0].cross * moments[1].cross).sum()
-        # A side without rows is taken to be as its estimate: its part of the sum is `between`.
+        # For a side without rows, S is taken to be Ĝ, and its term of the sum is `between`.
         value = value + (sum(not len(w) for w in wide) - 1) * between
         return value + (self.query.prior_mean * self.candidate.prior_mean).sum().to(width)
 
     def _check_own_batch(self, *embeddings: Tensor) -> None:
-        """Refuse a gradient whose estimate contains its own batch. Raises: TrainingError.
+        """Raise TrainingError if the estimate already contains this batch.
 
-        It looks only at results of a graph: a parameter is the same tensor in every step.
+        It only checks non-leaf tensors, because a parameter is the same tensor in every step.
         """
         folded = [ref() for ref in self._folded]
         for tensor in embeddings:
             computed = tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled()
             if computed and any(tensor is other for other in folded):
                 raise TrainingError(
-                    "These embeddings are in the estimate already: an earlier call has folded "
-                    "them in, and positives would repel each other. Call the penalty once a "
-                    "batch and keep its value, or make all calls of one step inside "
-                    "`with penalty.accumulate():`."
+                    "These embeddings are already in the estimate from an earlier call, so "
+                    "positives would repel each other. Call the penalty once per batch and reuse "
+                    "its value, or make all calls of a step inside `with penalty.accumulate():`."
                 )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GramianPenalty:
-        """Move the state; never to a narrower width, in which small changes would be lost."""
+        """Move the state, never to a narrower dtype, which would lose small changes."""
 
         def widest(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -478,12 +475,12 @@ class GramianPenalty(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy in another process or of another time has no embeddings of this one.
+        # References to embeddings are only valid in this process.
         return {**self.__dict__, "_folded": (), "_pending": None}
 
 
 def _batch_side(wide: Tensor, rows: EntityBatch, moment: Moment, width: torch.dtype) -> BatchSide:
-    """Return the terms of one side in this dtype; without rows, one row of weight 0."""
+    """Return one side of a batch in this dtype; if it has no rows, a row with weight 0."""
     if len(wide):
         return BatchSide(wide.to(width), rows.weights.to(width), moment, rows.factors.to(width))
     row = wide.new_zeros(1, wide.shape[1], dtype=width) + wide.sum()

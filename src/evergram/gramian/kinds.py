@@ -1,4 +1,4 @@
-"""The kinds of Gramian estimators, with the settings of each; recipes' `[gramian]` is made of them.
+"""The kinds of Gramian estimators with their settings, the table `[gramian]` of recipes.
 
 Importing this does not import torch.
 """
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from evergram.gramian.estimator import GramianEstimator
 
 
-# γ of p ∝ count^γ, at most: of a larger one, counts of many rows are past float64, and one entity
-# has all of the measure.
+# Maximum γ of p ∝ count^γ: with a larger one, powers of large counts overflow float64 and one
+# entity gets the whole measure.
 LARGEST_POWER = 16
 
 
 class EstimatorSettings(KindSettings):
-    """Settings of an estimator that looks at every entity before each step, and how it is made."""
+    """Settings of an estimator; `build` makes it."""
 
     needs = (Trait.GRAMIANS, Trait.STEPS)
-    # True of an estimator that must know a step's entities one step before, see `EntityBatch`.
+    # True if the estimator needs a step's entities one step earlier, see `EntityBatch.before`.
     wants_before: ClassVar[bool] = False
 
     @property
     def is_independent(self) -> bool:
-        """Whether the estimator learns from entities drawn apart."""
+        """Whether the estimator learns from separately drawn entities."""
         return False
 
     @property
     def samples_gradient(self) -> bool:
-        """Whether the penalty's gradient is over the entities that were drawn apart, as in the
-        sampling baselines of [G2] §4, and not over those of the step's pairs."""
+        """Whether the penalty's gradient is over the separately drawn entities, as in the sampling
+        baselines of [G2] §4, and not over those of the step's pairs."""
         return False
 
     @property
@@ -51,20 +51,20 @@ class EstimatorSettings(KindSettings):
 
         Args:
             dim: D.
-            measure: [N], each entity's share; they add up to 1.
-            factors: [N, K], what stands beside each embedding; K may be 0.
+            measure: [N], sums to 1.
+            factors: [N, K], constants of each entity, see `EntityBatch`; K may be 0.
         """
 
 
 class BatchEstimatorSettings(EstimatorSettings):
-    """Settings of an estimator that learns from batches: from the batch of the step before or,
-    with a `sampler`, from entities drawn independently of it.
+    """Settings of an estimator that learns from the batch of the previous step or, with a
+    `sampler`, from independently drawn entities.
 
-    `sampler` draws with r ∝ 1, √count or count; or, "adaptive", from a pool (r ∝ count) by what
-    each entity contributes to the penalty.
+    `sampler` draws with r ∝ 1, √count or count; "adaptive" draws from a pool (r ∝ count) by each
+    entity's contribution to the penalty.
     """
 
-    # True of an estimator that always samples independently, by "linear" unless set.
+    # True if the estimator always uses separate draws, "linear" by default.
     draws_apart: ClassVar[bool] = False
     sampler: Literal["uniform", "sqrt", "linear", "adaptive"] | None = None
     batch_size: Annotated[Positive | None, Needs(Trait.DRAWN_APART)] = None
@@ -73,8 +73,8 @@ class BatchEstimatorSettings(EstimatorSettings):
     def _draws_when_it_can(self) -> Self:
         if self.sampler == "adaptive" and self.wants_before:
             raise ValueError(
-                "gramian.sampler = 'adaptive' draws by the embeddings of the step itself, and "
-                f"gramian.kind = {self.kind!r} must know the entities one step before; set "
+                "gramian.sampler = 'adaptive' draws by the current step's embeddings, but "
+                f"gramian.kind = {self.kind!r} needs the entities one step earlier; set "
                 "gramian.kind = 'sogram' or gramian.sampler = 'linear'"
             )
         return self
@@ -85,7 +85,7 @@ class BatchEstimatorSettings(EstimatorSettings):
 
 
 class ExactSettings(EstimatorSettings):
-    """A full pass before every step."""
+    """A pass over all entities before every step."""
 
     kind: Literal["exact"] = "exact"
 
@@ -96,7 +96,7 @@ class ExactSettings(EstimatorSettings):
 
 
 class SampledSettings(BatchEstimatorSettings):
-    """The last batch alone, as a matrix or as pairs, whichever is cheaper."""
+    """Only the last batch, as a matrix or as pairs, whichever is cheaper."""
 
     kind: Literal["sampled"] = "sampled"
 
@@ -107,7 +107,7 @@ class SampledSettings(BatchEstimatorSettings):
 
 
 class SAGramSettings(BatchEstimatorSettings):
-    """A cache of every embedding."""
+    """A cache of all embeddings."""
 
     kind: Literal["sagram"] = "sagram"
     draws_apart = True
@@ -120,7 +120,7 @@ class SAGramSettings(BatchEstimatorSettings):
 
 
 class AverageSettings(BatchEstimatorSettings):
-    """Settings of a moving average: α, or "auto"."""
+    """Settings of a moving average; `rate` is α."""
 
     rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
 

@@ -1,4 +1,4 @@
-"""The push away from every unobserved pair, a quadratic form of two Gramians; preconditioners."""
+"""The penalty on all pairs as quadratic forms of two Gramians; preconditioners."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from evergram.gramian.estimator import Moment, beside
 
 
 class _AgainstMatrix(torch.autograd.Function):
-    """λ mean μ (uᵀ (M + ρI) u − 2 uᵀ H q) = λ ⟨S_B, (M + ρI, −2H)⟩ for a fixed symmetric M, and
-    the batch's own moment S_B = mean μ u ⊗ (u, q), which estimators want next.
+    """λ mean μ (uᵀ (M + ρI) u − 2 uᵀ H q) = λ ⟨S_B, (M + ρI, −2H)⟩ for a constant symmetric M; and
+    the batch's moment S_B = mean μ u ⊗ (u, q), which estimators need next.
 
-    Its gradient 2λμ ((M + ρI) u − H q)/B takes the weighted rows that S_B is made of.
+    The gradient 2λμ ((M + ρI) u − H q)/B reuses the weighted rows of S_B.
     """
 
     @staticmethod
@@ -33,35 +33,35 @@ class _AgainstMatrix(torch.autograd.Function):
         dim = rows.shape[1]
         share = (weight / len(rows))[:, None]
         weighted = rows * share
-        own = weighted.T @ (rows if factors is None else beside(rows, factors))
-        form = matrix[:, : own.shape[1]]
+        moment = weighted.T @ (rows if factors is None else beside(rows, factors))
+        form = matrix[:, : moment.shape[1]]
         if ridge or factors is not None:
             form = form.clone()
             form.diagonal().add_(ridge)
             form[:, dim:].mul_(-2)
-        pulled = None if factors is None else factors * share
-        ctx.save_for_backward(weighted, pulled, form)
+        weighted_factors = None if factors is None else factors * share
+        ctx.save_for_backward(weighted, weighted_factors, form)
         ctx.strength = strength
-        ctx.mark_non_differentiable(own)
-        ctx.set_materialize_grads(False)  # no zeros for S_B
-        return torch.dot(own.flatten(), form.flatten()) * strength, own
+        ctx.mark_non_differentiable(moment)
+        ctx.set_materialize_grads(False)  # no zero gradient for S_B
+        return torch.dot(moment.flatten(), form.flatten()) * strength, moment
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad is None:  # nothing depends on the value
             return (None,) * 6
-        weighted, pulled, form = ctx.saved_tensors
+        weighted, weighted_factors, form = ctx.saved_tensors
         dim = weighted.shape[1]
         form = form * (grad * (2 * ctx.strength))
-        slope = weighted @ form[:, :dim]
-        if pulled is not None:
-            slope.addmm_(pulled, form[:, dim:].T, alpha=0.5)
-        return slope, None, None, None, None, None
+        gradient = weighted @ form[:, :dim]
+        if weighted_factors is not None:
+            gradient.addmm_(weighted_factors, form[:, dim:].T, alpha=0.5)
+        return gradient, None, None, None, None, None
 
 
 class _AgainstPairs(torch.autograd.Function):
-    """The same of a moment that is kept as its rows; S_B is not made."""
+    """Like `_AgainstMatrix`, for a moment stored as rows and without S_B."""
 
     @staticmethod
     def forward(
@@ -74,23 +74,23 @@ class _AgainstPairs(torch.autograd.Function):
         strength: float,
     ) -> Tensor:
         scale = (weight * (strength / len(rows)))[:, None]
-        slope = moment.push(rows)
+        half_gradient = moment.push(rows)
         if ridge:
-            slope.add_(rows, alpha=ridge)
-        slope.mul_(scale)
-        value = torch.dot(rows.flatten(), slope.flatten())
+            half_gradient.add_(rows, alpha=ridge)
+        half_gradient.mul_(scale)
+        value = torch.dot(rows.flatten(), half_gradient.flatten())
         if factors is not None:
-            away = moment.pull(factors).mul_(scale)
-            value -= 2 * torch.dot(rows.flatten(), away.flatten())
-            slope.sub_(away)
-        ctx.save_for_backward(slope)
+            prior_term = moment.pull(factors).mul_(scale)
+            value -= 2 * torch.dot(rows.flatten(), prior_term.flatten())
+            half_gradient.sub_(prior_term)
+        ctx.save_for_backward(half_gradient)
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return slope * (2 * grad), None, None, None, None, None
+        (half_gradient,) = ctx.saved_tensors
+        return half_gradient * (2 * grad), None, None, None, None, None
 
 
 class BatchSide(NamedTuple):
@@ -98,7 +98,7 @@ class BatchSide(NamedTuple):
 
     Args:
         embeddings: [B, D], not normalised.
-        weights: [B], μ: the weights that the moment was built with.
+        weights: [B], μ, as in the moment.
         moment: Ĝ [D, D] and Ĥ [D, ≥K]; no gradient flows through it.
         prior: [B, K], each row's factors of the prior; None is the zero prior.
     """
@@ -110,11 +110,11 @@ class BatchSide(NamedTuple):
 
 
 class PenaltyOfBatch(NamedTuple):
-    """ĝ of a batch, a scalar, and beside it the batch's own moments.
+    """λ ĝ of a batch, a scalar, and the batch's moments.
 
     Args:
-        query, candidate: S_B of each side, [D, D + K] of the prior's K, detached; None against a
-            moment that is kept as rows.
+        query, candidate: S_B of each side, [D, D + K] with the prior's K, detached; None if the
+            other side's moment is stored as rows.
     """
 
     value: Tensor
@@ -125,14 +125,15 @@ class PenaltyOfBatch(NamedTuple):
 def quadratic_penalty(query: BatchSide, candidate: BatchSide, ridge: float = 0.0) -> Tensor:
     """Return ĝ = mean[ μ uᵀ (Ĝ_v u − 2 Ĥ_v q) + ν vᵀ (Ĝ_u v − 2 Ĥ_u r) ].
 
-    Its gradient estimates without bias that of g = Σ_ab p_a q_b (⟨u_a, v_b⟩ − ⟨q_a, r_b⟩)².
+    Its gradient is an unbiased estimate of the gradient of
+    g = Σ_ab p_a q_b (⟨u_a, v_b⟩ − ⟨q_a, r_b⟩)².
 
     Args:
         query: u [B, D], μ, Ĝ_u and q.
-        candidate: v [B′, D], ν, Ĝ_v and r; each side may have its own batch size.
-        ridge: ρ, added to the diagonals of both Gramians: ρ mean[ μ ‖u‖² + ν ‖v‖² ] more, which
-            costs less than the norms do by themselves.
-    Returns: scalar. Its *value* is an estimate of 2(g − c), with c = Σ_ab p_a q_b ⟨q_a, r_b⟩².
+        candidate: v [B′, D], ν, Ĝ_v and r; B′ may differ from B.
+        ridge: ρ, added to the diagonals of both Gramians. This adds ρ mean[ μ ‖u‖² + ν ‖v‖² ],
+            faster than computing the norms separately.
+    Returns: scalar. Its *value* estimates 2(g − c), with c = Σ_ab p_a q_b ⟨q_a, r_b⟩².
     Raises: ShapeError: the dims differ.
     Source: [G2] Eq. (7), Prop. 1, App. B.
     """
@@ -142,22 +143,22 @@ def quadratic_penalty(query: BatchSide, candidate: BatchSide, ridge: float = 0.0
 def penalty_of_batch(
     query: BatchSide, candidate: BatchSide, ridge: float = 0.0, strength: float = 1.0
 ) -> PenaltyOfBatch:
-    """Return λ ĝ of `quadratic_penalty`, with the moments of the batch that it is made of.
+    """Return λ ĝ, see `quadratic_penalty`, and the moments of the batch.
 
     Args:
         strength: λ.
     Raises: ShapeError: the dims differ.
     """
     _check_dims(query, candidate)
-    one, of_query = _against(query, candidate.moment, ridge, strength)
-    other, of_candidate = _against(candidate, query.moment, ridge, strength)
-    return PenaltyOfBatch(one + other, of_query, of_candidate)
+    query_value, query_moment = _against(query, candidate.moment, ridge, strength)
+    candidate_value, candidate_moment = _against(candidate, query.moment, ridge, strength)
+    return PenaltyOfBatch(query_value + candidate_value, query_moment, candidate_moment)
 
 
 def _against(
     side: BatchSide, other: Moment, ridge: float = 0.0, strength: float = 1.0
 ) -> tuple[Tensor, Tensor | None]:
-    """Return one half of λ ĝ, this side's rows against the moment of the other, and S_B."""
+    """Return one side's summand of λ ĝ, its rows against the other side's moment, and S_B."""
     factors = None if side.prior is None or not side.prior.shape[1] else side.prior
     rows = side.embeddings, side.weights, factors
     if other.matrix is None:
@@ -170,29 +171,29 @@ def _against(
 
 
 def _check_dims(query: BatchSide, candidate: BatchSide) -> None:
-    """Check that embeddings and moments of both sides have one dim. Raises: ShapeError."""
+    """Raise ShapeError unless embeddings and moments of both sides have the same dim."""
     rows = [side.embeddings.shape[-1] for side in (query, candidate)]
     moments = [side.moment.dim for side in (query, candidate)]
     if len({*rows, *moments}) > 1:
         raise ShapeError(
             f"Queries have dim {rows[0]}, candidates {rows[1]}, the Gramians {moments[0]} and "
-            f"{moments[1]}; all must agree."
+            f"{moments[1]}; all must be equal."
         )
 
 
 def contributions(
     embeddings: Tensor, weights: Tensor, others: Sequence[Moment], strengths: Sequence[float]
 ) -> Tensor:
-    """Return Σ_r λ_r μ_r uᵀ Ĝ_r u of each row, [P], without gradient and not below 0.
+    """Return Σ_r λ_r μ_r uᵀ Ĝ_r u of each row, [P], without gradient, clamped at 0.
 
-    Summed over a side with μ = p this is Σ_r λ_r g_r, without what a prior adds. Drawing rows in
-    proportion to it gives the value of the penalty no variance.
+    Summed over a side with μ = p this is Σ_r λ_r g_r, without the prior's terms. Drawing rows in
+    proportion to it makes the variance of the penalty's value zero.
 
     Args:
         embeddings: [P, D].
         weights: [P, R], μ of each of R measures.
         others: the other side's estimate under each measure.
-        strengths: λ, one a measure.
+        strengths: λ, one per measure.
     Source: docs/method.md, "Adaptive sampling".
     """
     with torch.no_grad():
@@ -205,16 +206,16 @@ def contributions(
 
 
 def preconditioner(moments: Sequence[Moment], weights: Sequence[float], ridge: float) -> Tensor:
-    """Return P = (Ĝ/τ + ρ I)⁻¹ [D, D] of Ĝ = Σ_r λ_r Ĝ_r of the *other* side, with τ = tr Ĝ/D.
+    """Return P = (Ĝ/τ + ρ I)⁻¹ [D, D] for Ĝ = Σ_r λ_r Ĝ_r of the *other* side, with τ = tr Ĝ/D.
 
-    The penalty's Hessian by u_a is 2 μ_a Σ_r λ_r Ĝ_v, the same for every entity but for a factor,
-    and steep along the direction of popularity: a gradient step that suits it is too short for all
-    others. P g is Newton's direction for the penalty, and all entities share one P.
+    The penalty's Hessian by u_a is 2 μ_a Σ_r λ_r Ĝ_v, the same for every entity up to a factor. It
+    is steep along the direction of popularity, where only small steps are stable, and flat along
+    all others. P g is Newton's direction for the penalty, with one P for all entities.
 
     Args:
-        weights: λ_r; where all are zero every moment weighs the same.
+        weights: λ_r; if all are zero, moments have equal weights.
         ridge: ρ, relative to the mean eigenvalue.
-    Returns: P; the identity while there is no Gramian.
+    Returns: P; the identity while Ĝ is zero.
     """
     dense = [m.gramian for m in moments]
     if not any(weights):
@@ -223,13 +224,13 @@ def preconditioner(moments: Sequence[Moment], weights: Sequence[float], ridge: f
     eye = torch.eye(len(total), dtype=total.dtype, device=total.device)
     mean = total.trace() / len(total)
     scaled = torch.where(mean > 0, total / mean, eye * (1 - ridge))
-    # An estimate need not be positive semi-definite, and Cholesky's test is cheap.
+    # An estimate may be indefinite, for which Cholesky is a cheap test.
     factor, failed = torch.linalg.cholesky_ex(scaled + ridge * eye)
     if int(failed):
         if not bool(torch.isfinite(total).all()):
-            return eye  # the loss is no longer finite, and the loop will say so
+            return eye  # the loss is not finite either, which the training loop reports
         values, vectors = torch.linalg.eigh((scaled + scaled.T) / 2)
-        turned: Tensor = (vectors / (values.clamp(min=0) + ridge)) @ vectors.T
-        return turned
+        clamped: Tensor = (vectors / (values.clamp(min=0) + ridge)) @ vectors.T
+        return clamped
     inverse: Tensor = torch.cholesky_inverse(factor)
     return inverse

@@ -1,4 +1,4 @@
-"""SAGram: the Gramian of a cache of every entity's last seen embedding. [G2] Algorithm 1 and 3."""
+"""SAGram: the Gramian of a cache of all entities' embeddings. [G2] Algorithms 1 and 3."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from evergram.gramian.estimator import (
     projected,
 )
 
-# Updates between two summations of the whole cache, which take off what rounding has added.
+# Updates between two summations over the whole cache, which remove accumulated rounding.
 REFRESH = 10_000
 BLOCK = 65_536
 
 
 class SAGram(GramianEstimator):
-    """S = Σ_a p_a û_a ⊗ (û_a, f_a) over a cache û of distinct entities, N × D floats of state.
+    """S = Σ_a p_a û_a ⊗ (û_a, f_a) over a cache û of all entities, N × D floats of state.
 
     The order of a step is part of the algorithm:
 
-    1. `update` with a batch B: Ĝ = S + β [S_B(θ) − S_B(cache)]. The cache stays as it is.
-    2. The gradient, with Ĝ, of a batch B′ that is independent of B; then the optimiser's step.
-    3. `after_step` with the embeddings of B′ at the *new* parameters: they go into the cache.
+    1. `update` with a batch B: Ĝ = S + β [S_B(θ) − S_B(cache)]. The cache does not change.
+    2. The gradient of a batch B′, independent of B, with Ĝ; then the optimizer's step.
+    3. `after_step` with the embeddings of B′ at the *new* parameters writes them into the cache.
 
-    With tables of ids and plain SGD only the rows of B′ move, so that S is exact after every step.
-    With `beta` "1/n" Ĝ is the Gramian of a cache in which the entities of B are as they are now:
-    PSD, and as stale as the cache. With "1" it is unbiased, and then projected onto the PSD
-    matrices, which costs the unbiasedness. The cache starts from the embeddings at the first step.
+    With id tables and plain SGD only the rows of B′ change, so S is exact after every step. With
+    `beta` "1/n", Ĝ is the Gramian of the cache with the current embeddings of B: PSD, but stale.
+    With "1", it is unbiased, but the projection onto the PSD matrices then makes it biased. The
+    cache is initialised with all embeddings at the first step.
 
     Args:
         dim: D.
         share: [N], the measure p.
         factors: [N, K], or None.
         beta: "1/n" (as SAG) or "1" (as SAGA).
-    Source: [G2] Algorithm 1, lines 4 to 12; with factors Algorithm 3, where lines 11 and 12 print λ
-        for β.
+    Source: [G2] Algorithm 1, lines 4 to 12; with factors Algorithm 3, whose lines 11 and 12 print λ
+        instead of β.
     """
 
     wants_after = True
@@ -59,7 +59,7 @@ class SAGram(GramianEstimator):
         self.filled: Tensor
         self.updates: Tensor
         table = torch.zeros(len(share), 0) if factors is None else factors
-        # S, in the width in which small changes add up.
+        # S, in float64 so that small changes add up.
         self.register_buffer("total", torch.zeros(self.matrix.shape, dtype=torch.float64))
         self.register_buffer("share", share.double(), persistent=False)
         self.register_buffer("factors", table.float(), persistent=False)
@@ -77,7 +77,7 @@ class SAGram(GramianEstimator):
         if start != len(self.share):
             raise ValueError(f"The population has {start} entities, the measure {len(self.share)}.")
         self.filled = torch.ones_like(self.filled)
-        self._sum_anew()
+        self._sum_cache()
 
     def update(self, rows: EntityBatch) -> None:
         if self.beta == "1":
@@ -93,7 +93,7 @@ class SAGram(GramianEstimator):
         self.cache[ids.to(self.cache.device)] = embeddings.to(self.cache)
         self.updates = self.updates + 1
         if int(self.updates) % REFRESH == 0:
-            self._sum_anew()
+            self._sum_cache()
         else:
             self.matrix = self.total.to(self.matrix)
 
@@ -101,23 +101,24 @@ class SAGram(GramianEstimator):
         return self.cache[rows.ids.to(self.cache.device)].to(rows.embeddings)
 
     def _changes(self, rows: EntityBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the distinct ids of the whole batch, their embeddings, and how much these differ
-        from the cache in S [D, D + K]: an entity that is in the batch twice has moved once."""
-        rows = rows.whole()  # every process keeps the whole cache
-        ids, place = torch.unique(rows.ids, return_inverse=True)
-        # The last one of each: which of several writes to one place stays is not defined on CUDA.
-        order = torch.arange(len(place), device=ids.device)
-        one = torch.zeros_like(ids).scatter_reduce_(0, place, order, "amax")
-        new, old, factors = rows.embeddings[one], self._cached(rows)[one], rows.factors[one]
+        """Return the whole batch's distinct ids, their embeddings, and the change of S [D, D + K]
+        if these replace the cached ones."""
+        rows = rows.whole()  # every process has the whole cache
+        ids, inverse = torch.unique(rows.ids, return_inverse=True)
+        # Take the last row of each id; index assignment with repeats is undefined on CUDA.
+        order = torch.arange(len(inverse), device=ids.device)
+        last = torch.zeros_like(ids).scatter_reduce_(0, inverse, order, "amax")
+        new, old, factors = rows.embeddings[last], self._cached(rows)[last], rows.factors[last]
         share = self.share[ids][:, None].to(new)
         change = (new * share).T @ beside(new, factors) - (old * share).T @ beside(old, factors)
         return ids, new, change
 
-    def _sum_anew(self) -> None:
+    def _sum_cache(self) -> None:
         total = torch.zeros_like(self.total)
         for start in range(0, len(self.cache), BLOCK):
-            part = slice(start, start + BLOCK)
-            old = self.cache[part].to(total)
-            total += (old * self.share[part, None]).T @ beside(old, self.factors[part].to(total))
+            block = slice(start, start + BLOCK)
+            rows = self.cache[block].to(total)
+            right = beside(rows, self.factors[block].to(total))
+            total += (rows * self.share[block, None]).T @ right
         self.total = total
         self.matrix = total.to(self.matrix)

@@ -1,6 +1,6 @@
-"""Averages of batch Gramians: SOGram, by one rate (fixed, or chosen from noise and drift) or the
-best of several ([G2] Algorithm 2, 4); and Storm, recursive momentum, which moves along with the
-embeddings."""
+"""Averages of batch Gramians: SOGram with one rate (fixed, or chosen from noise and drift) or the
+best of several ([G2] Algorithms 2 and 4); and Storm, recursive momentum, which follows the
+embeddings' movement."""
 
 from __future__ import annotations
 
@@ -17,42 +17,44 @@ from evergram.gramian.estimator import (
     projected,
 )
 
-# Batches in a window of which the drift is measured, and the range of an automatic rate.
+# Batches per window for measuring drift, and the range of an automatic rate.
 WINDOW = 32
 SLOWEST, FASTEST = 0.002, 0.5
-# Batches whose noise is measured, one of so many: σ² is a mean over the window.
+# Measure the noise of every fourth batch; σ² is the mean over a window.
 NOISE_EVERY = 4
 # Weight of the newest window in the running ratio of drift to noise.
 SMOOTHING = 0.3
-# A drift below this share of the noise of the windows' difference cannot be told from none.
+# Smallest detectable drift, as a share of the noise of the difference of two windows.
 UNSEEN = 0.25
 
 
 class AveragingRate(HostBuffers):
-    """α of an estimator, step by step.
+    """The averaging rate α of an estimator in each step.
 
-    `"auto"` minimises the bound of [G2] Prop. 5, variance σ²α/(2 − α) plus squared bias
-    (δ(1/α − 1))², with σ² from how the rows of a batch differ and δ from the difference of the
-    means of consecutive windows of batches, noise taken off. That noise is measured too, from the
-    second difference of three windows, which a steady drift leaves out: batches that pass over an
-    epoch without replacement have means that hardly differ, and with the noise of independent
-    batches taken off a slow drift would vanish, and the slowest rate lag behind it for ever. A
-    drift too small to be seen is taken to be as large as one that could be missed.
+    "auto" minimises the bound of [G2] Prop. 5, variance σ²α/(2 − α) plus squared bias
+    (δ(1/α − 1))². σ² comes from the variance within batches, δ from the difference of the means of
+    consecutive windows of batches, after subtracting its noise. This noise is measured from the
+    second difference of three windows, which a steady drift does not affect. Within an epoch,
+    batches drawn without replacement have less noisy means than independent batches; subtracting
+    the noise of the latter would hide a slow drift, and the slowest rate would lag behind for ever.
+    An undetectable drift counts as the largest undetectable one.
 
-    With `recursive` it minimises the bound of the recursive momentum, whose drift is taken off by
-    pairs: the variance is (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²), τ² that of the pairs' differences.
-    The first batch of an epoch has no pair, and where one step in n has none the drift is δ/n. The
-    rate is a function of δ²/σ² and τ²/σ² alone, so that embeddings which grow do not disturb it.
+    With `recursive` it minimises the bound for recursive momentum. Its pairs (a batch at the old
+    and new parameters) remove the drift, and the variance is (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²),
+    where τ² is the variance of the pairs' differences. The first batch of an epoch has no pair; if
+    one step in n has none, the drift is δ/n. The rate only depends on δ²/σ² and τ²/σ², so it does
+    not change when embeddings grow.
 
     Args:
-        shape: of the moment that is averaged.
+        shape: of the averaged moment.
         rate: α in (0, 1], or "auto".
-        start: the rate before "auto" has seen two windows.
+        recursive: whether the estimator is recursive momentum.
+        start: the rate until "auto" has seen two windows.
 
     Source: docs/method.md, "The averaging rate".
     """
 
-    # A number in the host's memory is an argument of `lerp`: nothing is copied for it.
+    # `lerp` takes a number from CPU memory as an argument, without a copy to the GPU.
     on_host: tuple[str, ...] = ("steps", "value")
 
     def __init__(
@@ -61,7 +63,7 @@ class AveragingRate(HostBuffers):
         super().__init__()
         self.auto: bool = rate == "auto"
         if not self.auto and (isinstance(rate, str) or not 0 < rate <= 1):
-            raise ValueError(f"The averaging rate is {rate}; it must lie in (0, 1] or be 'auto'.")
+            raise ValueError(f"The averaging rate is {rate}; it must be in (0, 1] or 'auto'.")
         self.recursive = recursive
         self.value: Tensor
         self.steps: Tensor
@@ -69,12 +71,12 @@ class AveragingRate(HostBuffers):
         self.register_buffer("value", torch.tensor(chosen, dtype=torch.float64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         if self.auto:
-            # This window's sum, the last one's mean, and how that differs from the one before it.
+            # This window's sum, the previous window's mean, and the last difference of two means.
             for name in ("window", "window_before", "last_move"):
                 self.register_buffer(name, torch.zeros(shape))
-            # Sums over this window's measured batches: σ², τ², and how many had a pair.
+            # Sums over this window's measured batches: σ², τ², and the number with a pair.
             self.register_buffer("sums", torch.zeros(3, dtype=torch.float64))
-            # Running ‖mean − mean before‖² / σ², and a window mean's variance over σ²/WINDOW.
+            # Running ‖mean − previous mean‖² / σ², and a window mean's variance over σ²/WINDOW.
             self.register_buffer("moved", torch.zeros((), dtype=torch.float64))
             self.register_buffer("noise", torch.ones((), dtype=torch.float64))
 
@@ -84,28 +86,27 @@ class AveragingRate(HostBuffers):
 
     @property
     def noise_every(self) -> int:
-        """One of so many batches is asked for its noise; with `recursive` all are, as one that has
-        no pair says nothing of τ²."""
+        """Measure the noise once in this many batches; with `recursive` in all that have a pair."""
         return 1 if self.recursive else NOISE_EVERY
 
     @property
     def wants_noise(self) -> bool:
-        """Whether this step's noise is measured."""
+        """Whether `observe` needs this step's noise."""
         return self.auto and int(self.steps) % self.noise_every == 0
 
     def observe(self, batch: Tensor, noise: Tensor | None, pairs: Tensor | None = None) -> None:
-        """Learn from a step that was averaged, with "auto".
+        """With "auto", update the rate from a batch.
 
         Args:
             batch: the batch's moment.
-            noise: its variance σ², see `batch_noise`; read where `wants_noise`, None elsewhere.
-            pairs: the variance τ² of the pairs' difference, with `recursive`.
-        Raises: ValueError: the noise is wanted and missing.
+            noise: its variance σ², see `batch_noise`; required if `wants_noise`.
+            pairs: the variance τ² of the pair's difference, with `recursive`.
+        Raises: ValueError: the noise is missing.
         """
         sums = self.get_buffer("sums")
         if self.wants_noise:
             if noise is None:
-                raise ValueError("This step's noise is wanted (`wants_noise`), and it is None.")
+                raise ValueError("noise is None, but this step needs it (`wants_noise`).")
             sums[0] += noise
         self.steps = self.steps + 1
         if pairs is not None:
@@ -127,41 +128,41 @@ class AveragingRate(HostBuffers):
             drift = self._drift(mean - before, variance, windows)
             last_move.copy_(mean - before)
         if paired == measured or windows > 1:
-            # Over its variance, so that embeddings which grow do not matter.
+            # Divide by the variance, so that the scale of embeddings does not matter.
             pairs = float(sums[1] / variance) / max(paired, 1)
-            # A step without a pair leaves its own part of the drift.
+            # Only steps without a pair contribute to the drift.
             self.value = best_rate(1.0, drift * (1 - paired / measured) ** 2, pairs).to(self.value)
         before.copy_(mean)
         window.zero_()
         sums.zero_()
 
     def _drift(self, move: Tensor, variance: Tensor, windows: int) -> float:
-        """Return δ²/σ² by how the mean of a window moves from that of the one before."""
+        """Return δ²/σ² from `move`, the difference between this window's mean and the previous."""
         last_move = self.get_buffer("last_move")
         moved, noise = self.get_buffer("moved"), self.get_buffer("noise")
         if windows > 2:
             # E‖move − last move‖² is six times the variance of a window's mean.
-            unsteady = (move - last_move).square().sum().double() / 6
-            _follow(noise, unsteady * WINDOW / variance, windows - 2)
-        # Beyond (WINDOW · σ)² every rate is too slow.
-        _follow(moved, (move.square().sum() / variance).clamp(max=WINDOW**2), windows - 1)
-        # E‖move‖² = (WINDOW · δ)² + 2 var(mean); independent batches have the largest.
-        apart = 2 * float(noise.clamp(max=1)) / WINDOW
-        return max(float(moved) - apart, UNSEEN * apart) / WINDOW**2
+            mean_variance = (move - last_move).square().sum().double() / 6
+            _average(noise, mean_variance * WINDOW / variance, windows - 2)
+        # Cap the drift: beyond (WINDOW · σ)² every rate is too slow.
+        _average(moved, (move.square().sum() / variance).clamp(max=WINDOW**2), windows - 1)
+        # E‖move‖² = (WINDOW · δ)² + 2 var(mean), where var(mean) ≤ σ²/WINDOW.
+        expected_noise = 2 * float(noise.clamp(max=1)) / WINDOW
+        return max(float(moved) - expected_noise, UNSEEN * expected_noise) / WINDOW**2
 
 
-def _follow(average: Tensor, value: Tensor, number: int) -> None:
-    """Move a running average in place towards its `number`-th value; the first replaces it."""
+def _average(average: Tensor, value: Tensor, number: int) -> None:
+    """Update a running average in place with its `number`-th value; the first replaces it."""
     average.lerp_(value.to(average), max(SMOOTHING, 1 / number))
 
 
 def best_rate(variance: float, drift: float, pairs: float = 0.0) -> Tensor:
-    """Return the rate in [SLOWEST, FASTEST] with the least error, see `AveragingRate`.
+    """Return the rate in [SLOWEST, FASTEST] with the smallest error, see `AveragingRate`.
 
     Args:
         variance: σ².
-        drift: δ², of what no pairs take off; a negative estimate counts as 0.
-        pairs: τ², of the recursive momentum; 0 without pairs.
+        drift: δ², except for drift that pairs remove; negative estimates count as 0.
+        pairs: τ² for recursive momentum; 0 without pairs.
     """
     rate = torch.logspace(
         torch.log10(torch.tensor(SLOWEST)).item(),
@@ -174,19 +175,19 @@ def best_rate(variance: float, drift: float, pairs: float = 0.0) -> Tensor:
 
 
 class SOGram(GramianEstimator):
-    """Ĝ ← (1 − α) Ĝ + α S_B from a zero start, divided by the weight that batches have by now.
+    """Ĝ ← (1 − α) Ĝ + α S_B, starting at zero and divided by the total weight of the batches.
 
-    Without `correct_start` it is not divided: [G2] Algorithm 2 as printed, whose estimate is too
-    small by (1 − α)^t after t batches.
+    Without `correct_start` it is not divided, as in [G2] Algorithm 2, whose estimate is too small
+    by the factor 1 − (1 − α)^t after t batches.
 
-    D² floats of state for any corpus. At fixed embeddings the corrected Ĝ is unbiased, with
-    variance about σ²α/(2 − α); when they move by δ a step it lags by δ(1/α − 1) ([G2] Prop. 5).
-    Before the first update Ĝ is zero: the first step has no penalty.
+    The state is D² floats for any corpus. For fixed embeddings the corrected Ĝ is unbiased, with
+    variance about σ²α/(2 − α); if they move by δ per step, it lags by δ(1/α − 1) ([G2] Prop. 5).
+    Before the first update Ĝ is zero, so the first step has no penalty.
 
     Args:
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto"; with 1 the estimate is the last batch.
-        correct_start: whether the zero start is divided out.
+        correct_start: divide by the total weight of the batches.
     """
 
     on_host: tuple[str, ...] = ("missing",)
@@ -198,12 +199,12 @@ class SOGram(GramianEstimator):
         self.correct_start = correct_start
         self.rate: AveragingRate = AveragingRate(self.matrix.shape, rate)
         self.missing: Tensor
-        # Π (1 − α_t): the weight that the zero start still has.
+        # Π (1 − α_t), the remaining weight of the zero start.
         self.register_buffer("missing", torch.ones((), dtype=torch.float64))
 
     def moment(self) -> Moment:
         weight = 1 - float(self.missing)
-        # Nothing folded in yet: 0/0 would be NaN, and the average is the zero it started from.
+        # Before the first update, return zero instead of 0/0.
         if not self.correct_start or weight in (0, 1):
             return Moment(self.matrix)
         return Moment(self.matrix / weight)
@@ -219,25 +220,25 @@ class SOGram(GramianEstimator):
 
 
 RATES = (0.5, 0.3, 0.2, 0.13, 0.08, 0.05, 0.03, 0.02, 0.012, 0.007, 0.004, 0.002)
-# Batches over which forecasts are compared: a fifth of all so far, in this range.
+# Forecasts are compared over a fifth of the batches so far, clamped to this range.
 SHORTEST, LONGEST = 50, 500
-# A forecast whose squared error is further above the batch's best, relatively, is simply wrong.
+# Cap of a forecast's relative excess error.
 WORST = 1.0
 
 
 class AdaptiveSOGram(GramianEstimator):
-    """Ĝ of the averaging rate α that has lately predicted the next batch best.
+    """Ĝ with the averaging rate α that has recently predicted the next batch best.
 
-    It keeps twelve averages Ĝ_α ← (1 − α) Ĝ_α + α S_B. Before S_B is folded in, each of them is a
-    forecast of S_B, with E‖S_B − Ĝ_α‖² = σ² + ‖Ĝ_α − G‖². σ² is the same for all, so the average
-    with the least mean squared forecast error has the least error, be it noise or lag. What is
-    averaged over batches is each forecast's excess over the best one, relative and capped at 1, so
-    that embeddings which once grew or shrank fast do not decide the choice for ever. It needs no
-    model of how embeddings move; `AveragingRate("auto")` has one, and may miss a slow drift in a
-    short training.
+    It keeps twelve averages Ĝ_α ← (1 − α) Ĝ_α + α S_B. Before the update each one is a forecast of
+    S_B, with E‖S_B − Ĝ_α‖² = σ² + ‖Ĝ_α − G‖². σ² is the same for all, so the average with the
+    smallest mean squared forecast error also has the smallest error, from noise and lag together.
+    The score of a rate is a running mean of its relative excess error over the batch's best
+    forecast, capped at 1, so that a phase of fast growth is forgotten. Unlike
+    `AveragingRate("auto")`, which may miss a slow drift in a short training, it needs no model of
+    how embeddings move.
 
-    The state is 12 D (D + K) floats, and a step's cost beside the batch's O(B D²) is O(12 D²). The
-    estimate is positive semi-definite. Before the first update it is zero.
+    The state is 12 D (D + K) floats, and the cost of a step is O(12 D²) in addition to the batch's
+    O(B D²). The estimate is positive semi-definite; before the first update it is zero.
 
     Args:
         dim, factors: D and K.
@@ -255,7 +256,7 @@ class AdaptiveSOGram(GramianEstimator):
         rates = torch.tensor(RATES, dtype=torch.float64)
         self.register_buffer("rates", rates, persistent=False)
         self.register_buffer("averages", torch.zeros(len(RATES), dim, dim + factors))
-        # Π (1 − α): the weight that each average's zero start still has.
+        # Π (1 − α), the remaining weight of each average's zero start.
         self.register_buffer("missing", torch.ones_like(rates))
         self.register_buffer("scores", torch.zeros_like(rates))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -270,7 +271,7 @@ class AdaptiveSOGram(GramianEstimator):
         forecasts = self.averages / (1 - self.missing).clamp(min=1e-30).to(batch)[:, None, None]
         errors = (batch - forecasts).square().sum((1, 2)).double()
         regrets = (errors / errors.min().clamp(min=1e-30) - 1).clamp(max=WORST)
-        # The first forecast is zero for every rate and favours none.
+        # The first forecast is zero for all rates, so all have the same error.
         steps = (self.steps + 1).double()
         horizon = torch.minimum(steps, (steps / 5).clamp(SHORTEST, LONGEST))
         self.scores = torch.lerp(self.scores, regrets, 1 / horizon)
@@ -286,9 +287,9 @@ class AdaptiveSOGram(GramianEstimator):
 class Storm(GramianEstimator):
     """Ĝ ← S_B(θ_t) + (1 − α)(Ĝ − S_B(θ_{t−1})), projected onto the PSD matrices.
 
-    The same batch at both parameters: movement is added, noise mostly cancels, so that a slow α
-    does not lag. It costs one more forward pass without gradient. A batch that moved θ_{t−1} to θ_t
-    itself must not be used: its rows move more than the others.
+    The same batch is embedded at the old and new parameters; the difference follows the movement,
+    and its noise mostly cancels, so even a slow α does not lag. This costs one more forward pass
+    without gradient. Do not use the batch that moved θ_{t−1} to θ_t: its rows move the most.
 
     Args:
         dim, factors: D and K.
@@ -313,7 +314,7 @@ class Storm(GramianEstimator):
         if not bool(self.started):
             self.matrix: Tensor = batch
             self.started = torch.ones_like(self.started)
-        elif rows.before is None:  # the first batch of an epoch: an average's step
+        elif rows.before is None:  # the first batch of an epoch: update as in SOGram
             self.matrix = torch.lerp(self.matrix, batch, rate)
         else:
             before = batch_moment(rows, rows.before).to(self.matrix)

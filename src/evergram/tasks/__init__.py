@@ -1,13 +1,12 @@
-"""Tasks: the losses on observed pairs that encoders are trained for.
+"""Tasks: losses on observed pairs.
 
 Read in this order:
 
-1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it; `Objective`, a task plus
-   λ times the penalty on all pairs (`evergram.gramian`), norms, spread; then the tasks of a batch's
-   pairs: pointwise (its losses by name are in `kinds`), BPR, the softmax within the batch, second
-   order, spherical.
-2. `softmax_all`, over all candidates, and the neighbours that are pulled beside a pair's own.
-3. `kinds`: the losses by name, and the settings of each task. It does not import torch.
+1. `task`: the interface `Task`, and `Encoded`, a batch's embeddings; `Objective`, which adds the
+   penalty on all pairs (`evergram.gramian`) and squared norms to a task; then the tasks: pointwise,
+   BPR, the softmax within a batch, the second-order softmax, and the spherical family.
+2. `softmax_all`: the softmax over all candidates, and pulling a candidate's neighbours.
+3. `kinds`: the pointwise losses by name, and the settings of each task. It does not import torch.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 2018; [G2] the same, ICLR 2019. `docs/method.md` derives the second-order softmax.
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from evergram.tasks.task import Objective as Objective
     from evergram.tasks.task import Pointwise as Pointwise
     from evergram.tasks.task import Softmax as Softmax
-    from evergram.tasks.task import Spread as Spread
     from evergram.tasks.task import Task as Task
+    from evergram.tasks.task import WeightedRows as WeightedRows
     from evergram.tasks.task import score as score
 
 export_lazily(__name__)

@@ -1,5 +1,4 @@
-"""The losses ℓ(s, t) of pairs, by name; and the kinds of tasks, with the settings of each, of which
-recipes' `[task]` is made.
+"""Pointwise losses ℓ(s, t) by name, and the kinds of tasks with the settings of `[task]`.
 
 Importing this does not import torch.
 """
@@ -34,17 +33,17 @@ if TYPE_CHECKING:
     from evergram.tasks.task import Task
 
 
-# ℓ(scores [B], targets [B]) → [B], one number a pair, of the same dtype and device.
+# ℓ(scores [B], targets [B]) → [B], one number per pair, with the same dtype and device.
 PairLoss = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True)
 class PointwiseLoss:
-    """A loss of pairs, and the targets that it is meant for.
+    """A loss of pairs and its range of targets.
 
     Args:
         function: ℓ(scores [B], targets [B]) → [B], differentiable in the scores.
-        least, most: the range of targets; training refuses a corpus with others.
+        least, most: the range of targets; training raises DataError for others.
     """
 
     function: PairLoss
@@ -87,7 +86,7 @@ def squared_hinge(score: Tensor, target: Tensor) -> Tensor:
     return 0.5 * (target * above.square() + (1 - target) * below.square())
 
 
-# Of a bare function, which a person may put here, every target is allowed.
+# Users may add plain functions, which allow all targets.
 LOSSES: dict[str, PointwiseLoss | PairLoss] = {
     "squared": PointwiseLoss(squared),
     "absolute": PointwiseLoss(absolute),
@@ -102,22 +101,22 @@ _OWN = dict(LOSSES)
 
 
 def loss_named(name: str) -> PointwiseLoss:
-    """Return the loss of a name.
+    """Return a loss by name.
 
-    Raises: ValueError: `LOSSES` has none of that name, or another than the package's own under one
-        of its names.
+    Raises: ValueError: `LOSSES` does not have the name, has no function under it, or has another
+        loss under a name of this package.
     """
     loss = LOSSES.get(name)
     if loss is None:
         raise ValueError(
-            f"it must be one of {', '.join(map(repr, LOSSES))}, or the name of a loss of your own "
-            "that was put into evergram.tasks.LOSSES in this process"
+            f"it must be one of {', '.join(map(repr, LOSSES))}, or your own loss's name in "
+            "evergram.tasks.LOSSES of this process"
             f"{did_you_mean(name, LOSSES)}"
         )
     if loss is not _OWN.get(name, loss):
         raise ValueError(
-            "it is the name of another loss of this package, as recipes that were published know "
-            "it; put a loss of your own into LOSSES under a name of its own"
+            "it was replaced in LOSSES, but published recipes use it for a loss of this package; "
+            "add your own loss under a new name"
         )
     if not isinstance(loss, PointwiseLoss) and not callable(loss):
         raise ValueError(
@@ -128,16 +127,16 @@ def loss_named(name: str) -> PointwiseLoss:
 
 # Bytes of a number.
 FLOAT = 4
-# Of a candidate, in `SoftmaxAllSettings`.
+# Neighbours of each candidate, for `SoftmaxAllSettings`.
 NEIGHBOURS = 10
 
 
-# One measure of a side, or a list of them: a power γ, or a file of weights.
+# The measures of a side, each a power γ or a file of weights; a single one may be without a list.
 Measures = Annotated[list[float | str], Field(min_length=1), BeforeValidator(as_list)]
 
 
 def _penalty(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Say in one clause what may stand here, in place of what each form of it lacks."""
+    """Raise one error instead of one for each allowed type."""
     try:
         return check(value)
     except ValidationError:
@@ -145,36 +144,36 @@ def _penalty(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 class TaskSettings(KindSettings):
-    """Settings of an objective, what training must provide for it, and how its task is made.
+    """Settings of an objective: a loss on observed pairs plus λ times the penalty on all pairs.
 
-    The objective is a loss on observed pairs, and λ times the penalty on all pairs.
+    `build` makes the task; the class attributes say what training must provide for it.
     """
 
-    # How pairs are drawn: each once an epoch, a query and then one of its pairs, or queries with
-    # all of their pairs.
+    # Draw each pair once per epoch; a query and one of its pairs; or queries with all their pairs.
     drawn: ClassVar[Literal["examples", "queries", "whole_queries"]] = "examples"
-    # As the class attributes of the `Task` that is built.
+    # Same as in the `Task`.
     wants_negatives: ClassVar[bool] = False
     wants_means: ClassVar[bool] = False
     wants_all_candidates: ClassVar[bool] = False
-    # True if only the penalty lowers unobserved scores, so that `penalty = "auto"` is above 0.
+    # True if only the penalty lowers unobserved scores; then `penalty = "auto"` is above 0.
     needs_penalty: ClassVar[bool] = False
 
-    # λ, one a measure; "auto" scales with the data, see `evergram.training.build`.
+    # λ, one per measure; "auto" depends on the data, see `evergram.training.build`.
     penalty: Annotated[
         Annotated[list[Weight], Field(min_length=1), BeforeValidator(as_list)] | Literal["auto"],
         WrapValidator(_penalty),
     ] = "auto"
-    # Squared norms: of every example's, or under the penalty's (first) measure.
+    # Weight of squared norms.
     l2: Annotated[Weight | Literal["auto"], Needs(Trait.FREE_NORMS, free=("auto", 0))] = "auto"
-    # "penalty" for an automatic l2, "examples" for a given one, where it is absent.
+    # Norms of examples, or under the penalty's (first) measure. None is "penalty" for l2 = "auto"
+    # and "examples" for a number.
     l2_measure: Annotated[
         Literal["examples", "penalty"] | None, Needs(Trait.NORMS, Trait.FREE_NORMS)
     ] = None
-    # p_a ∝ count_a^measure: 0 is uniform, 1 is the measure of examples; or a file of weights.
+    # γ of p_a ∝ count_a^γ: 0 is uniform, 1 is the measure of examples; or a file of weights.
     query_measure: Annotated[Measures, Needs(Trait.MEASURES)] = Field(default=[0.0])
     candidate_measure: Annotated[Measures, Needs(Trait.MEASURES)] = Field(default=[0.0])
-    # The sparse part of the penalty's weights: observed pairs taken out, or a column `weight`.
+    # Weights of observed pairs in the penalty: excluded, or increased by a column `weight`.
     sparse: Literal["none", "exclude", "weight"] = "none"
 
     @model_validator(mode="after")
@@ -182,19 +181,19 @@ class TaskSettings(KindSettings):
         lengths = {len(self.query_measure), len(self.candidate_measure)}
         if self.penalty == "auto" and max(lengths) > 1:
             raise ValueError(
-                "task.penalty = 'auto' is one λ for one measure; give a list of numbers, one for "
-                "each entry of task.query_measure and task.candidate_measure"
+                "task.penalty = 'auto' is only for one measure; give a list with a number for each "
+                "entry of task.query_measure and task.candidate_measure"
             )
         if len({*lengths, 1 if self.penalty == "auto" else len(self.penalty)}) > 1:
             raise ValueError(
-                "task.penalty, task.query_measure and task.candidate_measure must be as long as "
-                "one another, one entry a measure"
+                "task.penalty, task.query_measure and task.candidate_measure must have the same "
+                "length, one entry per measure"
             )
         for side in ("query", "candidate"):
             for power in self.measures_of(side):
                 if isinstance(power, float) and not 0 <= power <= LARGEST_POWER:
                     raise ValueError(
-                        f"task.{side}_measure is {power}; a power must be 0 to {LARGEST_POWER}"
+                        f"task.{side}_measure is {power}; a power must be from 0 to {LARGEST_POWER}"
                     )
         return self
 
@@ -205,16 +204,16 @@ class TaskSettings(KindSettings):
     @property
     def traits(self) -> frozenset[Trait]:
         # See `strengths_of` for the numbers of "auto".
-        penalises = self.needs_penalty if self.penalty == "auto" else any(self.penalty)
-        shortens = self.needs_penalty if self.l2 == "auto" else self.l2 > 0
-        under = self.l2_measure or ("penalty" if self.l2 == "auto" else "examples")
-        gramians = penalises or self.wants_means
+        has_penalty = self.needs_penalty if self.penalty == "auto" else any(self.penalty)
+        has_norms = self.needs_penalty if self.l2 == "auto" else self.l2 > 0
+        l2_measure = self.l2_measure or ("penalty" if self.l2 == "auto" else "examples")
+        gramians = has_penalty or self.wants_means
         return traits_where(
             {
-                Trait.PENALTY: penalises or self.sparse != "none",
+                Trait.PENALTY: has_penalty or self.sparse != "none",
                 Trait.GRAMIANS: gramians,
-                Trait.NORMS: shortens,
-                Trait.MEASURES: gramians or (shortens and under == "penalty"),
+                Trait.NORMS: has_norms,
+                Trait.MEASURES: gramians or (has_norms and l2_measure == "penalty"),
                 Trait.LAYERS: self.has_parameters,
                 Trait.SINGLE_PAIRS: self.drawn != "whole_queries",
                 Trait.SOME_CANDIDATES: not self.wants_all_candidates,
@@ -224,17 +223,18 @@ class TaskSettings(KindSettings):
 
     @property
     def pair_target(self) -> Literal["one", "value"]:
-        """The target of an observed pair: "one" for 1, or "value" for its value."""
+        """The target of an observed pair: 1 for "one", its value for "value"."""
         return "one"
 
     @property
     def has_parameters(self) -> bool:
-        """Whether the task has parameters of its own, which are trained with the model."""
+        """Whether the task has parameters, which are trained with the model."""
         return False
 
     def candidates_bytes(self, candidates: int, dim: int) -> int:
-        """Return the bytes that a step needs at least for all candidates, beside the model: where
-        it wants them all, their embeddings, the gradient of these, and that of a table."""
+        """Return a lower bound of the bytes that a step needs for all candidates besides the model:
+        embeddings, their gradient and a table's gradient if the task uses all candidates, else 0.
+        """
         return 3 * FLOAT * candidates * dim if self.wants_all_candidates else 0
 
     @abstractmethod
@@ -243,7 +243,7 @@ class TaskSettings(KindSettings):
 
 
 class PointwiseSettings(TaskSettings):
-    """Each observed pair reaches a score; `loss` is a name in `LOSSES`."""
+    """Each observed pair is pulled to a target score; `loss` is a name in `LOSSES`."""
 
     kind: Literal["pointwise"] = "pointwise"
     needs_penalty = True
@@ -276,7 +276,7 @@ class PointwiseSettings(TaskSettings):
 
 
 class BPRSettings(TaskSettings):
-    """Each observed pair scores above one that was not observed."""
+    """Each observed pair should score above a pair that was not observed."""
 
     kind: Literal["bpr"] = "bpr"
     drawn: ClassVar[Literal["examples", "queries", "whole_queries"]] = "queries"
@@ -289,13 +289,13 @@ class BPRSettings(TaskSettings):
 
 
 class TemperedSettings(TaskSettings):
-    """A task by whose `temperature` scores are divided."""
+    """A task that divides scores by a `temperature`."""
 
     temperature: Rate = 1.0
 
 
 class SoftmaxSettings(TemperedSettings):
-    """The observed candidate against those of its batch; scores are divided by `temperature`."""
+    """The observed candidate against the others of its batch."""
 
     kind: Literal["softmax"] = "softmax"
 
@@ -306,7 +306,7 @@ class SoftmaxSettings(TemperedSettings):
 
 
 class SecondOrderSettings(TemperedSettings):
-    """The observed candidate against all, by the second-order expansion of the log-partition."""
+    """The observed candidate against all others, by a second-order expansion of the softmax."""
 
     kind: Literal["second_order"] = "second_order"
     wants_means = True
@@ -318,7 +318,7 @@ class SecondOrderSettings(TemperedSettings):
 
 
 class SphericalSettings(TemperedSettings):
-    """The observed candidate against all, by a quadratic in place of the exponential."""
+    """The observed candidate against all others, by a quadratic instead of the exponential."""
 
     kind: Literal["spherical"] = "spherical"
     wants_means = True
@@ -330,11 +330,11 @@ class SphericalSettings(TemperedSettings):
 
 
 class SoftmaxAllSettings(TemperedSettings):
-    """The observed candidate against all, by the softmax itself: no sample and no expansion.
+    """The observed candidate against all others, by the exact softmax.
 
-    The log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
-    `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to the
-    neighbours of its candidate, which are the most like it by their queries.
+    `push` weighs the log-partition relative to the pairs' scores. No candidate gets more than
+    `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to the candidate's
+    neighbours, those with the most similar queries.
     """
 
     kind: Literal["softmax_all"] = "softmax_all"

@@ -1,5 +1,4 @@
-"""The softmax over all candidates, exactly; and the candidates that the same queries met, to which
-a pair's pull may be spread."""
+"""The exact softmax over all candidates, with an optional pull on a candidate's neighbours."""
 
 from __future__ import annotations
 
@@ -17,98 +16,97 @@ from evergram.data.sampling import Batch
 from evergram.errors import DataError
 from evergram.tasks.task import Encoded, Moments, Task, score
 
-# Similarities that are in memory at once.
+# Similarities in memory at a time.
 BLOCK = 1 << 24
-# Of a matrix in compressed rows.
-PARTS = ("starts", "columns", "values")
+# Buffers of a matrix in CSR format.
+CSR = ("starts", "columns", "values")
 
 
 class CandidateNeighbours(nn.Module):
-    """The k candidates nearest to each by the queries that they share, with shares that sum to one.
+    """The k nearest neighbours of each candidate by shared queries, with weights K that sum to 1.
 
-    The similarity of b and c is n_c^-½ Σ n_a^-½ over the queries a that met both, with the counts
-    n of distinct pairs: a cosine without n_b^-½, which is the same in a row, to which a shared
-    query counts n_a^-½.
+    The similarity of b and c is n_c^-½ Σ_a n_a^-½ over the queries a that both share, where n
+    counts distinct pairs: a cosine in which a query weighs n_a^-½, without n_b^-½, which cancels
+    in the shares.
 
     Args:
         nearest: int64 [N, k], rows of candidates.
-        share: float [N, k]; rows sum to one. A candidate that shares no query is its own neighbour.
+        share: float [N, k]; rows sum to 1. A candidate without shared queries is its own neighbour.
     """
 
     def __init__(self, nearest: Tensor, share: Tensor) -> None:
         super().__init__()
         size, k = nearest.shape
-        near, values = nearest.flatten(), share.flatten()
-        order = torch.argsort(near, stable=True)
-        parts = (
-            *(k * torch.arange(size + 1), near, values),
-            *(_starts(near, size), order // k, values[order]),  # of the transpose
+        columns, values = nearest.flatten(), share.flatten()
+        order = torch.argsort(columns, stable=True)
+        buffers = (
+            *(k * torch.arange(size + 1), columns, values),
+            *(_starts(columns, size), order // k, values[order]),  # the transpose
         )
-        names = (*PARTS, *(f"back_{part}" for part in PARTS))
-        for name, part in zip(names, parts, strict=True):
-            self.register_buffer(name, part, persistent=False)
+        names = (*CSR, *(f"back_{name}" for name in CSR))
+        for name, buffer in zip(names, buffers, strict=True):
+            self.register_buffer(name, buffer, persistent=False)
 
     @classmethod
     def of(cls, query: Tensor, candidate: Tensor, queries: int, candidates: int, k: int) -> Self:
-        """Return the neighbours of a corpus; pairs count once, however often they were observed.
+        """Return the neighbours in a corpus; repeated pairs count once.
 
         Args:
-            query, candidate: int64 [P], rows of pairs.
-            queries, candidates: how many there are.
-            k: of each candidate; fewer where there are fewer others.
+            query, candidate: int64 [P], rows of the pairs.
+            queries, candidates: number of entities.
+            k: neighbours per candidate; fewer if there are fewer other candidates.
         """
         key = torch.unique(query * candidates + candidate)
         query, candidate = key // candidates, key % candidates
-        of_query = torch.bincount(query, minlength=queries)
+        query_counts = torch.bincount(query, minlength=queries)
         counts = torch.bincount(candidate, minlength=candidates)
-        met = _csr(
-            _starts(query, queries), candidate, of_query[query].rsqrt(), (queries, candidates)
-        )
-        order, ends = torch.argsort(candidate, stable=True), _starts(candidate, candidates)
-        # Of each candidate, how many others share a query with it, at most.
+        shape = queries, candidates
+        by_query = _csr(_starts(query, queries), candidate, query_counts[query].rsqrt(), shape)
+        order, starts = torch.argsort(candidate, stable=True), _starts(candidate, candidates)
+        # For each candidate, an upper bound of the number of candidates that share a query with it.
         most = torch.zeros(candidates, dtype=torch.int64)
-        most = most.index_add_(0, candidate, of_query[query]).clamp_(max=candidates)
+        most = most.index_add_(0, candidate, query_counts[query]).clamp_(max=candidates)
         k = max(1, min(k, candidates - 1))
         nearest = torch.empty(candidates, k, dtype=torch.int64)
         share = torch.empty(candidates, k)
         scale = counts.clamp(min=1).rsqrt()
-        for own in _blocks(most.clamp_(min=k)):
-            starts = functional.pad(counts[own].cumsum(0), (1, 0))
-            # The places of the pairs of each candidate, one candidate after the other.
-            first = torch.repeat_interleave(ends[own] - starts[:-1], counts[own])
-            pairs = order[torch.arange(len(first)) + first]
-            block = _csr(starts, query[pairs], torch.ones(len(pairs)), (len(own), queries))
-            alike = torch.sparse.mm(block, met)
-            values, nearest[own] = _greatest(alike, own, scale, k)
+        for rows in _blocks(most.clamp_(min=k)):
+            block_starts = functional.pad(counts[rows].cumsum(0), (1, 0))
+            # Indices of the block's pairs, sorted by candidate.
+            shift = torch.repeat_interleave(starts[rows] - block_starts[:-1], counts[rows])
+            pairs = order[torch.arange(len(shift)) + shift]
+            block = _csr(block_starts, query[pairs], torch.ones(len(pairs)), (len(rows), queries))
+            similarity = torch.sparse.mm(block, by_query)
+            values, nearest[rows] = _top_entries(similarity, rows, scale, k)
             total = values.sum(1, keepdim=True)
-            share[own] = values / total.clamp(min=1e-30)
-            alone = own[total[:, 0] == 0]
-            nearest[alone, 0], share[alone, 0] = alone, 1.0
+            share[rows] = values / total.clamp(min=1e-30)
+            isolated = rows[total[:, 0] == 0]
+            nearest[isolated, 0], share[isolated, 0] = isolated, 1.0
         return cls(nearest, share)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return Σ_c K_bc rows_c, [N, D]; differentiable."""
-        there, back = ([getattr(self, side + part) for part in PARTS] for side in ("", "back_"))
-        spread: Tensor = _Sums.apply(rows, there, back)  # type: ignore[no-untyped-call]
-        return spread
+        """Return K X = Σ_c K_bc x_c for rows x [N, D], as [N, D]; differentiable."""
+        matrix, transposed = ([getattr(self, p + name) for name in CSR] for p in ("", "back_"))
+        product: Tensor = _Product.apply(rows, matrix, transposed)  # type: ignore[no-untyped-call]
+        return product
 
 
-class _Sums(torch.autograd.Function):
-    """K X, whose gradient is Kᵀ times that of the product: both are sums of rows."""
+class _Product(torch.autograd.Function):
+    """K X, whose gradient multiplies by Kᵀ."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, there: list[Tensor], back: list[Tensor]) -> Tensor:
-        ctx.back = back
-        return _sums(rows, *there)
+    def forward(ctx: Any, rows: Tensor, matrix: list[Tensor], transposed: list[Tensor]) -> Tensor:
+        ctx.transposed = transposed
+        return _matmul(rows, *matrix)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _sums(grad, *ctx.back), None, None
+        return _matmul(grad, *ctx.transposed), None, None
 
 
-def _sums(rows: Tensor, starts: Tensor, columns: Tensor, values: Tensor) -> Tensor:
-    """Return the weighted sums of rows that a sparse matrix says; faster than the product."""
+def _matmul(rows: Tensor, starts: Tensor, columns: Tensor, values: Tensor) -> Tensor:
+    """Return a CSR matrix times rows; faster than torch.sparse.mm."""
     return functional.embedding_bag(
         columns,
         rows.contiguous(),
@@ -120,7 +118,7 @@ def _sums(rows: Tensor, starts: Tensor, columns: Tensor, values: Tensor) -> Tens
 
 
 def _blocks(most: Tensor) -> Iterator[Tensor]:
-    """Yield rows in parts whose number times the greatest of their `most` is at most `BLOCK`."""
+    """Yield blocks of rows whose size times their largest `most` is at most `BLOCK`."""
     order = torch.argsort(most, stable=True)
     start = 0
     while start < len(order):
@@ -131,59 +129,59 @@ def _blocks(most: Tensor) -> Iterator[Tensor]:
         start = stop
 
 
-def _greatest(alike: Tensor, own: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k greatest entries of each row of a sparse matrix, and their columns.
+def _top_entries(matrix: Tensor, excluded: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest entries of each row of a sparse matrix, and their columns.
 
     Args:
-        alike: [rows, N] in compressed rows; an entry counts `scale` of its column.
-        own: the column of each row that is left out.
+        matrix: [B, N] in CSR format; each column is multiplied by `scale` [N].
+        excluded: [B], one column per row to leave out.
     """
-    starts, columns = alike.crow_indices(), alike.col_indices()
+    starts, columns = matrix.crow_indices(), matrix.col_indices()
     lengths = starts.diff()
-    row = torch.repeat_interleave(torch.arange(len(own)), lengths)
-    place = torch.arange(len(columns)) - starts[row]
-    values = alike.values() * scale[columns]
-    values[columns == own[row]] = 0.0
-    # Entries side by side; where there are less than k, zeros of no column in particular.
-    shape = len(own), max(k, int(lengths.max()))
-    beside = torch.zeros(shape)
-    beside[row, place] = values
-    greatest, chosen = beside.topk(k, dim=1)
-    at = torch.zeros(shape, dtype=torch.int64)
-    at[row, place] = columns
-    return greatest, at.gather(1, chosen)
+    row = torch.repeat_interleave(torch.arange(len(excluded)), lengths)
+    position = torch.arange(len(columns)) - starts[row]
+    values = matrix.values() * scale[columns]
+    values[columns == excluded[row]] = 0.0
+    # Rows with fewer than k entries are padded with zeros.
+    shape = len(excluded), max(k, int(lengths.max()))
+    padded = torch.zeros(shape)
+    padded[row, position] = values
+    largest, positions = padded.topk(k, dim=1)
+    padded_columns = torch.zeros(shape, dtype=torch.int64)
+    padded_columns[row, position] = columns
+    return largest, padded_columns.gather(1, positions)
 
 
 def _starts(rows: Tensor, size: int) -> Tensor:
-    """Return where the entries of each row begin, and the last one ends, int64 [size + 1]."""
+    """Return the CSR row pointers of entries in these rows, int64 [size + 1]."""
     starts = torch.zeros(size + 1, dtype=torch.int64)
     torch.cumsum(torch.bincount(rows, minlength=size), 0, out=starts[1:])
     return starts
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return a sparse matrix of entries that are ordered by row."""
+    """Return a sparse matrix from entries sorted by row."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
 class SoftmaxAll(Task):
-    """Cross entropy of each pair's candidate among all candidates: no negatives are sampled.
+    """Cross entropy of each pair's candidate among all candidates, without sampling.
 
-    A pair (a, b) costs −s_ab/τ + κ log Z_a, where Z_a is the sum of e^{s/τ} over all
-    candidates, computed once for each different query of the batch. The loss is the sum over the
-    batch's pairs, divided by how many a batch has on average.
+    The loss of a pair (a, b) is −s_ab/τ + κ log Z_a, where Z_a sums e^{s/τ} over all candidates and
+    is computed once for each distinct query of the batch. The batch's loss is the sum over its
+    pairs, divided by the average number of pairs in a batch.
 
     Args:
         temperature: τ.
-        push: κ, how much the log-partition counts beside the pairs' scores; 1 is the softmax.
-        largest_share: q, which no candidate's share of a query's softmax is above; None is no
-            limit. There must be more than 1/q candidates.
-        neighbours, neighbour_share: K and ε: a pair's score is (1 − ε) s_ab + ε Σ_c K_bc s_ac, so
-            that candidates which the same queries met are pulled, too.
-        lower_products: multiply the batch's queries and all candidates in bfloat16, with sums in
-            float32, where the processor can.
+        push: κ, the weight of the log-partition; 1 is the softmax.
+        largest_share: q, the limit of a candidate's share of a query's softmax; None is no limit.
+            There must be more than 1/q candidates.
+        neighbours, neighbour_share: K and ε: a pair's score is (1 − ε) s_ab + ε Σ_c K_bc s_ac,
+            which also pulls the candidate's neighbours.
+        lower_products: multiply the batch's queries by all candidates in bfloat16, with sums in
+            float32, if the processor supports it.
     Source: docs/method.md, "The softmax over all candidates", and the sections below it. κ: the
         code of Wu et al. 2024, where it is the ratio of two temperatures.
     """
@@ -213,9 +211,8 @@ class SoftmaxAll(Task):
         assert encoded.all_candidates is not None
         if self.largest_share is not None:
             check_share(self.largest_share, len(encoded.all_candidates))
-        _, own, times = torch.unique(batch.query, return_inverse=True, return_counts=True)
-        # The first pair of each query has the query's row.
-        first = torch.argsort(own, stable=True)[times.cumsum(0) - times]
+        _, query, times = torch.unique(batch.query, return_inverse=True, return_counts=True)
+        first = torch.argsort(query, stable=True)[times.cumsum(0) - times]  # pair of each query
         weight = times.to(encoded.query)
         if batch.pair_share is not None:
             weight = weight * batch.pair_share[first].to(weight)
@@ -228,34 +225,34 @@ class SoftmaxAll(Task):
             lower_products=self.lower_products,
         )
         scores = self._scores(encoded, batch)
-        mean = scores.new_zeros(len(times)).index_add(0, own, scores) / times
+        mean = scores.new_zeros(len(times)).index_add(0, query, scores) / times
         pulled = (weight * (mean / self.temperature)).sum()
         loss: Tensor = (self.push * pushed - pulled) / len(batch.query)
         return loss
 
     def _scores(self, encoded: Encoded, batch: Batch) -> Tensor:
-        """Return what pulls each pair together, [B]: its score, or that with its neighbours'."""
-        own = score(encoded)
+        """Return the pairs' scores, mixed with those of their neighbours if any, [B]."""
+        scores = score(encoded)
         if self.neighbours is None:
-            return own
+            return scores
         assert encoded.all_candidates is not None
-        spread = self.neighbours(encoded.all_candidates)[batch.candidate]
-        return torch.lerp(own, (encoded.query * spread).sum(-1), self.neighbour_share)
+        neighbours = self.neighbours(encoded.all_candidates)[batch.candidate]
+        return torch.lerp(scores, (encoded.query * neighbours).sum(-1), self.neighbour_share)
 
 
 def check_share(share: float, candidates: int) -> None:
-    """Check that shares of at most so much can add up to one. Raises: DataError."""
+    """Raise DataError unless the shares of all candidates can add up to 1."""
     if share * candidates <= 1:
         raise DataError(
-            f"task.largest_share is {share:g}, and {candidates:,} candidates of at most that share "
-            f"do not make a whole; it must be above 1/{candidates:,} and below 1, such as "
+            f"task.largest_share is {share:g}, so the shares of {candidates:,} candidates cannot "
+            f"add up to 1; it must be above 1/{candidates:,} and below 1, such as "
             f"{min(2 / candidates, (1 + 1 / candidates) / 2):.2g}."
         )
 
 
-# Scores [T, N] that are in memory at once.
+# Scores [T, N] in memory at a time.
 TILE_SCORES = 1 << 24
-# Of a tile, scores that are turned into shares at once: on a processor they stay in its cache.
+# On a CPU, scores of a tile that are turned into shares at a time, to fit into the cache.
 CACHED_SCORES = 1 << 18
 
 
@@ -271,20 +268,20 @@ def log_partition_sum(
 ) -> Tensor:
     """Return Σ_a w_a log Z_a, Z_a = Σ_b exp(⟨u_a, v_b⟩/τ) over all candidates b; differentiable.
 
-    The scores [Q, N] are computed once, a tile of queries at a time, and the gradients with them:
-    ∂/∂u_a = w_a Σ_b p_ab v_b/τ and ∂/∂v_b = Σ_a w_a p_ab u_a/τ, the dense softmax's. No more than
-    `tile_scores` of the scores (or N, if that is more) are in memory at once.
+    The scores [Q, N] are computed once, in tiles of queries, together with the gradients of the
+    dense softmax, ∂/∂u_a = w_a Σ_b p_ab v_b/τ and ∂/∂v_b = Σ_a w_a p_ab u_a/τ. At most
+    max(`tile_scores`, N) scores are in memory at a time.
 
     Args:
         query: [Q, D].
         candidates: [N, D].
-        weight: w, [Q]; it has no gradient.
+        weight: w, [Q]; it gets no gradient.
         temperature: τ.
-        largest_share: q: no p_ab is above it, and log Z_a is the A of `limit_shares`; None is no
-            limit. It needs more than 1/q candidates.
-        lower_products: multiply matrices in bfloat16, with sums in float32, where the processor
-            can; all else is float32.
-        tile_scores: of which a tile is made.
+        largest_share: q, the limit of every p_ab; log Z_a is then the A of `limit_shares`. None is
+            no limit. There must be more than 1/q candidates.
+        lower_products: multiply matrices in bfloat16, with sums in float32, if the processor
+            supports it; everything else is float32.
+        tile_scores: number of scores in a tile.
     """
     rows = max(1, tile_scores // max(1, len(candidates)))
     value: Tensor = _LogPartitionSum.apply(  # type: ignore[no-untyped-call]
@@ -295,7 +292,7 @@ def log_partition_sum(
 
 
 class _LogPartitionSum(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while a tile's scores are at hand."""
+    """Computes the gradients in the forward pass, so that scores are only computed once."""
 
     @staticmethod
     def forward(
@@ -311,21 +308,20 @@ class _LogPartitionSum(torch.autograd.Function):
         total = query.new_zeros(())
         of_query, of_candidates = torch.empty_like(query), torch.zeros_like(candidates)
         buffer = query.new_empty(min(rows, len(query)), len(candidates))
-        part = len(buffer)
+        block = len(buffer)
         if buffer.device.type == "cpu":
-            part = max(1, torch.get_num_threads() * CACHED_SCORES // max(1, len(candidates)))
-        spare = None if largest_share is None else torch.empty_like(buffer[:part])
+            block = max(1, torch.get_num_threads() * CACHED_SCORES // max(1, len(candidates)))
+        spare = None if largest_share is None else torch.empty_like(buffer[:block])
         with _products(lower=lower_products):
-            for place, chance in _tiles(query * scale, candidates, buffer):
-                parts = [
-                    _into_shares(rows, largest_share, spare) for rows in torch.split(chance, part)
+            for tile, scores in _tiles(query * scale, candidates, buffer):
+                blocks = [
+                    _into_shares(rows, largest_share, spare) for rows in torch.split(scores, block)
                 ]
-                value, partition = (torch.cat(columns) for columns in zip(*parts, strict=True))
-                own = weight[place]
-                total += (own * value).sum()
-                pushed = (own * scale / partition)[:, None]
-                of_query[place] = (chance @ candidates) * pushed
-                of_candidates.addmm_(chance.T, query[place] * pushed)
+                value, partition = (torch.cat(columns) for columns in zip(*blocks, strict=True))
+                total += (weight[tile] * value).sum()
+                factor = (weight[tile] * scale / partition)[:, None]
+                of_query[tile] = (scores @ candidates) * factor
+                of_candidates.addmm_(scores.T, query[tile] * factor)
         ctx.save_for_backward(of_query, of_candidates)
         return total
 
@@ -339,7 +335,7 @@ class _LogPartitionSum(torch.autograd.Function):
 def _into_shares(
     scores: Tensor, largest_share: float | None, spare: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Turn scores [T, N] into p, in place; return log Z [T], and by what rows are to be divided."""
+    """Turn scores [T, N] into unnormalised p, in place. Return log Z [T] and the rows' sums [T]."""
     most = scores.amax(1, keepdim=True)
     scores.sub_(most).exp_()
     if largest_share is not None and spare is not None:
@@ -351,17 +347,17 @@ def _into_shares(
 
 
 def _tiles(query: Tensor, candidates: Tensor, buffer: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield tiles of queries with their scores [T, N], in `buffer`."""
+    """Yield slices of queries with their scores [T, N], in `buffer`."""
     for start in range(0, len(query), len(buffer)):
-        place = slice(start, min(start + len(buffer), len(query)))
-        logits = buffer[: place.stop - place.start]
-        torch.mm(query[place], candidates.T, out=logits)
-        yield place, logits
+        tile = slice(start, min(start + len(buffer), len(query)))
+        logits = buffer[: tile.stop - tile.start]
+        torch.mm(query[tile], candidates.T, out=logits)
+        yield tile, logits
 
 
 @contextmanager
 def _products(*, lower: bool) -> Iterator[None]:
-    """Let float32 matrices be multiplied in bfloat16, if `lower`; leave the setting as it was."""
+    """If `lower`, multiply float32 matrices in bfloat16 inside the block."""
     before = torch.get_float32_matmul_precision()
     if lower:
         torch.set_float32_matmul_precision("medium")
@@ -372,54 +368,55 @@ def _products(*, lower: bool) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-# Newton's method takes one or two; more only where most of the mass is at the limit.
+# Newton's method takes one or two, and more only if most of the mass is at the limit.
 MOST_ITERATIONS = 50
-# Of a weight of 32 bits beside the largest: where smaller ones underflow, too few may be left for
-# shares that sum to 1.
+# Smallest float32 weight relative to the largest: if smaller ones underflowed to 0, the rest might
+# not be enough for shares that sum to 1.
 LEAST_WEIGHT = 2e-35
-# Of log Z: below it the largest weights, 1, are at the limit in any case, and the least of 32 bits.
+# Lower bound of log Z, near float32's smallest exponent: there the largest weights, 1, are at the
+# limit anyway.
 LEAST = -87.0
 
 
 def limit_shares(weights: Tensor, limit: float, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn weights into shares p_b = e_b / (Z + e_b/q), in place; Z is such that they sum to 1.
+    """Turn weights into shares p_b = e_b / (Z + e_b/q), in place, with Z such that they sum to 1.
 
     They maximise Σ p_b log e_b + H(p) over 0 ≤ p_b ≤ q, Σ p_b = 1, with the entropy
     H(p) = −1 − Σ (p_b log p_b + (q − p_b) log(1 − p_b/q)); for q → ∞ they are e_b / Σ e. The
-    maximum is A = log Z + q Σ log(1 + e_b/(q Z)) − 1, so that its derivative by log e_b is p_b.
+    maximum is A = log Z + q Σ log(1 + e_b/(q Z)) − 1, whose derivative by log e_b is p_b.
 
     Args:
-        weights: e, float [T, N], positive, the largest of a row 1; they become p.
+        weights: e, float [T, N], positive, with a maximum of 1 in each row; they become p.
         limit: q, above 1/N.
-        spare: [T, N], written over.
-    Returns: A [T]; and what the rows of p sum to [T], 1 to the precision of Newton's method, by
-        which they are still to be divided.
+        spare: [T, N], overwritten.
+    Returns: A [T]; and the sums of the rows of p [T], 1 up to the precision of Newton's method, by
+        which the caller divides.
     Source: docs/method.md, "No candidate takes more than its share".
     """
     inverse = 1 / limit
     if weights.dtype == torch.float32:
         weights.clamp_(min=LEAST_WEIGHT)
     tolerance = torch.finfo(weights.dtype).eps ** 0.5
-    # By log Z the sum falls. Without the limit's term it is below 1, so that this is an upper end.
+    # The sum of shares falls with log Z. At the softmax's Z it is below 1: an upper bound.
     upper = weights.sum(1, keepdim=True).log()
     lower = torch.full_like(upper, LEAST)
-    # Z is nearer by the mean p_b/q of the softmax; the factor is one that saves an iteration.
-    crowding = torch.linalg.vector_norm(weights, dim=1, keepdim=True).square() * inverse
-    place = upper - 0.6 * torch.log1p(crowding * (-2 * upper).exp())
+    # Start lower by the softmax's mean of p_b/q; the factor 0.6 saves an iteration.
+    squares = torch.linalg.vector_norm(weights, dim=1, keepdim=True).square() * inverse
+    log_z = upper - 0.6 * torch.log1p(squares * (-2 * upper).exp())
     for _ in range(MOST_ITERATIONS):
-        torch.add(place.exp(), weights, alpha=inverse, out=spare)
+        torch.add(log_z.exp(), weights, alpha=inverse, out=spare)
         torch.div(weights, spare, out=spare)
         total = spare.sum(1, keepdim=True)
         if bool((total - 1).abs().max() < tolerance):
             break
         below = total < 1
-        upper, lower = torch.where(below, place, upper), torch.where(below, lower, place)
+        upper, lower = torch.where(below, log_z, upper), torch.where(below, lower, log_z)
         squares = torch.linalg.vector_norm(spare, dim=1, keepdim=True).square()
-        newton = place + total.log() * total / (total - inverse * squares)
-        # The sum need not be concave in log Z, and a step that leaves the ends is halved. A row
-        # that has converged steps onto its end, and stays there while others go on.
+        newton = log_z + total.log() * total / (total - inverse * squares)
+        # Bisect if Newton's step leaves the interval, as the sum need not be concave in log Z. A
+        # converged row stays at an end of its interval while other rows continue.
         inside = (newton >= lower) & (newton <= upper)
-        place = torch.where(inside, newton, (lower + upper) / 2)
-    value = place[:, 0] - 1 + limit * weights.mul_(inverse * (-place).exp()).log1p_().sum(1)
+        log_z = torch.where(inside, newton, (lower + upper) / 2)
+    value = log_z[:, 0] - 1 + limit * weights.mul_(inverse * (-log_z).exp()).log1p_().sum(1)
     weights.copy_(spare)
     return value, total[:, 0]

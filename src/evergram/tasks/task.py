@@ -1,5 +1,5 @@
-"""Tasks, losses on observed pairs; the objective that one is part of; and those of a batch's pairs
-with the moments of all entities."""
+"""The interface of tasks, which are losses on observed pairs; the objective, which adds the penalty
+to a task; and the tasks other than the softmax over all candidates."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from evergram.gramian.penalty import BatchSide, penalty_of_batch
 if TYPE_CHECKING:
     from evergram.tasks.kinds import PairLoss
 
-# For each side, one moment a measure.
+# For each side, one moment per measure.
 Moments = Mapping[str, list[Moment]]
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Weighted rows that stand for all entities of one side, for terms that are not of pairs.
+class WeightedRows:
+    """Weighted rows whose mean represents all entities of one side, for the penalty and norms.
 
     Args:
         rows: [M, D].
-        weight: [M, R], μ with mean(μ u⊗u) the Gramian of each measure, in expectation.
+        weight: [M, R], μ such that E[mean(μ u⊗u)] is the Gramian under each measure.
         factors: [M, K], rows of the prior; None without a prior.
     """
 
@@ -40,8 +40,10 @@ class Spread:
     factors: Tensor | None = None
 
     @classmethod
-    def part(cls, rows: Tensor, weight: Tensor, factors: Tensor | None, portion: float) -> Spread:
-        """Return some of the rows, which count for a portion of the mean over all."""
+    def part(
+        cls, rows: Tensor, weight: Tensor, factors: Tensor | None, portion: float
+    ) -> WeightedRows:
+        """Return rows that make up a portion of a mean over more rows."""
         if portion != 1:
             weight = weight.to(torch.promote_types(weight.dtype, rows.dtype)) * portion
         return cls(rows, weight, factors)
@@ -49,19 +51,18 @@ class Spread:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The embeddings of a batch, for a loss.
+    """The embeddings of a batch, as input of a loss.
 
     Args:
-        query, candidate: [B, D], as the loss of a pair sees them.
+        query, candidate: [B, D], for the losses of pairs.
         negative: [B, D], embeddings of `Batch.negative`; or None.
         query_factors, candidate_factors: [B, K], rows of the prior; None without a prior.
-        everyone: all entities of each side, if their embeddings are computed anyway; None lets the
-            batch stand for them.
+        all_entities: of each side, if computed anyway; None if the batch represents them.
         all_candidates: [N, D], differentiable, for tasks that want them; else None.
-        portion: what these pairs count for in the whole batch's loss; below 1 where processes share
-            the batch. Weights of `everyone` contain theirs.
-        whole_query: [B, D], the queries' rows as all but a pair's own loss sees them, where `query`
-            is made without the pair's candidate; None where both are the same.
+        portion: weight of these pairs in the whole batch's loss; below 1 if processes share the
+            batch. It is already in the weights of `all_entities`.
+        whole_query: [B, D], the queries' embeddings for everything but the losses of pairs, if
+            `query` excludes the pair's candidate; None if both are the same.
     """
 
     query: Tensor
@@ -69,42 +70,42 @@ class Encoded:
     negative: Tensor | None = None
     query_factors: Tensor | None = None
     candidate_factors: Tensor | None = None
-    everyone: Mapping[str, Spread] | None = None
+    all_entities: Mapping[str, WeightedRows] | None = None
     portion: float = 1.0
     all_candidates: Tensor | None = None
     whole_query: Tensor | None = None
 
     @property
     def queries(self) -> Tensor:
-        """The queries' rows, [B, D], with all of their candidates in them."""
+        """The queries' embeddings, [B, D], not excluding the pair's candidate."""
         return self.query if self.whole_query is None else self.whole_query
 
-    def spread(self, batch: Batch) -> Mapping[str, Spread]:
-        """Return the rows that stand for all entities of each side."""
-        if self.everyone is not None:
-            return self.everyone
+    def entities(self, batch: Batch) -> Mapping[str, WeightedRows]:
+        """Return the rows that represent all entities of each side: `all_entities` or the batch."""
+        if self.all_entities is not None:
+            return self.all_entities
         return {
-            "query": Spread.part(
+            "query": WeightedRows.part(
                 self.queries, batch.query_weight, self.query_factors, portion=self.portion
             ),
-            "candidate": Spread.part(
+            "candidate": WeightedRows.part(
                 self.candidate, batch.candidate_weight, self.candidate_factors, portion=self.portion
             ),
         }
 
 
 class Task(nn.Module, ABC):
-    """The loss of a batch's observed pairs; any state is in buffers."""
+    """The loss of a batch's observed pairs; its state must be in buffers."""
 
-    # True if training must provide negatives in the batch; the mean embedding as the last column
-    # of the moments; the embeddings of all candidates.
+    # True if training must provide, respectively: negatives in the batch; the mean embedding as the
+    # last column of the moments; the embeddings of all candidates.
     wants_negatives = False
     wants_means = False
     wants_all_candidates = False
-    # True if the loss is a mean over pairs, each of its own rows and the moments alone, without
-    # state: processes that share a batch then need not show each other their rows.
+    # True if the loss is a mean over pairs that only depend on their own rows and the moments, and
+    # has no state: processes that share a batch then need not exchange rows.
     is_mean_of_pairs = False
-    # True if products of queries and all candidates may be in bfloat16, summed in float32.
+    # True if queries may be multiplied by all candidates in bfloat16, with sums in float32.
     lower_products = False
 
     @abstractmethod
@@ -112,7 +113,7 @@ class Task(nn.Module, ABC):
         """Return the loss, a scalar.
 
         Args:
-            moments: of each side, one for each measure; detached.
+            moments: of each side, one per measure, detached.
         """
 
 
@@ -123,11 +124,10 @@ def score(encoded: Encoded) -> Tensor:
 
 @dataclass(frozen=True)
 class Loss:
-    """A batch's loss, for the gradient step, and the objective that it estimates, for reports.
+    """A batch's loss, for the gradient, and the objective that it estimates, for reports.
 
     Args:
-        moments: S_B [D, D + K] of each side of the rows that the penalty is over, by measure, where
-            it made them.
+        moments: S_B [D, D + K] of the penalty's rows, by side and measure, if it computed them.
     """
 
     total: Tensor
@@ -143,12 +143,11 @@ class Objective(nn.Module):
 
     Args:
         task: the loss on observed pairs.
-        penalty: λ_r, one a measure; zero leaves it out. The equal of implicit ALS with weight α₀ on
-            all pairs is λ = ½ α₀ |A||B| / n, with the uniform measure.
+        penalty: λ_r, one per measure; 0 for none. λ = ½ α₀ |A||B| / n with the uniform measure is
+            equivalent to implicit ALS with weight α₀ on all pairs.
         l2: weight of squared norms.
-        l2_measure: "examples", mean over the batch including its negatives, if any; or
-            "penalty", under the (first) measure of the penalty, which is the same as l2/λ added to
-            the diagonal of both Gramians.
+        l2_measure: "examples", a mean over the batch including negatives; or "penalty", under the
+            penalty's (first) measure, equivalent to adding l2/λ to the diagonals of both Gramians.
         constant: Σ_r λ_r Σ_ab p_a q_b π_ab², which the penalty's value lacks ([G2] App. B).
     Source: [G2] §2, Eq. (7), App. B and C.
     """
@@ -170,28 +169,28 @@ class Objective(nn.Module):
 
     @property
     def wants_moments(self) -> bool:
-        """True if it uses any Gramian."""
+        """True if the objective uses Gramians."""
         return any(self.penalty) or self.task.wants_means
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
-        """Return the loss of a batch, or of a process's portion of one, of which all add up to it.
+        """Return the loss of a batch; for a process's share of it, a summand of that loss.
 
-        Raises: ShapeError: the task's is no number to train by.
+        Raises: ShapeError: the task's loss is not a differentiable scalar.
         """
-        spread = encoded.spread(batch)
+        entities = encoded.entities(batch)
         loss: Tensor = self.task(encoded, batch, moments)
         self._check(loss, encoded)
         portion = encoded.portion
         if self.l2 and self.l2_measure != "penalty":
-            drawn = (encoded.queries, encoded.candidate, encoded.negative)
-            norms = sum(mean_squared_norm(x) for x in drawn if x is not None)
+            batch_rows = (encoded.queries, encoded.candidate, encoded.negative)
+            norms = sum(mean_squared_norm(rows) for rows in batch_rows if rows is not None)
             share = 1.0 if batch.pair_share is None else batch.pair_share.mean()
             loss = loss + self.l2 * share * norms
         if batch.pair_weight is not None:
-            missed = (encoded.queries * encoded.candidate).sum(-1)  # scores as the penalty has them
+            errors = (encoded.queries * encoded.candidate).sum(-1)  # the penalty's scores, minus π
             if encoded.query_factors is not None and encoded.candidate_factors is not None:
-                missed = missed - (encoded.query_factors * encoded.candidate_factors).sum(-1)
-            loss = loss + (batch.pair_weight * missed.square()).mean()
+                errors = errors - (encoded.query_factors * encoded.candidate_factors).sum(-1)
+            loss = loss + (batch.pair_weight * errors.square()).mean()
         if portion != 1:
             loss = loss * portion
         ridge = 0.0
@@ -199,51 +198,52 @@ class Objective(nn.Module):
             if self.penalty[0]:
                 ridge = self.l2 / self.penalty[0]
             else:
-                loss = loss + self.l2 * _norms(spread, {})
+                loss = loss + self.l2 * _norms(entities, {})
         objective = loss.detach() + self.constant * portion
-        made: dict[str, dict[int, Tensor]] = {side: {} for side in spread}
+        batch_moments: dict[str, dict[int, Tensor]] = {side: {} for side in entities}
         for r, strength in enumerate(self.penalty):
             if not strength:
                 continue
             query_side, candidate_side = (
                 BatchSide(side.rows, side.weight[:, r], moments[name][r], side.factors)
-                for name, side in spread.items()
+                for name, side in entities.items()
             )
-            added = 0.0 if r else ridge
-            value, *own = penalty_of_batch(query_side, candidate_side, added, strength)
+            ridge_r = 0.0 if r else ridge
+            value, *moments_r = penalty_of_batch(query_side, candidate_side, ridge_r, strength)
             loss = loss + value
-            # λ ĝ estimates 2 λ g, and the objective holds λ g.
+            # λ ĝ estimates 2 λ g, and the objective contains λ g.
             objective = objective + 0.5 * value.detach()
-            for name, batch_moment in zip(spread, own, strict=True):
+            for name, batch_moment in zip(entities, moments_r, strict=True):
                 if batch_moment is not None:
-                    made[name][r] = batch_moment
+                    batch_moments[name][r] = batch_moment
         if ridge:
-            # The penalty had the norms, too, and half of them were counted.
+            # The penalty's value includes the norms, of which only half was added above.
             with torch.no_grad():
-                objective = objective + 0.5 * self.l2 * _norms(spread, made)
-        return Loss(loss, objective, made)
+                objective = objective + 0.5 * self.l2 * _norms(entities, batch_moments)
+        return Loss(loss, objective, batch_moments)
 
     def _check(self, loss: object, encoded: Encoded) -> None:
-        """Refuse a loss that cannot train. Raises: ShapeError."""
+        """Raise ShapeError if the loss is not a scalar with a gradient."""
         name = type(self.task).__name__
         if not isinstance(loss, Tensor) or loss.ndim:
             shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ShapeError(f"{name} returned {shape}; a task's loss is a tensor of one number.")
+            raise ShapeError(f"{name} returned {shape}; a task's loss must be a scalar tensor.")
         if encoded.query.requires_grad and not loss.requires_grad:
             raise ShapeError(
-                f"The loss that {name} returned has no gradient, so that observed pairs would "
-                "train nothing; compute it from the embeddings, by functions of torch."
+                f"The loss that {name} returned has no gradient, so observed pairs would have no "
+                "effect; compute it from the embeddings with torch functions."
             )
 
 
-def _norms(spread: Mapping[str, Spread], moments: Mapping[str, Mapping[int, Tensor]]) -> Tensor:
-    """Return mean μ ‖u‖² + mean ν ‖v‖² under the first measure: traces of the batch's Gramians,
-    where they are at hand."""
+def _norms(
+    entities: Mapping[str, WeightedRows], moments: Mapping[str, Mapping[int, Tensor]]
+) -> Tensor:
+    """Return mean μ ‖u‖² + mean ν ‖v‖² under the first measure, as traces of `moments` if given."""
     query, candidate = (
         moments[name][0].diagonal().sum()
         if 0 in moments.get(name, {})
         else mean_squared_norm(side.rows, side.weight[:, 0])
-        for name, side in spread.items()
+        for name, side in entities.items()
     )
     return query + candidate
 
@@ -253,14 +253,14 @@ def mean_squared_norm(rows: Tensor, weight: Tensor | None = None) -> Tensor:
 
     Args:
         rows: [..., D].
-        weight: μ, [...]; None is one for each row.
+        weight: μ, [...]; None is 1 for every row.
     """
     value: Tensor = _MeanSquaredNorm.apply(rows, weight)  # type: ignore[no-untyped-call]
     return value
 
 
 class _MeanSquaredNorm(torch.autograd.Function):
-    """Saves the rows themselves: autograd's own square, sum and mean write each of theirs."""
+    """Only saves the rows; autograd would also store the results of square and sum."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor | None) -> Tensor:
@@ -288,7 +288,7 @@ class Pointwise(Task):
     >>> quartic = Pointwise(lambda score, target: (score - target) ** 4)
 
     Args:
-        loss: a function of scores [B] and targets [B] that returns one number a pair, [B].
+        loss: a function of scores [B] and targets [B] that returns one number per pair, [B].
     """
 
     is_mean_of_pairs = True
@@ -300,7 +300,7 @@ class Pointwise(Task):
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         """Return the mean loss of the batch's pairs.
 
-        Raises: ShapeError: the function returned something else than one number a pair.
+        Raises: ShapeError: the function did not return one number per pair.
         """
         scores = score(encoded)
         losses = self.loss(scores, batch.target)
@@ -308,15 +308,15 @@ class Pointwise(Task):
         if shape != list(scores.shape):
             raise ShapeError(
                 f"The pointwise loss returned {shape}; it must return a tensor of shape "
-                f"{list(scores.shape)}, the loss of each pair: leave the mean to the task."
+                f"{list(scores.shape)}, the loss of each pair; the task computes the mean."
             )
         return losses.mean()
 
 
 class BPR(Task):
-    """mean log(1 + exp(−(⟨u, v⁺⟩ − ⟨u, v⁻⟩))), one uniform rejected negative a pair.
+    """mean log(1 + exp(−(⟨u, v⁺⟩ − ⟨u, v⁻⟩))), with one uniform unobserved negative per pair.
 
-    Source: Rendle et al. 2009; positives and negatives as [BC] App. A draws them.
+    Source: Rendle et al. 2009; positives and negatives are drawn as in [BC] App. A.
     """
 
     wants_negatives = True
@@ -324,19 +324,19 @@ class BPR(Task):
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         assert encoded.negative is not None
-        other = (encoded.query * encoded.negative).sum(-1)
+        other = (encoded.query * encoded.negative).sum(-1)  # scores of the negatives
         return functional.softplus(other - score(encoded)).mean()
 
 
 class StreamedFrequency(torch.nn.Module):
-    """The chance of each candidate to be in a batch, estimated as batches pass.
+    """Estimates the probability of each candidate to be in a batch, from the batches so far.
 
-    For each candidate it averages the number of batches between two that hold the candidate; the
-    chance is the inverse. The average forgets with `rate` once it has 1/rate observations.
+    It averages the number of batches from one occurrence of a candidate to the next; the
+    probability is the inverse. After 1/rate observations the average becomes exponential.
 
     Args:
         size: N.
-        rate: of forgetting.
+        rate: of the exponential average.
     Source: Yi et al. 2019, Algorithm 2.
     """
 
@@ -353,7 +353,7 @@ class StreamedFrequency(torch.nn.Module):
         self.register_buffer("step", torch.zeros(()))
 
     def observe(self, ids: Tensor) -> None:
-        """Learn from a batch of candidates, int64 [B], with repeats."""
+        """Update from a batch of candidates, int64 [B]; repeats count once."""
         ids = torch.unique(ids)
         self.step = self.step + 1
         self.met[ids] += 1
@@ -369,9 +369,9 @@ class StreamedFrequency(torch.nn.Module):
 class Softmax(Task):
     """Cross entropy of each pair's candidate among the candidates of its batch.
 
-    log Q, the chance to be in a batch, is subtracted from the scores ⟨u, v⟩/τ, so that frequent
-    candidates are not penalised; the same candidate elsewhere in the batch is not a negative.
-    In evaluation mode (`eval()`) nothing is learned of the chances.
+    log Q, with the probability Q to be in a batch, is subtracted from the scores ⟨u, v⟩/τ, so that
+    frequent candidates are not penalised. The same candidate in another pair is not a negative. In
+    evaluation mode (`eval()`) the probabilities are not updated.
 
     Args:
         size: N of the candidates.
@@ -389,23 +389,24 @@ class Softmax(Task):
             self.frequency.observe(batch.candidate)
         logits = encoded.query @ encoded.candidate.T / self.temperature
         logits = logits - self.frequency.log_chance(batch.candidate)
-        places = torch.arange(len(logits), device=logits.device)
+        diagonal = torch.arange(len(logits), device=logits.device)
         repeated = batch.candidate[:, None] == batch.candidate
-        repeated[places, places] = False
+        repeated[diagonal, diagonal] = False
         logits = logits.masked_fill(repeated, -torch.inf)
-        return functional.cross_entropy(logits, places)
+        return functional.cross_entropy(logits, diagonal)
 
 
 class SecondOrderSoftmax(Task):
-    """The softmax over all candidates, its log-partition expanded to second order.
+    """The softmax over all candidates with a second-order expansion of the log-partition.
 
-    log Σ_b q_b e^{s_b} ≈ ⟨u, v̄⟩ + ½ uᵀ(G_v − v̄ v̄ᵀ)u, so that a pair costs −s + that. The gradient
-    reaches candidates through the same moments of the queries: ⟨ū, v⟩ + ½ (v − v̄)ᵀ G_u (v − v̄).
-    The queries' measure should be that of examples, or queries weigh otherwise than their pairs.
+    The loss of a pair is −s + log Σ_b q_b e^{s_b}, with the logarithm approximated by
+    ⟨u, v̄⟩ + ½ uᵀ(G_v − v̄ v̄ᵀ)u. Candidates get its gradient through the same moments of the
+    queries: ⟨ū, v⟩ + ½ (v − v̄)ᵀ G_u (v − v̄). The queries' measure should be that of examples, so
+    that a query weighs as much as its pairs.
 
     Args:
         temperature: τ; the scores are ⟨u, v⟩/τ.
-        centred: False drops v̄ v̄ᵀ, which is a constant prior of −1 (RG²).
+        centred: False drops v̄ v̄ᵀ, equivalent to a constant prior of −1 (RG²).
     Source: docs/method.md, "Second-order softmax".
     """
 
@@ -430,32 +431,32 @@ class SecondOrderSoftmax(Task):
         weight = batch.query_weight[:, 0]
         loss = -scale * score(encoded).mean()
         value = (weight * (scale * first + 0.5 * scale**2 * second)).mean()
-        # The same sum by the candidates: its gradient counts, and its value is taken off.
-        moved = candidate - candidate_mean if self.centred else candidate
-        pushed = (moved @ of_queries.gramian.detach() * moved).sum(-1)
-        drawn = scale * (candidate @ query_mean) + 0.5 * scale**2 * pushed
-        other = (batch.candidate_weight[:, 0] * drawn).mean()
+        # Add the gradient of the same sum by the candidates, but not its value again.
+        centred = candidate - candidate_mean if self.centred else candidate
+        square = (centred @ of_queries.gramian.detach() * centred).sum(-1)
+        by_candidate = scale * (candidate @ query_mean) + 0.5 * scale**2 * square
+        other = (batch.candidate_weight[:, 0] * by_candidate).mean()
         return loss + value + other - other.detach()
 
 
-# t(s) = 1 + first·s + second·s², and the least value of 1 + first·E[s] + second·E[s²].
+# t(s) = 1 + first·s + second·s², and the minimum of 1 + first·E[s] + second·E[s²].
 FORMS = {"taylor": (1.0, 0.5, 0.5), "square": (0.0, 1.0, 1.0)}
 
 
 class Spherical(Task):
-    """−log of t(s) over its mean on all candidates, t a quadratic in place of the exponential.
+    """−log(t(s) / mean of t over all candidates), with a quadratic t instead of the exponential.
 
     "taylor": t(s) = 1 + s + ½s², the log-Taylor softmax. "square": t(s) = 1 + s², the log-spherical
-    softmax; a pair with a large negative score is then as likely as one with a large positive one,
-    and below −1 the same holds for "taylor". With s = ⟨u, v⟩/τ the mean over candidates is
+    softmax, for which large negative scores are as likely as large positive ones; "taylor" has the
+    same property below −1. With s = ⟨u, v⟩/τ the mean over candidates is exactly
 
-        Z_a = Σ_b q_b t(s_ab) = 1 + c₁⟨u_a, v̄⟩/τ + c₂ u_aᵀ G_v u_a/τ²,
+        Z_a = Σ_b q_b t(s_ab) = 1 + c₁⟨u_a, v̄⟩/τ + c₂ u_aᵀ G_v u_a/τ².
 
-    exactly: no expansion and no sample. A candidate v is pushed by Σ_a (p_a/Z_a)(c₁ u_a/τ +
-    2c₂ u_a u_aᵀ v/τ²), whose weights 1/Z_a no Gramian has. It is summed over the batch's *other*
-    pairs, for a candidate's own query is not independent of it. With pairs drawn independently the
-    gradient is without bias, except for that of 1/Ẑ where moments are estimates. A batch of one
-    pair pushes no candidate. The queries' measure should be that of examples.
+    The gradient by a candidate v is Σ_a (p_a/Z_a)(c₁ u_a/τ + 2c₂ u_a u_aᵀ v/τ²). No Gramian has the
+    weights 1/Z_a, so it is summed over the batch's *other* pairs; a candidate's own query is not
+    independent of it. For independently drawn pairs the gradient is unbiased, except for the bias
+    of 1/Ẑ if moments are estimates. In a batch of one pair candidates get no such gradient. The
+    queries' measure should be that of examples.
 
     Args:
         temperature: τ; "square" with τ is the spherical softmax with ε = τ².
@@ -481,19 +482,19 @@ class Spherical(Task):
         query, candidate = encoded.query, encoded.candidate
         of_candidates = moments["candidate"][0]
         mean, gramian = of_candidates.cross[:, -1].detach(), of_candidates.gramian.detach()
-        pushed = (query @ gramian * query).sum(-1)
-        # Ĝ − v̄v̄ᵀ of an estimate may be indefinite; that of any embeddings is not.
-        partition = (1 + first * (query @ mean) + second * pushed).clamp(min=least)
+        square = (query @ gramian * query).sum(-1)
+        # Clamp, because Ĝ − v̄v̄ᵀ may be indefinite for estimates.
+        partition = (1 + first * (query @ mean) + second * square).clamp(min=least)
         weight = batch.query_weight[:, 0]
         scores = score(encoded)
         likelihood = 1 + first * scores + second * scores.square()
         loss = (weight * partition.log()).mean() - likelihood.log().mean()
-        # The same sum by the candidates: its gradient counts, and its value is taken off.
+        # Add the gradient of the same sum by the candidates, but not its value again.
         share = weight / partition.detach() / max(1, len(query) - 1)
-        own = query.detach()
-        weighted = own * share[:, None]
-        inner = (own * candidate).sum(-1)
+        query = query.detach()
+        weighted = query * share[:, None]
+        inner = (query * candidate).sum(-1)
         line = candidate @ weighted.sum(0) - share * inner
-        square = (candidate @ (weighted.T @ own) * candidate).sum(-1) - share * inner.square()
+        square = (candidate @ (weighted.T @ query) * candidate).sum(-1) - share * inner.square()
         others = (batch.candidate_weight[:, 0] * (first * line + second * square)).mean()
         return loss + others - others.detach()

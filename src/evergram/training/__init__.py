@@ -2,18 +2,18 @@
 
 Read in this order:
 
-1. `recipe/`: everything that a run is made of, in one TOML file (`docs/recipes.md`).
-2. `build`: from a recipe to a corpus, and to the pairs that one version trains and is tested on;
-   and from settings, with numbers for "auto", to encoder, task, estimators, samplers and
-   `optimizers`, and where tables are. `factors`: what the penalty weighs and pulls to.
-3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
-   the alignment to the version before, in the same step ([BC] Eq. 3). `distributed`: what
-   processes tell each other.
-4. `fit`: one training, which keeps its best epoch (`selection`). `loop`: its epochs of steps;
+1. `recipe/`: all settings of a run, in one TOML file (`docs/recipes.md`).
+2. `build`: loads the recipe's corpus, splits it for one version, replaces "auto" by numbers, and
+   builds the encoder, task, estimators, samplers and `optimizers`. `factors`: entity measures, pair
+   weights, priors and starting vectors.
+3. `step`: one training step, in the order that the estimators require ([G2] Algorithms 1 and 2).
+   `joint`: the alignment to the previous version, in the same step ([BC] Eq. 3). `distributed`:
+   communication between processes.
+4. `fit`: one training run, which keeps its best epoch (`selection`). `loop`: the epochs;
    `callbacks` stop and report, and `resuming` restores an interrupted run bit for bit.
    `checkpoint` turns a trained encoder into an artefact and back.
-5. `diagnose`: the spectrum, the scores and the estimators' errors of a trained version.
-6. `first_recipe`: a recipe for a file that nobody has described yet.
+5. `diagnose`: a trained version's spectrum and scores, and the errors of its estimators.
+6. `first_recipe`: writes a first recipe for a file of interactions.
 
 Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.

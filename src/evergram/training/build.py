@@ -1,10 +1,10 @@
-"""From a recipe to its corpus, the split of a version, the parts of a run and the place of tables.
+"""Build a run from a recipe: the corpus, a version's split, the step, and where tables are stored.
 
-λ and l2 scale with the data (docs/recipes.md has the formula of "auto"): a denser matrix is pushed
-down more, and entities met rarely are held closer to zero. In the words of implicit ALS, with ρ_u
-and ρ_v for the two norms, √(ρ_u ρ_v) = 1 whatever the data. Both are wide valleys: half of either
-or twice as much costs a percent or two of Recall@20. They were found on the head of MovieLens 25M,
-Gowalla and Amazon Beauty, on all pairs and on small parts of them.
+The "auto" values of λ and l2 depend on the data (docs/recipes.md has the formula): a denser matrix
+gets a larger penalty, and rare entities are kept closer to zero. In implicit ALS, with ρ_u and ρ_v
+for the two norm weights, this is √(ρ_u ρ_v) = 1 for any data. The optimum is flat: halving or
+doubling either one costs a percent or two of Recall@20. The constants were fitted on the head of
+MovieLens 25M, Gowalla and Amazon Beauty, on all pairs and on small samples.
 """
 
 from __future__ import annotations
@@ -84,21 +84,21 @@ from evergram.training.recipe.tables import (
 from evergram.training.step import Step
 from evergram.training.sweeps import SweepStep
 
-# Fewer interactions than this are rarely enough to hold pairs out of.
+# With fewer interactions there are rarely enough pairs to hold out.
 FEW = 200
 
 
 def load_corpus(recipe: Recipe) -> Corpus:
-    """Return all interactions that the recipe names.
+    """Return all interactions of the recipe's data.
 
-    Raises: DataError: a file cannot be used; or data.kind is 'python', which names none.
+    Raises: DataError: a file cannot be read; or data.kind is 'python', which has no file.
     """
     data = recipe.data
     corpus = data.load(recipe.seed)
     if isinstance(data, NamedData) and data.minimum_value is not None:
         if not corpus.has_values:
             raise DataError(
-                "data.minimum_value needs a column 'value', and there is none; leave it out."
+                "data.minimum_value needs a column 'value', which the data lacks; leave it out."
             )
         corpus = corpus.where(of_at_least(data.minimum_value))
         if not len(corpus):
@@ -107,12 +107,12 @@ def load_corpus(recipe: Recipe) -> Corpus:
 
 
 def corpus_for(recipe: Recipe, corpus: Corpus | None, lineage: Lineage | None = None) -> Corpus:
-    """Return the corpus that was passed; without one, the one that the recipe names.
+    """Return `corpus`, or load the recipe's data if it is None.
 
     Args:
-        lineage: whose next version is trained, or whose newest is measured.
-    Raises: DataError: as `load_corpus`; or no corpus was passed, and the newest version was trained
-        on one that was.
+        lineage: the lineage to which a version is added, or whose newest version is measured.
+    Raises: DataError: as `load_corpus`; `corpus` is not a `Corpus`; or it is None, and the newest
+        version was trained on a corpus passed from Python.
     """
     if isinstance(corpus, Corpus):
         return corpus
@@ -127,24 +127,24 @@ def corpus_for(recipe: Recipe, corpus: Corpus | None, lineage: Lineage | None = 
     if lineage.manifest(newest).recipe.get("data", {}).get("kind") == kind_of(PythonData):
         raise DataError(
             f"Version {newest} was trained on a corpus that was passed in Python, which the "
-            "lineage does not hold; pass it again from Python, as corpus=…."
+            "lineage does not store; pass it again from Python, as corpus=…."
         )
     return load_corpus(recipe)
 
 
 def recorded_recipe(recipe: Recipe, corpus: Corpus) -> Recipe:
-    """Return the recipe that a version trained on this corpus records: with data.kind = 'python'
-    unless `load_corpus` gives the same corpus by the recipe."""
+    """Return the recipe to store with a version trained on this corpus: with data.kind = 'python'
+    unless the corpus was loaded from the recipe's data."""
     if corpus.origin == _origin(recipe):
         return recipe
-    data, own = recipe.data, {}
+    data, test_file = recipe.data, {}
     if isinstance(recipe.split, GivenSplit):
-        own = {key: getattr(data, key) for key in PairsFile.model_fields if key != "kind"}
-    return recipe.model_copy(update={"data": PythonData(**own)})
+        test_file = {key: getattr(data, key) for key in PairsFile.model_fields if key != "kind"}
+    return recipe.model_copy(update={"data": PythonData(**test_file)})
 
 
 def _origin(recipe: Recipe) -> str:
-    """Return all that a recipe says of its corpus, as JSON."""
+    """Return the settings that decide a recipe's corpus, as JSON."""
     data = recipe.data.model_dump(mode="json", exclude={"test"})
     seed = recipe.seed if recipe.data.is_drawn else None
     return json.dumps({**data, "seed": seed}, sort_keys=True)
@@ -153,23 +153,23 @@ def _origin(recipe: Recipe) -> str:
 def split_for(
     recipe: Recipe, corpus: Corpus, version: int, history: PairHistory | None = None
 ) -> Split:
-    """Return the training, selection and test pairs of a version, in rows of the vocabularies of
-    `Split.training`: an entity without a training pair has no row.
+    """Return a version's training, selection and test pairs, as rows of the vocabularies of
+    `Split.training`. An entity without a training pair has no row.
 
     Args:
         history: the pairs that the lineage has held out and trained on; None for a new lineage.
-    Raises: RecipeError: the recipe has no such version, or another salt than the lineage.
-        DataError: nothing is left to select or to test by.
+    Raises: RecipeError: split.versions has no share for this version. DataError: too few pairs are
+        left to select an epoch or to test.
     """
     salt = salt_of(recipe.name, history)
     trained = TrainedPairs() if history is None else history.trained
     held_out = HeldOut(salt, trained, recipe.split.selects_by)
     if isinstance(recipe.split, GivenSplit):
         data = recipe.data
-        assert isinstance(data, TableData | PairsFile)  # as it has a file of test pairs
+        assert isinstance(data, TableData | PairsFile)  # only these have a file of test pairs
         columns = {str(k): v for k, v in data.columns.items()}
         test = read_interactions(existing(str(data.test)), columns, data.bad_rows)
-        test = test.select(["query", "candidate"])  # of a large test file, what is used alone
+        test = test.select(["query", "candidate"])  # keep a large test file small in memory
         split = given_split(corpus, test, share=recipe.split.share, held_out=held_out)
     elif isinstance(recipe.split, RandomSplit):
         split = random_split(corpus, share=recipe.split.share, held_out=held_out)
@@ -183,54 +183,53 @@ def split_for(
             split = time_split(corpus, share=share, until=until, held_out=held_out)
         else:
             raise RecipeError(
-                f"split.versions has {len(shares)} shares, so version {version} has none; append "
-                "the share of the corpus that it has seen, or set split.last = '5 %' in its "
-                "place, which holds for every version."
+                f"split.versions has {len(shares)} shares and none for version {version}; append "
+                "the share of the corpus that it trains on, or set split.last = '5 %' instead, "
+                "which works for every version."
             )
     if history is not None and history.untested is not None:
         split = split.without_test(history.untested)
     elif not len(split.test) and split.trained_before:
         raise DataError(
-            f"All {split.trained_before} pairs that the split holds out were trained on by an "
-            "earlier version of the lineage, so nothing is left to test by; give data that has "
-            "grown, or another test file."
+            f"An earlier version of the lineage was trained on all {split.trained_before} pairs "
+            "that the split holds out, so no test pair is left; give data with new pairs, or "
+            "another test file."
         )
     if not len(split.selection) or not (len(split.test) or split.untested):
         left_out = split.unknown_queries + split.trained_before + split.in_training
         remedy = (
             "Give a data.test with other pairs of queries and candidates of the training data"
             if recipe.split.kind == "given"
-            else f"Give more data, at best {FEW} interactions or more, in which queries come more "
-            "than once with several candidates, or hold out more in [split]"
+            else f"Give more data, ideally {FEW} interactions or more, with several candidates for "
+            "most queries, or hold out a larger share in [split]"
         )
         raise DataError(
             f"The split holds out too few pairs to judge a model by: of {len(corpus)} interactions "
             f"{len(split.selection)} to choose an epoch and {len(split.test)} to test; "
-            f"{left_out} more are of queries that training does not know, or were trained on. "
-            f"{remedy}."
+            f"{left_out} more were left out, because their query is not in the training data or "
+            f"they were trained on. {remedy}."
         )
     return split
 
 
 def final_split(split: Split, *, refits: bool) -> Split:
-    """Return the split of the published model: with a refit, its training corpus has all but the
-    test pairs.
+    """Return the split of the published model: a refit trains on everything but the test pairs.
 
-    Raises: RecipeError: the same pairs select and test, so there is nothing more to train on.
+    Raises: RecipeError: the same pairs select and test, so a refit would have no more data.
     """
     if not refits:
         return split
     if split.final is None:
         raise RecipeError(
-            "training.refit trains on the pairs that chose the epoch too, and with split.selection "
-            "= 'paper' those are the test pairs; set training.refit = false or split.selection = "
+            "training.refit also trains on the pairs that chose the epoch, and with split.selection"
+            " = 'paper' those are the test pairs; set training.refit = false or split.selection = "
             "'strict'."
         )
     return split.final()
 
 
 def salt_of(name: str, history: PairHistory | None = None) -> str:
-    """Return the salt of held-out pairs: the lineage's, which is its first recipe's name."""
+    """Return the salt for hashing held-out pairs: the name of the lineage's first recipe."""
     return name if history is None or history.salt is None else history.salt
 
 
@@ -238,19 +237,19 @@ def with_selecting_metric(
     recipe: Recipe, split: Split, progress: Progress | None = None
 ) -> tuple[Recipe, list[str]]:
     """Return the recipe with a `training.metric` that can tell models apart on its selection pairs,
-    and a sentence if it is another one.
+    and a list with a sentence about the change, or an empty list.
 
     Args:
-        progress: says that sentence; None says nothing.
-    Raises: DataError: no metric can.
+        progress: where the sentence is also shown.
+    Raises: DataError: no metric can tell models apart.
     """
     written, candidates = recipe.training.metric, len(split.training.candidates)
     metric = discriminating(written, split.candidates_left())
     if metric == written:
         return recipe, []
     sentence = (
-        f"{written} holds nearly all of the {candidates} candidates, whatever the model; "
-        f"training.metric is {metric} here."
+        f"{written} would include nearly all of the {candidates} candidates for any model; "
+        f"training.metric is {metric} instead."
     )
     if progress is not None:
         progress.say(sentence)
@@ -263,15 +262,15 @@ def with_selecting_metric(
 PENALTY, PENALTY_POWER = 66.0, 0.25
 L2 = 0.5
 TABLE_RATE, ADAM_RATE = 0.1, 0.01
-# Fewer steps an epoch would make early stopping evaluate too often.
+# With fewer steps per epoch, early stopping would evaluate too often.
 STEPS, LEAST_BATCH, LARGEST_BATCH = 32, 256, 4096
-# Queries of a step that has all of their pairs, at most.
+# The most queries in a step, for tasks that draw queries with all of their pairs.
 WHOLE_QUERIES = 256
 
 
 @dataclass(frozen=True)
 class Strengths:
-    """λ of each measure, the weight of squared norms, and under which measure they are."""
+    """λ of each measure, the weight of squared norms, and the measure of those norms."""
 
     penalty: list[float]
     l2: float
@@ -279,23 +278,23 @@ class Strengths:
 
 
 def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
-    """Return a recipe's `task.penalty` and `task.l2` on this corpus, as numbers.
+    """Return `task.penalty` and `task.l2` as numbers, with "auto" computed from the corpus.
 
-    Tasks with negatives of their own, or with a partition function, get no penalty and no l2 from
-    "auto": their loss keeps scores apart by itself.
+    For tasks with negatives or a partition function "auto" is 0, because their loss already lowers
+    the scores of unobserved pairs.
     """
     task, penalty, l2 = recipe.task, 0.0, 0.0
     if task.needs_penalty and "auto" in (task.penalty, task.l2):
-        met = [int((corpus.counts(side) > 0).sum()) for side in ("query", "candidate")]
-        pairs, entities = len(corpus) - corpus.repeats, met[0] * met[1]
-        penalty, l2 = PENALTY * pow(pairs / entities, PENALTY_POWER), L2 * sqrt(entities) / pairs
+        sizes = [int((corpus.counts(side) > 0).sum()) for side in ("query", "candidate")]
+        pairs, all_pairs = len(corpus) - corpus.repeats, sizes[0] * sizes[1]
+        penalty, l2 = PENALTY * pow(pairs / all_pairs, PENALTY_POWER), L2 * sqrt(all_pairs) / pairs
     penalties = [penalty] if task.penalty == "auto" else list(task.penalty)
     if task.l2 != "auto":
         return Strengths(penalties, task.l2, task.l2_measure or "examples")
-    if recipe.model.normalize:  # rows of unit norm have no length to weigh
+    if recipe.model.normalize:  # the norms are constant
         l2 = 0.0
     if l2 and task.pair_target == "value":
-        # Scores are as large as the values, and squared norms grow with scores, not their squares.
+        # Scores scale with the values, and squared norms scale linearly with scores.
         total = torch.zeros((), dtype=torch.float64)
         for block in corpus.blocks():
             if block.value is None:
@@ -308,8 +307,8 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
 
 
 def rate_of(recipe: Recipe) -> float:
-    """Return the learning rate of tables of ids: the recipe's number, or `TABLE_RATE`; of Adam
-    `ADAM_RATE`. A sweep has none: 0."""
+    """Return the learning rate of id tables: the recipe's number, or the optimizer's default;
+    0 for the solver, which has no learning rate."""
     training = recipe.training
     if not isinstance(training, StepSettings):
         return 0.0
@@ -319,12 +318,12 @@ def rate_of(recipe: Recipe) -> float:
 
 
 def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
-    """Return how many pairs a step has: the recipe's number; for "auto" a power of two from 256 to
-    4,096 that makes 32 steps an epoch or a few more.
+    """Return the number of pairs in a step: the recipe's number; for "auto" a power of two from 256
+    to 4,096 that makes at least 32 steps per epoch.
 
-    A graph encoder passes over the graph in every step, so its batch is 4,096 whatever the data.
-    Where queries are drawn with all of their pairs, a step has 256 queries, or as many as make 32
-    steps an epoch, if these are fewer. A sweep has all pairs.
+    A graph encoder passes over the graph in every step, so "auto" is 4,096 for any data. For tasks
+    that draw queries with all of their pairs, a step has 256 queries, or fewer to make 32 steps per
+    epoch. The solver has all pairs in one step.
     """
     if not isinstance(recipe.training, StepSettings):
         return len(corpus)
@@ -332,9 +331,9 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
     if size != "auto":
         return size
     if recipe.task.drawn == "whole_queries":
-        met = int((corpus.counts("query") > 0).sum())
-        queries = min(WHOLE_QUERIES, max(1, met // STEPS))
-        return max(1, round(queries * len(corpus) / met))
+        active = int((corpus.counts("query") > 0).sum())
+        queries = min(WHOLE_QUERIES, max(1, active // STEPS))
+        return max(1, round(queries * len(corpus) / active))
     if recipe.model.passes_over_graph:
         return LARGEST_BATCH
     wanted = max(1, len(corpus) // STEPS)
@@ -343,8 +342,7 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """The settings of one version's training: the recipe's tables, and numbers for one corpus in
-    place of "auto"."""
+    """A recipe's settings for training one version, with "auto" replaced by numbers."""
 
     model: EncoderSettings
     task: TaskSettings
@@ -359,7 +357,7 @@ class FitSettings:
 
     @classmethod
     def of(cls, recipe: Recipe, corpus: Corpus, version: int) -> Self:
-        """Return the settings by which a recipe trains a version on a corpus. Raises: DataError."""
+        """Return a recipe's settings for one version and corpus. Raises: DataError."""
         return cls(
             model=recipe.model,
             task=recipe.task,
@@ -375,33 +373,33 @@ class FitSettings:
 
     @property
     def traits(self) -> frozenset[Trait]:
-        """What the settings have, for keys of [training] that need it."""
+        """The traits of all tables, which keys of [training] may need."""
         tables = (self.model, self.task, self.prior, self.gramian, self.training)
         return frozenset[Trait]().union(*(table.traits for table in tables))
 
     def unmet(self, run: Collection[Trait]) -> str:
-        """Return a sentence on what the optimizer or the tables need and the run's traits lack."""
-        found = unmet({"training": self.training}, self.traits | set(run), ())
-        return found.get("training.optimizer") or found.get("training.tables", "")
+        """Return a sentence on what the optimizer or the tables need and the run lacks, or ""."""
+        sentences = unmet({"training": self.training}, self.traits | set(run), ())
+        return sentences.get("training.optimizer") or sentences.get("training.tables", "")
 
     @property
     def version_seed(self) -> int:
-        """The seed of the version's start and of its order of batches.
+        """The seed of the version's initial parameters and batch order.
 
-        With the same seed a version would be nearly compatible with the one before by accident,
-        and the next recipe would not be.
+        It differs between versions: with one seed, a version would be nearly compatible with the
+        previous one by accident.
         """
         return self.seed + 1_000_003 * self.version
 
 
 @dataclass(frozen=True)
 class Companions:
-    """The modules and tensors that a training uses in addition to its recipe.
+    """Modules that training uses in addition to its recipe.
 
     Args:
-        joint: trained together with the encoder, in place.
+        joint: trained in place, together with the encoder.
         start: an encoder of the same architecture; training starts from its parameters.
-        own: an encoder of the user's modules; a copy of it is trained in place of the recipe's.
+        own: an encoder of the user's modules; a copy of it is trained instead of the recipe's.
     """
 
     joint: JointAlignment | None = None
@@ -410,7 +408,7 @@ class Companions:
 
 
 def encoder_options(model: EncoderSettings, version: int) -> dict[str, Any]:
-    """Return the keywords that `build_encoder` takes for a version, as JSON."""
+    """Return the keyword arguments of `build_encoder` for a version, as JSON values."""
     options: dict[str, Any] = {"dim": model.dim_of(version), "scale": model.start_scale}
     if model.normalize:
         options["normalize"] = True
@@ -420,7 +418,7 @@ def encoder_options(model: EncoderSettings, version: int) -> dict[str, Any]:
 def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
     """Return the sampler of each epoch's pairs.
 
-    Raises: DataError: a column that the task needs is absent.
+    Raises: DataError: the corpus lacks a column that the task needs.
     """
     task, training = settings.task, settings.training
     measures = {
@@ -440,7 +438,7 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
         blocks = task.sparse != "exclude" and not whole and not training.sweeps
         if len(corpus) > BlockSampler.least and blocks:
             return BlockSampler(corpus, draws, weighted=task.sparse == "weight", **common)
-        # Small data, or a sampler that needs all pairs: in the order of a corpus in memory.
+        # Small data, or a sampler that needs all pairs in memory.
         corpus = corpus.in_memory()
     weight: Tensor | None = None
     if task.sparse != "none":
@@ -457,12 +455,13 @@ def prepare(
     folder: Path | None = None,
     collectives: Collectives = ALONE,
 ) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
-    """Return a run's step, the sampler of its pairs, and those of entities drawn apart, if any.
+    """Return a run's step, the sampler of its pairs, and the samplers of entities for the Gramian
+    estimators if these learn from separate draws, else None.
 
     Args:
-        folder: where tables go that are too large for memory; None maps them from temporary files.
+        folder: for tables that are too large for memory; None uses the temporary folder.
         collectives: of the processes that share each batch.
-    Raises: DataError. RecipeError: also if the machine has too little memory.
+    Raises: DataError. RecipeError: settings do not fit the run, or there is too little memory.
     """
     companions = Companions() if companions is None else companions
     training, gramian, joint = settings.training, settings.gramian, companions.joint
@@ -487,10 +486,10 @@ def prepare(
     if objective.task.wants_means:
         factors = {side: torch.cat([f, torch.ones(len(f), 1)], dim=1) for side, f in prior.items()}
     estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
-    if objective.wants_moments and not training.sweeps:  # a sweep has exact moments
+    if objective.wants_moments and not training.sweeps:  # the solver computes exact moments
         for side, columns in sampler.measures.items():
-            made = [gramian.build(encoder.dim, m, factors[side]) for m in columns.unbind(1)]
-            estimators[side] = [estimator.to(device) for estimator in made]
+            each = (gramian.build(encoder.dim, m, factors[side]) for m in columns.unbind(1))
+            estimators[side] = [estimator.to(device) for estimator in each]
     independent = gramian.is_independent and objective.wants_moments
     draws: dict[str, EntitySampler] | None = None
     if independent and isinstance(gramian, BatchEstimatorSettings):
@@ -529,22 +528,22 @@ def prepare(
 
 
 def pick_device(name: str, tables: str = "auto") -> torch.device:
-    """Return the device of a name; "auto" is CUDA if there is one.
+    """Return a device by name; "auto" is CUDA if available.
 
     Args:
-        tables: `training.tables`; for tables that are mapped from files, "auto" is the CPU.
-    Raises: RecipeError: no device has that name, or there is no CUDA.
+        tables: `training.tables`; with "mapped", "auto" is the CPU.
+    Raises: RecipeError: the name is unknown, or CUDA is not available.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise RecipeError(
-            f"--device {name} is not known; it must be auto, cpu or cuda"
+            f"--device {name} is unknown; it must be auto, cpu or cuda"
             f"{did_you_mean(name, ('auto', 'cpu', 'cuda'))}."
         )
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise RecipeError("--device cuda was asked for and this machine has none; use auto or cpu.")
-    chosen = name == "auto" and available and tables != "mapped"
-    return torch.device("cuda" if name == "cuda" or chosen else "cpu")
+        raise RecipeError("--device cuda: no CUDA device is available; use auto or cpu.")
+    automatic = name == "auto" and available and tables != "mapped"
+    return torch.device("cuda" if name == "cuda" or automatic else "cpu")
 
 
 def _encoder(
@@ -554,7 +553,7 @@ def _encoder(
     companions: Companions,
     folder: Path | None,
 ) -> Encoder:
-    """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
+    """Return the encoder to train: newly initialised from the recipe, or a copy of the user's."""
     model, seed = settings.model, settings.version_seed
     if companions.own is not None:
         sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
@@ -564,11 +563,11 @@ def _encoder(
         encoder: Encoder = companions.own.copied()
     else:
         schema = Schema.of(corpus, features=model.reads_features)
-        place = place_tables(settings, schema, device, folder)
+        tables_folder = place_tables(settings, schema, device, folder)
         generator = torch.Generator().manual_seed(seed)
         options = encoder_options(model, settings.version)
-        encoder = build_encoder(model.kind, options, schema, generator, place)
-        # From an earlier version every known row is that version's.
+        encoder = build_encoder(model.kind, options, schema, generator, tables_folder)
+        # `start_from` below overwrites the rows that an earlier version knows.
         fresh = companions.start is None
         if fresh and isinstance(model, FactorizationSettings) and model.start != "random":
             start_tables(encoder, model, corpus, seed)
@@ -582,68 +581,69 @@ def _encoder(
 log: logging.Logger = logging.getLogger(__name__)
 
 FLOAT = 4
-# A layer also has its gradient and Adam's two means.
+# The layer, its gradient, and Adam's two moments.
 LAYER_COPIES = 4
 
 
 def place_tables(
     settings: FitSettings, schema: Schema, device: torch.device, folder: Path | None
 ) -> Path | None:
-    """Return the folder from which a training's tables are mapped; None keeps them in memory.
+    """Return the folder of memory-mapped tables, or None to keep tables in memory.
 
     Args:
         schema: of the corpus.
-        folder: of the run, on the disk that has room for it; None takes one for temporary files.
-    Raises: RecipeError: the training needs more memory than there is.
+        folder: the run's folder, on a disk with enough space; None is the temporary folder.
+    Raises: RecipeError: training needs more memory than the machine has.
     """
     model, version, choice = settings.model, settings.version, settings.training.tables
     dim, sizes = model.dim_of(version), {side: len(schema.ids(side)) for side in SIDES}
     needed = needed_bytes(model, schema, version)
     needed += settings.task.candidates_bytes(sizes["candidate"], dim)
-    has = settings.traits | run_traits(device)
-    can_map = choice != "memory" and all(trait in has for trait in MAPPED.traits)
+    traits = settings.traits | run_traits(device)
+    can_map = choice != "memory" and all(trait in traits for trait in MAPPED.traits)
     exceeds = needed > machine_memory()
     if not (choice == "mapped" or (exceeds and can_map)):
         refuse_beyond_memory(settings, needed, sizes, dim)
         return None
     tables, vectors = _tables_and_vectors(model, schema, version)
     refuse_beyond_memory(settings, needed - tables - vectors, sizes, dim)
-    place = Path(tempfile.gettempdir()) if folder is None else folder
-    make_folder(place)
+    tables_folder = Path(tempfile.gettempdir()) if folder is None else folder
+    make_folder(tables_folder)
     if exceeds:
         log.warning(
-            f"Tables of {tables:,} bytes and as many vectors as there are entities do not fit into "
-            f"memory: they are mapped from files in {place}, at the speed of that disk."
+            f"Tables of {tables:,} bytes and one vector per entity do not fit into memory: they "
+            f"are mapped from files in {tables_folder}, at the speed of that disk."
         )
-    return place
+    return tables_folder
 
 
 def refuse_beyond_memory(
     settings: FitSettings, needed: int, sizes: Mapping[str, int], dim: int
 ) -> None:
-    """Raises: RecipeError: a process needs more bytes of memory than there are.
+    """Raise RecipeError if a process needs more memory than the machine has.
 
     Args:
-        sizes: entities of each side.
+        needed: bytes.
+        sizes: number of entities of each side.
         dim: D.
     """
-    there = machine_memory()
-    if needed <= there:
+    memory = machine_memory()
+    if needed <= memory:
         return
     model = settings.model
-    size, way = f"vectors of {dim} numbers", "give modules of shorter vectors"
+    size, remedy = f"vectors of {dim} numbers", "give modules with shorter vectors"
     if model.made_by_recipe:
-        size, way = f"model.dim = {dim}", "lower model.dim"
+        size, remedy = f"model.dim = {dim}", "lower model.dim"
     if settings.task.wants_all_candidates:
-        way += ", or set task.kind = 'pointwise', which needs a batch's candidates in a step only"
+        remedy += ", or set task.kind = 'pointwise', which only needs a batch's candidates"
     raise RecipeError(
         f"Training {sum(sizes.values()):,} entities with {size} needs at least "
-        f"{needed:,} bytes of memory, and this machine has {there:,}; {way}."
+        f"{needed:,} bytes of memory, and this machine has {memory:,}; {remedy}."
     )
 
 
 def run_traits(device: torch.device, *, joint: bool = False) -> frozenset[Trait]:
-    """Return the traits of a run, `joint` with a transform."""
+    """Return the traits of a run on a device, with a jointly trained transform if `joint`."""
     return traits_where(
         {
             Trait.CPU: device.type == "cpu",
@@ -654,7 +654,7 @@ def run_traits(device: torch.device, *, joint: bool = False) -> frozenset[Trait]
 
 
 def needed_bytes(model: EncoderSettings, schema: Schema, version: int) -> int:
-    """Return the bytes that a training of this version needs at least; it will use far more."""
+    """Return a lower bound of the bytes that training this version needs; it uses far more."""
     dim = model.dim_of(version)
     # Both sides' second moments are published in float64.
     moments = 2 * 2 * FLOAT * dim * dim
@@ -663,7 +663,7 @@ def needed_bytes(model: EncoderSettings, schema: Schema, version: int) -> int:
 
 
 def _tables_and_vectors(model: EncoderSettings, schema: Schema, version: int) -> tuple[int, int]:
-    """Return the bytes of the tables of ids, and of one vector for each entity."""
+    """Return the bytes of the id tables, and of one vector per entity."""
     query, candidate = (schema.ids(side) for side in SIDES)
     sizes, row = (len(query), len(candidate)), FLOAT * model.dim_of(version)
     return row * model.table_rows(*sizes), row * sum(sizes)

@@ -1,4 +1,4 @@
-"""Hooks into a running training: everything but the steps themselves is a callback."""
+"""Callbacks of the training loop: limits, checks and progress reports."""
 
 from __future__ import annotations
 
@@ -19,64 +19,63 @@ from evergram.training.step import Step
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
 
-# Steps of a run after each of which moments are looked at.
+# Moments are checked after each of the first steps of a run.
 FIRST = 3
-# What rounding may do to a symmetric matrix or its diagonal, relative to the largest entry.
+# Tolerance for asymmetry and negative diagonals, relative to the largest entry.
 ROUNDING = 1e-3
 
 
 class Callback:
     """Base class of callbacks; override the hooks that you need.
 
-    Every hook is given the run: its `steps`, `epoch` (from 1) and `seconds` so far (evaluations are
-    not counted), and `step`, which has the encoder and all else that a step works on.
+    Every hook gets the run, with its `steps`, `epoch` (from 1), `seconds` so far (without
+    evaluations), and `step`, which holds the encoder, estimators and optimizers.
 
-    A callback must not change what the run computes: it must not draw from torch's global
-    generator or change a parameter.
+    A callback must not draw from torch's global generator or change a parameter.
 
     Attributes:
-        everywhere: whether all processes of a training run it, each its own; else the first one.
+        everywhere: True to run the callback in every process, False to run it in the first only.
     """
 
     everywhere: ClassVar[bool] = False
 
     def on_start(self, run: Trainer) -> None:
-        """Run before the first epoch, in the order of the callbacks."""
+        """Called before the first epoch."""
 
     def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
-        """Run after each step. `objective` is detached; reading its value waits for the device."""
+        """Called after each step. `objective` is detached; reading it waits for the device."""
 
     def on_step_end(self, run: Trainer) -> None:
-        """Run when every callback has seen the step; the run can be saved. Not training time."""
+        """Called after every callback's `on_step`, to save the run; not part of training time."""
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
-        """Run after each epoch, with its mean objective; `last`: a limit has been reached."""
+        """Called after each epoch, with its mean objective; `last`: no other epoch follows."""
 
     def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
-        """Run after each evaluation, with the history's new entry."""
+        """Called after each evaluation, with the new entry of the history."""
 
     def on_epoch_end(self, run: Trainer, last: bool) -> None:
-        """Run when every callback has seen the epoch; its state can be saved."""
+        """Called after `on_epoch` of all callbacks, when the run can be saved."""
 
     def on_end(self, run: Trainer) -> None:
-        """Run when training is over, by an error too."""
+        """Called at the end of training, also after an error."""
 
     def stop(self, run: Trainer) -> str:
-        """Return why no epoch should follow, in a word such as "patience"; empty to go on. The
-        first process is asked alone, whatever `everywhere` is."""
+        """Return a word such as "patience" to end training, or "" to continue. Only the first
+        process calls it, even with `everywhere`."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint should hold of this callback: tensors and JSON, by name."""
+        """Return this callback's state for a checkpoint: tensors and JSON values, by name."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`; before `on_start`. Tensors must be copied."""
+        """Restore `state_dict()`; called before `on_start`. Tensors must be copied."""
 
 
 class Limits(Callback):
-    """Ends a run after the epoch in which training has taken `budget` seconds ("budget"), or in
-    which the moment `ends` of `time.monotonic()` has passed ("minutes")."""
+    """Ends training after the first epoch at whose end training has taken `budget` seconds
+    ("budget"), or `time.monotonic()` has reached `ends` ("minutes")."""
 
     def __init__(self, budget: float | None = None, ends: float | None = None) -> None:
         self.budget = math.inf if budget is None else budget
@@ -89,9 +88,8 @@ class Limits(Callback):
 
 
 class SoundNumbers(Callback):
-    """Raises TrainingError after an epoch whose objective is not finite; and where an estimator's
-    moment is not a Gramian, after each epoch and each of a run's first steps, before the loss is
-    wrong."""
+    """Raises TrainingError if an epoch's objective is not finite, or if an estimator's moment is
+    not a valid Gramian after an epoch or one of the first steps."""
 
     everywhere = True
 
@@ -109,29 +107,31 @@ class SoundNumbers(Callback):
 
 
 def refuse_wrong_moments(step: Step) -> None:
-    """Raises: TrainingError: an estimator's moment is not a finite float32 matrix [D, D + K] whose
-    Gramian is symmetric without a negative diagonal."""
+    """Raise TrainingError unless every estimator's moment is a finite float32 matrix [D, D + K]
+    whose Gramian is symmetric with a non-negative diagonal."""
     for side in SIDES:
         for estimator in step.estimators[side]:
             shape = (estimator.dim, estimator.dim + step.factors[side].shape[1])
-            moment, wrong = estimator.moment().dense, ""
+            moment, problem = estimator.moment().dense, ""
             wide = moment.dtype == torch.float64 != torch.get_default_dtype()
             if moment.shape != shape or wide:
-                wrong = f"is {moment.dtype} {list(moment.shape)} and must be float32 {list(shape)}"
+                problem = (
+                    f"is {moment.dtype} {list(moment.shape)} and must be float32 {list(shape)}"
+                )
             elif not bool(torch.isfinite(moment).all()):
-                wrong = "is not finite, perhaps as embeddings have grown past float32"
+                problem = "is not finite, perhaps because embeddings overflow float32"
             else:
                 square = moment[:, : len(moment)].float()
                 slack = ROUNDING * float(square.abs().max())
                 if float((square - square.T).abs().max()) > slack:
-                    wrong = "is not symmetric, as a Gramian Σ p u ⊗ u is"
+                    problem = "is not symmetric, as a Gramian Σ p u ⊗ u must be"
                 elif float(square.diagonal().min()) < -slack:
-                    wrong = "has a negative diagonal, which a Gramian Σ p u ⊗ u never has"
-            if wrong:
+                    problem = "has a negative diagonal entry, which a Gramian Σ p u ⊗ u never has"
+            if problem:
                 raise TrainingError(
-                    f"The {side} moment of {type(estimator).__name__} {wrong}: lower the learning "
-                    "rates of [training], or correct its update if it is your own "
-                    "(docs/extend/estimator.md)."
+                    f"The {side} moment of {type(estimator).__name__} {problem}: lower the "
+                    "learning rates of [training], or correct `update` if the estimator is your "
+                    "own (docs/extend/estimator.md)."
                 )
 
 
@@ -139,8 +139,8 @@ class ProgressReport(Callback):
     """Shows a run's steps and evaluations.
 
     Args:
-        total: steps that the run has, or has at most.
-        metric: the one to show of each evaluation; None where there is none.
+        total: number of steps; the maximum if training may stop early.
+        metric: the metric to show after each evaluation; None shows the loss after each epoch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From a trained encoder to an artefact, and from a lineage's artefact to an encoder."""
+"""Turn a trained encoder into an artefact, and load a published version's encoder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
 
-# Rows that are published at once of vectors that are mapped from a file.
+# Rows per block when publishing vectors that are mapped from a file.
 BLOCK = 65_536
-# Canaries of each side that a user's modules are tried on when they are given again.
+# Canaries of each side that must match when a user passes modules to load.
 TRIED = 64
 
 
@@ -46,26 +46,25 @@ def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None =
     """Return a published version's encoder, in evaluation mode on the CPU.
 
     Args:
-        module: the modules that the version was trained with, if they were the user's own; copies
-            of them are filled.
-    Raises: UnknownVersionError. LineageError: the version came from a file, or modules are missing
-        or not needed. ShapeError, DataError: they are other modules. IntegrityError.
+        module: your own modules that the version was trained with, if any; they are copied.
+    Raises: UnknownVersionError. LineageError: the version was imported from a file, `module` is
+        missing, or the encoder is built in. ShapeError, DataError: `module` has other modules than
+        the version was trained with. IntegrityError.
     """
     record, state, vocabularies = lineage.reader(version).encoder()
     what = f"version {version}"
     if record.kind != "module":
         if module is not None:
             raise LineageError(
-                f"The encoder of {what} is a built-in {record.kind}, so no module fits it; leave "
-                "the module out."
+                f"The encoder of {what} is a built-in {record.kind}; leave the module out."
             )
         return restore_encoder(
             record.kind, record.options, record.inputs, state, vocabularies, what
         )
     if not isinstance(module, EncoderModules):
         raise LineageError(
-            f"The encoder of {what} is made of modules that the lineage does not hold; give both, "
-            "and the functions that make their inputs: load_encoder(lineage, version, "
+            f"The encoder of {what} consists of your own modules, which the lineage does not "
+            "store; give both and their input functions: load_encoder(lineage, version, "
             "EncoderModules(…))."
         )
     schema = Schema(vocabularies, record.inputs)
@@ -76,11 +75,11 @@ def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None =
 
 
 def make_artefact(trained: Trained, split: Split, options: Mapping[str, Any]) -> Artefact:
-    """Return an artefact for `Lineage.publish`: vectors and encoder.
+    """Return an artefact with vectors and encoder for `Lineage.publish`.
 
     Args:
-        split: the one whose training corpus `trained` embeds.
-        options: the `options_of` the encoder.
+        split: the split whose training corpus `trained` embeds.
+        options: from `options_of`.
     """
     embeddings: dict[str, Any] = {}
     for side, entities, vectors in (
@@ -88,7 +87,7 @@ def make_artefact(trained: Trained, split: Split, options: Mapping[str, Any]) ->
         ("candidate", split.training.candidates, trained.candidate),
     ):
         rows = entities.vocabulary.keys, vectors
-        # In blocks if they are mapped from a file.
+        # Publish vectors that are mapped from a file in blocks.
         embeddings[side] = rows if mapping_folder(vectors) is None else partial(_blocks, *rows)
     encoder = trained.encoder
     return Artefact(
@@ -108,7 +107,7 @@ def make_artefact(trained: Trained, split: Split, options: Mapping[str, Any]) ->
 
 
 def options_of(encoder: Encoder, model: EncoderSettings, version: int) -> dict[str, Any]:
-    """Return the options that build an encoder again, as JSON."""
+    """Return the options from which an encoder can be rebuilt, as JSON values."""
     if isinstance(encoder, ModuleEncoder):
         return encoder.options
     return encoder_options(model, version)
@@ -121,6 +120,6 @@ def _blocks(ids: pa.Array, vectors: Tensor) -> Iterator[Block]:
 
 
 def held_out(entities: Side, share: float) -> Tensor:
-    """Return bool [N], the objects on which the error of an alignment is measured, chosen by a hash
-    of the id: the same ones in every version, among them half of the canaries."""
+    """Return a mask [N]: True for the objects on which alignment errors are measured. They are
+    chosen by a hash of their ids, equally in every version, and include half of the canaries."""
     return torch.from_numpy(id_hashes(entities.vocabulary.keys)) < share * 2**32

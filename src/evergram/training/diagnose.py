@@ -1,5 +1,5 @@
-"""Diagnose a version: its spectrum, its scores, and the errors of estimators, which are measured
-along a training; and write what a training does for TensorBoard."""
+"""Diagnose a version: its spectrum, its scores, and the errors of Gramian estimators during
+training; and write metrics of a training run for TensorBoard."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.step import Step
 
-# The name of the run's own estimator in the records.
+# The name of the run's own estimator in the results.
 OWN = "this run"
 # Steps between two values of the objective in TensorBoard.
 OBJECTIVES = 20
-# Pairs of a histogram of scores in TensorBoard.
+# Pairs per histogram of scores in TensorBoard.
 SCORES = 100_000
 
 
 @dataclass
 class _Shadow:
-    """One side of an estimator that learns from entities of its own."""
+    """An estimator of one side that learns from its own draws of entities."""
 
     estimator: GramianEstimator
     draws: Iterator[Draw]
@@ -68,17 +68,17 @@ class _Shadow:
 
 
 class Tracking(Callback):
-    """Gramian error and gradient error along one trajectory, of the run's own estimator and others.
+    """Measures the Gramian and gradient errors of several estimators during one training run.
 
-    The others do not change the run: each draws entities apart, embeds them with the run's
-    parameters and is measured as it would be used for the next step; one with a cache is also shown
-    the pairs of the run's step. The first measure counts. A resumed run is measured anew, from
-    where it goes on.
+    The other estimators do not change the run: each draws its own entities, embeds them with the
+    run's parameters, and is measured as it would be used in the next step. An estimator with a
+    cache also sees the pairs of the run's step. Errors are under the first measure. A resumed run
+    starts the measurements again.
 
     Args:
-        rivals: settings by name; `sampler` and `batch_size` say what each learns from.
-        counts: int64 [N] of each side, interactions.
-        every: steps between two measures; each is a pass over all entities.
+        rivals: settings of the other estimators and of their draws, by name.
+        counts: int64 [N] of each side, interactions per entity.
+        every: steps between two measurements; each passes over all entities.
         seed: of the draws.
     Source: [G2] Fig. 2 and 6.
     """
@@ -96,36 +96,36 @@ class Tracking(Callback):
         self.every = every
         self.seed = seed
         self.steps: list[int] = []
-        # By name, one entry a measure.
+        # By name, one entry per measurement.
         self.gramian_errors: dict[str, list[float]] = {}
         self.gradient_errors: dict[str, list[float]] = {}
         self._shadows: dict[str, dict[str, _Shadow]] = {}
 
     def on_step(self, run: Trainer, batch: Batch, objective: Tensor) -> None:
-        step, measured = run.step, run.steps % self.every == 0
-        if not (self.rivals or measured):
+        step, measures = run.step, run.steps % self.every == 0
+        if not (self.rivals or measures):
             return
         with step.look() as now:
             if not self._shadows:
                 self._shadows = {
-                    name: self._shadow(step, now, chosen) for name, chosen in self.rivals.items()
+                    name: self._shadow(step, now, rival) for name, rival in self.rivals.items()
                 }
             for shadows in self._shadows.values():
                 self._follow(step, now, shadows, batch.to(run.device))
-            if measured:
+            if measures:
                 self._measure(step, now, run.steps)
 
     @staticmethod
     def mean(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Return the mean over the second half of the measures, by name; the start is left out."""
+        """Return the mean over the second half of the measurements, by name."""
         return {name: fmean(each[len(each) // 2 :]) for name, each in errors.items() if each}
 
     def _shadow(
         self, run: Step, now: Embeddings, settings: EstimatorSettings
     ) -> dict[str, _Shadow]:
-        """Return an estimator of each side, as new."""
+        """Return a new estimator for each side."""
         shadows: dict[str, _Shadow] = {}
-        # One that looks at every entity is shown batches all the same.
+        # An exact estimator gets draws too, and ignores them.
         draws_by = settings if isinstance(settings, BatchEstimatorSettings) else SOGramSettings()
         for i, side in enumerate(SIDES):
             measures, factors = run.measures[side][:, :1], run.factors[side]
@@ -185,13 +185,13 @@ class Tracking(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes the objective, metrics, errors of the Gramians and scores of pairs to a folder.
+    """Writes the objective, metrics, Gramian errors and histograms of scores for TensorBoard.
 
     Args:
-        folder: one a run; `tensorboard --logdir` shows all the folders below the one it names.
+        folder: a separate one for each run.
         pairs: the observed pairs, int64 [n] rows of queries and of candidates.
-        tracking: a callback that runs before this one; its errors are written too.
-    Raises: TrainingError: the extra is not installed.
+        tracking: a callback that runs before this one, whose errors are also written.
+    Raises: TrainingError: the extra `tensorboard` is not installed.
     """
 
     def __init__(
@@ -213,11 +213,11 @@ class TensorBoard(Callback):
             self._scalar("objective", float(objective), run.steps)
         if (tracking := self.tracking) is None:
             return
-        measured = {"Gramian": tracking.gramian_errors, "gradient": tracking.gradient_errors}
-        for place in range(self.written, len(tracking.steps)):
-            for what, errors in measured.items():
+        errors_of = {"Gramian": tracking.gramian_errors, "gradient": tracking.gradient_errors}
+        for i in range(self.written, len(tracking.steps)):
+            for what, errors in errors_of.items():
                 for name, values in errors.items():
-                    self._scalar(f"{what} error/{name}", values[place], tracking.steps[place])
+                    self._scalar(f"{what} error/{name}", values[i], tracking.steps[i])
         self.written = len(tracking.steps)
 
     def on_evaluation(self, run: Trainer, record: Mapping[str, float]) -> None:
@@ -245,11 +245,11 @@ class TensorBoard(Callback):
         self.writer.add_scalar(name, value, step)
 
 
-# Rows that are widened to float64 at once.
+# Rows per block that is converted to float64.
 ROWS = 65_536
 WITHOUT_GRAMIAN = (
-    "This version is trained without a Gramian (task.penalty is 0), so there is no error of one; "
-    "--set task.penalty=VALUE to look at what it would be."
+    "This version is trained without a Gramian (task.penalty is 0), so its error cannot be "
+    "measured; --set task.penalty=VALUE measures it for another penalty."
 )
 
 
@@ -258,14 +258,14 @@ class Diagnosis:
     """The result of `diagnose`.
 
     Args:
-        version: the newest, which was measured.
-        sides: of each side ("query", "candidate") `entities`, `dim`, `effective_rank`,
+        version: the measured version, the newest.
+        sides: for each side ("query", "candidate") `entities`, `dim`, `effective_rank`,
             `largest_share` (of the eigenvalues' sum), `norm_mean` and `norm_deviation`.
-        histograms: scores of the published embeddings, of observed pairs and of random ones.
-        tracking: every estimator along the first steps of the version's own training; None where
+        histograms: scores under the published embeddings, of observed and of random pairs.
+        tracking: errors of all estimators over the first steps of the version's training; None if
             it is trained without a Gramian.
-        own: the estimator of "this run" in words: its kind, and how many entities it learns from.
-        left_out: why there is no `tracking`, one sentence.
+        own: description of "this run"'s estimator: its kind and batch size.
+        left_out: a sentence on why `tracking` is None.
     """
 
     version: int
@@ -277,8 +277,7 @@ class Diagnosis:
 
     @property
     def gramian_error(self) -> dict[str, float]:
-        """‖Ĝ − G‖ / ‖G‖ by estimator, the mean over the second half of the steps; empty without
-        `tracking`."""
+        """‖Ĝ − G‖ / ‖G‖ by estimator, averaged over the second half of the steps, if tracked."""
         tracking = self.tracking
         return {} if tracking is None else tracking.mean(tracking.gramian_errors)
 
@@ -315,8 +314,8 @@ class Diagnosis:
 def rivals(
     batch_sizes: list[int], own: EstimatorSettings | None = None
 ) -> dict[str, EstimatorSettings]:
-    """Return the settings of every estimator by its name in tables, for each of the batch sizes;
-    the recipe's `own` is among them if it is not the package's."""
+    """Return the settings of every estimator for each batch size, by display name; with the
+    recipe's `own` if it is not one of the package's kinds."""
     samplers, betas = ("uniform", "sqrt", "linear"), ("1/n", "1")
     settings: dict[str, dict[str, Any]] = {
         **{f"sampled, {name}": {"kind": "sampled", "sampler": name} for name in samplers},
@@ -327,8 +326,8 @@ def rivals(
     others: dict[str, EstimatorSettings] = {}
     for size in batch_sizes:
         draws = {"sampler": "uniform", "batch_size": size}
-        for name, chosen in settings.items():
-            others[f"{name}, |B| = {size}"] = ESTIMATORS.of(draws | chosen)
+        for name, values in settings.items():
+            others[f"{name}, |B| = {size}"] = ESTIMATORS.of(draws | values)
         if isinstance(own, BatchEstimatorSettings) and own.kind not in ESTIMATORS.own:
             name = f"{own.kind}, |B| = {size}"
             others[name] = own.model_copy(update=draws)
@@ -346,28 +345,29 @@ def diagnose(
     device: str = "auto",
     progress: Progress | bool = True,
 ) -> Diagnosis:
-    """Measure the newest version as published, and its estimators along the first steps of its
-    training, which is run again.
+    """Measure the newest version as published, and repeat the first steps of its training to
+    measure the Gramian estimators.
 
     Args:
-        recipe: the one it was trained by.
-        encoder: the modules that it was trained with, if they were your own.
-        steps: of training on which estimators are compared, at 20 of them.
-        batch_sizes: entities that each learns from, a step; 128 and 1024 by default.
-    Raises: DataError, RecipeError: the data is not what it was, or was passed in Python and is
-        not now. LineageError, ShapeError: the modules are missing, or are others.
+        recipe: the recipe that the version was trained with.
+        corpus: None loads the recipe's data.
+        encoder: your own modules that it was trained with, if any.
+        steps: number of training steps; errors are measured at 20 of them.
+        batch_sizes: entities per step that each estimator learns from; by default 128 and 1024.
+    Raises: DataError, RecipeError: the data has changed, or the version needs `corpus`.
+        LineageError, ShapeError: `encoder` is missing or is not the version's.
     """
     version = lineage.newest
     corpus = corpus_for(recipe, corpus, lineage)
     split = split_for(recipe, corpus, version, lineage.pair_history)
     training = split.training
-    load_encoder(lineage, version, encoder)  # modules that are missing, or others, are refused
+    load_encoder(lineage, version, encoder)  # raises if modules are missing or wrong
     published = final_split(split, refits=recipe.refits).training
     sides, histograms = _of_published(recipe, lineage, published)
     own = None if encoder is None else ModuleEncoder.of(encoder, training)
     settings = FitSettings.of(recipe, training, version)
-    where = pick_device(device, recipe.training.tables)
-    step, sampler, draws = prepare(settings, training, where, Companions(own=own))
+    torch_device = pick_device(device, recipe.training.tables)
+    step, sampler, draws = prepare(settings, training, torch_device, Companions(own=own))
     if not step.objective.wants_moments:
         return Diagnosis(version, sides, histograms, None, left_out=WITHOUT_GRAMIAN)
     tracking = Tracking(
@@ -379,52 +379,49 @@ def diagnose(
     callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]
     run = Trainer(step, sampler, draws, callbacks=callbacks, seed=settings.version_seed)
     run.fit(steps=steps)
-    learned = ""
+    batch_size = ""
     if isinstance(recipe.gramian, BatchEstimatorSettings):
-        own_size = recipe.gramian.batch_size if draws is not None else None
-        learned = f", |B| = {own_size or sampler.batch_size}"
-    own_row = f"{recipe.gramian.kind} ({OWN}{learned})"
-    return Diagnosis(version, sides, histograms, tracking, own_row)
+        drawn = recipe.gramian.batch_size if draws is not None else None
+        batch_size = f", |B| = {drawn or sampler.batch_size}"
+    own_name = f"{recipe.gramian.kind} ({OWN}{batch_size})"
+    return Diagnosis(version, sides, histograms, tracking, own_name)
 
 
 def _of_published(
     recipe: Recipe, lineage: Lineage, corpus: Corpus
 ) -> tuple[dict[str, dict[str, float]], Histograms]:
-    """Measure the stored embeddings of the newest version: each side's, and the scores of pairs.
-
-    Raises: DataError: the corpus lacks entities that the version has vectors of.
-    """
-    vectors, sides, places = {}, {}, {}
+    """Return statistics of each side's stored embeddings in the newest version, and histograms of
+    scores. Raises: DataError: the corpus lacks entities of the version."""
+    vectors, sides, stored_rows = {}, {}, {}
     for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
         ids, vectors[side] = lineage.embeddings(side, lineage.newest)
         rows = entities.vocabulary.rows(ids)
         if bool((rows < 0).any()):
             raise DataError(
-                f"The data lacks {int((rows < 0).sum()):,} of the {len(ids):,} objects of side "
-                f"{side} that version {lineage.newest} has vectors of; give the data that it was "
-                "trained on."
+                f"The data lacks {int((rows < 0).sum()):,} of the {len(ids):,} {side} ids of "
+                f"version {lineage.newest}; give the data that it was trained on."
             )
-        chosen, counts = recipe.task.measures_of(side), corpus.counts(side)
-        share = build_measures(chosen, counts, entities.vocabulary)[:, 0][rows]
-        parts, norms = spectrum(vectors[side], share), vectors[side].double().norm(dim=1)
+        measures, counts = recipe.task.measures_of(side), corpus.counts(side)
+        share = build_measures(measures, counts, entities.vocabulary)[:, 0][rows]
+        shares, norms = spectrum(vectors[side], share), vectors[side].double().norm(dim=1)
         sides[side] = {
             "entities": len(ids),
             "dim": vectors[side].shape[1],
-            "effective_rank": effective_rank(parts),
-            "largest_share": float(parts.max()),
+            "effective_rank": effective_rank(shares),
+            "largest_share": float(shares.max()),
             "norm_mean": float(norms.mean()),
             "norm_deviation": float(norms.std()) if len(norms) > 1 else 0.0,
         }
-        places[side] = torch.full((len(entities),), -1)
-        places[side][rows] = torch.arange(len(rows))
-    query, candidate = (places[side][corpus.column(side)] for side in SIDES)
+        stored_rows[side] = torch.full((len(entities),), -1)
+        stored_rows[side][rows] = torch.arange(len(rows))
+    query, candidate = (stored_rows[side][corpus.column(side)] for side in SIDES)
     stored = (query >= 0) & (candidate >= 0)
     pairs = query[stored], candidate[stored]
     return sides, score_histograms(vectors["query"], vectors["candidate"], pairs, seed=recipe.seed)
 
 
 def spectrum(vectors: Tensor, share: Tensor) -> Tensor:
-    """Return the eigenvalues of Σ p_a u_a ⊗ u_a as shares of their sum, ascending, float64 [D], of
+    """Return the eigenvalues of Σ p_a u_a ⊗ u_a as shares of their sum, ascending, float64 [D], for
     vectors u [N, D] and a measure p [N]."""
     moment = torch.zeros(vectors.shape[1], vectors.shape[1], dtype=torch.float64)
     for start in range(0, len(vectors), ROWS):
@@ -437,6 +434,6 @@ def spectrum(vectors: Tensor, share: Tensor) -> Tensor:
     return shares
 
 
-def effective_rank(parts: Tensor) -> float:
-    """Return exp of the entropy of shares of eigenvalues [D], between 1 and D."""
-    return float((-(parts * parts.clamp(min=1e-300).log()).sum()).exp())
+def effective_rank(shares: Tensor) -> float:
+    """Return exp(entropy) of eigenvalue shares [D], between 1 and D."""
+    return float((-(shares * shares.clamp(min=1e-300).log()).sum()).exp())

@@ -1,5 +1,5 @@
-"""What the processes of one training tell each other. All run the same program, each on its share
-of every batch; clocks and files are the first process's alone."""
+"""Communication between the processes of one training run. All run the same program, each on its
+share of every batch; only the first process reads the clock and writes files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-# Its functions keep the group that stands when they are imported, as torch._dynamo does later: the
-# group then outlives `destroy_process_group`, and its threads abort the process as it ends.
+# Import this before a process group exists. Its functions keep the group that exists at import
+# (torch._dynamo would import it later); such a group outlives `destroy_process_group`, and its
+# threads abort the process at exit.
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 
@@ -22,19 +23,19 @@ from evergram.collectives import ALONE, Collectives, process_count
 from evergram.encoders.encoder import Encoder
 from evergram.errors import TrainingError
 
-# The variable of the seconds that a process waits for the others.
+# Environment variable: how many seconds a process waits for the others.
 TIMEOUT = "EVERGRAM_PROCESS_TIMEOUT"
-# The first process may write a large checkpoint for long while the others wait.
+# The default is long because all wait while the first process writes a large checkpoint.
 SECONDS = 3600.0
-# Between the seeds of processes whose modules draw at random, as dropout does.
+# Difference between the seeds of two processes, for modules with dropout.
 SEEDS_APART = 7_919_000_003
 
 
 class ProcessCollectives(Collectives):
-    """The operations of the processes of torch's default group, which must be initialised.
+    """Collective operations of torch's default process group, which must be initialised.
 
     Args:
-        device: where what has no device yet is exchanged: "cuda" with NCCL.
+        device: for exchanging objects and CPU tensors; "cuda" with NCCL.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +56,7 @@ class ProcessCollectives(Collectives):
 
     def sparse_rows(self, gradient: Tensor, most: int, kind: str) -> Tensor:
         gradient = gradient.coalesce()
-        # What pads a process's rows adds zero to row 0.
+        # The padding adds zeros to row 0.
         both = gradient.indices()[0], gradient.values()
         ids, values = (torch.cat(self._gathered(each, most, kind)) for each in both)
         whole = torch.sparse_coo_tensor(ids[None], values, gradient.shape, check_invariants=False)
@@ -68,7 +69,7 @@ class ProcessCollectives(Collectives):
         return answer[0]
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Return the first process's tensor, on the CPU; others hand in one like it."""
+        """Return the first process's tensor, on the CPU; others pass one of the same shape."""
         moved = tensor.to(self.device, copy=True)
         with self.reaching_others():
             torch.distributed.broadcast(moved, 0)
@@ -85,7 +86,7 @@ class ProcessCollectives(Collectives):
 
     @contextmanager
     def reaching_others(self) -> Iterator[None]:
-        """Let a block exchange with the other processes.
+        """Turn communication errors inside the block into TrainingError.
 
         Raises: TrainingError: another process has ended, or did not answer in time.
         """
@@ -94,20 +95,20 @@ class ProcessCollectives(Collectives):
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise TrainingError(
-                f"Process {self.rank} of {self.size} cannot go on: another process of this "
-                f"command has ended or did not answer ({reason}). Its own message says why; start "
-                "the same command again, with any number of processes, and it resumes."
+                f"Process {self.rank} of {self.size} cannot continue: another process of this "
+                f"command has ended or did not answer ({reason}). See that process's own message; "
+                "run the same command again, with any number of processes, to resume."
             ) from error
 
 
 def join_processes(device: torch.device) -> Collectives:
-    """Return the operations of the processes that `torchrun` started; `ALONE` without it.
+    """Return the collective operations of the processes started by `torchrun`; `ALONE` without it.
 
     Processes wait for each other for EVERGRAM_PROCESS_TIMEOUT seconds, an hour by default.
 
     Args:
-        device: "cuda" makes it this process's own GPU, by LOCAL_RANK.
-    Raises: TrainingError: the others cannot be reached, or there is no such GPU.
+        device: with "cuda", the process uses the GPU of its LOCAL_RANK.
+    Raises: TrainingError: the others cannot be reached, or that GPU does not exist.
     """
     if process_count() == 1:
         return ALONE
@@ -122,9 +123,9 @@ def join_processes(device: torch.device) -> Collectives:
             raise TrainingError(
                 f"The processes of this training cannot reach each other ({error}); start them all "
                 "with torchrun, at most one for each GPU, with the same --rdzv-endpoint on every "
-                f"machine, and set {TIMEOUT} to seconds or not at all."
+                f"machine; {TIMEOUT} must be unset or a number of seconds."
             ) from error
-        # The group may be gone by then: tests end theirs themselves.
+        # Tests destroy their groups before exit.
         atexit.register(
             lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group()
         )
@@ -132,18 +133,18 @@ def join_processes(device: torch.device) -> Collectives:
 
 
 def seed_of_process(encoder: Encoder, seed: int, collectives: Collectives) -> int:
-    """Return this process's seed of torch's generator: another one in each process for a user's
-    modules, whose dropout would be the same otherwise.
+    """Return this process's seed for torch's generator. A user's modules get a different seed in
+    each process, so that dropout masks differ.
 
-    Raises: TrainingError: the encoder's modules normalise by the batch.
+    Raises: TrainingError: the encoder's modules use batch normalisation.
     """
     if collectives.size == 1 or encoder.kind != "module":
         return seed  # graph encoders normalise over all entities, which every process embeds
     for name, module in encoder.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise TrainingError(
-                f"The encoder's {name} is a {type(module).__name__}, whose statistics are of the "
-                f"rows that a process has, and {collectives.size} processes share each batch; use "
+                f"The encoder's {name} is a {type(module).__name__}, which would only normalise "
+                f"over one process's rows, and {collectives.size} processes share each batch; use "
                 "LayerNorm, or train in one process."
             )
     return seed + SEEDS_APART * collectives.rank

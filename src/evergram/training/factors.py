@@ -1,5 +1,4 @@
-"""Measures of entities, weights of pairs, factors of priors and starting vectors of tables, from
-counts, pairs and files."""
+"""Entity measures, pair weights, prior factors and initial vectors, from a corpus and files."""
 
 from __future__ import annotations
 
@@ -21,15 +20,16 @@ from evergram.encoders.kinds import FactorizationSettings
 from evergram.errors import DataError, RecipeError
 from evergram.ids import refuse_other_form
 
-# Power steps of the randomised decomposition.
+# Power iterations of the randomised decomposition.
 POWER_STEPS = 4
 
 
 def build_measures(chosen: Sequence[float | str], counts: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Return the R measures of a side, float64 [N, R]: p_a ∝ count_a^γ for each number chosen, or
-    from a file with columns `id` and `weight` for each path. Raises: DataError.
+    """Return the R measures of a side, float64 [N, R]. Raises: DataError.
 
     Args:
+        chosen: for each measure, γ of p_a ∝ count_a^γ, or the path of a file with columns `id` and
+            `weight`.
         counts: int64 [N], interactions of each entity.
         vocabulary: the ids of the side.
     """
@@ -49,14 +49,14 @@ def build_measures(chosen: Sequence[float | str], counts: Tensor, vocabulary: Vo
 
 
 def _rows_of(ids: pa.Array, vocabulary: Vocabulary, path: Path) -> Tensor:
-    """Return the row of a file for each entity of a corpus, −1 without one."""
+    """Return the file row of each vocabulary id, int64 [N]; −1 for ids that the file lacks."""
     refuse_other_form(ids, vocabulary.keys, str(path), "the corpus")
     return Vocabulary(ids).rows(vocabulary.keys)
 
 
 def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
-    """Return the vectors of a file with columns `id` and `vector`, float32 [N, K]; an id that it
-    lacks has zeros. Raises: DataError.
+    """Return the vectors of a file with columns `id` and `vector`, float32 [N, K]; zeros for ids
+    that the file lacks. Raises: DataError.
     """
     ids, chunks = read_keyed(path, "vector")
     column = chunks.combine_chunks()
@@ -67,31 +67,37 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     if not (pa.types.is_floating(numbers) or pa.types.is_integer(numbers)):
         raise DataError(f"{path} column 'vector' is {column.type}; it must hold lists of numbers.")
     flat = to_tensor(column.flatten().cast(pa.float32()))
-    alike = not column.null_count and pc.count_distinct(pc.list_value_length(column)).as_py() == 1
-    if not alike or not bool(torch.isfinite(flat).all()):
-        raise DataError(f"{path} column 'vector' needs lists of finite numbers, all of one length.")
+    lengths = pc.count_distinct(pc.list_value_length(column)).as_py()
+    if column.null_count or lengths != 1 or not bool(torch.isfinite(flat).all()):
+        raise DataError(
+            f"{path} column 'vector' needs lists of finite numbers, all of the same length."
+        )
     vectors = flat.view(len(column), -1)
     rows = _rows_of(ids, vocabulary, path)
     if not bool((rows >= 0).any()):
-        raise DataError(f"{path} knows none of the corpus's ids; is it of the other side?")
+        raise DataError(f"{path} has none of the corpus's ids; is it for the other side?")
     return vectors[rows.clamp(min=0)] * (rows >= 0)[:, None]
 
 
 def sparse_weights(
     sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
 ) -> Tensor:
-    """Return weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]."""
+    """Return the weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n].
+
+    Args:
+        sparse: "weight" for the column of that name, or "exclude" to cancel the penalty's terms.
+    """
     if sparse == "weight":
         return corpus.column("weight").double()
-    # Take the penalty of a pair off again, once however often the pair was observed.
+    # Subtract each pair's penalty once, divided among repeated observations.
     query, candidate = corpus.column("query"), corpus.column("candidate")
-    _, place, times = torch.unique(
+    _, pair, times = torch.unique(
         query * len(corpus.candidates) + candidate, return_inverse=True, return_counts=True
     )
     total = torch.zeros(len(corpus), dtype=torch.float64)
     for r, strength in enumerate(penalty):
         total += strength * measures["query"][query, r] * measures["candidate"][candidate, r]
-    weight: Tensor = -total * len(corpus) / times[place]
+    weight: Tensor = -total * len(corpus) / times[pair]
     return weight
 
 
@@ -110,32 +116,32 @@ def prior_constant(
 
 def svd_factors(matrix: Tensor, rank: int, seed: int) -> dict[str, Tensor]:
     """Return U √Σ and V √Σ of a sparse matrix's truncated singular value decomposition, [N, rank]
-    of each side, randomised, from twice as many Gaussian vectors as it keeps."""
+    for each side. It is randomised, with 2 · rank Gaussian vectors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        most = min(2 * rank, *matrix.shape)
-        left, values, right = torch.svd_lowrank(matrix, q=most, niter=POWER_STEPS)
+        samples = min(2 * rank, *matrix.shape)
+        left, values, right = torch.svd_lowrank(matrix, q=samples, niter=POWER_STEPS)
     root = values[:rank].sqrt()
     return {"query": left[:, :rank] * root, "candidate": right[:, :rank] * root}
 
 
-# What is left of a float32 row is rounding if it is less than this share of the row.
+# After a projection, a float32 row smaller than this share of its old norm is only rounding.
 ROUNDING = 1e-5
 
 
 def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor]:
-    """Return Gaussian vectors smoothed over the graph, without popularity, [N, dim] of each side.
+    """Return Gaussian vectors smoothed over the graph, without popularity, [N, dim] for each side.
 
-    With N the matrix and G ~ N(0, 1) of the candidates, candidates have NᵀN G and queries N NᵀN G,
-    without the part along the first singular vectors, which all rows share.
+    With the matrix N and G ~ N(0, 1) for the candidates, candidates get NᵀN G and queries N NᵀN G,
+    both projected off the first singular vectors, the direction of popularity.
 
-    Returns: rows of norm 1; zeros for an entity without pairs, and where only rounding is left.
+    Returns: rows of norm 1; zeros for entities without pairs, and where only rounding is left.
     """
     product, transposed = matrix.matrix, matrix.transposed
-    drawn = torch.randn(
+    noise = torch.randn(
         transposed.shape[0], dim, generator=torch.Generator().manual_seed(seed), dtype=product.dtype
     )
-    candidates = transposed @ (product @ drawn)
+    candidates = transposed @ (product @ noise)
     raw = {"query": product @ candidates, "candidate": candidates}
     vectors = {}
     for side, direction in zip(SIDES, matrix.leading_pair(), strict=True):
@@ -146,49 +152,49 @@ def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Ten
 
 
 def start_tables(encoder: Encoder, model: FactorizationSettings, corpus: Corpus, seed: int) -> None:
-    """Write the starting vectors of `model.start` into an encoder's tables, in place.
+    """Write the initial vectors of `model.start` into an encoder's tables, in place.
 
-    Entities without a pair keep their random rows: the matrix says nothing about them, and rows of
-    zeros would get no gradient from each other. The same seed and number of threads give the same
-    bits.
+    Entities without a pair keep their random rows: the matrix has no information about them, and
+    rows of zeros would get no gradient. The same seed and number of threads give identical bits.
 
-    Raises: RecipeError: the tables cannot start from vectors.
+    Raises: RecipeError: the tables are mapped from files.
     """
     assert isinstance(encoder, Factorization)
     if encoder.tables_folder is not None:
         raise RecipeError(
-            f"model.start = {model.start!r} writes vectors into tables in memory, and the tables "
-            "are mapped from files, as training.tables or too little memory has it; set "
-            "model.start = 'random', or change the other."
+            f"model.start = {model.start!r} needs tables in memory, and they are mapped from files "
+            "because of training.tables or too little memory; set model.start = 'random', or keep "
+            "the tables in memory."
         )
     vectors = smooth_start(NormalisedMatrix.of(corpus), encoder.dim, seed)
     scale = model.start_scale * encoder.dim**0.5
     scene = encoder.read(corpus)
     for side, table in (("query", encoder.query), ("candidate", encoder.candidate)):
         rows = vectors[side]
-        known = (corpus.counts(side) > 0) & rows.any(dim=1)  # the others keep their random rows
+        has_vector = (corpus.counts(side) > 0) & rows.any(dim=1)
         rows = rows if model.normalize else rows * scale
         with torch.no_grad():
-            table.weight[scene.ids(side)[known]] = rows[known].to(table.weight)
+            table.weight[scene.ids(side)[has_vector]] = rows[has_vector].to(table.weight)
 
 
 def distinct_pairs(corpus: Corpus) -> Tensor:
-    """Return the observed pairs, each once and in their order, int64 [2, n]."""
+    """Return the distinct observed pairs, sorted by query and candidate, int64 [2, n]."""
     size = len(corpus.candidates)
     keys = torch.unique(corpus.column("query") * size + corpus.column("candidate"))
     return torch.stack([keys // size, keys % size])
 
 
-# Added to the pairs of an entity, so that one with few of them does not weigh as much as its few.
+# Added to the degrees, so that entities with few pairs do not get large weights.
 DAMPING = 5.0
 LEADING_STEPS = 20
 
 
 @dataclass(frozen=True)
 class NormalisedMatrix:
-    """(D_u + 5)^-½ R (D_i + 5)^-½: R is 1 where a pair was observed, D its sums over rows, columns.
+    """(D_u + 5)^-½ R (D_i + 5)^-½, where R is 1 for observed pairs, and D_u, D_i are its row and
+    column sums.
 
-    The matrices are sparse COO; `degrees` has the distinct pairs of each entity of a side, [N].
+    The matrices are sparse COO; `degrees` has the number of distinct pairs per entity, [N] a side.
     """
 
     matrix: Tensor
@@ -197,7 +203,7 @@ class NormalisedMatrix:
 
     @classmethod
     def of(cls, corpus: Corpus, dtype: torch.dtype = torch.float32) -> NormalisedMatrix:
-        """Return the matrix of a corpus; a pair counts once, however often it was observed."""
+        """Return the matrix of a corpus; repeated pairs count once."""
         shape, pairs = (len(corpus.queries), len(corpus.candidates)), distinct_pairs(corpus)
         degrees = {
             side: torch.bincount(rows, minlength=size).to(dtype)
@@ -209,8 +215,8 @@ class NormalisedMatrix:
         return cls(matrix, matrix.t().coalesce(), degrees)
 
     def leading_pair(self) -> tuple[Tensor, Tensor]:
-        """Return the first singular vectors, [queries] and [candidates] of norm 1: the direction of
-        popularity, about √counts, from which the power iteration starts."""
+        """Return the first singular vectors, [queries] and [candidates], of norm 1: the direction
+        of popularity, about √counts. Power iteration from √counts finds them."""
         right = self.degrees["candidate"].sqrt()[:, None]
         for _ in range(LEADING_STEPS):
             right = functional.normalize(self.transposed @ (self.matrix @ right), dim=0)

@@ -1,4 +1,4 @@
-"""A first recipe for interactions that nobody has described yet: what `evergram init` calls."""
+"""Write a first recipe for a file or folder of interactions, for `evergram init`."""
 
 from __future__ import annotations
 
@@ -35,36 +35,34 @@ from evergram.training.build import load_corpus, split_for
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.recipe import toml_value
 
-# A table takes a few times its file's bytes while it is read.
+# Reading a table takes a few times its file size in memory.
 SHARE_OF_MEMORY = 4
-# The share of the latest interactions that is held out of this many, and of fewer.
+# Share of the latest interactions to hold out, from this many interactions on, and below.
 LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
-# The fewest pairs that select, and that test, in a split by time.
+# A split by time needs at least this many selection pairs, and as many test pairs.
 LEAST = 30
 AT_RANDOM = {"kind": "random", "share": 0.1}
-# By interactions: the dim up to so many, and the most epochs. Rules of thumb; 'evergram tune'
-# searches both on the data itself.
+# Up to this number of interactions: the dim, and the maximum number of epochs. Rules of thumb;
+# 'evergram tune' searches for better values on the data.
 DIMS = ((20_000, 16), (200_000, 32), (20_000_000, 64))
 LARGEST_DIM = 128
 EPOCHS = ((1_000_000, 100), (20_000_000, 50))
 FEWEST_EPOCHS = 20
-# What to do with more than one file.
-_SEVERAL = (
-    "; several tables become one by 'evergram prepare FILE... FOLDER', and 'evergram init FOLDER'"
-)
-# What is in a folder, by the first of these patterns that it has a file of.
+# The remedy for more than one file.
+_SEVERAL = "; for several tables run 'evergram prepare FILE... FOLDER', then 'evergram init FOLDER'"
+# Kinds of folders: the first pattern that matches a file in the folder decides.
 _FOLDERS = (
     *((PREPARED_RECORD, "prepared"), ("**/*.parquet", "table")),
     *(("**/ratings.csv*", "movielens"), ("**/ratings.dat*", "movielens")),
     *((f"**/*{suffix}", "table") for suffix in SUFFIXES),
 )
-# What a file is, by the end of its name.
+# Kinds of files, by suffix.
 _FILES = ((SUFFIXES, "table"), ((".txt", ".txt.gz"), "adjacency_list"), ((".zip",), "movielens"))
 
 
 class Source(NamedTuple):
-    """The data at a path: `data.kind` of a recipe, and of a table the file's own name of the column
-    of each role, the roles that nobody named, and the columns that are not read."""
+    """The data at a path: `data.kind`, and for a table the column of each role, the roles whose
+    column was guessed, and the unused columns."""
 
     kind: str
     columns: Mapping[str, str] = {}
@@ -72,28 +70,28 @@ class Source(NamedTuple):
     unread: Sequence[str] = ()
 
     def sentences(self) -> Iterator[str]:
-        """Yield what the data is read as, and what was guessed, in sentences."""
+        """Yield sentences on how the data is read and what was guessed."""
         yield f"Read as {self.kind}."
         if self.columns:
             yield f"Columns: {', '.join(f'{r} is {name}' for r, name in self.columns.items())}."
         if self.guessed:
             guessed = ", ".join(self.guessed)
-            yield f"Guessed by their names: {guessed}; --column ROLE=NAME names another."
+            yield f"Guessed from column names: {guessed}; --column ROLE=NAME chooses another."
         if self.unread:
             unread = ", ".join(name or "a column without a name" for name in self.unread)
-            yield f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one."
+            yield f"Not used: {unread}; --column time=NAME, value=NAME or weight=NAME uses one."
 
 
 def source_at(
     path: Path, kind: str | None = None, named: Mapping[str, str] | None = None
 ) -> Source:
-    """Return what is at a path.
+    """Return the kind and columns of the data at a path.
 
     Args:
-        kind: `data.kind`; None tells it by the name of the file, or by what is in the folder.
-        named: by role, columns of a table; the others are told by their names.
-    Raises: DataError: the path does not exist, its kind or a column cannot be told, or a table is
-        too large to be read at once.
+        kind: `data.kind`; None guesses it from the file name or the folder's content.
+        named: columns of a table by role; the others are guessed from the column names.
+    Raises: DataError: the path does not exist, its kind or a column cannot be guessed, or a table
+        is too large for memory.
     """
     if not path.exists():
         raise DataError(f"There is no file or folder {path}{_SEVERAL}.")
@@ -105,15 +103,14 @@ def source_at(
         )
     if kind != "table":
         if named:
-            raise DataError(f"{path} is read as {kind}, which has no columns: --column is of none.")
+            raise DataError(f"{path} is read as {kind}, which has no columns; leave out --column.")
         return Source(kind)
     files = source_files(path)
     size, limit = sum(file.size() for file in files), machine_memory() // SHARE_OF_MEMORY
     if size > limit:
         raise DataError(
-            f"{path} has {size:,} bytes, and a table of more than {limit:,} is not read at once "
-            f"here; write it to a folder by 'evergram prepare {path} FOLDER', and run 'evergram "
-            "init FOLDER'."
+            f"{path} has {size:,} bytes, and on this machine a table must have at most {limit:,}; "
+            f"run 'evergram prepare {path} FOLDER', then 'evergram init FOLDER'."
         )
     first = TableStream(files[0])
     columns, guessed = columns_of(first.name, first.names, named or {})
@@ -121,50 +118,50 @@ def source_at(
 
 
 def _kind_of(path: Path) -> str:
-    """Return the kind that a path's name, or a folder's content, tells."""
+    """Return the kind of data, guessed from a file's name or a folder's content."""
     name = path.name.lower()
     if path.is_dir():
-        told = [kind for pattern, kind in _FOLDERS if any(path.glob(pattern))]
+        kinds = [kind for pattern, kind in _FOLDERS if any(path.glob(pattern))]
     else:
-        told = [kind for endings, kind in _FILES if name.endswith(endings)]
-    if not told:
-        what = "a folder" if path.is_dir() else "a file"
+        kinds = [kind for endings, kind in _FILES if name.endswith(endings)]
+    if not kinds:
+        what = "folder" if path.is_dir() else "file"
         raise DataError(
-            f"{path} is {what} of no known kind; tables end in {', '.join(SUFFIXES)}. Say by "
-            f"--kind what else it is: {', '.join(path_kinds())}{_SEVERAL}."
+            f"{path} is a {what} of unknown kind; tables end in {', '.join(SUFFIXES)}. Otherwise "
+            f"give --kind: {', '.join(path_kinds())}{_SEVERAL}."
         )
-    if name.endswith(".txt"):  # a first line that names a query and a candidate is of a table
+    if name.endswith(".txt"):  # a header with a query and a candidate means a table
         with path.open("rb") as file:
             line = file.readline(HEADER).decode("utf-8-sig", errors="replace").strip()
         for separator in DELIMITERS:
             if {"query", "candidate"} <= guess(line.split(separator)).keys():
                 raise DataError(
-                    f"The first line of {path} names columns, so it is a table, and .txt is for "
-                    "lines of ids; give it a name that ends in "
+                    f"The first line of {path} names columns, so it is a table, but .txt files are "
+                    "read as lines of ids; give it a name that ends in "
                     f"{'.csv' if separator in ',;' else '.tsv'}."
                 )
-    return told[0]
+    return kinds[0]
 
 
 def columns_of(
     source: str, names: Sequence[str], named: Mapping[str, str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the column of each role that a table has, and the roles that were guessed.
+    """Return a table's column for each role, and the roles whose column was guessed.
 
     Args:
         source: name of the table, for errors.
         names: its columns.
-        named: by role, those that the user named.
-    Raises: DataError: a column is missing, or cannot be told.
+        named: columns by role, as the user named them.
+    Raises: DataError: a named column does not exist, or a role's column cannot be guessed.
     """
     for role in named.keys() - set(ROLES):
         raise DataError(
-            f"--column {role}=… names no role; the roles are: {', '.join(ROLES)}"
+            f"--column {role}=…: {role!r} is not a role; the roles are: {', '.join(ROLES)}"
             f"{did_you_mean(role, ROLES)}."
         )
     refuse_unknown(source, named.values(), names)
     columns = {**{role: role for role in ROLES if role in names}, **named}
-    guessed, untold = [], {}
+    guessed, unclear = [], {}
     for role, likely in suggestions(names).items():
         left = [name for name in likely if name not in columns.values()]
         if role in columns or (not left and role in ("value", "time")):
@@ -173,20 +170,20 @@ def columns_of(
             columns[role] = left[0]
             guessed.append(role)
         else:
-            untold[role] = f"may be {' or '.join(left)}" if left else "has no likely name"
-    if untold:
+            unclear[role] = f"may be {' or '.join(left)}" if left else "has no likely name"
+    if unclear:
         raise DataError(
-            f"Not all columns of {source} can be told by their names: "
-            f"{'; '.join(f'the {role} {why}' for role, why in untold.items())}; its columns are: "
-            f"{', '.join(names)} (if that is a row, write a line of names above it). Say it by "
-            f"{' '.join(f'--column {role}=NAME' for role in untold)}."
+            f"Cannot guess all columns of {source} from their names: "
+            f"{'; '.join(f'the {role} {why}' for role, why in unclear.items())}; its columns are: "
+            f"{', '.join(names)} (if these are data, add a header line). Give "
+            f"{' '.join(f'--column {role}=NAME' for role in unclear)}."
         )
     return {role: columns[role] for role in ROLES if role in columns}, tuple(guessed)
 
 
 class FirstRecipe(NamedTuple):
-    """A recipe that fits data, as TOML with comments and checked; and what the data is, as JSON
-    (docs/commands.md) and in sentences."""
+    """A recipe for some data, as commented TOML and as a checked `Recipe`; and a description of the
+    data, as JSON (docs/commands.md) and in sentences."""
 
     text: str
     recipe: Recipe
@@ -204,89 +201,90 @@ def first_recipe(
 ) -> FirstRecipe:
     """Return a recipe for the interactions at a path.
 
-    With times the latest 5 % are held out (10 % of fewer than 100,000), else a tenth of the pairs
-    at random, also where so short a time has too few pairs to judge by.
+    It holds out the latest 5 % of interactions (10 % if there are fewer than 100,000). Without
+    times, or if this gives too few pairs, it holds out a random tenth.
 
     Args:
-        path: a file or folder that `data.path` of a recipe can name.
-        kind: as `data.kind`; None tells it by the path.
-        columns: by role, columns of a table; the others are told by their names.
-        drop_bad_rows: leave out the rows that cannot be used, as `data.bad_rows = "drop"`.
-        folder: where the recipe will be, to which its path is relative; None for the working one.
-    Raises: DataError: the data cannot be read, the kind or a column cannot be told, or there is too
-        little data to judge a model by.
+        path: a file or folder, as for `data.path`.
+        kind: as `data.kind`; None guesses it from the path.
+        columns: columns of a table by role; the others are guessed from the column names.
+        drop_bad_rows: set `data.bad_rows = "drop"`.
+        folder: the recipe's future folder, to which paths are relative; None is the working
+            directory.
+    Raises: DataError: the data cannot be read, its kind or a column cannot be guessed, or there is
+        too little of it to evaluate a model.
     """
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise DataError(
-            f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
+            f"The path {str(path)!r} is not valid UTF-8, which a recipe needs; rename the file."
         ) from None
     source, folder = source_at(path, kind, columns), folder or Path()
-    where = str(path) if path.is_absolute() else os.path.relpath(path, folder)
-    data: dict[str, Any] = {"kind": source.kind, "path": where}
+    data_path = str(path) if path.is_absolute() else os.path.relpath(path, folder)
+    data: dict[str, Any] = {"kind": source.kind, "path": data_path}
     if renamed := {role: name for role, name in source.columns.items() if role != name}:
         data["columns"] = renamed
     if drop_bad_rows:
         data["bad_rows"] = "drop"
-    # Of the letters of the path's name that a recipe's may have.
+    # Keep only characters that a lineage's name may have.
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.resolve().name.split(".")[0])[:60].strip("-_")
     name = name if is_name(name) else "embeddings"
 
     def recipe_of(**more: Any) -> Recipe:
         return Recipe.of({"name": name, "data": data, **more}, folder=folder)
 
-    corpus, why = load_corpus(recipe_of()), []
-    held: dict[str, Any] = AT_RANDOM
+    corpus, notes = load_corpus(recipe_of()), []
+    held_out: dict[str, Any] = AT_RANDOM
     split = None
     if corpus.has_times:
         by_time = {"kind": "time", "last": LATEST if len(corpus) >= MANY else LATEST_OF_FEW}
-        with suppress(DataError):  # it has too few pairs
+        with suppress(DataError):  # raised if there are too few pairs
             timed = split_for(recipe_of(split=by_time), corpus, 0)
             if min(len(timed.selection), len(timed.test)) >= LEAST:
-                held, split = by_time, timed
+                held_out, split = by_time, timed
         if split is None:
-            why.append(
-                f"Pairs are held out at random, although there are times: the last "
-                f"{by_time['last']} hold fewer than {LEAST} new pairs to select by, or to test by."
+            notes.append(
+                f"Pairs are held out at random although there are times, because the last "
+                f"{by_time['last']} have fewer than {LEAST} new pairs to select or to test."
             )
     if split is None:
         split = split_for(recipe_of(split=AT_RANDOM), corpus, 0)
     survey = Survey.of(corpus, split)
-    text = recipe_text(name, data, held, survey)
+    text = recipe_text(name, data, held_out, survey)
     recipe = Recipe.of(tomllib.loads(text), folder=folder)
     chosen = {
-        "split": held["kind"],
+        "split": held_out["kind"],
         "dim": recipe.model.dim_of(0),
         "epochs": recipe.training.epochs,
     }
     facts = {**source._asdict(), **asdict(survey), "cold_share": survey.cold_share, **chosen}
-    return FirstRecipe(text, recipe, facts, [*source.sentences(), *survey.sentences(), *why])
+    return FirstRecipe(text, recipe, facts, [*source.sentences(), *survey.sentences(), *notes])
 
 
 def recipe_text(
     name: str, data: Mapping[str, Any], split: Mapping[str, Any], survey: Survey
 ) -> str:
-    """Return the recipe as TOML, without a line break at its end."""
-    dim = next((dim for most, dim in DIMS if survey.rows <= most), LARGEST_DIM)
-    # No more than half of the smaller side's ids.
+    """Return the recipe as TOML, without a final line break."""
+    dim = next((dim for rows, dim in DIMS if survey.rows <= rows), LARGEST_DIM)
+    # At most half the number of ids of the smaller side.
     dim = max(2, min(dim, min(survey.queries, survey.candidates) // 2))
-    epochs = next((most for rows, most in EPOCHS if survey.rows <= rows), FEWEST_EPOCHS)
+    epochs = next((epochs for rows, epochs in EPOCHS if survey.rows <= rows), FEWEST_EPOCHS)
     data_lines, split_lines = [*_keys(data)], [*_keys(split)]
     if survey.highest_value is not None:
         value = f"# minimum_value = {survey.highest_value:g}"
-        data_lines.append(f"{value}  # would leave out interactions of a smaller value")
+        data_lines.append(f"{value}  # would drop interactions with a smaller value")
     if survey.cold_share > 0.5:
         split_lines += [
-            "# More than half of what is held out has ids that training never sees; hold out less, "
-            "or describe",
-            '# ids by features and set model.kind = "two_tower".',
+            "# More than half of the held-out pairs have ids that training never sees; hold out "
+            "less, or add",
+            '# features of the ids and set model.kind = "two_tower".',
         ]
     line = "\n"
     return f"""\
 # Written by evergram init for {toml_value(data["path"])}:
 {line.join(f"# {sentence}" for sentence in survey.sentences())}
-# docs/recipes.md explains all keys; those that are not here have defaults.
+# docs/recipes.md explains all keys; omitted keys have defaults.
 name = {toml_value(name)}
 
 [data]
@@ -297,24 +295,24 @@ name = {toml_value(name)}
 
 [model]
 kind = "factorization"  # a vector for each id
-dim = {dim}  # numbers of a vector; [{dim}, N]: N from version 1 on
+dim = {dim}  # length of the vectors; [{dim}, N]: N from version 1 on
 
 [task]
-penalty = "auto"  # λ, the weight of the penalty on all pairs: by the size of the data
+penalty = "auto"  # λ, the weight of the penalty on all pairs, from the size of the data
 l2 = "auto"  # the weight of squared norms, likewise
 
 [training]
 epochs = {epochs}  # at most
-patience = 10  # ends after this many evaluations without a better one"""
+patience = 10  # stop after this many evaluations without improvement"""
 
 
 def _keys(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines of keys, with comments after their values."""
-    held_out = "are held out: some choose the epoch, the others are reported"
+    """Yield a line for each key, with a comment."""
+    held_out = "are held out: some choose the epoch, the others are for the reported metrics"
     comments = {
         "path": "" if Path(table.get("path", "")).is_absolute() else "relative to this file",
-        "columns": "the file's own names",
-        "bad_rows": "rows that cannot be used are left out, with a warning",
+        "columns": "the file's column names",
+        "bad_rows": "bad rows are left out, with a warning",
         "last": f"the latest {held_out}",
         "share": f"of the pairs {held_out}",
     }
@@ -325,13 +323,14 @@ def _keys(table: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Survey:
-    """What is in a corpus, and in its split for version 0.
+    """Statistics of a corpus and of its split for version 0.
 
     Args:
         repeats: interactions that repeat an earlier pair.
-        density: distinct pairs, as a share of all pairs of a query with a candidate.
-        unknown_queries, unknown_candidates: of the held-out pairs, those whose query, or else
-            candidate, training never saw. The first are left out, the second are certain misses.
+        density: distinct pairs as a share of queries × candidates.
+        unknown_queries, unknown_candidates: number of held-out pairs whose query, or whose
+            candidate, is not in the training data. The first are left out; the second always count
+            as misses.
     """
 
     rows: int
@@ -371,14 +370,14 @@ class Survey:
 
     @property
     def cold_share(self) -> float:
-        """The share of held-out pairs with an id that training never saw."""
+        """The share of held-out pairs with an id that is not in the training data."""
         return (self.unknown_queries + self.unknown_candidates) / max(1, self.held_out)
 
     def sentences(self) -> Iterator[str]:
-        """Yield what was counted, in sentences."""
+        """Yield the statistics as sentences."""
         yield (
             f"{self.rows:,} interactions of {self.queries:,} queries with {self.candidates:,} "
-            f"candidates: {self.density:.3%} of all pairs."
+            f"candidates: {self.density:.3%} of all possible pairs."
         )
         yield f"{self.repeats:,} of them repeat an earlier pair ({self.repeats / self.rows:.1%})."
         if self.first_time is None or self.last_time is None:
@@ -392,7 +391,7 @@ class Survey:
             if feature.warning:
                 yield feature.warning
         yield (
-            f"Of {self.held_out:,} pairs to select and test by, {self.cold_share:.1%} have an id "
-            f"that training never sees: in {self.unknown_queries:,} the query (they are left out), "
-            f"in {self.unknown_candidates:,} the candidate (certain misses)."
+            f"Of {self.held_out:,} held-out pairs, {self.cold_share:.1%} have an id that training "
+            f"never sees: the query in {self.unknown_queries:,} (left out), the candidate in "
+            f"{self.unknown_candidates:,} (always misses)."
         )

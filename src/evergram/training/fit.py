@@ -1,4 +1,4 @@
-"""Fit one encoder: select the best epoch, and if the recipe refits, train on all but the test."""
+"""Train an encoder and keep its best epoch; with a refit, train again on all but the test pairs."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from evergram.training.selection import (
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a training runs, and what surrounds it.
+    """The environment of a training run: device, files, reporting and time limit.
 
     Args:
-        device: of the parameters while they are trained.
+        device: where the parameters are trained.
         progress: shows steps and evaluations.
-        folder: of checkpoints, from which an interrupted run resumes. None saves nothing.
-        checkpoints: when they are written, how many are kept, whether they are read.
-        callbacks: of the search for the best epoch; a refit has none.
+        folder: for checkpoints, from which an interrupted run resumes; None saves nothing.
+        checkpoints: when they are written, and whether the run resumes from them.
+        callbacks: for the search for the best epoch; not used in a refit.
         title: the run's name in the folder, in progress and in warnings.
-        warns: whether warnings are logged; the result has them in any case.
-        test_queries: number that is ranked for the result's metrics; None follows the recipe.
-        ends: when the run should be over, by `time.monotonic()`; None has no limit.
-        collectives: of the processes that share batches and evaluations; the first does the rest.
+        warns: whether to log warnings; the result always has them.
+        test_queries: number of test queries ranked for the final metrics; None follows the recipe.
+        ends: `time.monotonic()` at which the run should end; None is no limit.
+        collectives: of the processes that share batches and evaluations.
     """
 
     device: torch.device
@@ -62,7 +62,7 @@ class RunContext:
     ends: float | None = None
 
     def share_of_time(self, share: float) -> float | None:
-        """Return when a share of the time until `ends` will be over; None without a limit."""
+        """Return the clock's time after a share of the time left; None without a limit."""
         now = time.monotonic()
         return None if self.ends is None else now + share * (self.ends - now)
 
@@ -74,8 +74,8 @@ def ends_after(minutes: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Refit:
-    """A last training on the pairs of training and of selection, for as many steps as selection
-    found best; `companions` are in the rows of that corpus."""
+    """A final training on training and selection pairs, for as many steps as the best epoch had;
+    `companions` use the rows of that corpus."""
 
     split: Split
     companions: Companions = field(default_factory=Companions)
@@ -83,23 +83,23 @@ class Refit:
 
 @dataclass
 class Trained:
-    """A trained encoder with its embeddings, its metrics and its history.
+    """A trained encoder with its embeddings, metrics and history.
 
     Args:
         encoder: at its best epoch, or refitted; in evaluation mode, on the CPU.
-        query, candidate: [N, D], of the entities of the corpus it was last trained on.
-        metrics: on the test pairs, `model` and `popularity`.
-        sample: the metrics of each query, where a sample of the test queries was ranked.
-        test_queries: number that was ranked.
-        history: one entry an evaluation: epoch, seconds of training, objective, the metric.
-        best_epoch: epochs that the kept encoder has had.
-        seconds: of training, without evaluations.
+        query, candidate: [N, D], embeddings of the entities of the last training corpus.
+        metrics: on the test pairs, of "model" and of "popularity".
+        sample: the metrics of each ranked query, if only a sample of the test queries was ranked.
+        test_queries: number of test queries that were ranked.
+        history: one entry per evaluation: epoch, seconds of training, objective, the metric.
+        best_epoch: number of epochs after which the metric was best.
+        seconds: training time without evaluations.
         state_bytes: of the Gramian estimators.
         ended: the limit that ended training: "patience", "epochs", "budget" or "minutes".
         refit: `steps`, `interactions` and `seconds` of the refit, if there was one.
-        penalty, l2, l2_measure, optimizer, batch_size, table_rate: as they were used.
+        penalty, l2, l2_measure, optimizer, batch_size, table_rate: the values used.
         pilots: see `training.pilots`.
-        warnings: sentences for a person to read.
+        warnings: sentences for the user.
     """
 
     encoder: Encoder
@@ -135,19 +135,19 @@ def fit_encoder(
     """Train a version's encoder on `split.training`, keep its best epoch, and measure it.
 
     Args:
-        version: gives the run its seed, and the model its dims.
-        refit: train once more from the start, on this, for as many steps.
+        version: decides the seed and the model's dims.
+        refit: afterwards, train a new encoder on this split for as many steps as the best epoch.
     Raises: TrainingError: the loss is not finite. DataError, RecipeError.
     """
     companions = Companions() if companions is None else companions
-    settings, together = recipe.training, context.collectives
-    # A refit takes about as long again.
+    settings, collectives = recipe.training, context.collectives
+    # A refit takes about as long as the search.
     first = context if refit is None else replace(context, ends=context.share_of_time(0.5))
     fitting = FitSettings.of(recipe, split.training, version)
     job = _Job(recipe, fitting, split, first, companions)
     after = 0
     if companions.joint is not None and isinstance(recipe.upgrade, GradientUpgrade):
-        # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
+        # The task's best epoch comes before a joint model is compatible ([BC]'s code).
         after = recipe.upgrade.transform_training.select_after
     stopping = EarlyStopping(settings.metric, settings.patience, after)
     run = job.trainer(stopping)
@@ -161,7 +161,7 @@ def fit_encoder(
         encoder = run.finish(stopping.kept)
     else:
         steps, split = stopping.best_epoch * len(run.sampler), refit.split
-        # Free what the search trained: it is as large as what follows.
+        # Free the first model's memory before the refit.
         stopping.kept = {}
         del run
         again = replace(context, title=f"{context.title} refit")
@@ -174,14 +174,14 @@ def fit_encoder(
     ranked = context.test_queries
     if ranked is None:
         sizes = {"query": len(split.training.queries), "candidate": len(split.training.candidates)}
-        tested, work = len(torch.unique(split.test.query)), ranking_work(encoder, sizes)
-        ranked, _ = queries_to_rank(tested, work, settings.evaluate_share, trained)
+        queries, work = len(torch.unique(split.test.query)), ranking_work(encoder, sizes)
+        ranked, _ = queries_to_rank(queries, work, settings.evaluate_share, trained)
     warnings = warned(settings, stopping, ended, context.title)
-    for sentence in warnings if context.warns and together.is_first else ():
+    for sentence in warnings if context.warns and collectives.is_first else ():
         log.warning(sentence)
     objective = run.step.objective
     return replace(
-        judge(encoder, split, recipe, ranked, together),
+        judge(encoder, split, recipe, ranked, collectives),
         history=stopping.history,
         best_epoch=stopping.best_epoch,
         seconds=seconds,
@@ -200,7 +200,7 @@ def fit_encoder(
 
 @dataclass(frozen=True)
 class _Job:
-    """One training: its settings, its data, and where it runs."""
+    """One training: its settings, data and environment."""
 
     recipe: Recipe
     settings: FitSettings
@@ -209,20 +209,19 @@ class _Job:
     companions: Companions
 
     def trainer(self, stopping: EarlyStopping | None = None, steps: int = 0) -> Trainer:
-        """Return its trainer, which resumes, and selects an epoch by `stopping` or refits for
-        `steps`."""
+        """Return a trainer that selects an epoch with `stopping`, or refits for `steps`."""
         settings, context, split = self.settings, self.context, self.split
         folder = context.folder if context.collectives.is_first else None
-        where = context.device, self.companions, folder, context.collectives
-        run = Trainer(*prepare(settings, split.training, *where), seed=settings.version_seed)
+        environment = context.device, self.companions, folder, context.collectives
+        run = Trainer(*prepare(settings, split.training, *environment), seed=settings.version_seed)
         metric = None if stopping is None else stopping.metric
         identity: dict[str, str] = {}
         if folder is not None:
             purpose = f"refit, {steps} steps" if stopping is None else ""
             recipe = self.recipe.model_dump_json()
             identity = run_identity(recipe, settings.version, split, self.companions, purpose)
-        chosen = identity, context.checkpoints, context.progress
-        run.callbacks += [Checkpoints(folder, context.title, *chosen), SoundNumbers()]
+        options = identity, context.checkpoints, context.progress
+        run.callbacks += [Checkpoints(folder, context.title, *options), SoundNumbers()]
         if stopping is not None:
             stopping.copied = run.copied
             run.callbacks += [Limits(settings.training.budget, context.ends), stopping]
@@ -231,8 +230,8 @@ class _Job:
         return run
 
     def plan_selection(self, stopping: EarlyStopping, run: Trainer) -> int:
-        """Let the selection rank as many queries, as often, as the recipe's share allows. Return
-        the multiply-adds of an epoch of training."""
+        """Set how often evaluations run and how many queries they rank, within the recipe's share.
+        Return the multiply-adds of one training epoch."""
         settings, split = self.settings.training, self.split
         counts = {side: split.training.counts(side) for side in SIDES}
         passes = self.settings.model.passes_over_graph
@@ -253,11 +252,11 @@ def judge(
     queries: int | None = None,
     together: Collectives = ALONE,
 ) -> Trained:
-    """Measure an encoder, trained or not, on a version's data.
+    """Return an encoder's embeddings and test metrics on a version's data; it need not be trained.
 
     Args:
-        queries: number of test queries to rank, drawn by the recipe's seed; None is all.
-        together: processes that each call this with the same arguments, and share the work.
+        queries: number of test queries to rank, drawn with the recipe's seed; None is all.
+        together: the processes that share the work; each passes the same arguments.
     """
     vectors = encoder.embed_all(split.training)
     metrics, ranked, sample = final_metrics(
@@ -270,7 +269,7 @@ def judge(
     )
 
 
-# The objective grows if it ends this many times above its first epoch's.
+# Warn if the last objective is more than this many times the first epoch's.
 RISEN = 1.1
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -279,25 +278,25 @@ def warned(
     settings: TrainingSettings, stopping: EarlyStopping, ended: str, title: str
 ) -> list[str]:
     """Return a sentence if the best evaluation was the last (unless only the last epoch is
-    evaluated), and one if the objective rose."""
+    evaluated), and a sentence if the objective rose."""
     sentences = []
     keeps_last = ended == "epochs" and settings.evaluate_every >= settings.epochs > 1
     is_last = stopping.history and stopping.best_epoch == stopping.history[-1]["epoch"]
     if is_last and not keeps_last:
-        more = "budget" if ended == "budget" else "epochs"
-        raised = f"training.{more} ({getattr(settings, more):g})"
+        limit = "budget" if ended == "budget" else "epochs"
+        setting = f"training.{limit} ({getattr(settings, limit):g})"
         if ended == "minutes":
-            raised = "--minutes"
+            setting = "--minutes"
         sentences.append(
             f"{title}: the best of {len(stopping.history)} evaluations is the last (epoch "
             f"{stopping.best_epoch}, {settings.metric} {stopping.best:.4f}), so more training may "
-            f"be better; raise {raised}."
+            f"help; raise {setting}."
         )
     objectives = [record["objective"] for record in stopping.history]
     if objectives and objectives[-1] > RISEN * objectives[0] > 0:
         sentences.append(
-            f"{title}: the objective rose from {objectives[0]:.4g} to "
-            f"{objectives[-1]:.4g}, so steps are too long; lower "
-            "training.layer_rate or training.table_rate, or set training.precondition = 0."
+            f"{title}: the objective rose from {objectives[0]:.4g} to {objectives[-1]:.4g}, so the "
+            "learning rates are too high; lower training.layer_rate or training.table_rate, or set "
+            "training.precondition = 0."
         )
     return sentences

@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps, with callbacks for all else."""
+"""The training loop: epochs of steps, with callbacks for everything else."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback
 from evergram.training.distributed import seed_of_process
 from evergram.training.resuming import TrainingState
-from evergram.training.step import Step, part_of
+from evergram.training.step import Step, shard_of
 
-# An epoch's objective is summed in float64: in float32 a sum of many steps goes astray.
+# Sum an epoch's objective in float64: float32 loses precision over many steps.
 SUM = torch.float64
-# How far a run is.
+# Attributes of a run to save and restore.
 COUNTERS = ("epoch", "steps", "batches", "seconds")
 
 
@@ -31,20 +31,20 @@ class Trainer:
     """Trains an encoder epoch by epoch; its callbacks select, save, report and stop.
 
     Args:
-        step: the encoder with all that a step works on, see `evergram.training.build.prepare`.
+        step: one training step with its encoder, see `evergram.training.build.prepare`.
         sampler: gives the batches of each epoch.
-        draws: for each side, the entities that the estimators learn from; None where they learn
+        draws: for each side, samplers of entities for the Gramian estimators; None if these learn
             from the batches.
-        callbacks: run in this order at each hook.
+        callbacks: called in this order at each hook.
         seed: of torch's global generator in every epoch, for modules with dropout.
     Raises: TrainingError: a user's modules cannot be trained by several processes.
     Attributes:
-        epoch, steps, seconds: how far the run is; evaluations are not counted.
+        epoch, steps, seconds: so far; seconds without evaluations.
         clock: `time.monotonic()` at the end of the last epoch.
-        batches: of the epoch that is running and not yet reported; 0 between two epochs.
-        total: the objective's sum over them.
-        generators: states of torch's generators in which an interrupted epoch goes on.
-        learned: the modules that are trained, by name.
+        batches: number of batches done in the current epoch; 0 between epochs.
+        total: sum of the objective over these batches.
+        generators: states of torch's generators from which an interrupted epoch continues.
+        learned: the trained modules, by name.
         parts: all modules with state, by name.
     """
 
@@ -83,15 +83,15 @@ class Trainer:
     def fit(self, *, epochs: int | None = None, steps: int | None = None) -> str:
         """Train until `epochs` or `steps` are done, or a callback stops the run.
 
-        Returns: what ended it: "epochs", "steps", or the callback's word.
-        Raises: what a callback raises, such as TrainingError for a loss that is not finite.
+        Returns: why it ended: "epochs", "steps", or a callback's word.
+        Raises: any error of a callback, such as TrainingError for a loss that is not finite.
         """
         if not self.step.collectives.is_first:
             self.callbacks = [callback for callback in self.callbacks if callback.everywhere]
         with while_training(self.encoder.parameters()):
             try:
                 self._tell("on_start", self)
-                # An epoch that was interrupted after its last batch is still to be reported.
+                # A run interrupted after an epoch's last batch still has to report that epoch.
                 ended = "" if self.batches else self._ended(epochs, steps)
                 while not ended:
                     objective = self._next_epoch(steps)
@@ -103,26 +103,25 @@ class Trainer:
         return ended
 
     def _tell(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback that has it."""
+        """Call a hook on every callback that overrides it."""
         for callback in self.callbacks:
             if getattr(type(callback), hook) is not getattr(Callback, hook):
                 getattr(callback, hook)(*arguments)
 
     def agreed(self, wanted: bool) -> bool:
-        """Return whether the first process wants this run's state, where all have parts of it; else
-        `wanted`."""
-        together = self.step.collectives
-        if together.size == 1 or not self.step.wants_before:
+        """Return `wanted`; if processes have shares of the state, return the first one's to all."""
+        collectives = self.step.collectives
+        if collectives.size == 1 or not self.step.wants_before:
             return wanted
-        return bool(together.sum(torch.tensor(int(wanted), dtype=torch.int32), "counts"))
+        return bool(collectives.sum(torch.tensor(int(wanted), dtype=torch.int32), "counts"))
 
     def evaluated(self, record: Mapping[str, float]) -> None:
-        """Show an evaluation's record to every callback."""
+        """Pass an evaluation's record to every callback."""
         self._tell("on_evaluation", self, record)
 
     def parameters(self, earlier: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return a copy, on the CPU, of everything that is trained; copies of mapped tables are in
-        files, those of `earlier` if it is given."""
+        """Return copies, on the CPU, of all trained tensors. Copies of mapped tables are files; the
+        files of `earlier`, if given, are reused."""
         old = earlier or {}
         return {
             name: copied_beside(value.detach().cpu(), value, old.get(name))
@@ -130,14 +129,14 @@ class Trainer:
         }
 
     def copied(self, name: str, values: Tensor) -> Tensor:
-        """Return a copy of `values`, in memory or a file like the trained tensor of this name."""
+        """Return a copy of `values`, in memory or a file, like the trained tensor of this name."""
         trained = gather(self.learned, []).get(name)
         return values.clone() if trained is None else copied_beside(values, trained)
 
     def state(self) -> TrainingState:
-        """Return all that the next step depends on, and the callbacks' states, without copying.
+        """Return everything that the next step depends on and the callbacks' states, not copied.
 
-        Where processes have parts of the state, see `agreed`, all of them call it.
+        If processes have shares of the state (see `agreed`), all of them must call this.
         """
         tensors = gather(self.parts, self.step.optimizers)
         if self.batches:
@@ -155,19 +154,20 @@ class Trainer:
         return TrainingState(tensors, facts)
 
     def load_state(self, state: TrainingState) -> None:
-        """Continue from `state()`, in an epoch or between two; tensors are copied."""
+        """Restore `state()`, within an epoch or between two; tensors are copied."""
         tensors, facts = state.tensors, state.facts
         scatter(tensors, self.parts, self.step.optimizers)
         for name in COUNTERS:
             setattr(self, name, facts[name])
-        together = self.step.collectives
+        collectives = self.step.collectives
         ahead = named(tensors, "look_ahead")
         self.step.look_ahead_rows = {side: len(rows) for side, rows in ahead.items()}
         self.step.look_ahead = {
-            side: part_of(rows, len(rows), together).rows.to(self.device, copy=True)
+            side: shard_of(rows, len(rows), collectives).rows.to(self.device, copy=True)
             for side, rows in ahead.items()
         }
-        if together.is_first or self.encoder.kind != "module":  # whose seeds are apart
+        # With a user's modules each process has its own seed.
+        if collectives.is_first or self.encoder.kind != "module":
             self.generators = {name: t.clone() for name, t in named(tensors, "generator").items()}
         if self.batches:
             self.total = tensors["epoch|objective"].to(self.device, copy=True)
@@ -176,7 +176,7 @@ class Trainer:
                 callback.load_state_dict(facts["callbacks"][name] | named(tensors, name))
 
     def finish(self, kept: Mapping[str, Tensor] | None = None) -> Encoder:
-        """Return the encoder in evaluation mode on the CPU, with the parameters `kept` if given."""
+        """Return the encoder in evaluation mode on the CPU, with the parameters `kept` if any."""
         if kept:
             scatter(kept, self.learned, [])
         for module in self.learned.values():
@@ -185,11 +185,11 @@ class Trainer:
 
     @property
     def state_bytes(self) -> int:
-        """The bytes that the Gramian estimators keep."""
+        """Bytes of the Gramian estimators' state."""
         return sum(e.state_bytes for side in SIDES for e in self.step.estimators[side])
 
     def _ended(self, epochs: int | None, steps: int | None) -> str:
-        """Return what has ended the run, by the first process's clock; or an empty word."""
+        """Return why the run ends here, decided by the first process; "" if it continues."""
         if epochs is not None and self.epoch >= epochs:
             return "epochs"
         if steps is not None and self.steps >= steps:
@@ -200,7 +200,7 @@ class Trainer:
         return ended
 
     def _next_epoch(self, limit: int | None) -> float:
-        """Train for one epoch, or until `limit` steps of the run. Return the mean objective."""
+        """Train for one epoch, or until the run has `limit` steps. Return the mean objective."""
         if not self.batches:
             self.epoch += 1
             self.total = torch.zeros((), dtype=SUM, device=self.device)
@@ -236,11 +236,11 @@ def run_epoch(
     device: torch.device,
     start: int = 0,
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield each batch of an epoch with its objective's value, after the step is done.
+    """Train on the batches of an epoch; yield each batch with its objective after the step.
 
     Args:
         number: of the epoch, from 0.
-        start: the first batch to train on; of an epoch that was interrupted.
+        start: the first batch to train on; above 0 in an interrupted epoch.
     """
     step.begin_epoch(start, number)
     batches = (batch.to(device) for batch in sampler.epoch(number, start))
@@ -255,7 +255,7 @@ def run_epoch(
         for batch in batches:
             yield batch, step(batch, None if pairs is None else next(pairs))
         return
-    # A step is shown the ids of the next one; of the last there are none.
+    # Each step gets the ids of the next one; the last step gets None.
     current = next(batches, None)
     drawn = None if pairs is None or current is None else next(pairs)
     while current is not None:
@@ -271,19 +271,19 @@ def run_epoch(
 
 
 def _by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Return callbacks by class, and by their place among those of one class."""
+    """Return callbacks by class name and number, such as "Limits0"."""
     by_name: dict[str, Callback] = {}
     for callback in callbacks:
         kind = type(callback).__name__
-        place = sum(type(other).__name__ == kind for other in by_name.values())
-        by_name[f"{kind}{place}"] = callback
+        number = sum(type(other).__name__ == kind for other in by_name.values())
+        by_name[f"{kind}{number}"] = callback
     return by_name
 
 
 def gather(
     modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Tensor]:
-    """Return all tensors of modules and optimisers, by name; not copied."""
+    """Return all tensors of modules and optimizers, by name, not copied."""
     tensors = {
         f"{name}|{key}": value
         for name, module in modules.items()
@@ -301,7 +301,7 @@ def scatter(
     modules: Mapping[str, nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> None:
-    """Copy what `gather` gave back into modules and optimisers."""
+    """Copy tensors from `gather` back into modules and optimizers."""
     for name, module in modules.items():
         module.load_state_dict(named(tensors, name))
     for i, optimizer in enumerate(optimizers):
@@ -309,29 +309,29 @@ def scatter(
         state: dict[int, Any] = {}
         for name, value in named(tensors, f"optimizer{i}").items():
             parameter, key = name.split("|")
-            # An optimiser takes the tensor itself, and would change that of a file or another run.
-            own = present.get(int(parameter), {}).get(key)
-            mapped = isinstance(own, Tensor) and mapping_folder(own) and own.shape == value.shape
+            # `load_state_dict` does not copy: the optimizer would modify the given tensor in place.
+            old = present.get(int(parameter), {}).get(key)
+            mapped = isinstance(old, Tensor) and mapping_folder(old) and old.shape == value.shape
             state.setdefault(int(parameter), {})[key] = (
-                own.copy_(value) if mapped else value.clone()
+                old.copy_(value) if mapped else value.clone()
             )
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the tensors whose name starts with `name`, without that prefix."""
+    """Return the tensors whose key starts with `name` and "|", without that prefix."""
     prefix = f"{name}|"
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device, states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Seed torch's global generators inside the block, and restore them after it, so that dropout
-    is a function of the run's seed and epoch.
+    """Seed torch's global generators inside the block and restore them afterwards, so that dropout
+    only depends on the run's seed and epoch.
 
     Args:
-        states: of the generators inside an interrupted epoch; empty at an epoch's start.
+        states: the generators' states in an interrupted epoch; empty at an epoch's start.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

@@ -1,4 +1,4 @@
-"""Make the optimisers of a run: one kind for tables, another for the rest."""
+"""Build the optimizers of a run: one kind for tables, another for everything else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def id_tables(encoder: Encoder) -> list[nn.Parameter]:
     shared = {id(p) for p in encoder.feature_tables()}
     tables: list[nn.Parameter] = []
     for module in encoder.modules():
-        # A user's dense tables, such as a text tower's tokens, are layers.
+        # A user's dense embeddings, such as token embeddings of a text tower, count as layers.
         if isinstance(module, nn.Embedding) and (module.sparse or encoder.kind != "module"):
             tables += [p for p in module.parameters() if id(p) not in shared]
     return tables
@@ -32,27 +32,27 @@ def build_optimizers(
     joint: JointAlignment | None = None,
     task: nn.Module | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Return row-wise Adagrad for tables, and Adam for layers, `joint` and `task`; or Adam for all;
-    or plain SGD for all but `joint` and `task`.
+    """Return the optimizers of a run: row-wise Adagrad for tables and Adam for the rest; or Adam
+    for everything; or plain SGD for the encoder and Adam for `joint` and `task`.
 
     Args:
-        table_rate: of tables of ids.
-        task: learns at the rate of layers.
-    Raises: RecipeError: no parameter of the encoder is to be trained.
+        table_rate: learning rate of id tables.
+        task: learns with `layer_rate`.
+    Raises: RecipeError: the encoder has no trainable parameter.
     """
     if not any(p.requires_grad for p in encoder.parameters()):
         raise RecipeError(
-            "The encoder has no parameter to train (requires_grad is False of all); let one have "
-            "it, or give the modules as trained=…, which measures and packages them as they are."
+            "The encoder has no parameter to train (requires_grad is False for all); set it for at "
+            "least one, or pass the modules as trained=… to measure and package them unchanged."
         )
     features, tables = encoder.feature_tables(), id_tables(encoder)
     ids = {id(p) for p in (*features, *tables)}
     layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
-    of_tables = TABLE_OPTIMIZERS[rates.optimizer]
+    table_optimizer = TABLE_OPTIMIZERS[rates.optimizer]
     optimizers = [
-        of_tables(each, rate)
-        for each, rate in ((tables, table_rate), (features, rates.feature_table_rate))
-        if each
+        table_optimizer(parameters, rate)
+        for parameters, rate in ((tables, table_rate), (features, rates.feature_table_rate))
+        if parameters
     ]
     groups = [(layers, rates.layer_rate)]
     if rates.optimizer == "sgd":
@@ -62,21 +62,20 @@ def build_optimizers(
         groups.append(([p for p in joint.parameters() if p.requires_grad], joint.rate))
     if task is not None:
         groups.append(([p for p in task.parameters() if p.requires_grad], rates.layer_rate))
-    if any(each for each, _ in groups):
+    if any(parameters for parameters, _ in groups):
         optimizers.append(torch.optim.Adam([{"params": p, "lr": r} for p, r in groups if p]))
     return optimizers
 
 
 class RowAdagrad(torch.optim.Optimizer):
-    """x_a ← x_a − rate · g_a / √(Σ_t mean_d g_{a,t}²), for the rows a that a batch has touched.
+    """Row-wise Adagrad: x_a ← x_a − rate · g_a / √(Σ_t mean_d g_{a,t}²) for the rows of a batch.
 
-    The state is one number a row, and the step does not depend on the basis of the columns.
+    The state is one number per row, and steps do not depend on the basis of the columns.
 
     Args:
-        parameters: tables [N, D] with dense or sparse gradients. The state of a table that is
-            mapped from a file is in a file, too.
+        parameters: tables [N, D], dense or sparse gradients; mapped tables have a mapped state.
         rate: the first step moves a row by √D times this.
-    Source: Duchi et al. 2011, with rows for coordinates.
+    Source: Duchi et al. 2011, applied to rows instead of coordinates.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], rate: float) -> None:
@@ -96,22 +95,22 @@ class RowAdagrad(torch.optim.Optimizer):
         if gradient.is_sparse:
             gradient = gradient.coalesce()
             rows, gradient = gradient.indices()[0], gradient.values()
-        else:  # numbers of all rows, which a sparse gradient must not pay for
+        else:
             rows = torch.arange(len(parameter), device=parameter.device)
         total = self.state[parameter]["sum"]
         seen = total.index_select(0, rows) + gradient.square().mean(1)
         total.index_copy_(0, rows, seen)
-        # A row whose gradients were all zero has nowhere to go.
+        # Rows whose gradients were all zero stay.
         length = torch.where(seen > 0, seen.rsqrt(), 0.0)
         parameter.index_add_(0, rows, gradient * length[:, None], alpha=-rate)
 
 
 class DenseAdam(torch.optim.Adam):
-    """torch's Adam, with sparse gradients made dense: a row that a batch did not touch goes on by
-    its mean, as in Kingma and Ba 2015, unlike in lazy variants."""
+    """torch's Adam with sparse gradients made dense: rows without a gradient still move by their
+    first moment, as in Kingma and Ba 2015 and unlike in lazy variants."""
 
     def __init__(self, params: Iterable[torch.nn.Parameter], lr: float) -> None:
-        # One pass over the tables, in place of one for each operation.
+        # `fused` passes over the tables once instead of once per operation.
         super().__init__(params, lr, fused=True)
 
     @torch.no_grad()
@@ -124,14 +123,14 @@ class DenseAdam(torch.optim.Adam):
 
 
 def decay_rates(optimizers: Iterable[torch.optim.Optimizer], decay: float, epoch: int) -> None:
-    """Set every learning rate to its first one times decay^epoch, epoch from 0."""
+    """Set every learning rate to its initial value times decay^epoch, epoch from 0."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             first = group.setdefault("initial_lr", group["lr"])
             group["lr"] = first * decay**epoch
 
 
-# The optimisers of tables, by `training.optimizer`.
+# The optimizers of tables, by `training.optimizer`.
 TABLE_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
     "adaptive": RowAdagrad,
     "adam": DenseAdam,

@@ -1,7 +1,7 @@
-"""Choose what "auto" leaves open by short trainings, where the data is small enough for several.
+"""Pilots: short training runs that choose values for "auto" settings on small data.
 
-A formula of the data's size cannot see how much of it is noise: on 9,000 reviews four times its l2
-has 1.3 times its Recall@20. Small data is where that happens, and where it is cheap to find out.
+A formula based on the data's size cannot know how noisy the data is: on 9,000 reviews, four times
+the formula's l2 gives 1.3 times its Recall@20. This happens on small data, where trying is cheap.
 """
 
 from __future__ import annotations
@@ -21,66 +21,64 @@ from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import StepSettings, Training
 
-# Training pairs up to which a training takes seconds.
+# Pilots run on at most this many training pairs, so that one takes seconds.
 MOST_PAIRS = 200_000
-# Settings that are tried, and sweeps of the solver for each: the order of settings hardly changes
-# afterwards.
+# Number of pilots, and of the solver's sweeps in each: more sweeps hardly change the ranking.
 PILOTS, PILOT_SWEEPS = 8, 5
 # Share of the time until a run's limit that pilots may take.
 MOST_TIME = 0.3
-# Share of the training pairs that judge pilots, in addition to the selection pairs.
+# Share of the training pairs held out to evaluate pilots, in addition to the selection pairs.
 HELD_OUT = 0.1
-# A smaller gain is no reason to depart from the formula.
+# A pilot replaces the best one so far only if its metric is this many times as high.
 LEAST_GAIN = 1.005
-# The measures of l2. The other one is the same for an entity of average count; less for rare ones,
-# more for frequent ones.
+# The other measure of l2. Both give an entity of average count the same l2; "examples" gives rare
+# entities less and frequent ones more.
 OTHER = {"penalty": "examples", "examples": "penalty"}
 
 
 @dataclass
 class Pilots:
-    """The recipe with the numbers that pilots chose, and λ, l2, its measure, table rate and
-    selection metric of each pilot, in their order."""
+    """The recipe with the values that pilots chose; and for each pilot, in order, its λ, l2,
+    measure of l2, table rate and selection metric."""
 
     recipe: Recipe
     tried: list[dict[str, float | str]] = field(default_factory=list)
 
 
 def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) -> Pilots:
-    """Return the recipe with the best l2 and λ of some short trainings, by selection pairs and a
-    tenth of the training pairs; no test pair is looked at.
+    """Return the recipe with the λ and l2 that were best in pilots, unchanged if it does not want
+    pilots.
 
-    A pilot is a few sweeps of the solver where it can minimise the objective, and version 0 is then
-    trained by it, too, unless the recipe says otherwise. Else a pilot is a whole training by the
-    recipe's steps, and the tables' rate is chosen as well.
-
-    The recipe is returned as it is unless `wants_pilots`.
+    Pilots are evaluated on the selection pairs and a tenth of the training pairs, never on test
+    pairs. If the solver can minimise the objective, a pilot is a few of its sweeps, and version 0
+    is then also trained by the solver unless the recipe's settings exclude it. Otherwise a pilot is
+    a whole training run of the recipe, and pilots also choose the table rate.
     """
     if not wants_pilots(recipe, split):
         return Pilots(recipe)
     training = recipe.training
     sweeps = training.swept(epochs=PILOT_SWEEPS, evaluate_every=PILOT_SWEEPS, patience=0)
-    tried_by = recipe.model_copy(update={"training": sweeps})
+    pilot_recipe = recipe.model_copy(update={"training": sweeps})
     run = OF_A_RUN - ({Trait.ONE_PROCESS} if context.collectives.size > 1 else set())
-    unmet = FitSettings.of(tried_by, split.training, version).unmet(run)
+    unmet = FitSettings.of(pilot_recipe, split.training, version).unmet(run)
     if solves := not unmet and training.tables != "mapped":
-        # Upgrades may train a transform with the model, which the solver cannot.
-        by_default = recipe.gramian == type(recipe).model_fields["gramian"].default
-        solves = version == 0 and training.may_sweep and by_default
+        # An upgrade may train a transform together with the model, which the solver cannot.
+        default_gramian = recipe.gramian == type(recipe).model_fields["gramian"].default
+        solves = version == 0 and training.may_sweep and default_gramian
     else:
-        tried_by = recipe
+        pilot_recipe = recipe
     context.progress.say(
-        f"{PILOTS} short trainings (pilots) choose task.penalty and task.l2 first; numbers "
-        "for both in the recipe leave them out."
+        f"Up to {PILOTS} short training runs (pilots) choose task.penalty and task.l2 first; to "
+        "skip them, set both to numbers in the recipe."
     )
-    judged, metric = with_more_selection(split), training.metric
+    pilot_split, metric = with_more_selection(split), training.metric
     ends = context.share_of_time(MOST_TIME)
     tried: list[dict[str, float | str]] = []
 
     def measure(settings: PilotSettings) -> float:
-        """Train a pilot; −∞, so that the best so far stays, if it diverges or time is over."""
+        """Train a pilot and return its metric; −∞ if it diverges or the time is up."""
         over = bool(tried) and ends is not None and time.monotonic() > ends
-        # The first process alone has a limit; all train the same pilots.
+        # The first process decides, so that all processes train the same pilots.
         if context.collectives.from_first(lambda: over):
             return -math.inf
         quiet = replace(
@@ -93,22 +91,22 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
             ends=None,
         )
         try:
-            history = fit_encoder(settings.within(tried_by), judged, version, quiet).history
+            trained = fit_encoder(settings.within(pilot_recipe), pilot_split, version, quiet)
         except TrainingError:
             if not tried:
                 raise
             return -math.inf
-        value = max(record[metric] for record in history)
+        value = max(record[metric] for record in trained.history)
         tried.append({**asdict(settings), metric: value})
         context.progress.say(f"Pilot {len(tried)} of at most {PILOTS}: {metric} {value:.4f}.")
         return value
 
-    best, *others = starts(tried_by, split)
-    most = measure(best)
+    best, *others = starts(pilot_recipe, split)
+    best_value = measure(best)
     for settings in others[: PILOTS - 1]:
         value = measure(settings)
-        if value > LEAST_GAIN * most:
-            best, most = settings, value
+        if value > LEAST_GAIN * best_value:
+            best, best_value = settings, value
     chosen = best.within(recipe)
     if solves:
         chosen = chosen.model_copy(update={"training": chosen.training.swept()})
@@ -117,7 +115,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
 
 @dataclass(frozen=True)
 class PilotSettings:
-    """Numbers in the place of "auto"."""
+    """Numbers that replace "auto" in a pilot."""
 
     penalty: float
     l2: float
@@ -126,7 +124,7 @@ class PilotSettings:
 
     def within(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these numbers."""
-        # A λ for each measure stays as the recipe has it: "auto" is one λ.
+        # Pilots choose one λ; a list with one per measure stays unchanged.
         penalty = [self.penalty] if recipe.task.penalty == "auto" else recipe.task.penalty
         strengths = {"penalty": penalty, "l2": self.l2, "l2_measure": self.l2_measure}
         task = recipe.task.model_copy(update=strengths)
@@ -137,25 +135,25 @@ class PilotSettings:
 
 
 def open_settings(recipe: Recipe) -> set[str]:
-    """Return the settings that the recipe leaves to "auto"."""
+    """Return the names of the settings that pilots vary, those with "auto"."""
     task = recipe.task
-    found = {name for name in ("penalty", "l2") if getattr(task, name) == "auto"}
-    if "l2" in found and task.l2_measure is None:
-        found.add("l2_measure")
+    names = {name for name in ("penalty", "l2") if getattr(task, name) == "auto"}
+    if "l2" in names and task.l2_measure is None:
+        names.add("l2_measure")
     if getattr(recipe.training, "table_rate", None) == "auto":
-        found.add("table_rate")
-    return found
+        names.add("table_rate")
+    return names
 
 
 def starts(recipe: Recipe, split: Split) -> list[PilotSettings]:
-    """Return the formula's settings, then up to 15 others spread evenly around them, as single
-    steps do not lead from what suits one measure of l2 or one rate to what suits another.
+    """Return the formula's settings, then up to 15 others, spread evenly by a Sobol sequence.
 
-    λ is between an eighth and four times the formula's, l2 between a quarter and eight times.
+    All settings vary together, because the best values depend on each other. λ ranges from an
+    eighth of the formula's value to four times, l2 from a quarter to eight times.
     """
     strengths, rate = strengths_of(recipe, split.training), rate_of(recipe)
     formula = PilotSettings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
-    found, choices = [formula], open_settings(recipe)
+    candidates, names = [formula], open_settings(recipe)
     engine = torch.quasirandom.SobolEngine(4)  # type: ignore[no-untyped-call]
     points = engine.draw(16)[1:]  # the first is a corner
     for l2, measure, penalty, rate in points.tolist():
@@ -165,28 +163,29 @@ def starts(recipe: Recipe, split: Split) -> list[PilotSettings]:
             "penalty": formula.penalty * 2 ** (5 * penalty - 3),
             "table_rate": formula.table_rate * (0.5, 1.0, 2.0)[int(3 * rate)],
         }
-        start = replace(formula, **{k: v for k, v in values.items() if k in choices})
-        if start not in found:
-            found.append(start)
-    return found
+        settings = replace(formula, **{k: v for k, v in values.items() if k in names})
+        if settings not in candidates:
+            candidates.append(settings)
+    return candidates
 
 
 def with_more_selection(split: Split) -> Split:
-    """Return the split in which some training pairs select, too, and none is tested: by the few
-    selection pairs of small data, the best of two dozen settings is mostly the luckiest."""
+    """Return the split with some training pairs moved to the selection pairs, and without test
+    pairs. Small data has so few selection pairs that they alone would mostly reward luck."""
     corpus = split.training
     order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(0))
-    held, rest = order.tensor_split([int(HELD_OUT * len(corpus))])
+    moved, rest = order.tensor_split([int(HELD_OUT * len(corpus))])
     training = corpus.restrict(rest.sort().values)
     rows = {
         "query": training.queries.vocabulary.rows(corpus.queries.vocabulary.keys),
         "candidate": training.candidates.vocabulary.rows(corpus.candidates.vocabulary.keys),
     }
-    # A candidate that training never saw stays -1.
+    # Row -1, a candidate that is not in the training data, stays -1.
     rows["candidate"] = torch.cat([rows["candidate"], torch.tensor([-1])])
+    query, candidate = corpus.column("query")[moved], corpus.column("candidate")[moved]
     selection = RowPairs(
-        rows["query"][torch.cat([split.selection.query, corpus.column("query")[held]])],
-        rows["candidate"][torch.cat([split.selection.candidate, corpus.column("candidate")[held]])],
+        rows["query"][torch.cat([split.selection.query, query])],
+        rows["candidate"][torch.cat([split.selection.candidate, candidate])],
     )
     trained = RowPairs(training.column("query"), training.column("candidate"))
     selection = selection.where((selection.query >= 0) & ~among(selection, trained))
@@ -194,7 +193,7 @@ def with_more_selection(split: Split) -> Split:
 
 
 def wants_pilots(recipe: Recipe, split: Split) -> bool:
-    """Return whether short trainings choose settings first, see `run_pilots`."""
+    """Return whether pilots choose settings before training, see `run_pilots`."""
     task, training = recipe.task, recipe.training
     return (
         "auto" in (task.l2, task.penalty)
@@ -202,7 +201,7 @@ def wants_pilots(recipe: Recipe, split: Split) -> bool:
         and recipe.model.kind == "factorization"
         and not recipe.model.normalize
         and training.budget is None
-        # Trainings too short to end by themselves would be compared by their speed.
+        # Without early stopping, pilots would be compared by how fast they learn.
         and 0 < training.patience < training.epochs
         and len(split.training) <= MOST_PAIRS
         and len(split.selection) > 0

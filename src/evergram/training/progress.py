@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, lines elsewhere, JSON where it is asked for."""
+"""Progress on stderr: a bar on a terminal, else lines; JSON lines if the log format is JSON."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.progress import Progress as Bar
 
 from evergram.log_lines import LogFormat, log_format, write_line
 
-# Seconds between two lines of a task that describes nothing itself, where there is no terminal.
+# Without a terminal: seconds between two lines of a task that does not call `describe`.
 EVERY = 10.0
 
 
 class Handle:
-    """One running task; `advance` is cheap enough to call once a batch."""
+    """One running task; `advance` is cheap enough to call for every batch."""
 
     def __init__(
         self, title: str, total: int, bar: Bar | None, quiet: bool, at_most: bool = False
@@ -45,14 +45,14 @@ class Handle:
             self._write()
 
     def describe(self, note: str, **figures: Any) -> None:
-        """Report on an epoch, on the bar or as a line; `figures`: those of the note, for JSON."""
+        """Report on an epoch, on the bar or as a line; `figures`: the note's numbers, for JSON."""
         if self._bar is not None and self._id is not None:
             self._bar.update(self._id, completed=self._done, note=note, speed=self._speed())
         else:
             self._write(note, **figures)
 
     def end(self) -> None:
-        """Report in JSON how far the task came, if no line has."""
+        """Write a final JSON line unless the last line was up to date."""
         if self._written != self._done and log_format() is LogFormat.json:
             self._write()
 
@@ -86,8 +86,8 @@ class Progress:
 
     Args:
         quiet: report nothing.
-        prefix: starts every title.
-        epochs: whether lines of epochs (on a terminal, bars of ended tasks) stay.
+        prefix: of every title.
+        epochs: write a line per epoch; on a terminal, keep the bars of finished tasks.
     """
 
     def __init__(self, quiet: bool = False, prefix: str = "", epochs: bool = True) -> None:
@@ -96,26 +96,26 @@ class Progress:
         self._epochs = epochs
 
     def of(self, part: str) -> Progress:
-        """Return the progress of a part, with its name before the titles of tasks."""
+        """Return a progress that puts `part` before the titles of tasks."""
         return Progress(self._quiet, f"{self._prefix}{part}, ", self._epochs)
 
     def without_epochs(self) -> Progress:
-        """Return this progress without lines of epochs."""
+        """Return this progress without lines per epoch."""
         return Progress(self._quiet, self._prefix, epochs=False)
 
     def say(self, sentence: str) -> None:
-        """Write a line that belongs to no task."""
+        """Write a line that is not about a task."""
         if not self._quiet:
             write_line("message", f"{self._prefix}{sentence}")
 
     @classmethod
     def of_choice(cls, progress: Progress | bool) -> Progress:
-        """Return a progress as it is, one that reports for True, and a quiet one for False."""
+        """Return a `Progress` unchanged; for True one that reports, for False a quiet one."""
         return cls(quiet=not progress) if isinstance(progress, bool) else progress
 
     @contextmanager
     def task(self, title: str, total: int, *, at_most: bool = False) -> Iterator[Handle]:
-        """Report on a task of `total` steps, or `at_most` so many, inside the block."""
+        """Report on a task inside the block. It has `total` steps; with `at_most` maybe fewer."""
         title = self._prefix + title
         console = Console(stderr=True)
         if self._quiet or not console.is_terminal or log_format() is LogFormat.json:

@@ -1,9 +1,9 @@
-"""The objective that a version was trained by, as the quadratic form of one query.
+"""A version's training objective as a quadratic form of one query's vector.
 
-It is exact for the squared loss and for the second-order softmax, whatever their penalties. Any
-other pointwise loss is taken as squared, and any other task as the softmax over all candidates,
-expanded to second order. Where a query is the mean of its candidates, a new one is, too:
-docs/method.md, "A new query".
+It is exact for the squared loss and the second-order softmax, with any penalty. Other pointwise
+losses are replaced by the squared loss, and other tasks by the softmax over all candidates,
+expanded to second order. For an encoder whose queries are means of their candidates, a new query is
+such a mean too. See docs/method.md, "A new query".
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import ConstantSettings, ZeroSettings
 
-# Candidates whose outer products are summed at once.
+# Candidates per block of a sum of outer products.
 BLOCK = 65_536
 
 
 def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
-    """Return the objective of a query that comes after training, all candidates fixed.
+    """Return the objective of a query added after training, with all candidates fixed.
 
     Args:
-        corpus: the one that the model was last trained on.
-        trained: the model; one that was not trained by the recipe has no known objective.
+        corpus: the corpus that the model was last trained on.
+        trained: the model; without a `penalty` its objective is unknown, as for given modules.
     Raises: DataError: a file of weights cannot be used.
     """
     if isinstance(trained.encoder, MeanOfCandidates):
@@ -48,10 +48,10 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
         terms = list(_terms(recipe, corpus, trained))
         exact = Trait.SQUARED_LOSS in task.traits and _is_quadratic(recipe)
         dim = trained.encoder.dim
-        nothing = Term(0.0, 0.0, torch.eye(dim), torch.zeros(dim))
+        zero = Term(0.0, 0.0, torch.eye(dim), torch.zeros(dim))
         return QueryForm.of(
             "exact" if exact else "approximate",
-            terms or [nothing],
+            terms or [zero],
             length="unit" if normalize else "free",
             values=task.pair_target == "value",
         )
@@ -72,9 +72,9 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
 
 
 def _terms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
-    """Yield λ p_a Σ_b q_b (⟨u, v_b⟩ − π)² of each measure, for a query without factors of a prior
-    (a constant one is the same for every query); and l2 ‖u‖², by examples or under the first
-    measure, which a fixed length does not need."""
+    """Yield λ p_a Σ_b q_b (⟨u, v_b⟩ − π)² for each measure, and l2 ‖u‖² unless the length is fixed.
+
+    π is a constant prior or 0, because a new query has no prior factors."""
     if any(trained.penalty):
         gramians, means = _moments(recipe, corpus, trained)
         prior = recipe.prior.value if isinstance(recipe.prior, ConstantSettings) else 0.0
@@ -84,7 +84,7 @@ def _terms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
                 yield Term(2 * penalty * strength, power, gramians[r], prior * means[r])
     if trained.l2 and not trained.encoder.normalize:
         strength, power = 1.0, 1.0
-        # Not the recipe's, of which pilots may have chosen another.
+        # Pilots may have chosen another measure than the recipe's.
         if trained.l2_measure == "penalty":
             strength, power = _per_pair(recipe, corpus, 0)
         dim = trained.encoder.dim
@@ -92,24 +92,23 @@ def _terms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
 
 
 def _per_pair(recipe: Recipe, corpus: Corpus, r: int) -> tuple[float, float]:
-    """Return c and γ: relative to m pairs that count 1 each, a query's measure r is c m^γ.
-
-    A file's weights have no new query; they count by their mean.
+    """Return c and γ such that measure r weighs a query with m pairs by c m^γ, where each pair
+    weighs 1. For weights from a file a new query gets the mean weight.
     """
-    chosen = recipe.task.query_measure[r]
-    power = 0.0 if isinstance(chosen, str) else chosen
+    measure = recipe.task.query_measure[r]
+    power = 0.0 if isinstance(measure, str) else measure
     counts = corpus.counts("query").double()
-    met = counts[counts > 0]
-    if recipe.task.drawn == "queries":  # a pair of a query of m pairs is drawn with rate ∝ 1/m
-        return len(met) / float((met**power).sum()), power + 1
-    return len(corpus) / float((met**power).sum()), power
+    positive = counts[counts > 0]
+    if recipe.task.drawn == "queries":  # each pair of a query with m pairs has a rate ∝ 1/m
+        return len(positive) / float((positive**power).sum()), power + 1
+    return len(corpus) / float((positive**power).sum()), power
 
 
 def _moments(recipe: Recipe, corpus: Corpus, trained: Trained) -> tuple[Tensor, Tensor]:
     """Return Σ_b q_b v_b v_bᵀ [R, D, D] and Σ_b q_b v_b [R, D] of the candidates, float64."""
     vectors, unit = trained.candidate, trained.encoder.normalize
-    chosen, counts = recipe.task.measures_of("candidate"), corpus.counts("candidate")
-    measures = build_measures(chosen, counts, corpus.candidates.vocabulary)
+    settings, counts = recipe.task.measures_of("candidate"), corpus.counts("candidate")
+    measures = build_measures(settings, counts, corpus.candidates.vocabulary)
     columns, dim = measures.shape[1], vectors.shape[1]
     gramian = torch.zeros(columns, dim, dim, dtype=torch.float64)
     mean = torch.zeros(columns, dim, dtype=torch.float64)
@@ -125,7 +124,7 @@ def _moments(recipe: Recipe, corpus: Corpus, trained: Trained) -> tuple[Tensor, 
 
 
 def _is_quadratic(recipe: Recipe) -> bool:
-    """Return whether the form has all terms besides the pairs' loss."""
+    """Return whether the form contains all terms of the objective besides the pairs' loss."""
     return (
         recipe.task.sparse == "none"
         and isinstance(recipe.prior, ZeroSettings | ConstantSettings)

@@ -1,4 +1,4 @@
-"""The state of a running training on disk: checkpoints, whose they are, when they are written."""
+"""Checkpoints: the state of a training run on disk, identified by recipe and data."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from evergram.training.build import Companions
     from evergram.training.loop import Trainer
 
-# Seconds between two checkpoints where nothing is chosen: short runs write none on their way.
+# Default seconds between two checkpoints; runs shorter than this write none before their end.
 SECONDS = 60.0
-# Checkpoints that are kept; one less while another is written.
+# Number of checkpoints to keep; one fewer while another is being written.
 KEPT = 2
-# Large states are written less often: the next checkpoint comes after at least this many times the
-# seconds that the last one took, so that writing takes at most 2 % of the time.
+# By default the next checkpoint waits at least this many times as long as the last one took to
+# write, so that writing takes at most 2 % of the time.
 PATIENCE = 50
 FORMAT = "evergram-checkpoint-1"
 SUFFIX = ".safetensors"
-# Ids that are hashed at a time.
+# Ids hashed per block.
 BLOCK = 1 << 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 log: logging.Logger = logging.getLogger(__name__)
@@ -51,17 +51,17 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """How a training is saved; it does not change the result.
+    """When to write checkpoints and whether to resume; this does not change the result.
 
     >>> from evergram.training import CheckpointSettings
     >>> CheckpointSettings("5m").interval, CheckpointSettings(1000).interval
     ((300.0, None), (None, 1000))
 
     Args:
-        every: the time between two checkpoints, such as "60s", "5m" or "1h"; or the number of
-            steps, such as 1000. None is `SECONDS`, or longer where writing one takes long.
+        every: the time between two checkpoints, such as "60s", "5m" or "1h"; or a number of steps,
+            such as 1000. None is `SECONDS`, or longer if writing is slow.
         resume: "auto" resumes a run of the same recipe and data from its newest checkpoint;
-            "never" drops its checkpoints and trains from the start.
+            "never" removes its checkpoints and trains from the start.
     Raises: RecipeError: a value is not allowed.
     """
 
@@ -71,15 +71,15 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         if self.every is not None and self.interval == (None, None):
             raise RecipeError(
-                f"--checkpoint-every {self.every} is not understood; give a time such as 60s, 5m "
-                "or 1h, or a number of steps such as 1000."
+                f"--checkpoint-every {self.every} is not valid; give a time such as 60s, 5m or "
+                "1h, or a number of steps such as 1000."
             )
         if self.resume not in ("auto", "never"):
-            raise RecipeError(f"--resume {self.resume} is not known; it must be auto or never.")
+            raise RecipeError(f"--resume {self.resume} is unknown; it must be auto or never.")
 
     @property
     def interval(self) -> tuple[float | None, int | None]:
-        """The seconds, or the steps, between two checkpoints."""
+        """Seconds and steps between two checkpoints; at least one is None."""
         text = str(self.every).strip()
         if matched := re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smh])", text):
             return float(matched[1]) * _UNITS[matched[2]], None
@@ -87,22 +87,22 @@ class CheckpointSettings:
 
     def due(self, seconds: float, steps: int, cost: float) -> bool:
         """Return whether a checkpoint is due, `seconds` and `steps` after the last one, which took
-        `cost` seconds."""
-        least, least_steps = self.interval
-        if least_steps is not None:
-            return steps >= least_steps
-        return seconds >= (max(SECONDS, PATIENCE * cost) if least is None else least)
+        `cost` seconds to write."""
+        interval, interval_steps = self.interval
+        if interval_steps is not None:
+            return steps >= interval_steps
+        return seconds >= (max(SECONDS, PATIENCE * cost) if interval is None else interval)
 
 
-# When nothing is chosen.
+# The default.
 AUTOMATIC = CheckpointSettings()
 
 
 def run_identity(
     recipe: str, version: int, split: Split, companions: Companions, purpose: str = ""
 ) -> dict[str, str]:
-    """Return, by its name, everything that decides a run's result on one machine, as digests;
-    `purpose` tells runs apart that are otherwise the same, such as a refit."""
+    """Return everything that decides a run's result on one machine, by name, large values as
+    digests; `purpose` distinguishes otherwise equal runs, such as a refit."""
     return {
         "recipe": recipe,
         "version": str(version),
@@ -118,28 +118,28 @@ def run_identity(
 
 
 def difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Return how another run differs from this one, such as "another corpus"; or ""."""
+    """Return the first difference of another run's identity, such as "another corpus"; or ""."""
     for name, value in mine.items():
         if other.get(name) != value:
-            shown = f" ({other.get(name)}, here {value})" if name in ("torch", "version") else ""
-            return f"another {name}{shown}"
+            values = f" ({other.get(name)}, here {value})" if name in ("torch", "version") else ""
+            return f"another {name}{values}"
     return ""
 
 
 def files_digest(recipe: Mapping[str, Any]) -> str:
-    """Return a digest of the files that a recipe names besides its data; "" if it names none."""
+    """Return a digest of the files in [prior] and [task] of a recipe; "" if there are none."""
     prior, task = recipe.get("prior") or {}, recipe.get("task") or {}
-    named = []
+    values = []
     for side in SIDES:
         measures = task.get(f"{side}_measure") or []
-        named += [prior.get(side), *(measures if isinstance(measures, list) else [measures])]
-    paths = [Path(name) for name in named if isinstance(name, str)]
-    # A missing file is refused where it is read.
+        values += [prior.get(side), *(measures if isinstance(measures, list) else [measures])]
+    paths = [Path(value) for value in values if isinstance(value, str)]
+    # Reading a missing file later raises a better error.
     return _hashed(sha256_of(p) if p.is_file() else "none" for p in paths) if paths else ""
 
 
 def corpus_digest(corpus: Corpus) -> str:
-    """Return a digest of a corpus: interactions with all their columns, ids, and features."""
+    """Return a digest of a corpus: all columns of its interactions, its ids, and its features."""
     if isinstance(corpus, MappedCorpus):
         return corpus.fingerprint
     columns = (corpus.column(name) for name in corpus.interactions.column_names)
@@ -154,8 +154,8 @@ def corpus_digest(corpus: Corpus) -> str:
 
 
 def modules_digest(companions: Companions) -> str:
-    """Return a digest of the modules that a run starts from or aligns to: of a joint module its
-    buffers, which hold the past."""
+    """Return a digest of the modules that a run starts from or aligns to. Of the joint alignment it
+    covers the buffers, which hold the previous version's vectors."""
     joint, others = companions.joint, (companions.start, companions.own)
     groups: list[Any] = [() if joint is None else joint.named_buffers()]
     groups += [() if module is None else module.state_dict().items() for module in others]
@@ -163,7 +163,7 @@ def modules_digest(companions: Companions) -> str:
 
 
 def _hashed(value: Any) -> str:
-    """Return the SHA-256 of texts, tensors, arrays of ids, and whatever yields these."""
+    """Return the SHA-256 of strings, tensors, arrays of ids, and nested iterables of these."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -187,27 +187,26 @@ def _hashed(value: Any) -> str:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that a training's next step depends on: tensors by name, and counters and records
-    as JSON."""
+    """Everything that the next step depends on: tensors, and counters and records as JSON."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
 
 def write_state(path: Path, identity: Mapping[str, str], state: TrainingState) -> None:
-    """Replace the file of a run's state, whole or not at all.
+    """Write a run's state to a file, atomically.
 
-    Raises: TrainingError: the file cannot be written; nothing has changed.
+    Raises: TrainingError: the file cannot be written; an existing one is unchanged.
     """
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in state.tensors.items():
         dense = tensor.detach().cpu().contiguous()
         storage = dense.untyped_storage().data_ptr()
-        # Modules that share parameters have them under several names, and a file has no views.
+        # Shared parameters have several names, and safetensors cannot store views.
         tensors[name] = dense.clone() if storage in storages else dense
         storages.add(storage)
-    # Tensors and facts are in one file: one rename replaces both.
+    # Tensors and facts go into one file, so that one rename replaces both.
     metadata = {"format": FORMAT} | {
         "identity": json.dumps(dict(identity)),
         "facts": json.dumps(dict(state.facts)),
@@ -218,18 +217,18 @@ def write_state(path: Path, identity: Mapping[str, str], state: TrainingState) -
         with replacing_path(path) as part:
             save_file(tensors, part, metadata=metadata)
     except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or str(error).rstrip(".")
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         size = sum(tensor.nbytes for tensor in tensors.values())
         raise TrainingError(
-            f"The state of the training, {size:,} bytes, cannot be kept in {path.parent}: {why}; "
-            "make room there, or choose another --lineage."
+            f"Cannot write a checkpoint of {size:,} bytes to {path.parent}: {reason}; free some "
+            "space there, or choose another --lineage."
         ) from error
 
 
 def read_state(path: Path, identity: Mapping[str, str]) -> TrainingState:
-    """Return a run's state, after comparing it with its SHA-256.
+    """Read a run's state and check its SHA-256.
 
-    Raises: IntegrityError: a file is damaged, is of another run, or another release wrote it.
+    Raises: IntegrityError: the file is damaged, or another run or another release wrote it.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -242,34 +241,34 @@ def read_state(path: Path, identity: Mapping[str, str]) -> TrainingState:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         written = metadata.pop("sha256")
         if _digest(metadata, tensors) != written:
-            raise IntegrityError(f"{path.name} is damaged: its SHA-256 is not the one it states.")
+            raise IntegrityError(f"{path.name} is damaged: its SHA-256 does not match.")
         facts = json.loads(metadata["facts"])
     except IntegrityError:
         raise
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise IntegrityError(
-            f"{path.name} is damaged: it is cut, or no file of safetensors."
+            f"{path.name} is damaged: it is truncated or not a safetensors file."
         ) from error
     return TrainingState(tensors, facts)
 
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a state: metadata, and every tensor's name, type, shape and bytes."""
+    """Return the SHA-256 of a state: metadata, and each tensor's name, dtype, shape and bytes."""
     described = ((f"{n} {t.dtype} {list(t.shape)}", t) for n, t in sorted(tensors.items()))
     return _hashed([json.dumps(dict(metadata), sort_keys=True), described])
 
 
 class Checkpoints(Callback):
-    """Restores a run from its newest checkpoint at the start, saves it after steps and epochs, and
-    keeps the newest ones, `TITLE.STEPS.safetensors`, in a folder.
+    """Restores a run from its newest checkpoint, writes checkpoints after steps and epochs, and
+    keeps the newest ones in a folder, as `TITLE.STEPS.safetensors`.
 
-    It must be the first of a run's callbacks, so that the others start from their restored state.
+    It must be the first callback, so that the others start from their restored state.
 
     Args:
         folder: None saves nothing.
-        title: the run's name in the folder, and in messages.
-        identity: of the run.
-        settings: when checkpoints are written, and whether they are read.
+        title: the run's name in file names and messages.
+        identity: of the run, from `run_identity`.
+        settings: when to write checkpoints, and whether to resume.
     """
 
     everywhere = True
@@ -296,17 +295,17 @@ class Checkpoints(Callback):
         state = state_of_first(self.load(), run.step.collectives)
         if state is not None:
             run.load_state(state)
-            where = f"after epoch {run.epoch}"
+            position = f"after epoch {run.epoch}"
             if run.batches:
                 batches = f"{run.batches:,} of its {len(run.sampler):,} batches"
-                where = f"in epoch {run.epoch}, after {batches}"
-            self.progress.say(f"{self.title}: resumes {where}")
+                position = f"in epoch {run.epoch}, after {batches}"
+            self.progress.say(f"{self.title}: resumes {position}")
 
     def on_step_end(self, run: Trainer) -> None:
         self._save_if(self.due(run.steps), run)
 
     def on_epoch_end(self, run: Trainer, last: bool) -> None:
-        # The last state is always saved: a later command may come back to it.
+        # Always save the last state, from which a later command may continue.
         self._save_if(self.due(run.steps) or (last and self.folder is not None), run)
 
     def _save_if(self, due: bool, run: Trainer) -> None:
@@ -321,15 +320,14 @@ class Checkpoints(Callback):
         return self.folder is not None and self.settings.due(since, steps - self._steps, self._cost)
 
     def save(self, state: TrainingState, steps: int) -> None:
-        """Write a checkpoint after `steps` steps, and remove those that are not kept.
+        """Write a checkpoint after `steps` steps, and remove old ones.
 
-        Raises: TrainingError: it cannot be written; an earlier one is still there.
+        Raises: TrainingError: it cannot be written; the previous one still exists.
         """
         if self.folder is None:
             return
         path = self.folder / f"{self._stem}.{steps:012d}{SUFFIX}"
-        # Make room first. On a full disk one good checkpoint is worth more than none: the only one
-        # stays until the next one is whole.
+        # Make room first, but keep the newest checkpoint until the next one is complete.
         others = [p for p in self._kept if p != path]
         for old in others[: 1 - KEPT]:
             old.unlink(missing_ok=True)
@@ -341,15 +339,15 @@ class Checkpoints(Callback):
         self._saved, self._steps = time.monotonic(), steps
 
     def load(self) -> TrainingState | None:
-        """Return the newest whole state of this run, or None.
+        """Return the newest valid state of this run, or None.
 
-        With `resume` "never" every checkpoint of the title is removed. A warning names checkpoints
-        that are damaged or of another run.
+        With `resume` "never", remove every checkpoint of this title instead. Log a warning for
+        checkpoints that are damaged or from another run.
         """
         paths = self._paths()
         if paths and self.settings.resume == "never":
             newest = paths[-1].name
-            log.warning(f"--resume never: drops {newest}, and trains {self.title} anew.")
+            log.warning(f"--resume never: removing {newest}; {self.title} starts again.")
             for path in paths:
                 path.unlink(missing_ok=True)
             return None
@@ -358,9 +356,9 @@ class Checkpoints(Callback):
                 state = read_state(paths[-1], self.identity)
             except IntegrityError as error:
                 paths.pop()
-                remedy = "The checkpoint before it is tried."
+                remedy = "Trying the previous checkpoint."
                 if not paths:
-                    remedy = f"{self.title} is trained anew, and its first checkpoint replaces it."
+                    remedy = f"{self.title} starts again, and its first checkpoint replaces it."
                 log.warning(f"{error} {remedy}")
             else:
                 self._kept = paths
@@ -368,7 +366,7 @@ class Checkpoints(Callback):
         return None
 
     def _paths(self) -> list[Path]:
-        """Return the files of the run's title, oldest first."""
+        """Return the checkpoints of the run's title, oldest first."""
         if self.folder is None or not self.folder.is_dir():
             return []
         name = re.compile(rf"{re.escape(self._stem)}\.\d{{12}}{re.escape(SUFFIX)}")

@@ -1,8 +1,8 @@
-"""Selection: keep the best epoch by held-out pairs, and stop when no better one comes.
+"""Keep the epoch that is best on held-out pairs, and stop early when the metric stops improving.
 
-An evaluation ranks as many queries as take no more than a share of a run's work. Work is counted in
-multiply-adds of the data's and the model's sizes, not in seconds: a decision by the clock would end
-the same run differently on another machine, or when it is resumed.
+Evaluations rank only as many queries as fit into a share of the training work. Work is counted in
+multiply-adds, computed from the sizes of data and model. Measuring seconds instead would give
+different results on another machine or after resuming.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from evergram.training.callbacks import Callback
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
 
-# Beside the kept parameters: the metric of each query at `reference_epoch`.
+# Name, among the kept tensors, of the metric of each query at `reference_epoch`.
 REFERENCE = "reference|values"
-# The largest share of training's work that evaluation takes by "auto".
+# With "auto", evaluation takes at most this share of the training work.
 SHARE = 0.25
-# An evaluation of no more multiply-adds is always of all queries by "auto": some seconds.
+# With "auto", an evaluation of at most this many multiply-adds (some seconds) ranks all queries.
 FREE = 3 * 10**11
-# Fewer queries are never ranked: evaluations become rarer instead.
+# Rank at least this many queries, and evaluate less often instead.
 LEAST = 1000
-# Choosing the best scores takes no longer than this many multiply-adds per score.
+# Upper bound of the time for selecting the top scores, in multiply-adds per score.
 SELECTING = 64
 
 EvaluateShare = float | Literal["auto", "full"]
 
 
 def cloned(name: str, value: Tensor) -> Tensor:
-    """Return a copy of a tensor in memory, whatever its name."""
+    """Return a copy of a tensor in memory; the name is ignored."""
     return value.clone()
 
 
@@ -55,20 +55,20 @@ def cloned(name: str, value: Tensor) -> Tensor:
 class EarlyStopping(Callback):
     """Evaluates during training, keeps the best parameters, and stops when patience runs out.
 
-    Noise in a metric of sampled queries must not prolong training: patience then counts from the
-    last best record that was above the reference before it in paired differences of the same
-    queries, by more than their 95 % interval. Small gains add up.
+    Noise in a sampled metric must not prolong training. Patience therefore counts from a reference
+    epoch. A new best epoch becomes the reference only if the paired differences of its queries to
+    the reference are significant (95 %); so several small gains can add up to one.
 
     Args:
-        metric: the record's entry that should be high.
-        patience: evaluations in a row without a better one after which training ends; 0: never.
-        select_after: only later epochs can be the best, and patience is counted from it.
+        metric: the metric to maximise.
+        patience: number of evaluations without improvement after which training ends; 0: never.
+        select_after: only later epochs can be the best; patience starts there.
         history: all records, in order; each has `epoch` and the metric.
-        best, best_epoch: of the best record so far, the first of those that are equal.
+        best, best_epoch: of the best record so far; the first one if several are equal.
         kept: the model's tensors at that epoch; for a sampled metric also the reference's values.
-        evaluate: gives the metric of a run as it stands, of all queries or of a sample.
+        evaluate: returns the metric of a run's current model, for all queries or a sample.
         every: epochs between two evaluations; the last epoch is always evaluated.
-        copied: copies a tensor of `kept` by its name, see `Trainer.copied`.
+        copied: copies a tensor of `kept` given its name, see `Trainer.copied`.
     """
 
     everywhere: ClassVar[bool] = True
@@ -118,39 +118,37 @@ class EarlyStopping(Callback):
         self.kept = {name: self.copied(name, value) for name, value in kept.items()}
 
     def add(self, record: dict[str, float], last: bool) -> bool:
-        """Append an evaluation. Return whether it is the best; the `last` one is if there is no
-        other."""
+        """Append a record. Return whether it is the best so far; if no epoch was eligible before,
+        the `last` one is."""
         self.history.append(record)
         value, epoch = record[self.metric], int(record["epoch"])
-        counts = epoch > self.select_after or (last and not self.kept)
-        if not counts or not value > self.best:
+        eligible = epoch > self.select_after or (last and not self.kept)
+        if not eligible or not value > self.best:
             return False
         self.best, self.best_epoch = value, epoch
         return True
 
     @property
     def exhausted(self) -> bool:
-        """Whether patience has run out: a function of the history, also in a resumed run."""
+        """Whether patience has run out; it only depends on the history, also in a resumed run."""
         start = max(self.reference_epoch, self.select_after)
         since = sum(record["epoch"] > start for record in self.history)
         return 0 < self.patience <= since
 
     @property
     def reference_epoch(self) -> int:
-        """The epoch that patience is counted from: the best, or for a sampled metric the last that
-        was seen to be better."""
+        """The epoch from which patience counts: the best one, or for a sampled metric the last
+        significantly better one."""
         last = self.history[-1] if self.history else {}
         return int(last.get("reference_epoch", self.best_epoch))
 
 
 @dataclass
 class SelectionMetric:
-    """A ranking metric of a run on the pairs that select its epoch.
-
-    All processes of a training measure it together.
+    """A ranking metric of a run on its selection pairs; processes share the work.
 
     Args:
-        queries: number that is ranked, drawn once by `seed`; None is all.
+        queries: number of queries to rank, drawn once with `seed`; None is all.
     """
 
     metric: str
@@ -160,9 +158,9 @@ class SelectionMetric:
 
     @cached_property
     def ranked(self) -> tuple[Relevance, int]:
-        """The queries that are ranked, made at the first evaluation, and the number of all."""
-        every = relevance_of(self.split.training, self.split.selection)
-        return sample_queries(every, self.queries, self.seed), len(every)
+        """The ranked queries with their relevant candidates, and the number of all queries."""
+        relevance = relevance_of(self.split.training, self.split.selection)
+        return sample_queries(relevance, self.queries, self.seed), len(relevance)
 
     def __call__(self, run: Trainer) -> float | MetricSample:
         now, together = run.encoder.embed_all(run.step.scene), run.step.collectives
@@ -175,67 +173,69 @@ class SelectionMetric:
 
 
 def ranking_work(encoder: Encoder, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Return the multiply-adds of ranking a catalogue for one query, and of embedding everything;
-    `sizes`: entities of each side."""
-    each = sizes["candidate"] * (encoder.dim + SELECTING)
-    return each, sum(sizes.values()) * dense_weights(encoder)
+    """Return the multiply-adds of ranking all candidates for one query, and of embedding all
+    entities; `sizes`: number of entities of each side."""
+    per_query = sizes["candidate"] * (encoder.dim + SELECTING)
+    return per_query, sum(sizes.values()) * dense_weights(encoder)
 
 
 def queries_to_rank(
     queries: int, work: tuple[int, int], share: EvaluateShare, training: int
 ) -> tuple[int, int]:
-    """Return how many of `queries` to rank after `training` multiply-adds of training, and by how
-    much evaluations become rarer; `work` is `ranking_work`."""
+    """Return how many of `queries` to rank after `training` multiply-adds of training, and the
+    factor by which to evaluate less often; `work` is from `ranking_work`."""
     if share == "full":
         return queries, 1
-    each, fixed = work
+    per_query, fixed = work
     allowed = int((SHARE if share == "auto" else share) * training)
     if share == "auto":
         allowed = max(allowed, FREE)
     least = min(queries, LEAST)
-    most = min(queries, max(0, allowed - fixed) // max(1, each))
+    most = min(queries, max(0, allowed - fixed) // max(1, per_query))
     if most >= least:
         return most, 1
-    return least, -(-(least * each + fixed) // max(1, allowed))
+    return least, -(-(least * per_query + fixed) // max(1, allowed))
 
 
 def epoch_work(run: Trainer, counts: Mapping[str, Tensor], *, passes_over_graph: bool) -> int:
     """Return a lower bound of the multiply-adds of an epoch of training.
 
-    Per pair: score, its gradients and the rows' updates, 6 D; for both rows D² for each Gramian
-    that a row is multiplied by or folded into, and D² for the preconditioner. Per different entity
-    of a batch 3 for each weight of a linear layer. Per step two messages a pair forth and back in a
-    graph. A task that wants all candidates scores them for each query, with two gradients.
+    - Per pair: 6 D for the score, its gradients and the updates of both rows.
+    - Per row of a pair: D² for each product with a Gramian or update of one, D² for the
+      preconditioner.
+    - Per distinct entity of a batch: 3 for each weight of a linear layer.
+    - Per step with a graph: 4 D for each training pair, for messages and their gradients.
+    - With all candidates: 3 D for each query and candidate.
 
     Args:
-        counts: int64 [N] of each side, pairs of each entity.
+        counts: int64 [N] of each side, pairs per entity.
     """
     step, sampler, dim = run.step, run.sampler, run.encoder.dim
-    row = 0
+    per_row = 0
     if step.objective.wants_moments:
-        measures = sum(len(each) for each in step.estimators.values()) // 2
-        row = dim**2 * (2 * measures + bool(step.precondition))
-    a_step = sampler.batch_size * (6 * dim + 2 * row)
+        measures = sum(len(estimators) for estimators in step.estimators.values()) // 2
+        per_row = dim**2 * (2 * measures + bool(step.precondition))
+    per_step = sampler.batch_size * (6 * dim + 2 * per_row)
     if dense := dense_weights(run.encoder):
-        met = sum(different(counts[side], sampler.batch_size) for side in SIDES)
-        a_step += 3 * dense * int(met) // 2  # of the layers of both sides, one side's
+        distinct = sum(expected_distinct(counts[side], sampler.batch_size) for side in SIDES)
+        per_step += 3 * dense * int(distinct) // 2  # each entity passes through one side's layers
     if passes_over_graph:
-        a_step += 4 * dim * len(sampler) * sampler.batch_size
-    work = len(sampler) * a_step
+        per_step += 4 * dim * len(sampler) * sampler.batch_size
+    work = len(sampler) * per_step
     if step.objective.task.wants_all_candidates:
         work += 3 * dim * int((counts["query"] > 0).sum()) * len(counts["candidate"])
     return work
 
 
 def dense_weights(encoder: Encoder) -> int:
-    """Return the number of weights of linear layers, which every row passes through."""
+    """Return the number of weights of all linear layers."""
     layers = (module for module in encoder.modules() if isinstance(module, nn.Linear))
     return sum(layer.weight.numel() for layer in layers)
 
 
-def different(counts: Tensor, drawn: int) -> float:
-    """Return the expected number of different entities of `drawn` pairs, Σ 1 − (1 − p)^drawn with
-    p = count/n, for counts [N]; drawing without replacement gives a few more."""
+def expected_distinct(counts: Tensor, drawn: int) -> float:
+    """Return the expected number of distinct entities in `drawn` pairs, Σ 1 − (1 − p)^drawn with
+    p = count/n, for counts [N]; drawing without replacement gives slightly more."""
     share = counts.double() / counts.sum().clamp(min=1)
     return float((1 - (1 - share) ** drawn).sum())
 
@@ -248,13 +248,13 @@ def final_metrics(
     seed: int = 0,
     together: Collectives = ALONE,
 ) -> tuple[dict[str, dict[str, float]], int, SampledRanking | None]:
-    """Return the metrics of embeddings ("model") and of popularity on a version's test pairs, the
-    number of queries that were ranked, and if they are not all, the metrics of each.
+    """Return the metrics on a version's test pairs, of the embeddings ("model") and of popularity;
+    the number of ranked queries; and, if that is a sample, the metrics of each query.
 
     Args:
-        vectors: of each side, [N, D], in the rows of `split.training`.
-        queries: number that is ranked, drawn by `seed`; None is all.
-        together: processes that each rank a share of the queries, and have all numbers.
+        vectors: for each side, [N, D], in the rows of `split.training`.
+        queries: number of queries to rank, drawn with `seed`; None is all.
+        together: processes that each rank a share of the queries and get all results.
     """
     query, candidate = vectors["query"], vectors["candidate"]
     counts, test = split.training.counts("candidate"), test_relevance(split)

@@ -1,8 +1,8 @@
 """One training step, in the order that the Gramian estimators require, shared among processes.
 
-Each process's loss is a part of the whole batch's, and all parts add up to it, so that gradients
-are summed. A mean over a share counts for its portion of the rows; what all of P processes compute
-alike counts for 1/P.
+Gradients are summed over processes, so the losses of all processes add up to the batch's loss. A
+mean over a process's share of the rows is multiplied by that share; a term that all P processes
+compute is divided by P.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evergram.data.sampling import Batch, Draw, Pool
 from evergram.encoders.encoder import ROWS, SIDES, Embeddings, Encoder, Factorization, Scene
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
 from evergram.gramian.penalty import contributions, preconditioner
-from evergram.tasks.task import Encoded, Loss, Moments, Objective, Spread
+from evergram.tasks.task import Encoded, Loss, Moments, Objective, WeightedRows
 from evergram.training.joint import JointAlignment
 from evergram.training.optimizers import decay_rates
 
@@ -30,49 +30,50 @@ Rows = TypeVar("Rows", Batch, Draw, Tensor)
 
 
 @dataclass(frozen=True)
-class Part(Generic[Rows]):
-    """The rows that a process has of `size` rows, their place among all, and what they count for in
-    a mean over all; where it has none, the first of all stands in and counts for nothing."""
+class Shard(Generic[Rows]):
+    """A process's share of `size` rows: the rows, their slice of all rows, and their portion of
+    them. A process without rows has the first of all rows, with portion 0."""
 
     rows: Rows
     size: int
-    place: slice
+    span: slice
     portion: float
 
 
-def part_of(rows: Rows, size: int, collectives: Collectives) -> Part[Rows]:
-    """Return a process's part of `size` rows that every process was given."""
+def shard_of(rows: Rows, size: int, collectives: Collectives) -> Shard[Rows]:
+    """Return this process's shard of `size` rows that every process has."""
     if collectives.size == 1:
-        return Part(rows, size, slice(None), 1.0)
-    place = collectives.share(size)
-    count = place.stop - place.start
-    own = place if count else slice(0, 1)
-    cut: Any = rows
+        return Shard(rows, size, slice(None), 1.0)
+    share = collectives.share(size)
+    count = share.stop - share.start
+    taken = share if count else slice(0, 1)
+    shard: Any = rows
     if isinstance(rows, Tensor):
-        cut = rows[own]
-    else:  # each tensor of a batch or a draw
-        values = {field.name: getattr(cut, field.name) for field in fields(cut)}
-        cut = replace(cut, **{n: v if v is None else v[own] for n, v in values.items()})
-    return Part(cut, size, own, count / max(1, size))
+        shard = rows[taken]
+    else:  # slice each tensor of a batch or a draw
+        values = {field.name: getattr(rows, field.name) for field in fields(shard)}
+        shard = replace(shard, **{n: v if v is None else v[taken] for n, v in values.items()})
+    return Shard(shard, size, taken, count / max(1, size))
 
 
 @dataclass
 class Step:
-    """Trains an encoder on one batch a call.
+    """Trains an encoder on one batch per call.
 
     Args:
-        scene: the training corpus, as the encoder sees it.
-        estimators: of each side, one a measure; empty where no Gramian is used.
-        measures: of each side, [N, R].
-        factors: of each side, [N, K]: the prior, and a last column of ones where means are wanted.
-        prior: how many of those K columns are the prior.
-        precondition: ρ of the preconditioner; 0 leaves gradients as they are.
-        independent: whether estimators learn from `draws`, or from the batch before.
+        scene: the training corpus, as input of the encoder.
+        estimators: for each side, one per measure; empty if no Gramian is used.
+        measures: for each side, [N, R].
+        factors: for each side, [N, K]: the prior's factors, and a last column of ones if the task
+            needs means.
+        prior: number of prior factors among the K columns.
+        precondition: ρ of the preconditioner; 0 for none.
+        independent: whether estimators learn from `draws`, not from the previous batch.
         samples_gradient: whether the penalty's gradient is over `draws`, as in the sampling
-            baselines of [G2] §4, or over the entities of the pairs.
-        collectives: of the processes that share each batch; every one is given all of it.
+            baselines of [G2] §4, not over the entities of the pairs.
+        collectives: of the processes that share each batch; each one gets the whole batch.
         decay: factor of the learning rates from epoch to epoch.
-        rescales: whether each epoch begins with rows of norm 1.
+        rescales: whether to scale rows to norm 1 before each epoch.
     """
 
     encoder: Encoder
@@ -90,16 +91,16 @@ class Step:
     collectives: Collectives = ALONE
     decay: float = 1.0
     rescales: bool = False
-    # This process's share of the next batch's embeddings before the last step, by side, and the
-    # number of rows of all processes.
+    # By side: this process's share of the next batch's embeddings at the parameters before the last
+    # step, and the number of rows of all processes.
     look_ahead: dict[str, Tensor] = field(default_factory=dict, repr=False)
     look_ahead_rows: dict[str, int] = field(default_factory=dict, repr=False)
 
     def begin_epoch(self, start: int = 0, number: int = 0) -> None:
-        """Enter training mode with an epoch's rates and rows.
+        """Enter training mode, set the epoch's learning rates, and rescale rows if wanted.
 
         Args:
-            start: the epoch's first batch; above 0 the look ahead stays.
+            start: the first batch; above 0 if the epoch resumes, which keeps the look-ahead.
             number: of the epoch, from 0.
         """
         decay_rates(self.optimizers, self.decay, number)
@@ -118,31 +119,31 @@ class Step:
         """Train on one batch. Return the objective's value, detached.
 
         Args:
-            draws: entities that the estimators learn from before the gradient, or pools of them.
-            upcoming: ids of the next draws (or of the next batch), for estimators that want to see
-                them at the parameters before this step too; None at an epoch's end.
+            draws: entities, or pools, that the estimators learn from before the gradient.
+            upcoming: ids of the next draws or batch, for estimators that also need their embeddings
+                before this step; None at an epoch's end.
         """
-        own, alone = part_of(batch, len(batch.query), self.collectives), self.collectives.size == 1
-        # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
+        own, alone = shard_of(batch, len(batch.query), self.collectives), self.collectives.size == 1
+        # A graph encoder makes one pass per step, for pairs, negatives and Gramians.
         embeddings: Embeddings = self.encoder(self.scene)
         if self.objective.task.wants_all_candidates:
             size = self.scene.size("candidate")
-            embeddings = CandidatesAtHand(embeddings, size, batch.query.device)
-        everyone: dict[str, Spread] | None = None
+            embeddings = SharedCandidates(embeddings, size, batch.query.device)
+        all_entities: dict[str, WeightedRows] | None = None
         if self.objective.wants_moments:
-            draws, everyone = self._begin_estimators(embeddings, draws)
-        # A task that compares pairs with each other computes all of them in each process, and so
-        # does an alignment of the batch's pairs, whose gradient is preconditioned with the loss's.
+            draws, all_entities = self._begin_estimators(embeddings, draws)
+        # Each process computes the whole batch for a task that compares pairs with each other, and
+        # for an alignment of the batch's pairs, whose gradient is preconditioned with the loss's.
         aligned = self.joint is not None and self.joint.reads_pairs
-        shown = own
+        shard = own
         if not alone and (aligned or not self.objective.task.is_mean_of_pairs):
-            shown = Part(batch, own.size, slice(None), 1 / self.collectives.size)
-        pairs = shown.rows
-        query, without = embeddings.of_pairs(pairs.query, pairs.candidate)
+            shard = Shard(batch, own.size, slice(None), 1 / self.collectives.size)
+        pairs = shard.rows
+        query, query_without_pair = embeddings.of_pairs(pairs.query, pairs.candidate)
         rows = query, embeddings.rows("candidate", pairs.candidate)
-        encoded = self._encoded(embeddings, shown, rows, everyone)
-        if without is not None:
-            encoded = replace(encoded, query=without, whole_query=query)
+        encoded = self._encoded(embeddings, shard, rows, all_entities)
+        if query_without_pair is not None:
+            encoded = replace(encoded, query=query_without_pair, whole_query=query)
         loss = self._loss(encoded, pairs)
         total = loss.total
         if self.joint is not None:
@@ -151,72 +152,72 @@ class Step:
             optimizer.zero_grad()
         torch.autograd.backward(total)
         value = sum_gradients(self.optimizers, loss.objective, self.collectives)
-        seen_before = self.look_ahead
+        embeddings_before = self.look_ahead
         self.look_ahead = {}
         if self.objective.wants_moments and upcoming is not None and self.wants_before:
             self.look_ahead_rows = {s: len(ids) for s, ids in upcoming.items()}
             with torch.no_grad():
                 for side in SIDES:
-                    ids = part_of(upcoming[side], len(upcoming[side]), self.collectives).rows
+                    ids = shard_of(upcoming[side], len(upcoming[side]), self.collectives).rows
                     self.look_ahead[side] = embeddings.rows(side, ids)
         for optimizer in self.optimizers:
             optimizer.step()
         if self.objective.wants_moments:
-            # The penalty's rows are what is learned, unless all entities stood in for the batch.
-            made = loss.moments if encoded.everyone is None else {}
+            # Reuse the penalty's moments if they are of the batch and not of all entities.
+            moments = loss.moments if encoded.all_entities is None else {}
             if not self.independent:
-                mine = own.rows
-                learned = {
-                    "query": (Draw(mine.query, mine.query_weight), rows[0]),
-                    "candidate": (Draw(mine.candidate, mine.candidate_weight), rows[1]),
+                pairs = own.rows
+                batch_rows = {
+                    "query": (Draw(pairs.query, pairs.query_weight), rows[0]),
+                    "candidate": (Draw(pairs.candidate, pairs.candidate_weight), rows[1]),
                 }
-                parts = {}
-                for side, (draw, vectors) in learned.items():
-                    if len(vectors) != len(draw.ids):  # of all processes' pairs
-                        vectors = vectors[own.place]
-                    part = Part(draw, own.size, own.place, own.portion)
-                    parts[side] = part, vectors.detach()
-                self._update(parts, seen_before, made)
+                learned = {}
+                for side, (draw, vectors) in batch_rows.items():
+                    if len(vectors) != len(draw.ids):  # the vectors are of the whole batch
+                        vectors = vectors[own.span]
+                    draw_shard = Shard(draw, own.size, own.span, own.portion)
+                    learned[side] = draw_shard, vectors.detach()
+                self._update(learned, embeddings_before, moments)
             if any(e.wants_after for side in SIDES for e in self.estimators[side]):
-                apart = draws if self.samples_gradient else None
+                moved_draws = draws if self.samples_gradient else None
                 with self.look() as now:
-                    self.show_moved(now, self.estimators, batch, apart, self.collectives)
+                    self.show_moved(now, self.estimators, batch, moved_draws, self.collectives)
         return value
 
     def _begin_estimators(
         self, embeddings: Embeddings, draws: Mapping[str, Draw] | None
-    ) -> tuple[Mapping[str, Draw] | None, dict[str, Spread] | None]:
-        """Show estimators the entities before a step, and let them learn from draws. Return what
-        was drawn, and its embeddings where the penalty's gradient is over them."""
+    ) -> tuple[Mapping[str, Draw] | None, dict[str, WeightedRows] | None]:
+        """Start a step of the estimators and update them from draws. Return the drawn entities, and
+        their embeddings if the penalty's gradient is over them."""
         for side in SIDES:
             for r, estimator in enumerate(self.estimators[side]):
                 estimator.begin(self.population(embeddings, side, r))
         if draws is None:
             return None, None
         draws = self.resampled(embeddings, draws)
-        parts = {s: part_of(draws[s], len(draws[s].ids), self.collectives) for s in SIDES}
-        drawn = self._drawn(embeddings, parts)
-        self._update({s: (parts[s], drawn[s].rows.detach()) for s in SIDES})
+        shards = {s: shard_of(draws[s], len(draws[s].ids), self.collectives) for s in SIDES}
+        drawn = self._drawn(embeddings, shards)
+        self._update({s: (shards[s], drawn[s].rows.detach()) for s in SIDES})
         return draws, drawn if self.samples_gradient else None
 
     def _loss(self, encoded: Encoded, pairs: Batch) -> Loss:
-        """Return the loss of the pairs, the gradients of whose embeddings are preconditioned."""
-        wanted = self.objective.wants_moments
-        moments = self._moments if wanted else {side: [] for side in SIDES}
-        if wanted and self.precondition:
-            turn_gradients(
+        """Return the loss of the pairs, with preconditioned gradients of their embeddings."""
+        uses_moments = self.objective.wants_moments
+        moments = self._moments if uses_moments else {side: [] for side in SIDES}
+        if uses_moments and self.precondition:
+            precondition_gradients(
                 encoded,
                 moments,
                 self.objective.penalty,
                 self.precondition,
-                whole=encoded.everyone is not None and not self.samples_gradient,
+                whole=encoded.all_entities is not None and not self.samples_gradient,
                 one_table=self.encoder.one_table,
             )
         loss: Loss = self.objective(encoded, pairs, moments)
         return loss
 
     def whole_look_ahead(self) -> dict[str, Tensor]:
-        """Return the look ahead's rows of all processes, by side."""
+        """Return the look-ahead rows of all processes, by side."""
         return {
             side: self.collectives.rows(rows, self.look_ahead_rows[side], "look ahead")
             for side, rows in self.look_ahead.items()
@@ -224,53 +225,53 @@ class Step:
 
     @property
     def wants_before(self) -> bool:
-        """Whether an estimator wants the next batch's embeddings from before a step too."""
+        """Whether an estimator also needs a batch's embeddings from before the previous update."""
         return any(e.wants_before for side in SIDES for e in self.estimators[side])
 
     @property
     def _moments(self) -> dict[str, list[Moment]]:
-        """The estimates of each side as they are now, one a measure."""
+        """The current estimates of each side, one per measure."""
         return {s: [e.moment() for e in self.estimators[s]] for s in SIDES}
 
     def resampled(
         self, embeddings: Embeddings, draws: Mapping[str, Draw], moments: Moments | None = None
     ) -> dict[str, Draw]:
-        """Return what estimators learn from: from a pool, entities drawn by their contribution to
-        the penalty; any other draw as it is. A pool is embedded in evaluation mode.
+        """Return the draws, with each pool replaced by entities drawn from it in proportion to
+        their contribution to the penalty. Pools are embedded in evaluation mode.
 
         Args:
-            moments: of both sides and the first measures, made without knowledge of the draws.
-                None: the step's own, and all processes embed the pool together.
+            moments: estimates of both sides that are independent of the draws, computed in one
+                process. None uses the step's own, and all processes share the work.
         """
         collectives = self.collectives if moments is None else ALONE
-        chosen = dict(draws)
+        drawn = dict(draws)
         for side, other in zip(SIDES, reversed(SIDES), strict=True):
             pool = draws[side]
             if isinstance(pool, Pool):
-                part = part_of(Draw(pool.ids, pool.weights), len(pool.ids), collectives)
+                shard = shard_of(Draw(pool.ids, pool.weights), len(pool.ids), collectives)
                 with self.encoder.evaluating():
-                    rows = embeddings.rows(side, part.rows.ids)
+                    rows = embeddings.rows(side, shard.rows.ids)
                 others = (self._moments if moments is None else moments)[other]
-                # Without λ, where only a task uses Gramians, all count alike.
+                # If every λ is 0 (only the task uses Gramians), all measures weigh the same.
                 penalty = self.objective.penalty
                 strengths = (penalty if any(penalty) else [1.0] * len(penalty))[: len(others)]
-                scores = contributions(rows, part.rows.weights, others, strengths)
-                chosen[side] = pool.resample(collectives.rows(scores, part.size, "pools"))
-        return chosen
+                scores = contributions(rows, shard.rows.weights, others, strengths)
+                drawn[side] = pool.resample(collectives.rows(scores, shard.size, "pools"))
+        return drawn
 
     @contextmanager
     def look(self) -> Iterator[Embeddings]:
-        """Give the embeddings as the next step will see them; the run stays as it was."""
-        # Normalisation by batch keeps running statistics, and dropout draws. Only a step may leave
-        # a trace of either; modules of the user's do both when rows are read.
-        kept = [(b, b.clone()) for b in self.encoder.buffers()]
+        """Yield embeddings at the current parameters, in training mode, without side effects."""
+        # Reading rows of a user's modules may change running statistics of batch normalisation and
+        # draw random numbers for dropout; restore both.
+        saved = [(b, b.clone()) for b in self.encoder.buffers()]
         device = self.encoder.device
         devices = [device] if device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices):
             try:
                 yield self.encoder(self.scene)
             finally:
-                for buffer, value in kept:
+                for buffer, value in saved:
                     buffer.copy_(value)
 
     def show_moved(
@@ -281,127 +282,128 @@ class Step:
         draws: Mapping[str, Draw] | None = None,
         collectives: Collectives = ALONE,
     ) -> None:
-        """Show estimators that want it the entities of a step's gradient (those of the batch and of
-        `draws`) as the step left them, in `now`."""
+        """Pass the new embeddings of the entities in a step's gradient (the batch and `draws`) to
+        the estimators with `wants_after`."""
         moved = {"query": [batch.query], "candidate": [batch.candidate]}
         if batch.negative is not None:
             moved["candidate"].append(batch.negative.flatten())
         for side, draw in (draws or {}).items():
             moved[side].append(draw.ids)
-        for side, each in moved.items():
-            wanting = [e for e in estimators[side] if e.wants_after]
-            if wanting:
-                part = part_of(torch.cat(each), sum(map(len, each)), collectives)
-                ids, rows = part.rows, now.rows(side, part.rows)
-                whole_size = None if collectives.size == 1 else part.size
-                shown = EntityBatch(
+        for side, id_lists in moved.items():
+            receivers = [e for e in estimators[side] if e.wants_after]
+            if receivers:
+                shard = shard_of(torch.cat(id_lists), sum(map(len, id_lists)), collectives)
+                ids, rows = shard.rows, now.rows(side, shard.rows)
+                whole_size = None if collectives.size == 1 else shard.size
+                entities = EntityBatch(
                     *(ids, torch.ones_like(ids), rows, self.factors[side][ids]),
                     collectives=collectives,
                     whole_size=whole_size,
                 )
-                for estimator in wanting:
-                    estimator.after_step(shown)
+                for estimator in receivers:
+                    estimator.after_step(entities)
 
     def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
-        """Return a function that gives embeddings, shares of measure r and factors, in blocks."""
+        """Return a function that yields embeddings, weights of measure r and factors in blocks."""
 
         def blocks() -> Iterable[tuple[Tensor, Tensor, Tensor]]:
             start = 0
             for block in embeddings.blocks(side):
-                part = slice(start, start + len(block))
-                share = self.measures[side][part, r].to(block.device)
-                yield block, share, self.factors[side][part]
+                rows = slice(start, start + len(block))
+                share = self.measures[side][rows, r].to(block.device)
+                yield block, share, self.factors[side][rows]
                 start += len(block)
 
         return blocks
 
-    def _drawn(self, embeddings: Embeddings, parts: Mapping[str, Part[Draw]]) -> dict[str, Spread]:
+    def _drawn(
+        self, embeddings: Embeddings, shards: Mapping[str, Shard[Draw]]
+    ) -> dict[str, WeightedRows]:
         """Return the embeddings of drawn entities, with gradient if the penalty's is over them."""
-        spreads = {}
+        drawn = {}
         with torch.set_grad_enabled(self.samples_gradient):
-            for side, part in parts.items():
-                rows = embeddings.rows(side, part.rows.ids)
-                factors = self.factors[side][part.rows.ids, : self.prior] if self.prior else None
-                spreads[side] = Spread.part(rows, part.rows.weights, factors, part.portion)
-        return spreads
+            for side, shard in shards.items():
+                rows, weights = embeddings.rows(side, shard.rows.ids), shard.rows.weights
+                factors = self.factors[side][shard.rows.ids, : self.prior] if self.prior else None
+                drawn[side] = WeightedRows.part(rows, weights, factors, shard.portion)
+        return drawn
 
     def _encoded(
         self,
         embeddings: Embeddings,
-        shown: Part[Batch],
+        shard: Shard[Batch],
         rows: tuple[Tensor, Tensor],
-        everyone: dict[str, Spread] | None,
+        all_entities: dict[str, WeightedRows] | None,
     ) -> Encoded:
-        """Return what the objective takes: a batch's rows, negatives, factors, and the rows that
-        stand for all entities: `everyone`, else all if they are embedded, else the batch's."""
-        batch = shown.rows
-        if everyone is None and self.objective.wants_moments:
-            everyone = self._everyone(embeddings)
+        """Return a batch's rows, negatives and factors for the objective. Without `all_entities` it
+        has all entities if they are embedded anyway."""
+        batch = shard.rows
+        if all_entities is None and self.objective.wants_moments:
+            all_entities = self._all_entities(embeddings)
         return Encoded(
             *rows,
             None if batch.negative is None else embeddings.rows("candidate", batch.negative),
             self.factors["query"][batch.query, : self.prior] if self.prior else None,
             self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
-            everyone,
-            shown.portion,
+            all_entities,
+            shard.portion,
             embeddings.whole("candidate") if self.objective.task.wants_all_candidates else None,
         )
 
-    def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:
-        """Return all entities if the Gramians are exact and a pass has embedded them all, for a
-        penalty's gradient without noise; else None."""
+    def _all_entities(self, embeddings: Embeddings) -> dict[str, WeightedRows] | None:
+        """Return all entities, for a penalty gradient without noise, if the Gramians are exact and
+        all embeddings have been computed; else None."""
         if not all(e.exact for side in SIDES for e in self.estimators[side]):
             return None
-        spreads: dict[str, Spread] = {}
+        entities: dict[str, WeightedRows] = {}
         for side in SIDES:
             rows = embeddings.whole(side)
             if rows is None:
                 return None
-            # Every process has them all.
+            # Every process has all entities, so each counts for 1/P.
             weight = (self.measures[side] * (len(rows) / self.collectives.size)).to(rows)
             factors = self.factors[side][:, : self.prior] if self.prior else None
-            spreads[side] = Spread(rows, weight, factors)
-        return spreads
+            entities[side] = WeightedRows(rows, weight, factors)
+        return entities
 
     def _update(
         self,
-        learned: Mapping[str, tuple[Part[Draw], Tensor]],
+        learned: Mapping[str, tuple[Shard[Draw], Tensor]],
         before: Mapping[str, Tensor] | None = None,
-        made: Mapping[str, Mapping[int, Tensor]] | None = None,
+        moments: Mapping[str, Mapping[int, Tensor]] | None = None,
     ) -> None:
-        """Fold entities with their embeddings [B, D] into the estimators of each side.
+        """Update the estimators of each side with entities and their embeddings [B, D].
 
         Args:
-            made: the batch's moments that the penalty has made, by side and measure.
+            before: embeddings of these entities before the previous step; None is the look-ahead.
+            moments: moments of this batch that the penalty has computed, by side and measure.
         """
-        past = self.look_ahead if before is None else before
-        for side, (part, embeddings) in learned.items():
-            ids, weights = part.rows.ids, part.rows.weights
-            if not part.portion:  # its one row only stands in
+        before = self.look_ahead if before is None else before
+        for side, (shard, embeddings) in learned.items():
+            ids, weights = shard.rows.ids, shard.rows.weights
+            if not shard.portion:
                 weights = torch.zeros_like(weights)
-            factors = self.factors[side]
-            # Without factors nothing is looked up.
-            own = factors[ids] if factors.shape[1] else embeddings[:, :0]
+            table = self.factors[side]
+            factors = table[ids] if table.shape[1] else embeddings[:, :0]
             alone = self.collectives.size == 1
-            known = made[side] if made and alone and factors.shape[1] == self.prior else {}
+            reusable = moments[side] if moments and alone and table.shape[1] == self.prior else {}
             batch = EntityBatch(
-                *(ids, weights, embeddings, own, past.get(side), self.collectives),
-                whole_size=None if alone else part.size,
+                *(ids, weights, embeddings, factors, before.get(side), self.collectives),
+                whole_size=None if alone else shard.size,
             )
             for r, estimator in enumerate(self.estimators[side]):
-                estimator.update(replace(batch, weights=weights[:, r], moment=known.get(r)))
+                estimator.update(replace(batch, weights=weights[:, r], moment=reusable.get(r)))
 
 
-class CandidatesAtHand(Embeddings):
-    """Embeddings of which all candidates are computed once, with gradient, and shared by all that a
-    step asks.
+class SharedCandidates(Embeddings):
+    """Embeddings that compute all candidates once, with gradient, for all uses in a step.
 
-    Where they are more than `rows`, they are embedded in blocks that the backward pass embeds
-    again: of a tower's layers only one block is in memory.
+    More than `rows` candidates are embedded in blocks, which the backward pass computes again, so
+    that a tower's activations are in memory for one block at a time.
 
     Args:
         embeddings: of a scene at the current parameters.
-        size: N, of the candidates.
+        size: N, the number of candidates.
         device: of the ids that are looked up.
         rows: of a block.
     """
@@ -414,10 +416,9 @@ class CandidatesAtHand(Embeddings):
         if whole is None and size <= rows:
             whole = embeddings.rows("candidate", torch.arange(size, device=device))
         elif whole is None:
-            places = torch.split(torch.arange(size, device=device), rows)
-            # The backward pass computes the layers of each block again.
-            again = partial(checkpoint, embeddings.rows, "candidate", use_reentrant=False)
-            whole = torch.cat([again(ids) for ids in places])
+            blocks = torch.split(torch.arange(size, device=device), rows)
+            embed = partial(checkpoint, embeddings.rows, "candidate", use_reentrant=False)
+            whole = torch.cat([embed(ids) for ids in blocks])
         self.candidates: Tensor = whole
 
     def rows(self, side: str, ids: Tensor) -> Tensor:
@@ -435,7 +436,7 @@ class CandidatesAtHand(Embeddings):
         return self.candidates if side == "candidate" else self.embeddings.whole(side)
 
 
-def turn_gradients(
+def precondition_gradients(
     encoded: Encoded,
     moments: Moments,
     penalty: Sequence[float],
@@ -444,38 +445,39 @@ def turn_gradients(
     whole: bool,
     one_table: bool = False,
 ) -> None:
-    """Multiply the gradients of embeddings by the other side's preconditioner.
+    """Register hooks that multiply gradients of embeddings by the other side's preconditioner.
 
     Args:
         encoded: the embeddings, before `backward`.
-        moments: of both sides, one a measure; `penalty`: λ of each measure.
+        moments: of both sides, one per measure; `penalty`: λ of each measure.
         ridge: ρ of the preconditioner.
-        whole: whether the pairs' rows are taken from `encoded.everyone`.
-        one_table: whether both sides' rows are linear in one table. Two matrices would turn parts
-            of one row's gradient apart, and the sum need not descend, so the mean turns all.
+        whole: whether the pairs' rows are taken from `encoded.all_entities`.
+        one_table: whether both sides' rows are linear in one table. Different matrices for parts of
+            a row's gradient could give a sum that does not descend, so their mean multiplies both.
     """
-    other = {s: preconditioner(moments[s], penalty, ridge) for s in SIDES}
+    matrices = {s: preconditioner(moments[s], penalty, ridge) for s in SIDES}
     if one_table:
-        mean = (other["query"] + other["candidate"]) / 2
-        other = dict.fromkeys(SIDES, mean)
+        mean = (matrices["query"] + matrices["candidate"]) / 2
+        matrices = dict.fromkeys(SIDES, mean)
+    of_query, of_candidate = matrices["candidate"], matrices["query"]
     pairs: list[tuple[Tensor | None, Tensor]] = [
-        (encoded.query, other["candidate"]),
-        (encoded.whole_query, other["candidate"]),
-        (encoded.candidate, other["query"]),
-        (encoded.negative, other["query"]),
+        (encoded.query, of_query),
+        (encoded.whole_query, of_query),
+        (encoded.candidate, of_candidate),
+        (encoded.negative, of_candidate),
     ]
-    if encoded.everyone is not None:
-        query, candidate = (encoded.everyone[side].rows for side in SIDES)
+    if encoded.all_entities is not None:
+        query, candidate = (encoded.all_entities[side].rows for side in SIDES)
         if whole:
             pairs = []
-        pairs += [(query, other["candidate"]), (candidate, other["query"])]
+        pairs += [(query, of_query), (candidate, of_candidate)]
     for rows, matrix in pairs:
-        # A side that is frozen as a whole has no gradient to multiply.
+        # The rows of a frozen side have no gradient.
         if rows is not None and rows.requires_grad:
             rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]
 
 
-# What a parameter has in a process where no gradient reached it, or a dense one.
+# Codes for parameters without a gradient or with a dense one, instead of a number of rows.
 NONE, DENSE = -1, -2
 
 
@@ -483,10 +485,10 @@ NONE, DENSE = -1, -2
 def sum_gradients(
     optimizers: Sequence[torch.optim.Optimizer], value: Tensor, collectives: Collectives
 ) -> Tensor:
-    """Give every trained parameter the sum of the processes' gradients. Return the sum of `value`.
+    """Set every gradient to its sum over processes. Return the sum of the scalar `value`.
 
-    Dense gradients are summed in one vector a dtype, together with `value`, a scalar; of a sparse
-    one the touched rows are gathered.
+    Dense gradients and `value` are summed as one vector per dtype; of sparse gradients only the
+    touched rows are exchanged.
     """
     if collectives.size == 1:
         return value
@@ -496,40 +498,40 @@ def sum_gradients(
         if most == DENSE:
             dense.setdefault(parameter.dtype, []).append(parameter)
         elif most != NONE:
-            own = parameter.grad
-            if own is None:
+            gradient = parameter.grad
+            if gradient is None:
                 ids = torch.zeros(1, 0, dtype=torch.int64, device=parameter.device)
                 values = parameter.new_zeros(0, *parameter.shape[1:])
                 shape = parameter.shape
-                own = torch.sparse_coo_tensor(ids, values, shape, is_coalesced=True)
-            parameter.grad = collectives.sparse_rows(own, most, "tables")
+                gradient = torch.sparse_coo_tensor(ids, values, shape, is_coalesced=True)
+            parameter.grad = collectives.sparse_rows(gradient, most, "tables")
     summed = value
-    for dtype, owners in dense.items():
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in owners]
+    for dtype, group in dense.items():
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in group]
         first = [value.detach().reshape(1)] if dtype == value.dtype else []
-        flat = collectives.sum(torch.cat([*first, *(part.flatten() for part in parts)]), "layers")
+        flat = collectives.sum(torch.cat([*first, *(g.flatten() for g in gradients)]), "layers")
         if first:
             summed, flat = flat[0], flat[1:]
-        split = torch.split(flat, [p.numel() for p in owners])
-        for parameter, part in zip(owners, split, strict=True):
-            parameter.grad = part.view_as(parameter).clone()
+        split = torch.split(flat, [p.numel() for p in group])
+        for parameter, gradient in zip(group, split, strict=True):
+            parameter.grad = gradient.view_as(parameter).clone()
     return summed
 
 
 def _touched(parameters: Sequence[nn.Parameter], collectives: Collectives) -> list[int]:
-    """Return NONE, DENSE or the largest number of touched rows of each parameter."""
-    kinds = []
+    """Return for each parameter NONE, DENSE, or the largest number of touched rows in a process."""
+    touched = []
     for parameter in parameters:
         if parameter.grad is None:
-            kinds.append(NONE)
+            touched.append(NONE)
         elif not parameter.grad.is_sparse:
-            kinds.append(DENSE)
+            touched.append(DENSE)
         else:
             parameter.grad = parameter.grad.coalesce()
-            kinds.append(parameter.grad.values().shape[0])
+            touched.append(parameter.grad.values().shape[0])
     device = parameters[0].device if parameters else None
-    mine = torch.tensor([kinds], dtype=torch.int64, device=device)
-    every = collectives.rows(mine, collectives.size, "counts")
+    own = torch.tensor([touched], dtype=torch.int64, device=device)
+    every = collectives.rows(own, collectives.size, "counts")
     most = torch.where((every == DENSE).any(0), DENSE, every.amax(0))
     counts: list[int] = most.tolist()
     return counts

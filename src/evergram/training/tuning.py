@@ -1,5 +1,5 @@
-"""Search the values of a recipe's keys: train with many of them, and keep the best by the selection
-pairs. An Optuna study proposes the values, prunes trials and keeps them in a folder."""
+"""Search for the best values of a recipe's keys on the selection pairs. An Optuna study proposes
+values, prunes trials and stores them in a folder."""
 
 from __future__ import annotations
 
@@ -58,28 +58,28 @@ _FORMS = (
     "write KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE,…, as in "
     "task.penalty=log:1e-2..1e2, model.dim=16..128 or model.dim=32,64,128"
 )
-# The default search. A softmax over all candidates needs no penalty: its temperature decides most.
+# The default search. A softmax over all candidates has no penalty; its temperature matters most.
 OF_SOFTMAX = ("task.temperature=log:0.03..1.0", "task.push=0.8..1.5")
 OF_OTHERS = ("task.penalty=log:0.01..10.0", "task.l2=log:1e-5..0.1")
-# A step of Adam is as long as the rate; other optimisers divide the rate by past gradients.
+# Adam's steps are about as long as the rate; Adagrad's shrink with past gradients.
 RATES = ("training.table_rate=log:0.01..1.0", "training.layer_rate=log:1e-4..0.03")
 RATES_OF_ADAM = ("training.table_rate=log:0.001..0.1", RATES[1])
 TABLES = ("model", "task", "prior", "gramian", "training")
-# What a trial is judged by, and what it never does.
+# Keys that must be the same in all trials.
 FIXED = ("training.metric", "training.refit")
 NAME, LOCK = "trials.jsonl", ".lock"
-# The best first.
+# Order of states in the ranking.
 STATES = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-# Trials that are not pruned, at first: a median of fewer says little.
+# The first trials are not pruned, because a median of fewer is not meaningful.
 UNPRUNED = 4
 Values = CategoricalDistribution | IntDistribution | FloatDistribution
-# Draws for values that no trial has had, after which there are none.
+# After this many random draws without untried values, the search is exhausted.
 DRAWS = 200
 
 
 def parse_range(text: str) -> tuple[str, Values]:
-    """Return the key and the values of a text such as "model.dim=16..128", "a.b=log:.1..10" or
-    "model.dim=32,64"; choices are as TOML writes them. Raises: RecipeError."""
+    """Parse "model.dim=16..128", "a.b=log:.1..10" or "model.dim=32,64" into a key and its values;
+    choices are written as in TOML. Raises: RecipeError."""
     key, _, values = (part.strip() for part in text.partition("="))
     log, ends = values.startswith("log:"), values.removeprefix("log:")
     try:
@@ -92,61 +92,62 @@ def parse_range(text: str) -> tuple[str, Values]:
             return key, FloatDistribution(low, high, log=log)
         choices = tuple(choice.strip() for choice in values.split(","))
         if not (key and all(choices)) or len(set(choices)) < len(choices):
-            raise ValueError("the key or a choice is empty, or one comes twice")
+            raise ValueError("the key or a choice is empty, or a choice is repeated")
         return key, CategoricalDistribution(choices)
     except ValueError as error:
         raise RecipeError(f"{text!r}: {str(error).rstrip('.')}; {_FORMS}.") from None
 
 
 def search_space(texts: Sequence[str], recipe: Recipe) -> dict[str, BaseDistribution]:
-    """Return the values of each key of a search over texts, each as in `parse_range`. Integers
-    become numbers where the key takes them.
+    """Return the values of each key, from texts as for `parse_range`. A range of integers becomes
+    one of floats if the key allows them.
 
-    Raises: RecipeError: a key comes twice or would change how trials are judged, or the recipe
-        does not allow an end of a range or a choice.
+    Raises: RecipeError: a key is repeated or may not be searched, or the recipe does not allow an
+        end of a range or a choice.
     """
     space: dict[str, BaseDistribution] = {}
     values = recipe.model_dump()
-    for key, chosen in map(parse_range, texts):
+    for key, distribution in map(parse_range, texts):
         table, _, name = key.partition(".")
         if not name or table not in TABLES or key in FIXED or key in space:
             raise RecipeError(
-                f"The search over {key} cannot be: trials must be judged alike. Give keys of "
-                f"{', '.join(TABLES)}, each once, but not {' or '.join(FIXED)}."
+                f"Cannot search over {key}: give keys of {', '.join(TABLES)}, each once, but not "
+                f"{' or '.join(FIXED)}, which must be the same in all trials."
             )
-        if isinstance(chosen, CategoricalDistribution):
-            ends: Sequence[Any] = chosen.choices
+        if isinstance(distribution, CategoricalDistribution):
+            ends: Sequence[Any] = distribution.choices
         else:
-            ends = (chosen.low, chosen.high)
+            ends = (distribution.low, distribution.high)
         for end in ends:
             Recipe.of(values, [f"{key}={end}"], source=f"The search over {key}={end}")
-        if isinstance(chosen, IntDistribution):
+        if isinstance(distribution, IntDistribution):
+            low, high = distribution.low, distribution.high
             with suppress(RecipeError):
-                Recipe.of(values, [f"{key}={chosen.low + 0.5}"])
-                chosen = FloatDistribution(chosen.low, chosen.high, log=chosen.log)
-        space[key] = chosen
+                Recipe.of(values, [f"{key}={low + 0.5}"])
+                distribution = FloatDistribution(low, high, log=distribution.log)
+        space[key] = distribution
     return space
 
 
 def default_ranges(recipe: Recipe) -> list[str]:
-    """Return the default ranges of the keys that the recipe's task and model use."""
+    """Return the default ranges of the keys that have an effect in the recipe."""
     texts = list(OF_SOFTMAX if recipe.task.kind == "softmax_all" else OF_OTHERS)
     texts += RATES_OF_ADAM if recipe.training.optimizer == "adam" else RATES
-    used = []
+    effective = []
     for text in texts:
         with suppress(RecipeError):
             search_space([text], recipe)
-            used.append(text)
-    return used
+            effective.append(text)
+    return effective
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The trials of a search, in their order; `ended` is "trials", "interrupted", or "exhausted":
-    there were no other values.
+    """The trials of a search, in order; `ended` is "trials", "interrupted", or "exhausted" if all
+    values were tried.
 
-    A trial's `value` is the best of its selection metric; its `user_attrs` have `epochs`,
-    `best_epoch`, `seconds` and `error`.
+    A trial's `value` is its best selection metric; its `user_attrs` have `epochs`, `best_epoch`,
+    `seconds` and `error`.
     """
 
     recipe: Recipe
@@ -155,7 +156,7 @@ class Tuned:
 
     @property
     def ranked(self) -> list[FrozenTrial]:
-        """All trials, best first: the complete ones, then the pruned, then the failed."""
+        """All trials, best first: complete ones, then pruned ones, then failed ones."""
         return sorted(self.trials, key=lambda t: (STATES.index(t.state), -(t.value or 0), t.number))
 
     @property
@@ -194,26 +195,25 @@ def tune(
     device: str = "auto",
     progress: Progress | bool = True,
 ) -> Tuned:
-    """Train version 0 of a recipe with many values of its keys, and rank them by the best
-    `training.metric` of each on the selection pairs. No test pair is looked at, and nothing is
-    refitted.
+    """Train version 0 of a recipe with different values of its keys, and rank the trials by their
+    best `training.metric` on the selection pairs. It uses no test pairs and does not refit.
 
     Args:
-        over: the keys and their values, as in `parse_range`; None is `default_ranges`.
-        folder: keeps each trial as it ends; the same search in the same folder goes on.
-        corpus: None reads the one that the recipe names.
-        trials: in all, those in the folder included.
-        progress: whether steps and evaluations are shown on stderr.
-    Returns: also after Ctrl-C, if a trial is complete.
-    Raises: RecipeError: a key or a value is not allowed, or the folder has another search or a
-        running one. TrainingError: no trial is complete. DataError.
+        over: the keys and their values, as for `parse_range`; None is `default_ranges`.
+        folder: stores each finished trial; repeating a search with the same folder continues it.
+        corpus: None loads the recipe's data.
+        trials: total number of trials, including those in the folder.
+        progress: whether to show steps and evaluations on stderr.
+    Returns: the trials; after Ctrl-C those so far, if one is complete.
+    Raises: RecipeError: a key or a value is not allowed, or the folder belongs to another search or
+        another process. TrainingError: no trial is complete. DataError.
     """
     space = search_space(over or default_ranges(recipe), recipe)
     corpus = corpus_for(recipe, corpus)
-    split = split_for(recipe, corpus, 0).without_test("A search of values looks at no test pair.")
-    shown = Progress.of_choice(progress)
-    recipe, _ = with_selecting_metric(recipe, split, shown)
-    context = RunContext(pick_device(device, recipe.training.tables), shown, warns=False)
+    split = split_for(recipe, corpus, 0).without_test("A search uses no test pairs.")
+    reporter = Progress.of_choice(progress)
+    recipe, _ = with_selecting_metric(recipe, split, reporter)
+    context = RunContext(pick_device(device, recipe.training.tables), reporter, warns=False)
     identity = run_identity(recipe.model_dump_json(), 0, split, Companions(), "tune")
     make_folder(folder)
     try:
@@ -222,33 +222,33 @@ def tune(
             ended = _search(recipe, split, space, context, study, trials)
     except Timeout:
         raise RecipeError(
-            f"Another process searches in {folder}; wait for it, or give another folder."
+            f"Another process is searching in {folder}; wait for it, or give another folder."
         ) from None
     tuned = Tuned(recipe, study.trials, ended)
     if not any(trial.state == TrialState.COMPLETE for trial in tuned.trials):
-        failed = [f" Trial {t.number + 1}: {t.user_attrs['error']}" for t in tuned.trials]
-        why = "".join(failed[:1]) or " It was interrupted."
-        raise TrainingError(f"No trial of the search is complete, so there is no best one.{why}")
+        errors = [f" Trial {t.number + 1}: {t.user_attrs['error']}" for t in tuned.trials]
+        reason = "".join(errors[:1]) or " It was interrupted."
+        raise TrainingError(f"No trial of the search is complete.{reason}")
     return tuned
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Return the recipe with a trial's values. Raises: RecipeError: they do not go together."""
+    """Return the recipe with a trial's values. Raises: RecipeError: they exclude each other."""
     return Recipe.of(recipe.model_dump(), overrides_of(values), source="The trial")
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
-    """Return values as overrides of a recipe, "table.key=value" each."""
+    """Return values as overrides of a recipe, "table.key=value"."""
     return [f"{key}={value}" for key, value in values.items()]
 
 
 def _study(
     folder: Path, identity: Mapping[str, str], space: Mapping[str, BaseDistribution]
 ) -> optuna.Study:
-    """Return the study that a folder keeps, or a new one. Raises: RecipeError: it has another."""
+    """Return the folder's study, or a new one. Raises: RecipeError: it is of another search."""
     path = folder / NAME
     path.touch()
-    with path.open("r+b") as file:  # without a line whose writing was cut off
+    with path.open("r+b") as file:  # remove an incomplete last line
         file.truncate(file.read().rfind(b"\n") + 1)
     try:
         study = optuna.create_study(
@@ -257,19 +257,19 @@ def _study(
             direction="maximize",
             load_if_exists=True,
         )
-        known = study.user_attrs
+        attributes = study.user_attrs
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise RecipeError(
             f"{path} is not a journal of trials ({error!r}); give another folder, or remove it."
         ) from None
-    written = {key: distribution_to_json(chosen) for key, chosen in space.items()}
+    space_json = {key: distribution_to_json(values) for key, values in space.items()}
     if not study.trials:
         study.set_user_attr("identity", dict(identity))
-        study.set_user_attr("space", written)
-    elif what := difference(identity, known["identity"]) or (
-        "other keys or values to search over" if known["space"] != written else ""
+        study.set_user_attr("space", space_json)
+    elif what := difference(identity, attributes["identity"]) or (
+        "other keys or values to search over" if attributes["space"] != space_json else ""
     ):
-        raise RecipeError(f"{folder} has the trials of {what}; give another folder, or remove it.")
+        raise RecipeError(f"{folder} has trials of {what}; give another folder, or remove it.")
     return study
 
 
@@ -281,7 +281,7 @@ def _search(
     study: optuna.Study,
     count: int,
 ) -> str:
-    """Run trials until there are `count`, each kept when it ends. Return what ended the search."""
+    """Run trials until there are `count`, storing each one. Return why the search ended."""
     metric = recipe.training.metric
     try:
         while (number := len(study.trials) + 1) <= count:
@@ -289,15 +289,16 @@ def _search(
             if proposal is None:
                 return "exhausted"
             pruning = [Pruning(proposal, metric)]
-            own = replace(context, callbacks=pruning, title=f"trial {number}")
+            trial_context = replace(context, callbacks=pruning, title=f"trial {number}")
             facts = {"epochs": 0, "best_epoch": 0, "seconds": 0.0, "error": ""}
             values: dict[str, Any] = {"state": TrialState.FAIL}
             try:
-                trained = fit_encoder(with_values(recipe, proposal.params), split, 0, own)
+                trial_recipe = with_values(recipe, proposal.params)
+                trained = fit_encoder(trial_recipe, split, 0, trial_context)
                 history = {int(r["epoch"]): float(r[metric]) for r in trained.history}
                 best = trained.best_epoch
                 if not math.isfinite(history.get(best, math.nan)):
-                    raise TrainingError(f"{metric} was never measured.")
+                    raise TrainingError(f"{metric} was not measured.")
                 pruned = trained.ended == "pruned"
                 values = {
                     "state": TrialState.PRUNED if pruned else TrialState.COMPLETE,
@@ -321,11 +322,10 @@ def _search(
 def propose(
     space: Mapping[str, BaseDistribution], earlier: Sequence[FrozenTrial], seed: int
 ) -> optuna.Trial | None:
-    """Return Optuna's proposal after these trials, by its tree-structured Parzen estimator.
+    """Return Optuna's next proposal after these trials, by its tree-structured Parzen estimator.
 
-    It is a function of the arguments, so that a search that was interrupted proposes what an
-    undisturbed one would. Values that were tried already are replaced by others, drawn at random;
-    None if there are no others.
+    It only depends on the arguments, so an interrupted search continues as if it had not been
+    interrupted. Values that were tried already are replaced by random ones; None if there are none.
 
     Source: Bergstra et al., *Algorithms for hyper-parameter optimization*, NeurIPS 2011.
     """
@@ -347,8 +347,7 @@ def propose(
 
 
 class Pruning(Callback):
-    """Ends a run whose best value so far is below the median of the earlier trials at that epoch,
-    which Optuna's proposal knows."""
+    """Ends a run whose best value so far is below the earlier trials' median at that epoch."""
 
     def __init__(self, proposal: optuna.Trial, metric: str) -> None:
         self.proposal = proposal
@@ -364,9 +363,9 @@ class Pruning(Callback):
 
 
 def write_best(path: Path, source: Path, overrides: Sequence[str]) -> None:
-    """Write the recipe in `source` with overrides set in it; comments are lost, paths absolute.
+    """Write the recipe in `source` with overrides; comments are lost, and paths become absolute.
 
-    Raises: RecipeError: the file that was written would not be the same recipe; it is not kept.
+    Raises: RecipeError: the recipe cannot be written as TOML without changing it.
     """
     values = copied(tomllib.loads(source.read_text()))
     resolve_paths(values, source.parent)
@@ -376,6 +375,6 @@ def write_best(path: Path, source: Path, overrides: Sequence[str]) -> None:
         raise RecipeError(f"The best values cannot be written to {path} as a recipe.")
     write_text(
         path,
-        f"# Written by evergram tune: the comments of {source.name} are not kept, its paths are "
-        f"absolute.\n{tables.rstrip()}",
+        f"# Written by evergram tune from {source.name}, without its comments and with absolute "
+        f"paths.\n{tables.rstrip()}",
     )

@@ -168,7 +168,7 @@ def test_embeddings_that_are_in_the_estimate_are_refused() -> None:
     penalty = GramianPenalty(DIM)
     u, v = 1 * users, 1 * items
     penalty(u, v)
-    with pytest.raises(TrainingError, match="in the estimate already"):
+    with pytest.raises(TrainingError, match="already in the estimate"):
         penalty(u, v)
     with pytest.raises(TrainingError, match="accumulate"):
         penalty(1 * users, v)
@@ -568,7 +568,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         ({"prior": float("nan")}, "prior is"),
         ({"prior": "a"}, "prior is"),
         ({"prior": (two, torch.ones(3, 1))}, "with one K"),
-        ({"prior": (two, two), "query_counts": torch.ones(4)}, "one row an entity"),
+        ({"prior": (two, two), "query_counts": torch.ones(4)}, "one row per entity"),
     ]
     for options, named in cases:
         with pytest.raises(ValueError, match=re.escape(named)):
@@ -591,9 +591,9 @@ def test_ids_in_some_calls_and_none_in_others_are_refused() -> None:
     users, items = tables()
     penalty = GramianPenalty(DIM)
     penalty(users, items, torch.arange(QUERIES))  # of one side alone is well
-    with pytest.raises(TrainingError, match="without query_ids, earlier ones were with"):
+    with pytest.raises(TrainingError, match="without query_ids, but earlier calls were with"):
         penalty(users, items)
-    with pytest.raises(TrainingError, match="with candidate_ids, earlier ones were without"):
+    with pytest.raises(TrainingError, match="with candidate_ids, but earlier calls were without"):
         penalty(users, items, torch.arange(QUERIES), torch.arange(CANDIDATES))
 
 
@@ -616,7 +616,7 @@ def test_ids_beyond_the_tables_are_refused() -> None:
             GramianPenalty(DIM, **options)(users, items, met, few)
     penalty = GramianPenalty(DIM)
     penalty(users, items, ids, list(range(CANDIDATES)))
-    with pytest.raises(ShapeError, match="30 query rows, and ids up to 32"):
+    with pytest.raises(ShapeError, match="30 query rows, but ids up to 32"):
         penalty.gramian_error(users, items)
 
 

@@ -145,7 +145,7 @@ def test_what_has_no_direction_is_refused() -> None:
     opposite = torch.stack([torch.ones(DIM), -torch.ones(DIM)]).double()
     met = Interactions(torch.tensor([0, 0]), opposite, torch.ones(2), torch.ones(2))
     for form in (QueryForm.mean(DIM, normalize=True), form_without_centre("unit")):
-        with pytest.raises(DataError, match="query 1 have vectors that add up to zero"):
+        with pytest.raises(DataError, match="candidates of query 1 add up to zero"):
             form.minimise(met)
 
 

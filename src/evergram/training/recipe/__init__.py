@@ -1,9 +1,9 @@
-"""A recipe: everything that a run is made of, in one TOML file, checked strictly.
+"""Recipes: all settings of a run in one TOML file, with strict checks.
 
-`recipe` has the file, sets overrides and makes paths whole. Its tables are classes of settings, one
-for each kind: those of [data], [model], [task] and [gramian] are in the `kinds.py` or `loaders.py`
-of their rooms, and `tables` has the others. `evergram.kinds` compares what keys need. Checking a
-recipe does not import torch, but for `split.last`.
+`recipe` reads the file, applies overrides and resolves paths. Each table is a class of settings,
+one for each kind: `tables` has [split], [prior], [training] and [upgrade]; the others are in
+`kinds.py` or `loaders.py` of their packages. `evergram.kinds` checks the requirements of keys.
+Checking a recipe does not import torch unless it sets `split.last`.
 """
 
 from evergram.training.recipe.recipe import Recipe, flat

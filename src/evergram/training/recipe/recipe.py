@@ -1,4 +1,4 @@
-"""A recipe: everything that a run is made of, in one TOML file, checked strictly."""
+"""Recipes: all settings of a run in one TOML file, with strict checks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from evergram.validation import sentence_of
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
-# What every recipe does in the place of the keys that `reproduction.recipe.PaperRecipe` has too.
-DONE: dict[str, Any] = {
+# The fixed values, in a `Recipe`, of the additional keys of `reproduction.recipe.PaperRecipe`.
+FIXED: dict[str, Any] = {
     "split.selection": "strict",
     "model.scale": 0.1,
     "model.residual": True,
@@ -57,14 +57,14 @@ DONE: dict[str, Any] = {
 
 
 def _named(value: str) -> str:
-    """Raises: ValueError: the lineage cannot be called so."""
+    """Raise ValueError if this is not a valid name of a lineage."""
     if not is_name(value):
         raise ValueError(f"name is {value!r}; {RULE}")
     return value
 
 
 class Recipe(Settings):
-    """One TOML file. Made by `load`, `of` or `stored`.
+    """All settings of a run. Created by `load`, `of` or `stored`.
 
     >>> from evergram import Recipe
     >>> recipe = Recipe.of({"data": {"kind": "synthetic"}, "model": {"dim": [32, 40]}})
@@ -74,7 +74,7 @@ class Recipe(Settings):
     5
     """
 
-    # The tables whose keys one of them chooses.
+    # Tables with several kinds, which have different keys.
     kinds: ClassVar[Mapping[str, Kinds[Any]]] = {
         each.table: each
         for each in (LOADERS, SPLITS, ENCODERS, TASKS, PRIORS, ESTIMATORS, TRAININGS, UPGRADES)
@@ -99,45 +99,45 @@ class Recipe(Settings):
 
     @classmethod
     def key_types(cls) -> dict[str, Any]:
-        """Return the type of each key that a recipe may have, by its path."""
+        """Return the type of each possible key, by its path."""
         return keys_of(cls, "")
 
     @property
     def tables(self) -> dict[str, Settings]:
-        """The tables whose needs are compared, by name."""
+        """The tables that have kinds, by name."""
         return {name: getattr(self, name) for name in self.kinds}
 
     @property
     def traits(self) -> frozenset[Trait]:
-        """What the recipe has."""
-        has = frozenset[Trait]().union(*(table.traits for table in self.tables.values()))
-        if Trait.UNIT_ROWS in has and self.task.l2 == "auto":
-            has -= {Trait.NORMS}  # rows of unit norm have no length to weigh
-        return has
+        """The traits of all tables."""
+        traits = frozenset[Trait]().union(*(table.traits for table in self.tables.values()))
+        if Trait.UNIT_ROWS in traits and self.task.l2 == "auto":
+            traits -= {Trait.NORMS}  # the norms are constant
+        return traits
 
     def written_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of a recipe's values, as they are written, that this one has."""
-        kept = copied(values)
+        """Return the values of a written recipe without the keys that this recipe's kinds lack."""
+        filtered = copied(values)
         for name, table in self.tables.items():
-            if isinstance(kept.get(name), dict):
+            if isinstance(filtered.get(name), dict):
                 fields = type(table).model_fields
-                kept[name] = {key: kept[name][key] for key in kept[name] if key in fields}
-        return kept
+                filtered[name] = {k: v for k, v in filtered[name].items() if k in fields}
+        return filtered
 
     @property
     def refits(self) -> bool:
-        """Whether the published model is trained once more, on all but the test pairs."""
+        """Whether the published model is trained again, on all but the test pairs."""
         refit = self.training.refit
         return self.split.kind == "given" if refit == "auto" else refit
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-        """Return the recipe of a TOML file, with each `key.path=value` of `overrides` set in it.
+        """Read a recipe from a TOML file, with overrides.
 
         Args:
-            overrides: their values are TOML.
+            overrides: "key.path=value" each, with values in TOML.
         Raises: RecipeError: the file is missing or is not TOML, a key or value is not allowed, or
-            a key that was written changes nothing.
+            a written key has no effect.
         """
         path = Path(path)
         values = values_of_file(path)
@@ -152,15 +152,15 @@ class Recipe(Settings):
         folder: Path | None = None,
         source: str = "The recipe",
     ) -> Recipe:
-        """Return the recipe of nested dicts, as a person writes them or as `model_dump` gives them.
+        """Return a recipe from nested dicts, written by hand or from `model_dump`.
 
-        A key that was written and changes nothing is refused. A key that an override has put out of
-        use is left out with a warning.
+        A written key without effect is an error. If an override makes it ineffective, the key is
+        dropped with a warning instead.
 
         Args:
-            folder: where relative paths in `values` start; those in overrides start from the
+            folder: to which paths in `values` are relative; paths in overrides are relative to the
                 working directory.
-            source: the recipe's name in an error.
+            source: name of the recipe in errors.
         Raises: RecipeError: as `load`.
         """
         tables = copied(values)
@@ -170,79 +170,80 @@ class Recipe(Settings):
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-        """Return the recipe of a lineage, which has every key whether or not it was written: only
-        the keys of `overrides` must be used by something. Keys that there are no longer are left
-        out.
+        """Return the recipe that a lineage stores, with all keys. Only keys of `overrides` must
+        have an effect. Keys that a `Recipe` does not have are dropped.
 
-        Raises: RecipeError: as `load`; or what is left out is done in another way here.
+        Raises: RecipeError: as `load`; or a dropped key has another value than a `Recipe` uses.
         """
         tables = {k: v for k, v in copied(values).items() if k in cls.model_fields}
         for name, kinds in cls.kinds.items():
             table = tables.get(name)
             if isinstance(table, dict) and (fields := kinds.fields_of(table)):
-                own = kinds.completed(table)
-                for key in own.keys() - fields:
-                    value = own[key]
-                    if value != (done := DONE.get(f"{name}.{key}", value)):
+                completed = kinds.completed(table)
+                for key in completed.keys() - fields:
+                    value = completed[key]
+                    if value != (fixed := FIXED.get(f"{name}.{key}", value)):
                         raise RecipeError(
-                            f"The stored recipe has {name}.{key} = {value!r}, and a Recipe always "
-                            f"has {done!r}; read it with reproduction.recipe.PaperRecipe."
+                            f"The stored recipe has {name}.{key} = {value!r}, but a Recipe always "
+                            f"uses {fixed!r}; read it with reproduction.recipe.PaperRecipe."
                         )
-                tables[name] = {k: v for k, v in own.items() if k in fields}
+                tables[name] = {k: v for k, v in completed.items() if k in fields}
         return cls._checked(tables, overrides, set(), "The recipe")
 
     @classmethod
     def of_data(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-        """Return what a lineage's recipe says of its data, for what reads stored embeddings only:
-        the rest is at its defaults, as this process may not know the kinds that it has.
+        """Return a stored recipe with its data and split, and defaults elsewhere.
+
+        It works without the stored model's or task's kind, which this process may not know.
 
         Raises: RecipeError: as `load`.
         """
-        kept = {k: values[k] for k in ("name", "seed", "metrics", "data", "split") if k in values}
-        # A refit trained on the pairs that selected.
-        kept["training"] = {"refit": values["training"].get("refit", "auto")}
-        return cls.stored(kept, overrides)
+        keys = ("name", "seed", "metrics", "data", "split")
+        known = {k: values[k] for k in keys if k in values}
+        # With a refit the selection pairs are training pairs.
+        known["training"] = {"refit": values["training"].get("refit", "auto")}
+        return cls.stored(known, overrides)
 
     @classmethod
     def _checked(
         cls, values: dict[str, Any], overrides: Sequence[str], written: set[str], source: str
     ) -> Recipe:
-        """Return the recipe of values with overrides, without the keys that these put out of use.
+        """Return the recipe with overrides, without the keys that these make ineffective.
 
         Args:
-            written: keys of `values` that a person wrote, "table.key".
+            written: keys of `values` that the user wrote, "table.key".
         """
         added = override_keys(overrides)
         upgrade = values.get("upgrade")
         if "upgrade.method" in added and isinstance(upgrade, dict):
             values = {**values, "upgrade": UPGRADES.without_defaults(upgrade)}
-        chosen = overridden(values, overrides)
-        displaced = cls._displaced(chosen, added)
-        recipe = cls._valid(chosen, source)
+        tables = overridden(values, overrides)
+        dropped = cls._drop_other_kinds(tables, added)
+        recipe = cls._valid(tables, source)
         while True:
-            asked = (written - displaced) | added
-            idle = unmet(recipe.tables, recipe.traits | OF_A_RUN, asked)
-            for key, sentence in sorted(idle.items()):
+            required = (written - dropped) | added
+            ineffective = unmet(recipe.tables, recipe.traits | OF_A_RUN, required)
+            for key, sentence in sorted(ineffective.items()):
                 table, _, name = key.partition(".")
-                if key in added or not overrides or name not in chosen.get(table, {}):
+                if key in added or not overrides or name not in tables.get(table, {}):
                     raise RecipeError(f"{source}: {sentence}")
-                del chosen[table][name]
-            if not idle:
+                del tables[table][name]
+            if not ineffective:
                 break
-            displaced |= idle.keys()
-            recipe = cls._valid(chosen, source)
-        if displaced & written:
+            dropped |= ineffective.keys()
+            recipe = cls._valid(tables, source)
+        if dropped & written:
             logging.getLogger(__name__).warning(
-                "%s: left out, as what was set in its place does not use it: %s.",
+                "%s: left out keys that have no effect with the overrides: %s.",
                 source,
-                ", ".join(sorted(displaced & written)),
+                ", ".join(sorted(dropped & written)),
             )
         return recipe
 
     @classmethod
     def _written(cls, values: Mapping[str, Any]) -> set[str]:
-        """Return the keys that a person wrote, "table.key": all of them, but for tables of
-        `model_dump`, which have every key."""
+        """Return the keys that the user wrote, "table.key": all keys, except in tables from
+        `model_dump`, which always have every key."""
         is_dump = cls.model_fields.keys() <= values.keys()
         written = set()
         for name, table in values.items():
@@ -253,9 +254,9 @@ class Recipe(Settings):
         return written
 
     @classmethod
-    def _displaced(cls, values: dict[str, Any], added: Collection[str]) -> set[str]:
-        """Take out the keys of each table that another kind has than the one that was set."""
-        displaced = set()
+    def _drop_other_kinds(cls, values: dict[str, Any], added: Collection[str]) -> set[str]:
+        """Remove and return keys of tables with overrides that belong to other kinds."""
+        dropped = set()
         for name, kinds in cls.kinds.items():
             table = values.get(name)
             if not isinstance(table, dict) or not any(k.startswith(f"{name}.") for k in added):
@@ -264,9 +265,9 @@ class Recipe(Settings):
             others = {k for each in kinds.every() for k in each.model_fields}
             for key in (others - fields) & table.keys():
                 if fields and f"{name}.{key}" not in added:
-                    displaced.add(f"{name}.{key}")
+                    dropped.add(f"{name}.{key}")
                     del table[key]
-        return displaced
+        return dropped
 
     @classmethod
     def _valid(cls, values: Mapping[str, Any], source: str) -> Recipe:
@@ -282,12 +283,11 @@ def values_of_file(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(
-            f"There is no recipe at {path} that can be read: {error.strerror}; give the path of a "
-            "TOML file."
+            f"Cannot read the recipe {path}: {error.strerror}; give the path of a TOML file."
         ) from error
     except (UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise RecipeError(
-            f"The recipe {path} is not TOML in UTF-8: {error}; correct it there (docs/recipes.md "
+            f"The recipe {path} is not valid TOML in UTF-8: {error}; correct it (docs/recipes.md "
             "has an example)."
         ) from error
 
@@ -301,38 +301,38 @@ _PATHS = {
 
 
 def copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the tables, to be changed."""
+    """Return a copy of the tables that may be modified."""
     return {k: dict(v) if isinstance(v, dict) else v for k, v in values.items()}
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the values with each `key.path=value` set; paths in overrides are relative to the
-    working directory. Raises: RecipeError: an override is not of that form."""
-    chosen = copied(values)
+    """Return the values with each override "key.path=value" set. Relative paths start from the
+    working directory. Raises: RecipeError: an override has another form."""
+    tables = copied(values)
     for override in overrides:
         key, equals, text = override.partition("=")
         names = key.strip().split(".")
         if not equals or not all(names):
             raise RecipeError(
-                f"--set {override!r} is not of the form key.path=value; write such as model.dim=64."
+                f"--set {override!r} is not of the form key.path=value, such as model.dim=64."
             )
-        table = chosen
+        table = tables
         for name in names[:-1]:
             if table.get(name) is None:
                 table[name] = {}
             elif isinstance(table[name], str):
-                table[name] = {"kind": table[name]}  # upgrade.transform = "affine" is short for it
+                table[name] = {"kind": table[name]}  # expand upgrade.transform = "affine"
             table = table[name]
             if not isinstance(table, dict):
                 raise RecipeError(f"--set {override!r}: {name} is a value, not a table.")
         table[names[-1]] = value_of(text)
     if overrides:
-        resolve_paths(chosen, Path.cwd())
-    return chosen
+        resolve_paths(tables, Path.cwd())
+    return tables
 
 
 def override_keys(overrides: Sequence[str]) -> set[str]:
-    """Return the keys that overrides set, "table.key" each."""
+    """Return the keys that overrides set, as "table.key"."""
     return {
         f"{name}.{key}"
         for override in overrides
@@ -342,7 +342,7 @@ def override_keys(overrides: Sequence[str]) -> set[str]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one table, by dotted keys."""
+    """Return nested tables as one table with dotted keys."""
     flattened: dict[str, Any] = {}
     for key, value in values.items():
         flattened |= (
@@ -352,7 +352,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def resolve_paths(values: dict[str, Any], folder: Path) -> None:
-    """Make the paths absolute: relative ones from `folder`, and `$EVERGRAM_DATA/…` ones."""
+    """Make relative paths, which start from `folder`, and `$EVERGRAM_DATA/…` absolute, in place."""
     for name, keys in _PATHS.items():
         table = values.get(name)
         if not isinstance(table, dict):
@@ -367,7 +367,7 @@ def resolve_paths(values: dict[str, Any], folder: Path) -> None:
 
 
 def value_of(text: str) -> Any:
-    """Return the value that a text is in TOML; a bare word is a string."""
+    """Return a TOML value from text; text that is not TOML is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -375,7 +375,7 @@ def value_of(text: str) -> Any:
 
 
 def toml_of(tables: Mapping[str, Any]) -> str:
-    """Return tables, with keys before them, as TOML."""
+    """Return tables as TOML, with top-level keys first."""
     plain = {k: v for k, v in tables.items() if not isinstance(v, dict)}
     lines = [f"{_key(k)} = {toml_value(v)}" for k, v in plain.items()]
     for name, table in tables.items():
@@ -394,13 +394,13 @@ def _key(name: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Return a value of a key as TOML."""
+    """Return a value as TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
-        # DEL is the one character that JSON leaves as it is and TOML does not allow.
+        # JSON does not escape DEL, and TOML does not allow it unescaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"

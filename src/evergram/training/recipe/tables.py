@@ -1,4 +1,4 @@
-"""The tables [split], [prior] and [training]."""
+"""The tables [split], [prior], [training] and [upgrade] of a recipe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from evergram.data.corpus import Vocabulary
 
-    # The ids of each side, and a function that makes the distinct observed pairs, int64 [2, n].
+    # The ids of each side, and a function that returns the distinct observed pairs, int64 [2, n].
     Ids = Mapping[str, Vocabulary]
     Pairs = Callable[[], Tensor]
 
@@ -50,7 +50,8 @@ class SplitSettings(KindSettings):
 
     @property
     def selects_by(self) -> Literal["strict", "paper"]:
-        """Whether queries select or test ("strict"), or all do both, as in [BC]."""
+        """ "strict": each held-out query has either selection or test pairs; "paper": selection and
+        test pairs are the same, as in [BC]."""
         return "strict"
 
     @property
@@ -64,22 +65,22 @@ class SplitSettings(KindSettings):
 
 
 class RandomSplit(SplitSettings):
-    """`share` of the pairs are held out."""
+    """Holds out `share` of the pairs."""
 
     kind: Literal["random"] = "random"
     share: Share = 0.1
 
 
 class GivenSplit(SplitSettings):
-    """The test pairs are in a file; `share` of the training pairs select epochs."""
+    """Test pairs from a file; `share` of the training pairs select epochs."""
 
     kind: Annotated[Literal["given"], Needs(Trait.TEST_FILE, values=("given",))] = "given"
     share: Share = 0.1
 
 
 class TimeSplit(SplitSettings):
-    """Version n has seen versions[n] of all interactions, in order of time; or, with `last`, all
-    but the last "5 %", or "7 days"."""
+    """Version n trains on the earliest versions[n] of all interactions; or, with `last`, on all but
+    the last "5 %" or "7 days"."""
 
     kind: Literal["time"] = "time"
     versions: Annotated[list[Share], Field(min_length=1)] = Field(default=VERSIONS)
@@ -90,22 +91,22 @@ class TimeSplit(SplitSettings):
         if sorted(set(self.versions)) != self.versions:
             raise ValueError("split.versions must be one or more ascending shares")
         if self.last is not None:
-            # It imports torch, which few recipes need to be checked.
+            # Imported here because it imports torch.
             from evergram.data.rolling_window import RollingWindow
 
             RollingWindow.parse(self.last)
-            # By value, as the recipe that a lineage stores has every key.
+            # Compare values: a stored recipe has every key.
             if self.versions != VERSIONS:
                 raise ValueError(
-                    "split.last and split.versions exclude each other: either "
-                    "every version sees all but the last part, or each has a share of its own"
+                    "split.last and split.versions exclude each other: either every version trains "
+                    "on all but the last part, or each has its own share"
                 )
         return self
 
     @property
     def ends(self) -> list[float]:
-        """The start of each interval of time, and the end of the last one: as far again as the one
-        before it, or the end of the data."""
+        """The boundaries between versions, as shares of the interactions. The last interval is as
+        long as the previous one, or ends with the data."""
         if len(self.versions) == 1:
             return [*self.versions, 1.0]
         return [*self.versions, min(1.0, 2 * self.versions[-1] - self.versions[-2])]
@@ -115,14 +116,14 @@ SPLITS: Kinds[SplitSettings] = Kinds("split", (RandomSplit, TimeSplit, GivenSpli
 
 
 class PriorSettings(KindSettings):
-    """Settings of a prior π_ab = ⟨q_a, r_b⟩, and how it is made. [G2] App. B."""
+    """Settings of a prior π_ab = ⟨q_a, r_b⟩, [G2] App. B; `build` returns its factors."""
 
     needs = (Trait.PENALTY,)
 
     @abstractmethod
     def build(self, ids: Ids, pairs: Pairs, seed: int) -> dict[str, Tensor]:
-        """Return Q and R, float32 [N, K] of each side; K = 0 is the zero prior. Raises: DataError:
-        a file cannot be used."""
+        """Return the factors, float32 [N, K] of each side; K = 0 for the zero prior. Raises:
+        DataError: a file cannot be used."""
 
 
 class ZeroSettings(PriorSettings):
@@ -150,7 +151,7 @@ class ConstantSettings(PriorSettings):
 
 
 class FilesSettings(PriorSettings):
-    """Inner products of given vectors: files with columns `id` and `vector`, of both sides."""
+    """Inner products of vectors from two files, with columns `id` and `vector`."""
 
     kind: Literal["files"] = "files"
     query: str
@@ -164,13 +165,13 @@ class FilesSettings(PriorSettings):
         if widths[0] != widths[1]:
             raise DataError(
                 f"prior.query has vectors of {widths[0]} dims and prior.candidate of {widths[1]}; "
-                "their inner products are the prior, so they must agree."
+                "both must have the same number, because the prior is their inner product."
             )
         return vectors
 
 
 class SVDSettings(PriorSettings):
-    """The truncated decomposition of the observed matrix, of rank `rank` at most."""
+    """The truncated SVD of the matrix of observed pairs, with at most `rank` dimensions."""
 
     kind: Literal["svd"] = "svd"
     rank: ClassVar[int] = 32
@@ -200,12 +201,12 @@ def _is_metric(value: str) -> str:
 
 
 Metric = Annotated[str, AfterValidator(_is_metric)]
-# Where tables of ids and features are while they are trained.
+# Where tables of ids and features are stored during training.
 Tables = Literal["auto", "memory", "mapped"]
 
 
 FEATURE_RATE = 0.005
-# What tables in files need.
+# Requirements of tables in files.
 MAPPED = Needs(
     *(Trait.MAPPABLE, Trait.SOME_CANDIDATES, Trait.SOME_ROWS, Trait.CPU, Trait.ONE_PROCESS),
     values=("mapped",),
@@ -213,35 +214,34 @@ MAPPED = Needs(
 
 
 class TrainingSettings(Settings):
-    """The keys of every loop, whatever its optimizer."""
+    """The keys that all optimizers have."""
 
     optimizer: str
     tables: Tables = "auto"
-    # At most; 0 publishes the start as it is, see `model.start`.
+    # Maximum; 0 publishes the initial model, see `model.start`.
     epochs: Annotated[
         int,
         Field(ge=0),
         Needs(Trait.MADE_START, Trait.NEW_MODEL, Trait.FITTED_AFTERWARDS, values=(0,)),
     ] = 100
-    # Training ends after this many evaluations in a row without a better one (0: never).
+    # Stop after this many consecutive evaluations without improvement (0: never).
     patience: Annotated[int, Field(ge=0)] = 10
-    # At last train on all that is not test, for as many steps as selection found best; "auto" does
-    # where split.kind is "given", for published figures are of such models.
+    # Train again on all but the test pairs, for as many steps as the best epoch had; "auto" does if
+    # split.kind is "given", because published results are of such models.
     refit: Annotated[
         bool | Literal["auto"], Needs(Trait.SEPARATE_SELECTION, free=("auto", False))
     ] = "auto"
-    # Epochs between evaluations, and the metric that keeps the best.
+    # Epochs between evaluations, and the metric that selects the best epoch.
     evaluate_every: Positive = 1
     metric: Metric = "recall@20"
-    # The share of training's work, in multiply-adds, that evaluations may take: they rank a sample
-    # of queries where all would take more. "auto" is 0.25 where an evaluation takes more than
-    # seconds; "full" ranks all queries, whatever it takes. The published metrics have the same
-    # share of all of training.
+    # Maximum work of evaluations as a share of training's, in multiply-adds: if all queries take
+    # more, a sample is ranked. "auto" is 0.25 for evaluations of more than some seconds; "full"
+    # always ranks all queries. For the final metrics it is a share of all training.
     evaluate_share: Rate | Literal["auto", "full"] = "auto"
-    # Seconds of training (evaluation not counted) after which the last epoch ends.
+    # Training ends after the epoch that reaches this many seconds, without evaluations.
     budget: Rate | None = None
 
-    # Whether an epoch is one sweep over all rows, in place of steps over batches of pairs.
+    # Whether an epoch is a sweep over all rows instead of steps over batches of pairs.
     sweeps: ClassVar[bool] = False
 
     @property
@@ -250,48 +250,48 @@ class TrainingSettings(Settings):
 
     @property
     def fills_batches(self) -> bool:
-        """Whether an epoch leaves out the pairs that do not fill a batch, so that all batches weigh
-        the same."""
+        """Whether an epoch drops an incomplete last batch, so that all batches have one size."""
         return True
 
     def swept(self, **changes: Any) -> SweepTraining:
-        """Return the settings by which the solver trains instead."""
+        """Return these settings for alternating least squares, with `changes`."""
         keys = TrainingSettings.model_fields.keys() - {"optimizer", "tables"}
         return SweepTraining(**{key: getattr(self, key) for key in keys} | changes)
 
 
 class StepSettings(TrainingSettings):
-    """The loop that takes steps over batches of pairs.
+    """Training by steps over batches of pairs.
 
-    `table_rate` is Adagrad's on tables of ids, `layer_rate` Adam's on what is not a table. With
-    "sgd" they are the rates of plain SGD, [G2]'s Algorithms 1 and 2.
+    `table_rate` is the learning rate of id tables, `layer_rate` that of everything but tables.
+    With "sgd", both are rates of plain SGD, as in [G2] Algorithms 1 and 2.
     """
 
-    # Pairs a step; "auto" makes about 32 steps an epoch of small data.
+    # Pairs per step; "auto" makes about 32 steps per epoch on small data.
     batch_size: Positive | Literal["auto"] = "auto"
-    # "auto" is 0.1 (0.01 of Adam), or what pilots choose.
+    # "auto" is 0.1 (Adam: 0.01), or chosen by pilots.
     table_rate: Annotated[Rate | Literal["auto"], Needs(Trait.ID_TABLES)] = "auto"
     layer_rate: Annotated[Rate, Needs(Trait.LAYERS)] = 2e-4
     # Factor of the rates from each epoch to the next.
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
+    # ρ of the preconditioner, an inverse Gramian that multiplies gradients; 0 for none.
     precondition: Annotated[Weight, Needs(Trait.GRAMIANS)] = 0.1
-    # Of products in a step, of layers or of queries and all candidates, summed in float32;
-    # parameters, Gramians and evaluations are float32.
+    # Of matrix products in layers, or of queries with all candidates; sums are float32, like
+    # parameters, Gramians and evaluations.
     precision: Annotated[Literal["float32", "bfloat16"], Needs(Trait.BATCH_PRODUCTS)] = "float32"
-    # "mapped" is in files, "auto" is in files where memory cannot hold them.
+    # "mapped": in files; "auto": in files if they do not fit into memory.
     tables: Annotated[Tables, MAPPED, Needs(Trait.MAPPABLE)] = "auto"
 
     @property
     def feature_table_rate(self) -> float:
-        """Adagrad's rate on tables of features, whose rows many entities share."""
+        """The learning rate of feature tables; lower, because many entities share a row."""
         return FEATURE_RATE
 
 
 class AdaptiveTraining(StepSettings):
     """Row-wise Adagrad for tables and Adam for layers; or plain SGD for both.
 
-    `optimizer` "auto" is "als" where pilots chose a first version's λ or l2 by it, else "adaptive".
+    `optimizer` "auto" is "als" for a first version whose λ or l2 pilots chose with the solver, else
+    "adaptive".
     """
 
     optimizer: Literal["auto", "adaptive", "sgd"] = "auto"
@@ -299,7 +299,7 @@ class AdaptiveTraining(StepSettings):
 
     @property
     def may_sweep(self) -> bool:
-        """Whether nothing here says that training takes steps."""
+        """Whether all settings are compatible with alternating least squares."""
         fields = type(self).model_fields
         of_steps = ("batch_size", "table_rate", "decay", "precondition")
         return self.optimizer == "auto" and all(
@@ -311,17 +311,17 @@ class AdaptiveTraining(StepSettings):
         return super().traits | {Trait.SOME_ROWS}
 
     def decided(self) -> Self:
-        """Return the settings with an optimizer in the place of "auto"."""
+        """Return the settings with "auto" replaced by an optimizer."""
         if self.optimizer != "auto":
             return self
         return self.model_copy(update={"optimizer": "adaptive"})
 
 
 class AdamTraining(StepSettings):
-    """Adam for all, tables included, every row of which moves in every step.
+    """Adam for everything; every row of a table moves in every step.
 
-    `rescale_rows`: of unit rows, set those of tables to norm 1 before each epoch; rows that have
-    grown would learn ever more slowly.
+    `rescale_rows`: set the table rows of normalised embeddings to norm 1 before each epoch;
+    otherwise rows grow and learn ever more slowly.
     """
 
     optimizer: Literal["adam"] = "adam"
@@ -333,7 +333,7 @@ class AdamTraining(StepSettings):
 
 
 class SweepTraining(TrainingSettings):
-    """The solver: an epoch is one sweep over all rows, which has neither batches nor rates."""
+    """Alternating least squares: an epoch is a sweep over all rows, without batches or rates."""
 
     optimizer: Annotated[
         Literal["als"],
@@ -345,7 +345,7 @@ class SweepTraining(TrainingSettings):
     ] = "als"
     tables: Literal["auto", "memory"] = "auto"
     sweeps = True
-    # What a step would have.
+    # Constants that `Step` needs.
     decay: ClassVar[float] = 1.0
     precondition: ClassVar[float] = 0.0
     precision: ClassVar[Literal["float32"]] = "float32"
@@ -368,14 +368,14 @@ Start = Literal["fresh", "previous", "frozen"]
 
 @dataclass(frozen=True)
 class Method:
-    """[BC] §4, Table 1.
+    """An upgrade method, [BC] §4, Table 1.
 
     Args:
-        fit: the transform is trained together with the model, afterwards, or not at all.
+        fit: whether the transform is trained with the model, afterwards, or not at all.
         start, transform: the defaults of these keys of [upgrade].
-        steps: the alignment loss counts errors at all past versions or at the one before.
-        solver: the transform is trained by Adam, or solved for in closed form; of joint methods
-            afterwards, where the closed form has the smaller error.
+        steps: whether the alignment loss covers all past versions or only the previous one.
+        solver: how the transform is fitted: with Adam, or in closed form. Joint methods compute the
+            closed form after training and use it if its error is smaller.
     """
 
     fit: Fit
@@ -388,7 +388,7 @@ class Method:
 _ALONE = Method("none", transform="truncate")
 
 METHODS: dict[str, Method] = {
-    # Consumers of a past version keep reading that model; it is trained like Non-BC.
+    # Old consumers keep reading the old model; the new one is trained like Non-BC.
     "keep-all": _ALONE,
     "fix-m0": Method("none", "frozen", "truncate"),
     "finetune-m0": Method("none", "previous", "truncate"),
@@ -398,27 +398,26 @@ METHODS: dict[str, Method] = {
     "joint-notrans": Method("joint", transform="truncate", steps="single"),
     "joint-lin-sloss": Method("joint", steps="single"),
     "bc-aligner": Method("joint"),
-    # Ours: a post-hoc transform in closed form, and BC-Aligner with a closed form at the end, which
-    # is the default.
+    # Ours: a post-hoc closed form; and the default, BC-Aligner with a closed form at the end.
     "post-closed": Method("posthoc", solver="closed"),
     "evergram": Method("joint", solver="closed"),
 }
 
 
-# Which objects the mean of the joint alignment loss is over.
+# The objects over which the joint alignment loss is averaged.
 AlignedObjects = Literal["all", "paper-code", "batch"]
 
 
 class UpgradeSettings(Settings):
-    """The keys of every method. [BC] §3, Table 1."""
+    """The keys of all methods. [BC] §3, Table 1."""
 
     method: str
     transform: Annotated[TransformSettings, TRANSFORMS] = LinearSettings()
-    # The model is new, goes on from the version before, or is the version before.
+    # The model is new, continues from the previous version, or is the previous version.
     start: Start = "fresh"
-    # Share of known objects that alignment never sees; its error is measured on them.
+    # Share of known objects excluded from alignment, on which its error is measured.
     held_out: Share = 0.05
-    # Also train the same model without alignment, to say what compatibility cost.
+    # Also train the same model without alignment, to report the cost of compatibility.
     alone: bool = True
 
     @property
@@ -428,12 +427,12 @@ class UpgradeSettings(Settings):
 
     @property
     def steps(self) -> Literal["multi", "single"]:
-        """Whether errors count at all past versions (BC-Aligner) or only at the one before."""
+        """Whether the loss covers all past versions (BC-Aligner) or only the previous one."""
         return METHODS[self.method].steps
 
     @property
     def solver(self) -> Literal["gradient", "closed"]:
-        """Whether the transform is Adam's, or in the end the closed form if there is one."""
+        """Whether the transform is fitted with Adam or, if it has one, in closed form."""
         return METHODS[self.method].solver if self.transform.has_closed_form else "gradient"
 
     @property
@@ -452,7 +451,7 @@ Unfitted = Literal["non-bc", "finetune-m0", "fix-m0", "keep-all"]
 
 
 class UnfittedUpgrade(UpgradeSettings):
-    """Nothing is fitted: a transform that is learned would stay as it was drawn."""
+    """No transform is fitted, so learned transforms are not allowed."""
 
     method: Annotated[Unfitted, Needs(Trait.NOTHING_TO_FIT, values=get_args(Unfitted))] = "non-bc"
     transform: Annotated[TransformSettings, TRANSFORMS] = TruncateSettings()
@@ -460,19 +459,17 @@ class UnfittedUpgrade(UpgradeSettings):
 
 @dataclass(frozen=True)
 class TransformTraining:
-    """How Adam trains a transform. The experiments of [BC] change it, see `reproduction/recipe.py`.
+    """How Adam trains a transform. Experiments of [BC] change it, see `reproduction/recipe.py`.
 
     Args:
         rate: Adam's learning rate.
-        objects: what the loss is a mean over: "all" objects, as [BC] has it; "paper-code": a
-            batch's, with negatives, as in its authors' code, where W also starts as PyTorch's
-            layers do, uniform in ±1/√D_k; "batch": a batch's pairs.
-        rows: of each side, the most that "all" draws for a step, or that "batch" takes.
-        epochs: passes over the objects, or over the pairs, of a transform that is trained after the
-            model.
-        select_after: the best epoch (posthoc: the transform with the smallest error) is looked for
-            after so many.
-        fit: trains a posthoc transform in the place of passes over all objects; it is called with
+        objects: over which the loss is averaged: "all" objects, as in [BC]; "paper-code": the
+            batch's objects and negatives, as in its authors' code, where W also starts like a
+            PyTorch layer, uniform in ±1/√D_k; "batch": the objects of the batch's pairs.
+        rows: maximum number of objects per side and step, for "all" and "batch".
+        epochs: of a posthoc transform, passes over the objects or pairs.
+        select_after: only later epochs can be the best (posthoc: have the smallest error).
+        fit: function that trains a posthoc transform instead of passes over all objects; it gets
             the `JointAlignment`, z_k of each side, the recipe, the corpus and the version.
     """
 
@@ -485,7 +482,7 @@ class TransformTraining:
 
 
 class GradientUpgrade(UpgradeSettings):
-    """The keys of transforms that are trained by Adam."""
+    """Methods that train the transform with Adam."""
 
     @property
     def transform_training(self) -> TransformTraining:
@@ -494,7 +491,7 @@ class GradientUpgrade(UpgradeSettings):
 
 
 class JointUpgrade(GradientUpgrade):
-    """The transform is trained together with the model, λ = `weight`."""
+    """The transform is trained together with the model; `weight` is λ of the alignment loss."""
 
     method: Literal["evergram", "bc-aligner", "joint-lin-sloss", "joint-notrans"] = "evergram"
     weight: Weight = 16.0
@@ -507,7 +504,7 @@ class PosthocUpgrade(GradientUpgrade):
 
 
 class SolvedUpgrade(UpgradeSettings):
-    """The transform is solved for after the model was trained."""
+    """The transform is fitted in closed form after the model."""
 
     method: Annotated[Literal["post-closed"], Needs(Trait.CLOSED_FORM, values=("post-closed",))] = (
         "post-closed"
@@ -515,40 +512,39 @@ class SolvedUpgrade(UpgradeSettings):
 
 
 class Upgrades(Kinds[UpgradeSettings]):
-    """The methods; `transform` and `start` are the method's where they are not written."""
+    """The upgrade methods; the method decides the defaults of `transform` and `start`."""
 
     def completed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values with their method's defaults, and the keys of a transform in its own
-        table."""
+        """Return the values with the method's defaults, and the transform's keys in a table."""
         method = METHODS.get(str(values.get("method", self.default)))
         if method is not None:
             values = {"transform": method.transform, "start": method.start, **values}
         kind = values.get("transform")
         if isinstance(kind, str) and kind in TRANSFORMS:
             fields = TRANSFORMS[kind].model_fields.keys() - {"kind"}
-            own = {key: values[key] for key in fields & values.keys()}
-            values = {k: v for k, v in values.items() if k not in own}
-            values["transform"] = {"kind": kind, **own}
+            nested = {key: values[key] for key in fields & values.keys()}
+            values = {k: v for k, v in values.items() if k not in nested}
+            values["transform"] = {"kind": kind, **nested}
         return values
 
     def without_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values without the keys that are as their method has them, so that another
-        method may have its own."""
+        """Return the values without the defaults of their method, so that an override of the method
+        brings its own."""
         method = METHODS.get(str(values.get("method", self.default)))
-        kept = dict(values)
+        changed = dict(values)
         for key in ("transform", "start"):
-            value = kept.get(key)
+            value = changed.get(key)
             kind = value.get("kind") if isinstance(value, Mapping) else value
             if method is not None and kind == getattr(method, key):
-                del kept[key]
-        return kept
+                del changed[key]
+        return changed
 
     def unknown(self, key: str, settings: type[UpgradeSettings], name: str) -> str:
         if any(key in each.model_fields for each in TRANSFORMS.values()):
             return (
-                f"upgrade.{key} is used with upgrade.transform = "
-                f"{' or '.join(repr(k) for k, t in TRANSFORMS.items() if key in t.model_fields)} "
-                "only; leave it out, or change upgrade.transform"
+                f"upgrade.{key} is only used with upgrade.transform = "
+                f"{' or '.join(repr(k) for k, t in TRANSFORMS.items() if key in t.model_fields)}; "
+                "leave it out, or change upgrade.transform"
             )
         return super().unknown(key, settings, name)
 
