@@ -235,7 +235,7 @@ def test_beta_1_is_unbiased_before_it_is_projected(monkeypatch: pytest.MonkeyPat
         estimator = SAGram(DIM, SHARE, FACTORS, "1")
         estimator.cache.copy_(stale)
         estimator.filled.fill_(True)
-        estimator._sum_anew()
+        estimator._sum_cache()
         estimator.update(rows(torch.randint(N, (4,), generator=draw)))
         total += estimator.moment().dense
     torch.testing.assert_close(total / runs, naive_moment(), rtol=0, atol=0.08)

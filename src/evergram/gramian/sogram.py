@@ -242,8 +242,8 @@ class AdaptiveSOGram(GramianEstimator):
 
     Args:
         dim, factors: D and K.
-    Source: the average is that of [G2] Algorithm 2; choosing by one-step-ahead errors is
-        prequential model selection (Dawid 1984), which is ours here.
+    Source: the averages are from [G2] Algorithm 2; choosing between them by one-step-ahead errors,
+        prequential model selection (Dawid 1984), is ours.
     """
 
     def __init__(self, dim: int, factors: int = 0) -> None:

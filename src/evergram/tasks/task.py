@@ -462,7 +462,7 @@ class Spherical(Task):
         temperature: τ; "square" with τ is the spherical softmax with ε = τ².
         form: "taylor" or "square".
     Raises: ValueError: another form.
-    Source: the family is that of Vincent et al. 2015; the two losses are de Brébisson and Vincent
+    Source: the family is from Vincent et al. 2015, the two losses are from de Brébisson and Vincent
         2016; [G1] §6 and [G2] §5 name it as the next step for Gramian estimation. docs/method.md,
         "The spherical family".
     """

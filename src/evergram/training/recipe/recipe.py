@@ -199,10 +199,10 @@ class Recipe(Settings):
         Raises: RecipeError: as `load`.
         """
         keys = ("name", "seed", "metrics", "data", "split")
-        known = {k: values[k] for k in keys if k in values}
+        data_values = {k: values[k] for k in keys if k in values}
         # With a refit the selection pairs are training pairs.
-        known["training"] = {"refit": values["training"].get("refit", "auto")}
-        return cls.stored(known, overrides)
+        data_values["training"] = {"refit": values["training"].get("refit", "auto")}
+        return cls.stored(data_values, overrides)
 
     @classmethod
     def _checked(

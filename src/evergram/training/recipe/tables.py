@@ -50,8 +50,8 @@ class SplitSettings(KindSettings):
 
     @property
     def selects_by(self) -> Literal["strict", "paper"]:
-        """ "strict": each held-out query has either selection or test pairs; "paper": selection and
-        test pairs are the same, as in [BC]."""
+        """Whether a held-out query has either selection or test pairs ("strict"), or all held-out
+        pairs are used for both ("paper"), as in [BC]."""
         return "strict"
 
     @property
