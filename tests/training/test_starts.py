@@ -162,8 +162,8 @@ def test_files_that_cannot_be_a_prior(tmp_path: Path) -> None:
     keys = [s.vocabulary.keys[0].as_py() for s in (data.queries, data.candidates)]
     candidate = vectors(tmp_path / "c.parquet", [keys[1]], [[1.0, 2.0]])
     for row, key, message in (
-        ([1.0, 2.0, 3.0], keys[0], "must agree"),
-        ([1.0, 2.0], -5, "knows none"),
+        ([1.0, 2.0, 3.0], keys[0], "must have the same number"),
+        ([1.0, 2.0], -5, "has none of"),
         ([1.0, float("nan")], keys[0], "finite"),
     ):
         query = vectors(tmp_path / "q.parquet", [key], [row])

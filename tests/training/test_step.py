@@ -222,7 +222,7 @@ def test_versions_start_apart_and_one_may_go_on_from_another() -> None:
 
 def test_a_device_that_is_not_there_is_refused() -> None:
     assert pick_device("cpu") == CPU
-    with pytest.raises(RecipeError, match="tpu is not known"):
+    with pytest.raises(RecipeError, match="tpu is unknown"):
         pick_device("tpu")
     if not torch.cuda.is_available():
         assert pick_device("auto") == CPU

@@ -355,7 +355,7 @@ def test_a_state_of_another_measure_or_prior_is_refused(what: str) -> None:
         run(penalty, 3)
         for other in penalties:
             if other is not penalty:
-                with pytest.raises(TrainingError, match=f"of another {what} than this"):
+                with pytest.raises(TrainingError, match=f"saved with another {what}"):
                     other.load_state_dict(penalty.state_dict())
         GramianPenalty(DIM, **{what: value}).load_state_dict(penalty.state_dict())
     if what == "query_measure":  # the same measure by another name
@@ -561,13 +561,13 @@ def test_settings_that_cannot_be_are_refused() -> None:
         ({"query_measure": 400.0}, "0 to 16"),
         ({"query_measure": True}, "query_measure is"),
         ({"query_measure": torch.tensor([1.0, -1.0])}, "not negative"),
-        ({"query_measure": torch.zeros(3)}, "not zero everywhere"),
+        ({"query_measure": torch.zeros(3)}, "not all zero"),
         ({"query_measure": torch.ones(2, 2)}, "[N]"),
         ({"query_counts": torch.tensor([1.0, torch.inf])}, "query_counts must be finite"),
         ({"query_measure": torch.ones(3), "query_counts": torch.ones(4)}, "3 entities"),
         ({"prior": float("nan")}, "prior is"),
         ({"prior": "a"}, "prior is"),
-        ({"prior": (two, torch.ones(3, 1))}, "with one K"),
+        ({"prior": (two, torch.ones(3, 1))}, "with the same K"),
         ({"prior": (two, two), "query_counts": torch.ones(4)}, "one row per entity"),
     ]
     for options, named in cases:
@@ -607,7 +607,7 @@ def test_ids_beyond_the_tables_are_refused() -> None:
         ({"query_counts": torch.ones(QUERIES)}, ids, "0 … 29"),
         ({"query_measure": torch.ones(QUERIES)}, ids, "query_measure"),
         ({"query_counts": once}, ids, "id 5"),
-        ({"prior": prior}, ids, "the prior has 30 rows"),
+        ({"prior": prior}, ids, "the prior has only 30 rows"),
         ({}, ids - 4, "-1"),
         ({}, ids + 2**40, "from 0"),
     ]

@@ -160,7 +160,8 @@ def test_paths_are_relative_to_the_recipe_and_overrides_to_where_one_is(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "no recipe"), ("[data", "not TOML"), ("", "key data is missing")]
+    ("text", "message"),
+    [(None, "Cannot read"), ("[data", "not valid TOML"), ("", "key data is missing")],
 )
 def test_a_file_that_is_no_recipe(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "r.toml"
