@@ -98,7 +98,7 @@ class BatchSide(NamedTuple):
 
     Args:
         embeddings: [B, D], not normalised.
-        weights: [B], μ, as in the moment.
+        weights: [B], μ, the weights with which the moment is estimated.
         moment: Ĝ [D, D] and Ĥ [D, ≥K]; no gradient flows through it.
         prior: [B, K], each row's factors of the prior; None is the zero prior.
     """

@@ -86,7 +86,7 @@ class AveragingRate(HostBuffers):
 
     @property
     def noise_every(self) -> int:
-        """Measure the noise once in this many batches; with `recursive` in all that have a pair."""
+        """Measure the noise once in this many batches; with `recursive` in every batch."""
         return 1 if self.recursive else NOISE_EVERY
 
     @property

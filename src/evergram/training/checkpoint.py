@@ -47,8 +47,8 @@ def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None =
 
     Args:
         module: your own modules that the version was trained with, if any; they are copied.
-    Raises: UnknownVersionError. LineageError: the version was imported from a file, `module` is
-        missing, or the encoder is built in. ShapeError, DataError: `module` has other modules than
+    Raises: UnknownVersionError. LineageError: the version was imported from a file, or `module` is
+        missing or not needed. ShapeError, DataError: `module` has other modules than
         the version was trained with. IntegrityError.
     """
     record, state, vocabularies = lineage.reader(version).encoder()
