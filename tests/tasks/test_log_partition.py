@@ -182,7 +182,9 @@ def test_gradients_are_those_of_finite_differences(share: float | None) -> None:
 
 def test_shares_that_make_no_whole_are_refused() -> None:
     check_share(0.26, 4)
-    with pytest.raises(DataError, match=r"0.25, and 4 candidates .* above 1/4 .* such as 0.5"):
+    with pytest.raises(
+        DataError, match=r"0.25, so the shares of 4 candidates .* above 1/4 .* such as 0.5"
+    ):
         check_share(0.25, 4)
     with pytest.raises(DataError, match=r"above 1/2 and below 1, such as 0.75"):
         check_share(0.4, 2)

@@ -283,7 +283,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("evergram.training.resuming.save_file", full)
-    with pytest.raises(TrainingError, match=r"20 bytes, .*: I/O error: No space"):
+    with pytest.raises(TrainingError, match=r"20 bytes .*: I/O error: No space"):
         write_state(path, RUN, state_of(a=torch.ones(5)))
     assert [p.name for p in path.parent.iterdir()] == ["run.safetensors"]
     assert torch.equal(read_state(path, RUN).tensors["a"], torch.ones(3))

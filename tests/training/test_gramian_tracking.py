@@ -160,7 +160,7 @@ def test_without_a_gramian_what_is_published_is_measured_and_the_rest_says_why_n
     assert report["gramian_errors"] == report["mean_gradient_error"] == {}
     assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
     fewer = changed(recipe, "data.candidates=150")
-    with pytest.raises(DataError, match=r"lacks \d+ of the \d+ objects"):
+    with pytest.raises(DataError, match=r"lacks \d+ of the \d+ \w+ ids"):
         diagnose(fewer, lineage, steps=2)
 
 

@@ -126,7 +126,7 @@ def test_each_distinct_pair_is_divided_by_the_roots_of_its_degrees() -> None:
 
 
 def test_tables_in_files_take_no_start() -> None:
-    with pytest.raises(RecipeError, match=r"tables are mapped from files.*set model\.start"):
+    with pytest.raises(RecipeError, match=r"mapped from files.*set model\.start"):
         encoder_of(corpus_of(), "model.start=smooth", "training.tables=mapped")
 
 

@@ -48,7 +48,7 @@ WRONG = [
     ("modle.dim=8", "key modle is unknown"),
     ("training.epochs=1.5", "training.epochs is 1.5; it must be a whole number"),
     ("task.penalty=nan", "nan"),
-    ("task.penalty=[1, 2]", "as long as"),
+    ("task.penalty=[1, 2]", "the same length"),
     ("task.query_measure=[0, 1]|task.candidate_measure=[0, 1]", "'auto' is only for one measure"),
     ("task.candidate_measure=inf", "0 to 16"),
     ("gramian.kind=adam", "'exact'"),
