@@ -234,7 +234,7 @@ def test_steps_are_the_way_in_order_with_affine_ones_as_one() -> None:
     (itself,) = chain.steps(4, 4)
     assert isinstance(itself, tuple)
     assert itself[0].equal(torch.eye(5, dtype=torch.float64))
-    with pytest.raises(UnknownVersionError, match="lead back only"):
+    with pytest.raises(UnknownVersionError, match="map to earlier versions only"):
         chain.steps(0, 1)
 
 
@@ -328,7 +328,7 @@ def test_vectors_of_one_dim_are_not_a_line() -> None:
     assert degenerate_side(moments, (0, 0)) is None
     assert degenerate_side(moments, (0, 0), 0.5) is None
     assert degenerate_side(moments, (1, 0), 0.2) is None
-    assert degenerate_side(moments, (1, 0)) == ("old", "1 of 5 are zero, and 5% may be")
+    assert degenerate_side(moments, (1, 0)) == ("old", "1 of 5 are zero; at most 5% may be")
 
 
 @settings(max_examples=20, deadline=None)

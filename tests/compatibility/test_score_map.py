@@ -101,7 +101,7 @@ def test_it_survives_json_and_a_damaged_one_is_refused() -> None:
         ("pairs", None),
         ("now", [[1.0]]),
     ):
-        with pytest.raises(DataError, match="no map of scores"):
+        with pytest.raises(DataError, match="not a score map"):
             ScoreMap.of_json({**plain, key: value})
 
 

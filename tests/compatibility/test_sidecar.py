@@ -33,7 +33,7 @@ from evergram.compatibility.sidecar.coding import (
     trellis_levels,
     unpack,
 )
-from evergram.compatibility.sidecar.sidecar import SOME, Sidecar
+from evergram.compatibility.sidecar.sidecar import SAMPLE, Sidecar
 from evergram.errors import DataError, ShapeError
 
 OLD, NEW, ROWS = 8, 11, 3000
@@ -131,8 +131,8 @@ def test_wrong_input_is_refused() -> None:
     sidecar, new, old = fitted(0, 2)
     codes = sidecar.encode(new, old)
     refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: sidecar.read(new[:5], codes), ShapeError, "one row for each vector"),
-        (lambda: sidecar.read(new, codes.float()), ShapeError, "one row for each vector"),
+        (lambda: sidecar.read(new[:5], codes), ShapeError, "one row per vector"),
+        (lambda: sidecar.read(new, codes.float()), ShapeError, "one row per vector"),
         (lambda: sidecar.read(new[:, :3], codes), ShapeError, "New vectors are"),
         (lambda: sidecar.encode(new, old[:5]), ShapeError, "Old vectors are"),
         (lambda: sidecar.encode(new, old * torch.nan), DataError, "NaN"),
@@ -149,7 +149,7 @@ def test_wrong_input_is_refused() -> None:
 def test_a_long_row_that_the_guess_has_or_has_not_changes_no_bytes(row: int) -> None:
     """Of twice as many objects as the guess looks at, every second one is looked at."""
     draw = torch.Generator().manual_seed(7)
-    old = torch.randn(2 * SOME, 12, generator=draw, dtype=torch.float64)
+    old = torch.randn(2 * SAMPLE, 12, generator=draw, dtype=torch.float64)
     old[row] *= 15
     new, weight = torch.zeros(len(old), 1, dtype=torch.float64), torch.zeros(12, 1)
     fits = [Sidecar.fit(weight, None, new, old, size) for size in range(13)]
@@ -182,7 +182,7 @@ def test_the_bytes_for_an_error_are_the_fewest_that_leave_no_more() -> None:
         same = Sidecar.fit(*affine, new, old, sidecar.size)
         assert same.relative_error == sidecar.relative_error
     least = min(Sidecar.fit(*affine, new, old, size).relative_error for size in range(OLD + 1))
-    with pytest.raises(DataError, match=rf"the least is {least:.2g}, with {OLD} bytes"):
+    with pytest.raises(DataError, match=rf"the lowest is {least:.2g}, with {OLD} bytes"):
         Sidecar.fit_for_error(*affine, new, old, 0.9 * least)
     with pytest.raises(DataError, match="nan"):
         Sidecar.fit_for_error(*affine, new, old, float("nan"))
@@ -320,7 +320,7 @@ def test_what_is_no_covariance_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"\[D, D\]"):
         ResidualBasis.of(torch.zeros(2, 3), 1.0)
     for power in (0.0, math.inf):
-        with pytest.raises(DataError, match="finite number above 0"):
+        with pytest.raises(DataError, match="must be finite"):
             ResidualBasis.of(torch.eye(2), power)
 
 

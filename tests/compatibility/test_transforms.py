@@ -157,7 +157,7 @@ class TestTransform:
         assert chain.is_affine(3, 0) == (second.affine() is not None)
         if not chain.is_affine(3, 0):
             assert chain.is_affine(3, 2)
-            with pytest.raises(ShapeError, match="not by one matrix"):
+            with pytest.raises(ShapeError, match="no single matrix"):
                 chain.matrix(3, 0)
 
 

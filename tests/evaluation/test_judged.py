@@ -82,7 +82,7 @@ def test_both_measures_equal_the_slow_ones(
             JudgedQueries.of({"q": grades}, ["q"], TEXTS)
         return
     if not relevant & set(TEXTS):
-        with pytest.raises(DataError, match="nothing would be measured"):
+        with pytest.raises(DataError, match="nothing can be measured"):
             JudgedQueries.of({"q": grades}, ["q"], TEXTS)
         return
     judged = JudgedQueries.of({"q": grades}, ["q"], TEXTS)

@@ -120,8 +120,8 @@ def test_what_a_program_says_in_place_of_an_answer_is_one_line(
         ("kill -SEGV $$", "SIGSEGV"),
         ("echo it is broken >&2; exit 3", "exit code 3 and no answer: it is broken"),
         ("printf no", "exit code 0 and no answer: no message"),
-        ("printf '%0100000d' 0 | tr 0 '['; echo", "no answer that can be read"),
-        ('printf \'{"value": "%010000d"}\\n\' 0', "which is no finite number"),
+        ("printf '%0100000d' 0 | tr 0 '['; echo", "answer cannot be read"),
+        ('printf \'{"value": "%010000d"}\\n\' 0', "not a finite number"),
         (
             'printf \'{"error": "a\\\\u001b[31m\\\\nb%010000d"}\\n\' 0',
             r"^a \[31m b0+…$",
@@ -246,7 +246,7 @@ def test_an_evaluation_file_that_cannot_be_used_is_refused() -> None:
         (parquet(id=[1]), "columns id and label"),
         (parquet(id=pa.array([], pa.int64()), label=pa.array([], pa.int64())), "one row"),
         (parquet(id=[1, None], label=[1, 1]), "without an id"),
-        (parquet(id=[1, 2], label=[1.0, float("nan")]), "without a label"),
+        (parquet(id=[1, 2], label=[1.0, float("nan")]), "without an id or a label"),
         (parquet(id=[1.5], label=[1]), "not int64"),
     ]:
         with pytest.raises(DataError, match=named):
@@ -358,7 +358,7 @@ def test_labels_and_answers_of_another_kind_are_refused() -> None:
         ("auc", BINARY, [0, 1, 2, 1], "labels are not 0 and 1; auc needs two classes"),
         ("auc", BINARY, ["a", "b", "a", "b"], "labels are string; auc needs numbers"),
         ("auc", Answers(None, pa.array([0])), [1], "more than two classes apart; auc needs one"),
-        ("accuracy", Answers(SCORE, None), [0, 1, 0, 1], "so that accuracy cannot be measured"),
+        ("accuracy", Answers(SCORE, None), [0, 1, 0, 1], "so accuracy cannot be measured"),
     ]:
         with pytest.raises(DataError, match=message):
             measure(metric, answers, pa.array(label))

@@ -257,7 +257,7 @@ def test_too_few_canaries_are_refused(tmp_path: Path) -> None:
     align(old, new, lineage, AlignSettings("orthogonal", held_out=0.5, allow_small_overlap=True))
     with closing(Reader.open(lineage.path)) as reader:
         query = word_vectors(["word1"], 0, 10)
-        with pytest.raises(LineageError, match="pairs have both scores, and 1000 are needed"):
+        with pytest.raises(LineageError, match="pairs have both scores, but 1000 are needed"):
             reader.search(query, 5, 0, **calibrated("own"))
         with pytest.raises(LineageError, match="canaries of side 'query'"):
             reader.search(query, 5, 0, query_side="query", **calibrated("own"))

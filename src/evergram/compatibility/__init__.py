@@ -1,23 +1,22 @@
-"""Keep old embeddings usable: transforms from a new version back to the earlier ones.
+"""Transforms that map a new version's embeddings to the earlier versions.
 
 The paper is [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Version k has
-embeddings z_k of D_k dims and a light transform B_k, B_k(z_k) ≈ z_{k-1}; transforms compose, so
-that a consumer who stays at version j reads B_{j+1} ∘ … ∘ B_k (z_k).
+embeddings z_k of D_k dims and a light transform B_k with B_k(z_k) ≈ z_{k-1}. Transforms compose:
+a consumer pinned to version j reads B_{j+1} ∘ … ∘ B_k (z_k).
 
-Two classes need nothing else of Evergram (docs/aligner.md):
+Two classes can be used without the rest of Evergram (docs/aligner.md):
 
 - `Aligner` fits the map between two arrays of embeddings in closed form.
-- `BackwardAlignment` is the loss that keeps a model in training compatible with its past versions.
+- `BackwardAlignment` is the loss that keeps a model compatible with its past versions in training.
 
 Read in this order:
 
-1. `transforms`, the maps, with their table in `kinds`; `chain`, their composition.
-2. Trained transforms: `alignment_loss` (Eq. 7 and 10, all of history in one matrix) and
+1. `transforms` (the maps), `kinds` (their table of settings) and `chain` (their composition).
+2. Trained transforms: `alignment_loss` (Eq. 7 and 10, with one matrix for all past versions) and
    `backward_alignment`.
-3. Solved transforms: `closed_forms` (second moments, the solvers, the choice of the ridge)
-   and `aligner/`.
-4. Their error: `chance` and `certificate` (Eq. 9). `sidecar/` keeps, beside each new
-   vector, a few bytes of it.
+3. Closed-form transforms: `closed_forms` (second moments, solvers, ridge selection) and `aligner/`.
+4. Their error: `chance` and `certificate` (Eq. 9). `sidecar/` stores a few bytes of the error next
+   to each new vector.
 
 >>> from evergram import compatibility
 >>> sorted(set(compatibility.__all__) & {"Aligner", "BackwardAlignment", "Chain"})

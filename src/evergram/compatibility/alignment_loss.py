@@ -1,4 +1,4 @@
-"""The loss that aligns a new version with the old ones, in training or by descent on pairs."""
+"""The loss that aligns a new version with the old ones, in joint training or on pairs alone."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ from evergram.errors import ShapeError
 
 
 def history_metric(matrices: Sequence[Tensor], dim: int, unit: LambdaUnit = "norm") -> Tensor:
-    """Return S_{k-1}, float64 [D_{k-1}, D_{k-1}]: all past versions in one matrix.
+    """Return S_{k-1}, float64 [D_{k-1}, D_{k-1}], which represents all past versions.
 
-    δᵀ S_{k-1} δ = Σ_{j<k} ‖W_{k-1}^j δ‖², and the cost of the multi-step loss does not grow with
-    the number of versions. It is made by S_0 = I and S_i = I + W_iᵀ S_{i-1} W_i. In unit "paper"
-    each version's term is D_{k-1}/D_j times as heavy, since the authors' code takes means over each
-    version's own dims: S_i = I + (D_i/D_{i-1}) W_iᵀ S_{i-1} W_i.
+    δᵀ S_{k-1} δ = Σ_{j<k} ‖W_{k-1}^j δ‖², so the cost of the multi-step loss does not grow with the
+    number of versions. The recursion is S_0 = I, S_i = I + W_iᵀ S_{i-1} W_i. In unit "paper" the
+    term of version j has weight D_{k-1}/D_j, because the authors' code averages over the dims of
+    each version: S_i = I + (D_i/D_{i-1}) W_iᵀ S_{i-1} W_i.
 
     Args:
-        matrices: W_1 … W_{k-1}, W_i of [D_{i-1}, D_i].
+        matrices: W_1 … W_{k-1}, W_i [D_{i-1}, D_i].
         dim: D_0.
     """
     metric = torch.eye(dim, dtype=torch.float64)
     for matrix in matrices:
         step = matrix.detach().double().cpu()
         old_dim, new_dim = step.shape
-        share = new_dim / old_dim if unit == "paper" else 1.0
-        metric = torch.eye(new_dim, dtype=torch.float64) + share * (step.T @ metric @ step)
+        weight = new_dim / old_dim if unit == "paper" else 1.0
+        metric = torch.eye(new_dim, dtype=torch.float64) + weight * (step.T @ metric @ step)
     return metric
 
 
 def alignment_weight(value: float, unit: LambdaUnit, old_dim: int) -> float:
-    """Return λ as a weight of `AlignmentLoss` in the same unit.
+    """Return the factor of `AlignmentLoss` for a λ given in this unit.
 
-    The authors' code sums three means over batch *and* dims (users, positive and negative items),
-    so its λ is 3λ/D_{k-1} of ours. unit="norm" is a weight of mean ‖δ‖² itself; "paper" is theirs.
+    "norm": λ multiplies mean ‖δ‖². "paper": the authors' code sums three means over batch *and*
+    dims (users, positive and negative items), so its λ is 3λ/D_{k-1} in unit "norm".
     """
     return value if unit == "norm" else 3 * value / old_dim
 
 
 class AlignmentLoss(nn.Module):
-    """The distance of B_k(z_k) from z_{k-1}, at version k-1 only or at all past versions.
+    """The squared distance of B_k(z_k) from z_{k-1}, at version k-1 only or at all past versions.
 
     single: mean ‖δ‖². multi: (1/k) mean Σ_{j<k} ‖B_{k-1}^j(z_{k-1} + δ) − B_{k-1}^j(z_{k-1})‖².
 
-    Where all past transforms are affine that is (1/k) mean δᵀ S δ = (1/k) mean ‖L W z_k + L b −
-    L z_{k-1}‖² with S = Lᵀ L. L z_{k-1} is computed once and L W once a step, so that history costs
-    D³ a step however long it is, and nothing a row. Otherwise both sides walk down the past
-    transforms, which are not trained.
+    If all past transforms are affine, multi is (1/k) mean δᵀ S δ = (1/k) mean ‖L W z_k + L b −
+    L z_{k-1}‖² with S = Lᵀ L. L z_{k-1} is computed once and L W once per step, so that past
+    versions cost D³ per step, whatever their number, and nothing per row. Otherwise both vectors
+    pass through the past transforms, which are not trained.
 
     Args:
         chain: of versions 0 to k-1.
         steps: "multi" or "single".
-        unit: "norm": versions' terms are weighted alike; "paper": that of version j is D_{k-1}/D_j
-            times as heavy, see `history_metric`.
+        unit: "norm": all versions have equal weight; "paper": version j has weight D_{k-1}/D_j, see
+            `history_metric`.
     Attributes:
-        metric: S, float64 [D_{k-1}, D_{k-1}]; None where it is I, or where there is no matrix.
+        metric: S, float64 [D_{k-1}, D_{k-1}]; None if it is I or a past transform is not affine.
     Source: [BC] Eq. (7), (10); docs/method.md, "One matrix for all of history".
     """
 
@@ -75,7 +75,7 @@ class AlignmentLoss(nn.Module):
     ) -> None:
         super().__init__()
         past = chain.newest
-        # Scales of versions k-1, k-2, …, 0 in what is compared.
+        # The factors of versions k-1, k-2, …, 0 in `lifted`.
         self.scales: list[float] = [
             sqrt(chain.dim(past) / chain.dim(n)) if unit == "paper" else 1.0
             for n in range(past, -1, -1)
@@ -96,7 +96,7 @@ class AlignmentLoss(nn.Module):
         self.register_buffer("root", root, persistent=False)
 
     def lifted(self, embeddings: Tensor) -> Tensor:
-        """Return z_{k-1} [N, D_{k-1}] in the compared coordinates, [N, M]; differentiable."""
+        """Map z_{k-1} [N, D_{k-1}] to the coordinates that the loss compares, [N, M]."""
         if self.root is not None:
             return embeddings @ self.root.to(embeddings).T
         levels = [embeddings]
@@ -115,11 +115,11 @@ class AlignmentLoss(nn.Module):
         Args:
             transform: B_k.
             embeddings: [B, D_k], z_k.
-            past: [B, M], `lifted` of z_{k-1}, which is in evaluation mode; no gradient flows
+            past: [B, M], `lifted(z_{k-1})` from a model in evaluation mode; no gradient flows
                 through it.
-            weight: [B], the share of each object in the mean; 0 where version k-1 cannot know it or
-                it is held out.
-        Raises: ShapeError: they are not of the same objects, or not of the right dims.
+            weight: [B], the weight of each object in the mean; 0 for an object that version k-1
+                cannot know or that is held out.
+        Raises: ShapeError: numbers of rows or dims differ.
         """
         affine = transform.affine()
         if self.root is not None and affine is not None:
@@ -137,7 +137,7 @@ class AlignmentLoss(nn.Module):
             )
         squared = (lifted - past.detach()).square().sum(-1) * weight
         total = weight.sum()
-        # Without an object there is no loss, rather than 0 / 0.
+        # The loss of no objects is 0, not 0 / 0.
         return squared.sum() / torch.where(total > 0, total, 1) / self.versions
 
 
@@ -148,8 +148,8 @@ class GradientFit:
     Args:
         rate: learning rate of Adam.
         epochs: passes over the pairs.
-        batch_size: pairs a step.
-        seed: of the order of the pairs.
+        batch_size: pairs per step.
+        seed: seed for the order of the pairs.
     """
 
     rate: float = 1e-3
@@ -167,8 +167,8 @@ def fit_by_gradient(
 ) -> None:
     """Train `transform` in place by Adam to map `new` [N, D_k] to `old` [N, D_{k-1}].
 
-    It fits any kind of transform; `fit_closed_form` solves for the affine ones. A transform without
-    parameters stays as it is, and so does any transform if there are no pairs.
+    This works for any kind of transform; `fit_closed_form` solves for the affine ones. A transform
+    without parameters is not changed, nor is any transform if there are no pairs.
     Source: [BC] §3.2.3, post-hoc.
     """
     chosen = settings or GradientFit()

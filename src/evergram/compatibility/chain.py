@@ -1,4 +1,4 @@
-"""Compositions of backward transforms: many versions back in one step."""
+"""Compositions of backward transforms, across several versions in one step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evergram.errors import DataError, ShapeError, UnknownVersionError
 
 
 class Chain:
-    """The transforms of a lineage; affine ones between two versions are multiplied out, once.
+    """The transforms of a lineage; consecutive affine ones are composed into one matrix, once.
 
     >>> import torch
     >>> from evergram.compatibility.chain import Chain
@@ -26,9 +26,9 @@ class Chain:
     [3.0, 6.0]
 
     Args:
-        transforms: B_1 … B_k, where B_i takes version i to version i - 1.
-        dim: D_0, which no transform says if there is none yet.
-    Raises: ShapeError: neighbours do not fit.
+        transforms: B_1 … B_k, where B_i maps version i to version i - 1.
+        dim: D_0, needed because `transforms` may be empty.
+    Raises: ShapeError: the dims of consecutive transforms do not match.
     Source: [BC] Eq. (2), (6).
     """
 
@@ -38,7 +38,7 @@ class Chain:
             if not isinstance(transform, Transform):
                 raise ShapeError(
                     f"The transform of version {i} is of type {type(transform).__name__}; it must "
-                    "be a Transform, and an Aligner's as_transform() is one."
+                    "be a Transform, such as the result of Aligner.as_transform()."
                 )
             if transform.old_dim != expected:
                 shape = [transform.old_dim, transform.new_dim]
@@ -63,7 +63,7 @@ class Chain:
         self._composed: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def extended(self, transform: Transform) -> Chain:
-        """Return this chain with one more version. Raises: ShapeError: it does not fit."""
+        """Return this chain with one more version. Raises: ShapeError: its dims do not match."""
         return Chain([*self.transforms, transform], self._dims[0])
 
     @property
@@ -75,7 +75,7 @@ class Chain:
         return self._dims[version]
 
     def is_affine(self, source: int, target: int) -> bool:
-        """Return True if reading `source` as `target` is one matrix and one offset."""
+        """Return True if one matrix and one offset map `source` to `target`."""
         self._check_versions(source, target)
         return all(step is not None for step in self._steps[target:source])
 
@@ -96,18 +96,18 @@ class Chain:
                 last = self._steps[source - 1]
                 if last is None:
                     raise ShapeError(
-                        f"The transform of version {source} is not affine: version {source} can be "
-                        f"read as version {target}, but not by one matrix."
+                        f"The transform of version {source} is not affine, so no single matrix "
+                        f"maps version {source} to version {target}; use apply() instead."
                     )
                 weight, offset = self.affine(source - 1, target)
                 self._composed[key] = weight @ last[0], weight @ last[1] + offset
         return self._composed[key]
 
     def steps(self, source: int, target: int) -> list[tuple[Tensor, Tensor] | Transform]:
-        """Return how version k is read as version j, in the order of application: affine steps that
-        follow each other as one matrix and one offset, float64, others as their transforms.
+        """Return the steps from version k to version j, in the order of application. Consecutive
+        affine steps are one float64 matrix and offset; other steps are their transforms.
 
-        There is at least one: that from a version to itself is the identity matrix.
+        The list is never empty: a version maps to itself by the identity matrix.
 
         Raises: UnknownVersionError.
         """
@@ -126,21 +126,21 @@ class Chain:
         return steps or [self.affine(source, target)]
 
     def matrix(self, source: int, target: int) -> Tensor:
-        """Return W_k^j without the offset, float64 [D_j, D_k]; raises as `affine` does."""
+        """Return W_k^j without the offset, float64 [D_j, D_k]. Raises: as `affine`."""
         return self.affine(source, target)[0]
 
     def apply(self, embeddings: Tensor, source: int, target: int) -> Tensor:
-        """Return embeddings [..., D_k] of version k as those of version j, [..., D_j].
+        """Map embeddings of version k, [..., D_k], to version j, [..., D_j].
 
         If j = k they are returned unchanged.
-        Raises: ShapeError: the embeddings have another dim. UnknownVersionError. DataError: they
-            are no torch tensor of floats.
+        Raises: ShapeError: the embeddings have the wrong dim. UnknownVersionError. DataError: they
+            are not a torch tensor of floats.
         """
         self._check_versions(source, target)
         if not isinstance(embeddings, Tensor):
             raise DataError(
-                f"Embeddings are a {type(embeddings).__name__}, and a chain is applied to a torch "
-                "tensor; give torch.as_tensor(embeddings)."
+                f"Embeddings are a {type(embeddings).__name__}, but must be a torch tensor; give "
+                "torch.as_tensor(embeddings)."
             )
         if not embeddings.is_floating_point():
             raise DataError(
@@ -154,7 +154,7 @@ class Chain:
             )
         for step in self.steps(source, target) if source > target else ():
             if isinstance(step, tuple):
-                weight, offset = (part.to(embeddings) for part in step)
+                weight, offset = (tensor.to(embeddings) for tensor in step)
                 embeddings = embeddings @ weight.T
                 if bool(offset.any()):
                     embeddings = embeddings + offset
@@ -166,7 +166,7 @@ class Chain:
     def _check(self, version: int) -> None:
         if not 0 <= version <= self.newest:
             raise UnknownVersionError(
-                f"Version {version} was asked for; the lineage has versions 0 to {self.newest}."
+                f"There is no version {version}; the lineage has versions 0 to {self.newest}."
             )
 
     def _check_versions(self, source: int, target: int) -> None:
@@ -174,6 +174,6 @@ class Chain:
         self._check(target)
         if target > source:
             raise UnknownVersionError(
-                f"Version {source} cannot be read as version {target}: transforms lead back only; "
-                "name an earlier version."
+                f"Version {source} cannot be read as version {target}: transforms map to earlier "
+                "versions only; name an earlier version."
             )

@@ -1,4 +1,4 @@
-"""Compare a map's error with that of the same map on mixed-up objects."""
+"""Compare a map's error with the error of the same map on shuffled pairs."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from torch import Tensor
 
 from evergram.compatibility.closed_forms import SecondMoments
 
-# A spread below this share of the mean square is rounding.
+# A variance below this share of the mean square is rounding error.
 ROUNDING = 1e-12
-# A map is better than chance if its error is at most this share of what the same map errs by with
-# the objects mixed up, and is below that by so many standard deviations. Constant vectors have 1
-# and 0. Random vectors of few objects come below the share by luck, but not by five deviations: of
-# 43,000 fits to 20 to 60 held-out objects of 1 to 16 dims, none did.
+# A map is better than chance if its error is at most this share of its error on shuffled pairs, and
+# at least this many standard deviations below it. Constant vectors give 1 and 0. Random vectors of
+# few objects can pass the first limit by luck, but not the second: of 43,000 fits with 20 to 60
+# held-out objects of 1 to 16 dims, none did.
 MOST_OF_CHANCE = 0.95
 LEAST_DEVIATIONS = 5.0
 
 
 @dataclass(frozen=True)
 class Chance:
-    """A map's error beside that of the same map with the held-out objects mixed up.
+    """A map's error compared with its error on shuffled pairs of held-out objects.
 
-    Mixed up, each mapped vector is compared with the old vectors of all other objects.
+    Shuffled means that each mapped vector is compared with the old vectors of all other objects.
 
     Args:
-        relative_error: √(E‖δ‖² / E‖z_old‖²) with the objects mixed up.
-        ratio: the map's own error over that. Of constant vectors it is 1, of random ones near it.
-        deviations: by how many standard deviations the map's own error is smaller, over all
+        relative_error: √(E‖δ‖² / E‖z_old‖²) on shuffled pairs.
+        ratio: the map's error on true pairs divided by that. It is 1 for constant vectors and close
+            to 1 for random ones.
+        deviations: how much smaller the error on true pairs is, in standard deviations over all
             permutations of the objects.
     """
 
@@ -38,7 +39,7 @@ class Chance:
 
     @property
     def is_beaten(self) -> bool:
-        """True if the map is better than chance; False if that could not be measured."""
+        """True if the map is better than chance; False if this could not be measured."""
         return self.ratio <= MOST_OF_CHANCE and self.deviations >= LEAST_DEVIATIONS
 
 
@@ -48,33 +49,33 @@ def beside_chance(
     offset: Tensor | None = None,
     objects: int | None = None,
 ) -> Chance:
-    """Return a map's `Chance`, from the moments of held-out pairs alone.
+    """Return a map's `Chance`, computed from the moments of held-out pairs alone.
 
-    The mean of ⟨W z_new, z_old⟩ over a permutation of n objects has the variance
-    tr(W C_new Wᵀ C_old) / (n − 1), both covariances about their means.
+    Over random permutations of n objects, the mean of ⟨W z_new, z_old⟩ has variance
+    tr(W C_new Wᵀ C_old) / (n − 1), with C the covariances.
 
     Args:
         weight: W [D_old, D_new].
         offset: b [D_old].
-        objects: n, where rows repeat: how many of them are different. None is all.
+        objects: n, the number of distinct rows; None if all rows are distinct.
     """
     weight = weight.detach().double().cpu()
     new, cross, old = held.second(centred=True)
     mapped = weight @ new @ weight.T
-    middle = weight @ held.mean_new
+    mean_mapped = weight @ held.mean_new
     if offset is not None:
-        middle = middle + offset.detach().double().cpu()
-    shift = middle - held.mean_old
-    own, count = held.error(weight, offset), held.count if objects is None else objects
-    any_pair = float(mapped.trace() + old.trace() + shift @ shift)
-    if count < 2 or any_pair <= 0:
+        mean_mapped = mean_mapped + offset.detach().double().cpu()
+    shift = mean_mapped - held.mean_old
+    true_error, count = held.error(weight, offset), held.count if objects is None else objects
+    any_error = float(mapped.trace() + old.trace() + shift @ shift)
+    if count < 2 or any_error <= 0:
         return Chance(math.nan, math.nan, 0.0)
-    # Of all pairs, one in n is right.
-    wrong = (count * any_pair - own) / (count - 1)
+    # `any_error` is the mean over all n² pairs, of which n are true.
+    wrong_error = (count * any_error - true_error) / (count - 1)
     agreement = float((weight * cross).sum())
     variance = float((mapped * old).sum()) / (count - 1)
-    spread = float(mapped.trace()) > ROUNDING * float(mapped.trace() + middle @ middle)
-    spread = spread and float(old.trace()) > ROUNDING * held.power and variance > 0
-    deviations = agreement / math.sqrt(variance) if spread else 0.0
-    relative = math.sqrt(wrong / held.power) if held.power else math.nan
-    return Chance(relative, math.sqrt(own / wrong), deviations)
+    varies = float(mapped.trace()) > ROUNDING * float(mapped.trace() + mean_mapped @ mean_mapped)
+    varies = varies and float(old.trace()) > ROUNDING * held.power and variance > 0
+    deviations = agreement / math.sqrt(variance) if varies else 0.0
+    relative = math.sqrt(wrong_error / held.power) if held.power else math.nan
+    return Chance(relative, math.sqrt(true_error / wrong_error), deviations)

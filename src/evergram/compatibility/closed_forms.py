@@ -1,8 +1,8 @@
-"""Second moments of pairs (z_{k-1}, z_k), and the closed forms of backward transforms from them.
+"""Second moments of pairs (z_{k-1}, z_k), and backward transforms solved from them in closed form.
 
-All transforms minimise E[δᵀ S δ] + ρ‖W‖² for δ = W z_k − z_{k-1}, within their kind. S = I is the
-single-step loss; S_{k-1} of `history_metric` is the multi-step one, times k. The moments of other
-pairs choose the ridge.
+Each kind of transform minimises E[δᵀ S δ] + ρ‖W‖² with δ = W z_k − z_{k-1}. S = I gives the
+single-step loss; S_{k-1} of `history_metric` gives k times the multi-step loss. The ridge ρ is
+chosen on separate pairs.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from evergram.compatibility.transforms import (
 )
 from evergram.errors import DataError, ShapeError
 
-# Columns multiplied at once; blocks below the diagonal are never computed.
+# Columns per matrix product; blocks below the diagonal are never computed.
 PANEL = 256
-# A spread below this share of the mean square is rounding.
+# A variance below this share of the mean square is rounding error.
 ROUNDING = 1e-10
-# Lengths whose squares float32 holds, as searches need them; a shorter vector is a zero.
+# Range of lengths whose squares fit float32, as searches need; shorter vectors count as zero.
 SHORTEST, LONGEST = 1e-15, 1e15
-# The share of one side's vectors that may be zeros, as failed calls of an encoder leave them.
+# Highest allowed share of zero vectors on one side; failed encoder calls leave zeros.
 MOST_ZEROS = 0.05
 
 
 class SecondMoments:
-    """Counts, sums and second moments of pairs of vectors, from one pass, in float64.
+    """Count, sums and second moments of pairs of vectors, accumulated in one pass in float64.
 
-    With x = (1, z_k, z_{k-1}) they are one matrix, Σ x xᵀ. It is additive: shards are merged by
-    adding.
+    With x = (1, z_k, z_{k-1}) this is the matrix Σ x xᵀ, so shards are merged by addition.
 
-    C_{k-1,k} is the H of docs/method.md, "Priors", with the old vectors as prior factors:
-    `evergram.gramian.estimator.Moment` holds the same pair of matrices, for embeddings that move
-    while they are estimated.
+    C_{k-1,k} is the H of docs/method.md, "Priors", with the old vectors as prior factors.
+    `evergram.gramian.estimator.Moment` estimates the same two matrices for embeddings that change
+    during training.
 
     Args:
         old_dim, new_dim: D_{k-1} and D_k.
@@ -54,15 +53,15 @@ class SecondMoments:
         self.old_dim = old_dim
         self.new_dim = new_dim
         size = 1 + new_dim + old_dim
-        # Valid on and above the diagonal of panels only. `_excess` is the rounding error of `_sum`;
-        # without it the small spread of a long file would be lost beside its large means.
+        # Only panels on and above the diagonal are valid. `_excess` is the rounding error of
+        # `_sum`; without it, large means would swamp a small variance over many rows.
         self._sum = torch.zeros(size, size, dtype=torch.float64)
         self._excess = torch.zeros(size, size, dtype=torch.float64)
 
     def add(self, old: Tensor, new: Tensor) -> None:
-        """Fold in a block of pairs, old [b, D_{k-1}] and new [b, D_k].
+        """Add a block of pairs, old [b, D_{k-1}] and new [b, D_k].
 
-        Raises: ShapeError: they do not fit each other or the dims.
+        Raises: ShapeError: the numbers of rows differ, or a dim is wrong.
         """
         if old.shape != (len(new), self.old_dim) or new.shape != (len(old), self.new_dim):
             raise ShapeError(
@@ -75,27 +74,27 @@ class SecondMoments:
         rows[:, 1 + self.new_dim :] = old.detach()
         for start in range(0, len(self._sum), PANEL):
             panel = slice(start, start + PANEL)
-            part = rows[:, panel].T @ rows[:, start:]
-            _compensated(self._sum[panel, start:], self._excess[panel, start:], part)
+            products = rows[:, panel].T @ rows[:, start:]
+            _add_compensated(self._sum[panel, start:], self._excess[panel, start:], products)
 
     def merge(self, other: SecondMoments) -> None:
-        """Add the pairs of another accumulator. Raises: ShapeError: it has other dims."""
+        """Add the pairs of another accumulator. Raises: ShapeError: its dims differ."""
         if (other.old_dim, other.new_dim) != (self.old_dim, self.new_dim):
             raise ShapeError(
-                f"Moments of dims {other.old_dim} and {other.new_dim} cannot be merged into those "
-                f"of dims {self.old_dim} and {self.new_dim}."
+                f"Moments of dims {other.old_dim} and {other.new_dim} cannot be merged into "
+                f"moments of dims {self.old_dim} and {self.new_dim}."
             )
-        _compensated(self._sum, self._excess, other._sum - other._excess)
+        _add_compensated(self._sum, self._excess, other._sum - other._excess)
 
     def plus(self, *others: SecondMoments) -> SecondMoments:
-        """Return the moments of these pairs and the others'."""
+        """Return the moments of these and the other pairs together."""
         total = SecondMoments(self.old_dim, self.new_dim)
-        for each in (self, *others):
-            total.merge(each)
+        for moments in (self, *others):
+            total.merge(moments)
         return total
 
     def summed(self, together: Collectives) -> SecondMoments:
-        """Return the moments of the pairs of all processes, of which each has added some."""
+        """Return the moments summed over all processes."""
         if together.size == 1:
             return self
         total = SecondMoments(self.old_dim, self.new_dim)
@@ -104,7 +103,7 @@ class SecondMoments:
 
     @property
     def count(self) -> int:
-        """The number of pairs."""
+        """Number of pairs."""
         return round(float(self._sum[0, 0]))
 
     @property
@@ -121,49 +120,49 @@ class SecondMoments:
         """Return C_kk [D_k, D_k], C_{k-1,k} [D_{k-1}, D_k] and C_{k-1,k-1}, float64.
 
         Args:
-            centred: take them about the means.
+            centred: return covariances, i.e. subtract the means.
         Raises: DataError: there are no pairs.
         """
         mean = self._mean()
-        both = self._symmetric() / self._sum[0, 0]
+        joint = self._symmetric() / self._sum[0, 0]
         if centred:
-            both = both - mean[:, None] * mean
+            joint = joint - mean[:, None] * mean
         new, old = slice(1, 1 + self.new_dim), slice(1 + self.new_dim, None)
-        return both[new, new], both[old, new], both[old, old]
+        return joint[new, new], joint[old, new], joint[old, old]
 
     def sigma(self, weight: Tensor, offset: Tensor | None = None) -> Tensor:
-        """Return E[δ δᵀ], float64 [D_{k-1}, D_{k-1}], of δ = W z_k + b − z_{k-1}.
+        """Return E[δ δᵀ], float64 [D_{k-1}, D_{k-1}], with δ = W z_k + b − z_{k-1}.
 
         Args:
             weight: W [D_{k-1}, D_k].
             offset: b [D_{k-1}].
         """
-        w = self._fitting(weight)
+        w = self._checked_weight(weight)
         new, cross, old = self.second(centred=True)
-        both = w @ cross.T
+        mixed = w @ cross.T
         shift = self._shift(w, offset)
-        return w @ new @ w.T - both - both.T + old + shift[:, None] * shift
+        return w @ new @ w.T - mixed - mixed.T + old + shift[:, None] * shift
 
     def error(
         self, weight: Tensor, offset: Tensor | None = None, metric: Tensor | None = None
     ) -> float:
-        """Return E[δᵀ S δ] of δ as in `sigma`; with S = I it is the mean of ‖δ‖².
+        """Return E[δᵀ S δ], with δ as in `sigma`; for S = I it is the mean of ‖δ‖².
 
         Args:
-            weight, offset: as of `sigma`.
-            metric: S [D_{k-1}, D_{k-1}]; None is I.
+            weight, offset: as in `sigma`.
+            metric: S [D_{k-1}, D_{k-1}]; None for I.
         """
         if metric is not None:
             return max(float((self.sigma(weight, offset) * metric.double()).sum()), 0.0)
-        # The trace of sigma takes one product of matrices instead of three.
-        w = self._fitting(weight)
+        # The trace of sigma needs one matrix product instead of three.
+        w = self._checked_weight(weight)
         new, cross, old = self.second(centred=True)
         shift = self._shift(w, offset)
         squared = ((w @ new) * w).sum() - 2 * (w * cross).sum() + old.trace() + shift @ shift
-        # In this order NaN stays NaN.
+        # max(NaN, 0.0) is NaN; max(0.0, NaN) would hide it.
         return max(float(squared), 0.0)
 
-    def _fitting(self, weight: Tensor) -> Tensor:
+    def _checked_weight(self, weight: Tensor) -> Tensor:
         if weight.shape != (self.old_dim, self.new_dim):
             raise ShapeError(
                 f"The matrix is {list(weight.shape)}; these moments need "
@@ -178,7 +177,7 @@ class SecondMoments:
 
     @property
     def power(self) -> float:
-        """E‖z_{k-1}‖², the divisor of relative errors."""
+        """E‖z_{k-1}‖², the denominator of relative errors."""
         return float(self.second()[2].trace())
 
     def _symmetric(self) -> Tensor:
@@ -187,60 +186,59 @@ class SecondMoments:
 
     def _mean(self) -> Tensor:
         if self.count < 1:
-            raise DataError("There are no pairs to take a mean of; add some first.")
+            raise DataError("There are no pairs to average; add some first.")
         return self._sum[0] / self._sum[0, 0]
 
 
-def _compensated(total: Tensor, excess: Tensor, part: Tensor) -> None:
-    """Add `part` to `total` in place; `excess` carries the rounding error. Source: Kahan, 1965."""
-    part = part - excess
-    after = total + part
-    excess.copy_((after - total) - part)
+def _add_compensated(total: Tensor, excess: Tensor, term: Tensor) -> None:
+    """Add `term` to `total` in place; `excess` carries the rounding error. Source: Kahan, 1965."""
+    term = term - excess
+    after = total + term
+    excess.copy_((after - total) - term)
     total.copy_(after)
 
 
 @dataclass
 class LengthCount:
-    """Counts vectors without a length, over any number of blocks."""
+    """Counts rows and zero vectors over any number of blocks."""
 
     rows: int = 0
     zeros: int = 0
 
     def add(self, vectors: Tensor) -> int | None:
-        """Count vectors [n, D]. Returns: the first row that is longer than `LONGEST` or not
-        finite, if one is."""
+        """Count vectors [n, D]. Return the first row longer than `LONGEST` or not finite, or None
+        if there is no such row."""
         lengths = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
         self.rows += len(lengths)
         self.zeros += int((lengths < SHORTEST).sum())
-        long = (~(lengths <= LONGEST)).nonzero()
-        return int(long[0]) if len(long) else None
+        too_long = (~(lengths <= LONGEST)).nonzero()
+        return int(too_long[0]) if len(too_long) else None
 
 
 def vectors_problem(
     rows: int, zeros: int, second: Tensor, spread: Tensor, most_zeros: float = MOST_ZEROS
 ) -> str | None:
-    """Return why vectors of one side cannot be published or aligned, as the end of a sentence; None
-    if they can.
+    """Return why one side's vectors cannot be published or aligned, as the end of a sentence, or
+    None if they can.
 
     Args:
-        zeros: how many of the rows are zeros; `most_zeros` is the share that may be.
-        second, spread: E[z zᵀ] [D, D], of all rows or of a sample, and the same of z − E[z].
+        zeros: number of zero rows; `most_zeros` is the highest allowed share.
+        second, spread: E[z zᵀ] and the covariance of z, [D, D], over all rows or a sample.
     """
     if zeros > most_zeros * rows:
-        return f"{zeros} of {rows} are zero, and {most_zeros:.0%} may be"
+        return f"{zeros} of {rows} are zero; at most {most_zeros:.0%} may be"
     length = float(second.trace()) ** 0.5
     if not SHORTEST <= length <= LONGEST:
         return (
-            f"their length is {length:.3g} (root mean square), and {SHORTEST:g} to {LONGEST:g} is "
-            "allowed"
+            f"their root mean square length is {length:.3g}; {SHORTEST:g} to {LONGEST:g} is allowed"
         )
     if rows > 1 and float(spread.trace()) <= ROUNDING * float(second.trace()):
         return "all of them are the same"
-    # One eigenvalue is the sum of all: (Σλ)² − Σλ² is twice it times the others. Two vectors
-    # are always on a line, and so are numbers.
+    # On a line, one eigenvalue λ₁ holds the whole trace: (Σλ)² − Σλ² ≈ 2 λ₁ Σ_{j>1} λ_j is then 0.
+    # Two vectors always lie on a line, and so do numbers.
     trace = float(spread.trace())
-    others = trace**2 - float(spread.square().sum())
-    if rows > 2 and len(spread) > 1 and others <= 2 * ROUNDING * trace**2:
+    off_line = trace**2 - float(spread.square().sum())
+    if rows > 2 and len(spread) > 1 and off_line <= 2 * ROUNDING * trace**2:
         return "all of them lie on one line"
     return None
 
@@ -248,34 +246,32 @@ def vectors_problem(
 def degenerate_side(
     moments: SecondMoments, zeros: tuple[int, int], most_zeros: float = MOST_ZEROS
 ) -> tuple[Literal["old", "new"], str] | None:
-    """Return the side whose vectors cannot be aligned, and the reason; None if both can.
+    """Return the side whose vectors cannot be aligned, and the reason; None if both can be.
 
     Args:
         moments: of all pairs.
-        zeros: how many of the old and of the new vectors are zero.
+        zeros: number of zero vectors among the old and among the new ones.
     Raises: DataError: there are no pairs.
     """
-    square, spread = moments.second(), moments.second(centred=True)
-    sides: tuple[tuple[Literal["old", "new"], int, int], ...] = (
-        ("old", 2, zeros[0]),
-        ("new", 0, zeros[1]),
+    (new, _, old), (new_spread, _, old_spread) = moments.second(), moments.second(centred=True)
+    sides: tuple[tuple[Literal["old", "new"], int, Tensor, Tensor], ...] = (
+        ("old", zeros[0], old, old_spread),
+        ("new", zeros[1], new, new_spread),
     )
-    for side, place, zero in sides:
-        problem = vectors_problem(
-            *(moments.count, zero, square[place], spread[place]), most_zeros=most_zeros
-        )
+    for side, side_zeros, square, spread in sides:
+        problem = vectors_problem(moments.count, side_zeros, square, spread, most_zeros)
         if problem is not None:
             return side, problem
     return None
 
 
 KINDS = ("linear", "affine", "orthogonal", "low_rank")
-# Pairs needed for each free number of an old coordinate. The excess error of least squares is then
-# about 1/(3 − 1), and the ridge reduces it.
+# Pairs needed per free parameter of an old coordinate. The relative excess error of least squares
+# is then about 1/(3 − 1), and the ridge reduces it.
 PAIRS_PER_NUMBER = 3
-# One in so many pairs chooses the ridge.
+# Every tenth pair is used to choose the ridge.
 FOR_RIDGE = 10
-# Ridges tried, as shares of the mean eigenvalue of C_kk, tr(C_kk) / D_k.
+# Candidate ridges, relative to the mean eigenvalue of C_kk, tr(C_kk) / D_k.
 RIDGES: tuple[float, ...] = (0.0, *(10.0 ** (i / 2) for i in range(-16, 5)))
 # A fitted map: W [D_{k-1}, D_k] and an offset [D_{k-1}].
 Affine = tuple[Tensor, Tensor | None]
@@ -283,13 +279,13 @@ Affine = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The eigendecompositions of C_kk and S, made once; each ridge is then one division.
+    """The eigendecompositions of C_kk and S, computed once, so that each ridge costs one division.
 
     Args:
-        values, vectors: of C_kk, [D_k] and [D_k, D_k]; a value that is zero up to rounding is zero.
+        values, vectors: of C_kk, [D_k] and [D_k, D_k]; values at rounding level are set to 0.
         metric_values, metric_vectors: of S, [D_{k-1}] and [D_{k-1}, D_{k-1}].
-        cross: C_{k-1,k} in both bases, [D_{k-1}, D_k].
-        unit: tr(C_kk) / D_k, what a relative ridge is multiplied by.
+        cross: C_{k-1,k} in both eigenbases, [D_{k-1}, D_k].
+        unit: tr(C_kk) / D_k, the unit of relative ridges.
     """
 
     values: Tensor
@@ -306,13 +302,13 @@ class Spectrum:
         """Decompose C_kk and S.
 
         Args:
-            metric: S [D_{k-1}, D_{k-1}], positive definite; None is I.
-            centred: take the moments about the means, for an affine map.
-        Raises: ShapeError: S has another dim. DataError: there are no pairs.
+            metric: S [D_{k-1}, D_{k-1}], positive definite; None for I.
+            centred: use covariances, for an affine map.
+        Raises: ShapeError: S has the wrong dim. DataError: there are no pairs.
         """
         new, cross, _ = moments.second(centred=centred)
         values, vectors = torch.linalg.eigh(new)
-        # Sums of squares are exact up to thousands of eps of their terms, the means included.
+        # Sums of squares are accurate to thousands of eps relative to their terms, means included.
         largest = float(values[-1]) + (float(moments.mean_new.square().sum()) if centred else 0.0)
         noise = torch.finfo(torch.float64).eps * 10_000 * largest
         values = torch.where(values > noise, values, 0.0)
@@ -325,37 +321,37 @@ class Spectrum:
                 )
             s, v = torch.linalg.eigh(metric.double())
         basis = torch.eye(moments.old_dim, dtype=torch.float64) if v is None else v
-        turned = cross @ vectors if v is None else v.T @ cross @ vectors
-        return cls(values, vectors, s, basis, turned, float(new.trace()) / len(new))
+        rotated = cross @ vectors if v is None else v.T @ cross @ vectors
+        return cls(values, vectors, s, basis, rotated, float(new.trace()) / len(new))
 
     def inverse(self, ridge: float) -> Tensor:
-        """Return 1 / (e_j + ridge), [D_k]; 0 in directions that no vector of the sample has."""
+        """Return 1 / (e_j + ridge), [D_k], or 0 where the eigenvalue e_j is 0."""
         return torch.where(self.values > 0, 1 / (self.values + ridge), 0.0)
 
 
 def ridge(spectrum: Spectrum, rho: float = 0.0) -> Tensor:
-    """Return W [D_{k-1}, D_k] with S W C_kk + ρ W = S C_{k-1,k}.
+    """Return the W [D_{k-1}, D_k] that solves S W C_kk + ρ W = S C_{k-1,k}.
 
-    With S = I it is C_{k-1,k} (C_kk + ρ I)^{-1}; and with ρ = 0 that for every S, as S drops out.
-    Where C_kk is singular, W is the one of least norm.
+    With S = I this is C_{k-1,k} (C_kk + ρ I)^{-1}. With ρ = 0, S cancels out.
+    If C_kk is singular, W is the solution of least norm.
     """
     s = spectrum.metric_values[:, None]
     e = spectrum.values
-    turned = torch.where(e > 0, s * spectrum.cross / (s * e + rho), 0.0)
-    return spectrum.metric_vectors @ turned @ spectrum.vectors.T
+    rotated = torch.where(e > 0, s * spectrum.cross / (s * e + rho), 0.0)
+    return spectrum.metric_vectors @ rotated @ spectrum.vectors.T
 
 
 def reduced_rank(spectrum: Spectrum, rank: int, rho: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return L [D_{k-1}, r] and R [r, D_k] of the best W = L R of rank r.
+    """Return L [D_{k-1}, r] and R [r, D_k] such that W = L R is the best map of rank r.
 
-    The ridge is ρ tr(S W Wᵀ) here, measured as the error is: then both are one norm, and W is the
-    truncation of the full solution in the basis S^{1/2} · C_kk^{1/2}.
-    Raises: ShapeError: a rank below 1 or above both dims.
+    The penalty here is ρ tr(S W Wᵀ). Error and penalty then form one norm, and W is the full
+    solution truncated in the basis S^{1/2} · C_kk^{1/2}.
+    Raises: ShapeError: the rank is below 1 or above the smaller dim.
     Source: Izenman, "Reduced-rank regression for the multivariate linear model", 1975.
     """
     most = min(spectrum.cross.shape)
     if not 1 <= rank <= most:
-        raise ShapeError(f"The rank is {rank}; between these dims it must be 1 to {most}.")
+        raise ShapeError(f"The rank is {rank}; with these dims it must be 1 to {most}.")
     root = spectrum.metric_values.sqrt()[:, None]
     inverse = spectrum.inverse(rho)
     weighted = root * spectrum.cross
@@ -367,9 +363,9 @@ def reduced_rank(spectrum: Spectrum, rank: int, rho: float = 0.0) -> tuple[Tenso
 
 
 def affine(moments: SecondMoments, weight: Tensor) -> Affine:
-    """Return W and its best offset, b = m_{k-1} − W m_k.
+    """Return W and its optimal offset, b = m_{k-1} − W m_k.
 
-    It is the best affine map if W was solved from centred moments.
+    This is the best affine map if W was solved from centred moments.
     """
     return weight, moments.mean_old - weight @ moments.mean_new
 
@@ -382,18 +378,19 @@ def procrustes(
     rounds: int = 100,
     tolerance: float = 1e-6,
 ) -> tuple[Tensor, float]:
-    """Return Q [D_{k-1}, D_k], with orthonormal rows or columns, and c of the best W = c Q.
+    """Return Q [D_{k-1}, D_k], with orthonormal rows or columns, and c such that c Q is the best W.
 
-    If ‖Q z‖ cannot change (D_k ≤ D_{k-1}, S = I), Q is the polar factor of C_{k-1,k}. Otherwise no
-    closed form is known: starting from that factor, or that of S C_{k-1,k} if it errs less, each
-    round solves a Procrustes problem whose loss lies above the true one and touches it at the last
-    Q, so no round makes it worse. A Q without error is the start, if D_k ≤ D_{k-1}.
+    If ‖Q z‖ does not depend on Q (D_k ≤ D_{k-1}, S = I), Q is the polar factor of C_{k-1,k}.
+    Otherwise no closed form is known. The iteration starts from that factor, or from the one of
+    S C_{k-1,k} if its error is lower. Each round solves a Procrustes problem whose loss bounds the
+    true loss from above with equality at the last Q, so the loss never increases. If D_k ≤ D_{k-1}
+    and an exact Q exists, the start is exact.
 
     Args:
-        scaled: True leaves c free; otherwise it is 1.
-        rounds: the most that are tried.
-        tolerance: a round that gains less, as a share of E‖z_{k-1}‖², is the last.
-    Source: Schönemann 1966; the rounds are Kiers's majorisation, 1990 (Green and Gower's is its
+        scaled: fit c; otherwise it is 1.
+        rounds: maximum number of rounds.
+        tolerance: stop when a round gains less than this share of E‖z_{k-1}‖².
+    Source: Schönemann 1966; the rounds are Kiers's majorisation, 1990 (Green and Gower's is the
         case of equal dims).
     """
     new, cross, _ = moments.second()
@@ -412,32 +409,32 @@ def procrustes(
     def error_of(matrix: Tensor) -> float:
         return moments.error(best_scale(matrix) * matrix, metric=metric)
 
-    turn = polar(cross)
+    q = polar(cross)
     if metric is not None:
-        turn = min(turn, polar(pull), key=error_of)
-    scale = best_scale(turn)
+        q = min(q, polar(pull), key=error_of)
+    scale = best_scale(q)
     if metric is None and moments.new_dim <= moments.old_dim:
-        return turn, scale
-    steepest = float(torch.linalg.matrix_norm(new, 2))
+        return q, scale
+    curvature = float(torch.linalg.matrix_norm(new, 2))
     if metric is not None:
-        steepest *= float(torch.linalg.matrix_norm(metric.double(), 2))
-    error = moments.error(scale * turn, metric=metric)
+        curvature *= float(torch.linalg.matrix_norm(metric.double(), 2))
+    error = moments.error(scale * q, metric=metric)
     for _ in range(rounds):
-        better = polar(pull + scale * (steepest * turn - weigh(turn)))
-        free = best_scale(better)
-        reached = moments.error(free * better, metric=metric)
-        if reached >= error:
+        next_q = polar(pull + scale * (curvature * q - weigh(q)))
+        next_scale = best_scale(next_q)
+        next_error = moments.error(next_scale * next_q, metric=metric)
+        if next_error >= error:
             break
-        gained, turn, scale, error = error - reached, better, free, reached
-        if gained < tolerance * moments.power:
+        gain, q, scale, error = error - next_error, next_q, next_scale, next_error
+        if gain < tolerance * moments.power:
             break
-    return turn, scale
+    return q, scale
 
 
 def polar(matrix: Tensor) -> Tensor:
-    """Return the orthonormal matrix nearest to a matrix [m, n]: U Vᵀ of its singular values.
+    """Return the orthonormal matrix nearest to a matrix [m, n]: U Vᵀ of its SVD.
 
-    Directions that the matrix does not determine are filled up to orthonormal ones.
+    Directions that the matrix does not determine are completed to an orthonormal set.
     """
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     nearest: Tensor = left @ right
@@ -452,24 +449,24 @@ def choose_ridge(
     *,
     tolerance: float = 0.0,
 ) -> float:
-    """Return the ρ of `RIDGES` whose fit has the least error on held-out pairs, or near the least.
+    """Return the ρ of `RIDGES` whose fit has the lowest error on held-out pairs.
 
-    Of ridges whose errors differ by rounding only, return the smallest. No pair is read again.
+    If errors differ only by rounding, return the smallest ρ. Only moments are needed, no pairs.
 
     Args:
-        fit: ρ to a map.
-        unit: the factor of the relative `RIDGES`.
+        fit: maps ρ to a fitted map.
+        unit: unit of the relative `RIDGES`.
         held: moments of the held-out pairs.
-        metric: S, for the error at all past versions; None for that at the last one.
-        tolerance: the share of the least error that may be added for a larger ρ; with one, the
-            largest such ρ is returned, whose map is the smallest.
+        metric: S for the error at all past versions; None for the error at the last one.
+        tolerance: if above 0, return the largest ρ, i.e. the smallest map, whose error exceeds the
+            lowest one by at most this share.
     """
-    tried = {rho * unit: held.error(*fit(rho * unit), metric) for rho in RIDGES}
-    nothing = torch.zeros(held.old_dim, held.new_dim, dtype=torch.float64)
-    enough = min(tried.values()) + 1e-12 * held.error(nothing, None, metric)
+    errors = {rho * unit: held.error(*fit(rho * unit), metric) for rho in RIDGES}
+    zero_map = torch.zeros(held.old_dim, held.new_dim, dtype=torch.float64)
+    lowest = min(errors.values()) + 1e-12 * held.error(zero_map, None, metric)
     if tolerance:
-        return max(rho for rho, error in tried.items() if error <= (1 + tolerance) * enough)
-    return next(rho for rho, error in tried.items() if error <= enough)
+        return max(rho for rho, error in errors.items() if error <= (1 + tolerance) * lowest)
+    return next(rho for rho, error in errors.items() if error <= lowest)
 
 
 @dataclass(frozen=True)
@@ -477,8 +474,8 @@ class ClosedForm:
     """A fitted transform.
 
     Args:
-        transform: in float32, ready to publish; the scaled orthogonal one is of kind "linear".
-        ridge: ρ; 0 without a ridge.
+        transform: float32, ready to publish; a scaled orthogonal map has kind "linear".
+        ridge: ρ; 0 if none was used.
         weight, offset: the map in float64, W [D_{k-1}, D_k] and b [D_{k-1}].
     """
 
@@ -503,53 +500,50 @@ def fit_closed_form(
 
     Args:
         kind: one of `KINDS`.
-        held: moments of other pairs, which choose ρ and are then fitted to as well; None uses
-            `rho`.
+        held: moments of separate pairs that choose ρ; the final fit uses them too. None uses `rho`.
         metric: S_{k-1} of `history_metric` for the multi-step loss; None for the single-step one.
-        rank: of "low_rank".
-        scaled: True lets "orthogonal" stretch by one factor.
-        rho: ρ without `held`, in the unit of C_kk; an orthogonal map has none.
-        tolerance: with `held`, the share of the least error that may be added for a smaller map.
+        rank: rank of a "low_rank" map.
+        scaled: fit a scale factor to an "orthogonal" map.
+        rho: ρ if `held` is None, in the unit of C_kk; not used by "orthogonal".
+        tolerance: with `held`, accept this relative increase of the error for a smaller map.
     Raises: ShapeError: the kind has no closed form, or the rank exceeds the dims.
     """
     if kind not in KINDS:
         raise ShapeError(f"The transform {kind!r} has no closed form; {', '.join(KINDS)} have one.")
     whole = moments if held is None else moments.plus(held)
     if kind == "orthogonal":
-        turn, scale = procrustes(whole, metric, scaled=scaled)
-        weight = scale * turn
-        made: Transform = (LinearTransform if scaled else OrthogonalTransform).from_matrix(
-            weight.float()
-        )
-        return ClosedForm(made, 0.0, weight, None)
+        q, scale = procrustes(whole, metric, scaled=scaled)
+        weight = scale * q
+        orthogonal = LinearTransform if scaled else OrthogonalTransform
+        return ClosedForm(orthogonal.from_matrix(weight.float()), 0.0, weight, None)
     centred = kind == "affine"
 
-    def solve(some: SecondMoments, spectrum: Spectrum, rho: float) -> Affine:
+    def solve(fitted: SecondMoments, spectrum: Spectrum, rho: float) -> Affine:
         if kind == "low_rank":
             left, right = reduced_rank(spectrum, rank, rho)
             return left @ right, None
         weight = ridge(spectrum, rho)
-        return affine(some, weight) if centred else (weight, None)
+        return affine(fitted, weight) if centred else (weight, None)
 
     if held is not None:
-        seen = Spectrum.of(moments, metric, centred=centred)
+        trial = Spectrum.of(moments, metric, centred=centred)
         rho = choose_ridge(
-            lambda r: solve(moments, seen, r), seen.unit, held, metric, tolerance=tolerance
+            lambda r: solve(moments, trial, r), trial.unit, held, metric, tolerance=tolerance
         )
     spectrum = Spectrum.of(whole, metric, centred=centred)
     weight, offset = solve(whole, spectrum, rho)
     if kind == "low_rank":
         factors = reduced_rank(spectrum, rank, rho)
-        made = LowRankTransform.from_factors(*(f.float() for f in factors))
+        transform: Transform = LowRankTransform.from_factors(*(f.float() for f in factors))
     elif offset is not None:
-        made = AffineTransform.from_matrix(weight.float(), offset.float())
+        transform = AffineTransform.from_matrix(weight.float(), offset.float())
     else:
-        made = LinearTransform.from_matrix(weight.float())
-    return ClosedForm(made, rho, weight, offset)
+        transform = LinearTransform.from_matrix(weight.float())
+    return ClosedForm(transform, rho, weight, offset)
 
 
 def pairs_needed(kind: str, old_dim: int, new_dim: int, rank: int = 32) -> int:
-    """Return how many pairs a fit should have: three for each free number of a coordinate."""
+    """Return the recommended number of pairs: three per free parameter of an old coordinate."""
     small, large = sorted((old_dim, new_dim))
     free = {
         "linear": old_dim * new_dim,
@@ -563,17 +557,17 @@ def pairs_needed(kind: str, old_dim: int, new_dim: int, rank: int = 32) -> int:
 def moments_by_use(
     new: Tensor, old: Tensor, together: Collectives = ALONE
 ) -> tuple[SecondMoments, SecondMoments]:
-    """Return the moments of the pairs that are fitted to, and of those that choose the ridge.
+    """Return the moments of the pairs to fit, and of every tenth pair, which chooses the ridge.
 
     Args:
         new: z_k [N, D_k]; old: z_{k-1} [N, D_{k-1}], of the same objects.
-        together: processes that each call this with the same pairs. Each multiplies a share of
-            them, and all have the moments of all.
+        together: processes that all call this with the same pairs. Each computes the moments of
+            its share, and all receive the sums.
     """
-    own = together.share(len(new))
-    apart = (torch.arange(len(new)) % FOR_RIDGE == 0)[own]
-    old, new = old[own], new[own]
-    seen, held = (SecondMoments(old.shape[1], new.shape[1]) for _ in range(2))
-    seen.add(old[~apart], new[~apart])
-    held.add(old[apart], new[apart])
-    return seen.summed(together), held.summed(together)
+    share = together.share(len(new))
+    is_held = (torch.arange(len(new)) % FOR_RIDGE == 0)[share]
+    old, new = old[share], new[share]
+    fitted, held = (SecondMoments(old.shape[1], new.shape[1]) for _ in range(2))
+    fitted.add(old[~is_held], new[~is_held])
+    held.add(old[is_held], new[is_held])
+    return fitted.summed(together), held.summed(together)

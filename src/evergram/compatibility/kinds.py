@@ -1,6 +1,6 @@
-"""The kinds of backward transforms, with the settings of each, for recipes' `[upgrade]`.
+"""The kinds of backward transforms and their settings, for `[upgrade]` in recipes.
 
-Importing this does not import torch.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from evergram.compatibility.transforms import Transform
 
 
-# Of λ: on mean ‖δ‖², or as the authors of [BC] count it, see `alignment_loss.alignment_weight`.
+# The unit of λ: a weight of mean ‖δ‖², or as in the code of [BC]; see
+# `alignment_loss.alignment_weight`.
 LambdaUnit = Literal["norm", "paper"]
 
 
 class TransformSettings(KindSettings):
-    """Settings of a transform, and how it is made."""
+    """Settings of a transform, and the class that they build."""
 
-    # The name of the class that `transform_class` returns.
+    # The import path of the class that `transform_class` returns.
     built: ClassVar[str]
-    # True if `fit_closed_form` solves for it.
+    # True if `fit_closed_form` can solve for it.
     has_closed_form: ClassVar[bool] = False
     # True if it has parameters.
     is_learned: ClassVar[bool] = True
 
     @classmethod
     def transform_class(cls) -> type[Transform]:
-        """Return the class, which is built by (old_dim, new_dim, generator=…, **options)."""
-        made: type[Transform] = imported(cls.built)
-        return made
+        """Return the class; it takes (old_dim, new_dim, generator=…, **options)."""
+        loaded: type[Transform] = imported(cls.built)
+        return loaded
 
     def options(self) -> dict[str, Any]:
-        """Return the keywords of `transform_class()` other than the dims, as JSON for artefacts."""
+        """Return the keyword arguments of the class except the dims, as JSON values."""
         return self.model_dump(exclude={"kind"})
 
 
@@ -104,7 +105,7 @@ class ResidualMLPSettings(TransformSettings):
 
 
 class _Transforms(Kinds[TransformSettings]):
-    """The table of transforms: `transform = "affine"` is short for `{kind = "affine"}`."""
+    """The table of transforms; `transform = "affine"` is short for `{kind = "affine"}`."""
 
     is_short = True
 
@@ -130,23 +131,23 @@ def build_transform(
     options: Mapping[str, Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> Transform:
-    """Return a transform of a kind, with the options of `Transform.options`.
+    """Return a new transform of a kind, with the options of `Transform.options`.
 
     Args:
-        generator: draws the start; None starts with the first coordinates.
-    Raises: ShapeError: no transform is of that kind, it does not take these options, or its
-        settings or its class say that they are of another.
+        generator: draws the initial weights; None starts with the first coordinates.
+    Raises: ShapeError: the kind is unknown, it does not take these options, or its class states a
+        different kind.
     """
     if kind not in TRANSFORMS:
-        raise ShapeError(f"The transform {kind!r} is none of {', '.join(TRANSFORMS)}.")
-    built = TRANSFORMS[kind].transform_class()
-    if built.kind != kind:
+        raise ShapeError(f"The transform {kind!r} is unknown; known are {', '.join(TRANSFORMS)}.")
+    transform_class = TRANSFORMS[kind].transform_class()
+    if transform_class.kind != kind:
         raise ShapeError(
-            f"{built.__name__}.kind is {built.kind!r}, and TRANSFORMS has it as {kind!r}: a "
-            f"version would be read again by another class. Set kind = {kind!r} in it."
+            f"{transform_class.__name__}.kind is {transform_class.kind!r}, but TRANSFORMS lists it "
+            f"as {kind!r}: a saved version could not be loaded. Set kind = {kind!r} in the class."
         )
-    make: Callable[..., Transform] = built
+    build: Callable[..., Transform] = transform_class
     try:
-        return make(old_dim, new_dim, generator=generator, **(options or {}))
+        return build(old_dim, new_dim, generator=generator, **(options or {}))
     except TypeError as error:
         raise ShapeError(f"The transform {kind!r} does not take {options}.") from error

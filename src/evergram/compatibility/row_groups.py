@@ -1,4 +1,4 @@
-"""Divide pairs by a hash into those to fit to, to choose the ridge on, and to measure on."""
+"""Split pairs by a hash into three groups: to fit, to choose the ridge, to measure the error."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# Of the pairs that are not held out, the share on which the ridge is chosen.
+# The share of the pairs that choose the ridge, among pairs that are not held out.
 CHOOSING = 0.1
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Three masks of the rows of a pairing, bool [N]; each row is in exactly one.
+    """Three masks over the rows of a pairing, bool [N]; each row is in exactly one.
 
     Args:
-        seen: the fit uses them.
-        chosen: they choose the ridge, and the final fit uses them too.
-        held: they measure the error and no fit uses them.
+        seen: rows to fit.
+        chosen: rows that choose the ridge; the final fit uses them too.
+        held: rows that measure the error; no fit uses them.
     """
 
     seen: Tensor
@@ -29,31 +29,31 @@ class Groups:
     held: Tensor
 
     def apart(self, hashes: Tensor) -> Groups:
-        """Return groups in which no held-out row has the vector of a row that is fitted to, by
-        their `vector_hashes`: such rows are fitted to, too."""
-        again = self.held & torch.isin(hashes, hashes[~self.held])
-        return Groups(self.seen | again, self.chosen, self.held & ~again)
+        """Move held-out rows whose vector is also fitted to `seen`. Vectors are compared by
+        `vector_hashes`."""
+        repeated = self.held & torch.isin(hashes, hashes[~self.held])
+        return Groups(self.seen | repeated, self.chosen, self.held & ~repeated)
 
 
 def pair_groups(hashes: Tensor, share: float) -> Groups:
-    """Divide pairs by a hash in [0, 2³²) alone, int64 [N]; a share of them is held out."""
+    """Split pairs by a hash in [0, 2³²), int64 [N]; `share` is the share to hold out."""
     held = hashes < share * 2**32
     chosen = ~held & (hashes < (share + (1 - share) * CHOOSING) * 2**32)
     return Groups(~held & ~chosen, chosen, held)
 
 
 def vector_hashes(vectors: Tensor) -> Tensor:
-    """Return a number in [0, 2³²) for each row of float64 [b, D], int64 [b].
+    """Hash each row of float64 [b, D] to a number in [0, 2³²), int64 [b].
 
-    It depends on the row's numbers and on nothing else: neither on where the row stands, nor on
-    the width of the floats it came in, nor on the machine. Equal rows have equal hashes, so that a
-    row that occurs twice is never both fitted to and measured on.
-    Source: multilinear hashing, Carter and Wegman, 1979; the last mixing is Steele et al.'s
+    The hash depends only on the values of the row: not on its position, its original dtype or the
+    machine. Equal rows have equal hashes, so a row that occurs twice is never both fitted and
+    measured.
+    Source: multilinear hashing, Carter and Wegman, 1979; the final mixing is Steele et al.'s
         SplitMix, 2014.
     """
-    # 0.0 and −0.0 are one number; adding 0.0 makes them one pattern of bits.
+    # Adding 0.0 turns −0.0 into 0.0, so that both have the same bits.
     bits = (vectors.numpy() + 0.0).view(np.uint64)
-    # A product's high bits depend on all the bits below them, and short floats have theirs on top.
+    # A product's low bits depend on its factors' low bits alone, which are 0 in widened float32.
     bits ^= bits >> np.uint64(32)
     mixed = _mix(bits @ _multipliers(bits.shape[1]))
     return torch.from_numpy((mixed >> np.uint64(32)).astype(np.int64))
@@ -61,7 +61,7 @@ def vector_hashes(vectors: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _multipliers(dim: int) -> npt.NDArray[np.uint64]:
-    """Return odd numbers [D] that never change, as saved aligners depend on them."""
+    """Return odd numbers [D]. They must never change, because saved aligners depend on them."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     return _mix(np.arange(1, dim + 1, dtype=np.uint64) * golden) | np.uint64(1)
 

@@ -1,4 +1,4 @@
-"""Backward transforms B_k: R^{D_k} → R^{D_{k-1}}, from a version's space to the one before it."""
+"""Backward transforms B_k: R^{D_k} → R^{D_{k-1}}, from one version's space to the previous one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from evergram.errors import ShapeError
 
 
 class Transform(nn.Module, ABC):
-    """A map of embeddings of version k [..., D_k] to version k-1 [..., D_{k-1}].
+    """A map from embeddings of version k [..., D_k] to version k-1 [..., D_{k-1}].
 
-    Subclasses have a `kind`, see `kinds`, and take (old_dim, new_dim, generator=…, **options).
+    Subclasses set `kind` (see `kinds`) and take (old_dim, new_dim, generator=…, **options).
     """
 
     kind: str
@@ -26,13 +26,13 @@ class Transform(nn.Module, ABC):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `build_transform` that make it, as JSON."""
+        """The options that `build_transform` needs to build it, as JSON values."""
         return {}
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Return embeddings [..., D_k] as [..., D_{k-1}].
+        """Map embeddings [..., D_k] to [..., D_{k-1}].
 
-        Raises: ShapeError: they have another dim.
+        Raises: ShapeError: they have the wrong dim.
         """
         if embeddings.shape[-1] != self.new_dim:
             raise ShapeError(
@@ -42,11 +42,11 @@ class Transform(nn.Module, ABC):
 
     @abstractmethod
     def _apply_to(self, embeddings: Tensor) -> Tensor:
-        """Return the mapped embeddings; `forward` has checked the dim."""
+        """Return the mapped embeddings; `forward` has already checked their dim."""
 
     @abstractmethod
     def affine(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return W [D_{k-1}, D_k] and an offset, [D_{k-1}] or None; None if B is not affine."""
+        """Return W [D_{k-1}, D_k] and the offset [D_{k-1}] or None; None if B is not affine."""
 
     def penalty(self) -> Tensor:
         """Return the term that training adds to the loss, a scalar."""
@@ -56,9 +56,9 @@ class Transform(nn.Module, ABC):
 class LinearTransform(Transform):
     """B(z) = W z, without bias. [BC] §3.2.
 
-    W starts with orthonormal rows (columns, when dims shrink) drawn from the generator, so that no
-    coordinate of the new space is privileged and W neither shrinks nor stretches; without one, as
-    the first coordinates.
+    W starts with random orthonormal rows (columns, if D_k < D_{k-1}), so that it preserves lengths
+    and favours no coordinate of the new space. Without a generator it starts as the first
+    coordinates.
 
     >>> import torch
     >>> from evergram.compatibility.transforms import LinearTransform
@@ -90,9 +90,9 @@ class LinearTransform(Transform):
 
 
 class LambdaOrthogonalTransform(LinearTransform):
-    """Linear, with strength · ‖W Wᵀ − I‖² in training, which bounds how errors are amplified.
+    """Linear, with the penalty strength · ‖W Wᵀ − I‖² in training, which bounds error growth.
 
-    Of W Wᵀ and Wᵀ W the smaller is taken; the two norms differ by a constant.
+    The smaller of W Wᵀ and Wᵀ W is used; the two norms differ by a constant.
     """
 
     kind = "lambda_orthogonal"
@@ -152,7 +152,7 @@ class AffineTransform(Transform):
 
 
 class TruncateTransform(Transform):
-    """The first D_{k-1} coordinates, padded with zeros if D_k is less; [BC]'s NoTrans.
+    """The first D_{k-1} coordinates, padded with zeros if D_k < D_{k-1}; NoTrans in [BC].
 
     >>> import torch
     >>> from evergram.compatibility.transforms import TruncateTransform
@@ -178,10 +178,10 @@ class TruncateTransform(Transform):
 
 
 class OrthogonalTransform(Transform):
-    """B(z) = Q z with orthonormal rows (columns, when dims shrink): no error is ever amplified.
+    """B(z) = Q z with orthonormal rows (columns, if D_k < D_{k-1}): it never amplifies an error.
 
-    Q is the orthogonal factor of a free matrix's QR decomposition, the diagonal of R positive, so
-    that an orthonormal matrix is its own Q.
+    Q is the orthogonal factor of the QR decomposition of a free matrix. The diagonal of R is made
+    positive, so that an orthonormal matrix is its own Q.
     """
 
     kind = "orthogonal"
@@ -202,10 +202,10 @@ class OrthogonalTransform(Transform):
     @property
     def weight(self) -> Tensor:
         """Q [D_{k-1}, D_k]."""
-        flat = self.old_dim <= self.new_dim
-        q, r = torch.linalg.qr(self.free.T if flat else self.free)
+        is_wide = self.old_dim <= self.new_dim
+        q, r = torch.linalg.qr(self.free.T if is_wide else self.free)
         q = q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
-        weight: Tensor = q.T if flat else q
+        weight: Tensor = q.T if is_wide else q
         return weight
 
     def _apply_to(self, embeddings: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class OrthogonalTransform(Transform):
 
 
 class LowRankTransform(Transform):
-    """B(z) = L R z with L [D_{k-1}, rank] and R [rank, D_k]: rank · (D_{k-1} + D_k) numbers."""
+    """B(z) = L R z with L [D_{k-1}, rank] and R [rank, D_k]: rank · (D_{k-1} + D_k) parameters."""
 
     kind = "low_rank"
 
@@ -252,9 +252,10 @@ class LowRankTransform(Transform):
 
 
 class ResidualMLPTransform(Transform):
-    """B(z) = W z + V relu(U z + a) + b; V starts at zero, so it begins as a linear transform.
+    """B(z) = W z + V relu(U z + a) + b; V starts at zero, so it starts as a linear transform.
 
-    It cannot be applied to the query of a search instead: chains with it serve fetches only.
+    It cannot be moved from candidates to the query of a search, so chains with it only serve
+    fetches.
     """
 
     kind = "residual_mlp"
@@ -281,18 +282,18 @@ class ResidualMLPTransform(Transform):
         return {"hidden": self.hidden}
 
     def _apply_to(self, embeddings: Tensor) -> Tensor:
-        bent: Tensor = self.outer(torch.relu(self.inner(embeddings)))
-        return embeddings @ self.weight.T + bent
+        residual: Tensor = self.outer(torch.relu(self.inner(embeddings)))
+        return embeddings @ self.weight.T + residual
 
     def affine(self) -> None:
         return None
 
 
 def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
-    """Return an orthonormal matrix drawn from the generator; without one, the first coordinates.
+    """Return a random orthonormal matrix, or an identity-like one without a generator.
 
-    A transform whose state is loaded needs no decomposition, which in a forked process might wait
-    for LAPACK's threads for ever.
+    Loading a saved state needs no decomposition, which could deadlock on LAPACK's threads in a
+    forked process.
     """
     if generator is None:
         return torch.eye(rows, columns)

@@ -1,14 +1,14 @@
-"""Measurements of rankings, of Gramian estimates, of maps between versions, and of consumers.
+"""Metrics for rankings, Gramian estimates, maps between versions, and consumers' models.
 
 Read in this order:
 
-1. `score_blocks`: all scores, in blocks of bounded memory, and the largest of them. `ranking`:
-   Recall@K, NDCG@K and MAP@K over the whole catalogue. `metric_sample`: of a sample of queries,
-   with standard errors.
+1. `score_blocks`: scores in blocks of bounded memory, and the largest of them. `ranking`:
+   Recall@K, NDCG@K and MAP@K over the whole catalogue. `metric_sample`: metrics on a sample of
+   queries, with standard errors.
 2. `gramian_error`: an estimated Gramian compared with the exact one ([G2] Fig. 2 to 4).
-3. `version_distance`: how far a version, read as a past one or through any map, is from it.
-4. `judged`: rankings of texts compared with people's judgements. `probes`: a consumer's own model,
-   run by `probe_process` in a process of its own. The others are tables and figures.
+3. `version_distance`: the distance between a past version and a newer one mapped to it.
+4. `judged`: rankings of texts compared with human judgements. `probes`: a consumer's model, run by
+   `probe_process` in a separate process. `html_page`: the page of `evergram demo`.
 
 Source: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 ICLR 2019.

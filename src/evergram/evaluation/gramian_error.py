@@ -1,4 +1,4 @@
-"""Measure an estimated Gramian's error, and scores of observed and random pairs."""
+"""The error of an estimated Gramian, and the scores of observed and random pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Truth:
 
     Args:
         moment: M = Σ p_a u_a ⊗ z_a, [D, D + K].
-        spread: Σ p_a² z_a ⊗ z_a, [D + K, D + K], by which errors of the other side's moment weigh.
+        spread: Σ p_a² z_a ⊗ z_a, [D + K, D + K], the metric of errors in the other side's moment.
     """
 
     moment: Tensor
@@ -28,7 +28,7 @@ class Truth:
 
     @classmethod
     def of(cls, population: Population) -> Truth:
-        """Return the exact moments, from one pass over every entity."""
+        """Compute the exact moments in one pass over all entities."""
         moment, spread = torch.zeros(()), torch.zeros(())
         with torch.no_grad():
             for embeddings, share, factors in population():
@@ -43,13 +43,13 @@ class Truth:
 
 @dataclass(frozen=True)
 class Histograms:
-    """Scores of observed and of random pairs, as densities over the same bins.
+    """Densities of the scores of observed and of random pairs over the same bins.
 
     Args:
         edges: [bins + 1].
         observed, random: [bins], each with area 1.
-        means: of both.
-        separation: the chance that an observed pair outscores a random one (ties count half).
+        means: mean score of observed and of random pairs.
+        separation: probability that an observed pair outscores a random one (ties count half).
     """
 
     edges: Tensor
@@ -68,11 +68,11 @@ def score_histograms(
     bins: int = 60,
     seed: int = 0,
 ) -> Histograms:
-    """Return histograms of the scores of `samples` observed pairs and of as many random pairs.
+    """Return histograms of the scores of `samples` observed and `samples` random pairs.
 
     Args:
         query, candidate: [N, D].
-        pairs: int64 [n] rows of each.
+        pairs: the observed pairs, int64 [n] rows of each side.
     Source: [G2] Fig. 4.
     """
     draw = torch.Generator().manual_seed(seed)
@@ -100,7 +100,7 @@ def score_histograms(
 
 
 def gramian_error(estimate: Tensor, truth: Truth) -> float:
-    """Return ‖Ĝ − G‖ / ‖G‖ of an estimated moment [D, D + K]. Source: [G2] Fig. 2."""
+    """Return ‖Ĝ − G‖ / ‖G‖ for an estimated moment [D, D + K]. Source: [G2] Fig. 2."""
     dim = len(truth.moment)
     exact = truth.moment[:, :dim]
     return float((estimate[:, :dim].to(exact) - exact).norm() / exact.norm().clamp(min=1e-150))
@@ -111,24 +111,24 @@ def gradient_error(
 ) -> float:
     """Return ‖∇ĝ − ∇g‖ / ‖∇g‖ over the embeddings of both sides.
 
-    ∇ĝ is that of all entities at once, so that it has the error of the estimates and no noise of a
-    batch.
+    ∇ĝ is the gradient over all entities, so it contains the error of the estimates but no batch
+    noise.
 
     Args:
-        estimates, truths: by side; an estimated moment of each.
-        prior: K′, the number of columns of the prior after the first D of a moment.
+        estimates, truths: the estimated and the exact moments by side.
+        prior: K′, the number of prior columns after the first D columns of a moment.
     Source: [G2] Fig. 6, App. E.1.
     """
-    wrong = total = 0.0
+    squared_error = total = 0.0
     for side, other in OTHER.items():
         exact = truths[other].moment
         width = len(exact) + prior
-        # u's gradient is 2 p (G u − H q): the same form of z = (u, q), with the sign of H changed.
+        # The gradient of u is 2 p (G u − H q), a linear map of z = (u, q) if H changes its sign.
         sign = torch.ones(width).to(exact)
         sign[len(exact) :] = -1
-        slope = exact[:, :width] * sign
-        error = estimates[other].to(exact)[:, :width] * sign - slope
+        gradient = exact[:, :width] * sign
+        error = estimates[other].to(exact)[:, :width] * sign - gradient
         spread = truths[side].spread[:width, :width]
-        wrong += float(((error @ spread) * error).sum())
-        total += float(((slope @ spread) * slope).sum())
-    return math.sqrt(max(wrong, 0.0) / max(total, 1e-300))
+        squared_error += float(((error @ spread) * error).sum())
+        total += float(((gradient @ spread) * gradient).sum())
+    return math.sqrt(max(squared_error, 0.0) / max(total, 1e-300))

@@ -1,4 +1,4 @@
-"""The page of `evergram demo`: charts and a table in one file, which loads nothing else."""
+"""The page of `evergram demo`: charts and a table in one self-contained file."""
 
 from __future__ import annotations
 
@@ -21,73 +21,73 @@ th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #8888
 figure { margin: 0; }
 svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
 """
-# Colours that are told apart by people who do not see all of them (Okabe and Ito 2008).
+# Colours that are distinguishable with colour blindness (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73")
-# Of a drawing, in the units of its text's 11 pixels; and the margins around the axes.
+# The size of a chart, and the margins around the axes, in SVG units; text is 11 units high.
 WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 36
 
 
 def chart(title: str, versions: Sequence[int], lines: Mapping[str, Sequence[float | None]]) -> str:
-    """Return a figure of a line for each name, by version, with the axis from 0, a caption and a
-    legend. Values that are None or not finite are left out."""
+    """Return a line chart by version, one line per name, with an axis that includes 0, a caption
+    and a legend. Values that are None or not finite are left out."""
     points = {
         name: [
-            (x, y) for x, y in zip(versions, of, strict=True) if y is not None and math.isfinite(y)
+            (x, y) for x, y in zip(versions, ys, strict=True) if y is not None and math.isfinite(y)
         ]
-        for name, of in lines.items()
+        for name, ys in lines.items()
     }
-    values = [y for of in points.values() for _, y in of]
+    values = [y for line in points.values() for _, y in line]
     caption = f"<figcaption>{html.escape(title)}</figcaption>"
     if not values:
-        return f"<figure>{caption}<p>not measured: there is no point to draw.</p></figure>"
+        return f"<figure>{caption}<p>Not measured.</p></figure>"
     low, high = min(0.0, *values), max(0.0, *values)
     first, last = min(versions), max(versions)
 
-    def across(version: float) -> float:
+    def x_of(version: float) -> float:
         return LEFT + (WIDTH - RIGHT - LEFT) * (version - first) / ((last - first) or 1)
 
-    def down(value: float) -> float:
+    def y_of(value: float) -> float:
         height = HEIGHT - BOTTOM - TOP
         return HEIGHT - BOTTOM - height * (value - low) / ((high - low) or 1.0)
 
     alt = html.escape(f"{title} by version")
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{alt}">']
-    for at in (low, (low + high) / 2, high):
+    for tick in (low, (low + high) / 2, high):
         parts.append(
-            f'<path stroke="#8888" d="M{LEFT},{down(at):.1f}H{WIDTH - RIGHT}"/>'
-            f'<text x="{LEFT - 5}" y="{down(at) + 4:.1f}" text-anchor="end">{at:.3g}</text>'
+            f'<path stroke="#8888" d="M{LEFT},{y_of(tick):.1f}H{WIDTH - RIGHT}"/>'
+            f'<text x="{LEFT - 5}" y="{y_of(tick) + 4:.1f}" text-anchor="end">{tick:.3g}</text>'
         )
     parts += [
-        f'<text x="{across(version):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{version}'
+        f'<text x="{x_of(version):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{version}'
         "</text>"
         for version in versions
     ]
     legend = ""
-    for colour, (name, of) in zip(COLOURS, points.items(), strict=False):
-        places = [(f"{across(x):.1f}", f"{down(y):.1f}") for x, y in of]
-        ends = " ".join(map(",".join, places))
-        parts.append(f'<polyline fill="none" stroke="{colour}" points="{ends}"/>')
-        parts += [f'<circle fill="{colour}" r="3" cx="{x}" cy="{y}"/>' for x, y in places]
+    for colour, (name, line) in zip(COLOURS, points.items(), strict=False):
+        corners = [(f"{x_of(x):.1f}", f"{y_of(y):.1f}") for x, y in line]
+        path = " ".join(map(",".join, corners))
+        parts.append(f'<polyline fill="none" stroke="{colour}" points="{path}"/>')
+        parts += [f'<circle fill="{colour}" r="3" cx="{x}" cy="{y}"/>' for x, y in corners]
         legend += f'<li style="color:{colour}">{html.escape(name)}</li>'
     return f"<figure>{caption}{''.join(parts)}</svg><ul>{legend}</ul></figure>"
 
 
 _DEMO = """\
 A classifier was trained once, on version 0's embeddings. Each later version was trained together
-with a light transform back to the one before; only the newest embeddings are stored. Through the
-chain of transforms the classifier keeps working; given the new embeddings as they are, it does not.
+with a light transform to the previous version; only the newest embeddings are stored. The
+classifier keeps working on transformed embeddings, but not on the new embeddings themselves.
 """
 _TESTS = """\
-Each version is tested on the interactions that came after its data, so the tests differ: compare a
-version's metric with that of the same model trained alone, without a transform, on the same data.
-The alignment error is mean ‖z̃₀ − z₀‖ over mean ‖z₀‖, on objects that alignment never saw.
+Each version is tested on interactions that came after its training data, so the tests differ:
+compare a version's metric with the same model trained alone, without a transform, on the same data.
+The alignment error is mean ‖z̃₀ − z₀‖ / mean ‖z₀‖, on objects that alignment never saw.
 """
 
 
 def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -> Path:
-    """Write the page of `evergram demo` from what `run_demo` returns, and the metric of the
-    intended task."""
+    """Write the page of `evergram demo` from the versions that `run_demo` returned; `metric` names
+    the metric of the intended task."""
     numbers = [v["version"] for v in versions]
     columns: dict[str, list[float | None]] = {
         metric: [v["metrics"].get("model", {}).get(metric) for v in versions],

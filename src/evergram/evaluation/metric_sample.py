@@ -13,17 +13,17 @@ from torch import Tensor
 from evergram.data.corpus import take_ragged
 from evergram.evaluation.ranking import Relevance
 
-# Of a two-sided interval of 95 %: so many standard errors on either side.
+# Half the width of a two-sided 95 % interval, in standard errors.
 NORMAL = 1.959964
 
 
 @dataclass(frozen=True)
 class MetricSample:
-    """A metric of some queries, drawn without replacement from all; its mean estimates that of all.
+    """A metric on queries drawn without replacement, to estimate its mean over all queries.
 
     Args:
-        values: float64 [n], one for each drawn query.
-        population: all queries; n of them is no sample, and has no error.
+        values: float64 [n], one per drawn query.
+        population: N, the number of all queries; if n = N, the mean is exact.
     """
 
     values: Tensor
@@ -35,7 +35,7 @@ class MetricSample:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean, √((1 − n/N) s²/n); infinity for fewer than two of more queries.
+        """The standard error of the mean, √((1 − n/N) s²/n); infinity if n < 2 and n < N.
 
         Source: Cochran 1977, Sampling Techniques, Eq. (2.20).
         """
@@ -47,42 +47,41 @@ class MetricSample:
         return math.sqrt((1 - n / self.population) * float(self.values.var()) / n)
 
     def above(self, other: Tensor) -> bool:
-        """Return whether the mean is above that of `other` [n], of the same queries, by more than
-        half the paired difference's 95 % interval."""
+        """Return True if the mean is significantly above the mean of `other` [n], for the same
+        queries: by more than half the 95 % interval of the paired difference."""
         difference = MetricSample(self.values - other, self.population)
         return difference.mean > NORMAL * difference.standard_error
 
     def loss(self, reference: Tensor) -> tuple[float, float]:
-        """Return what the mean lost to that of `reference` [n], of the same queries, in percent of
-        the latter, and the standard error of this; NaN and infinity if the latter is not above 0.
-
-        The error is that of a ratio of means, by its linearisation around them.
+        """Return the loss of the mean against the mean of `reference` [n], for the same queries,
+        in percent of the latter, and its standard error (a linearised ratio of means). If the
+        reference's mean is not above 0, they are NaN and infinity.
 
         Source: Cochran 1977, Eq. (6.13).
         """
-        was = float(reference.mean())
-        if not was > 0:
+        base = float(reference.mean())
+        if not base > 0:
             return math.nan, math.inf
-        ratio = self.mean / was
+        ratio = self.mean / base
         residual = MetricSample(self.values - ratio * reference, self.population)
-        return 100 * (1 - ratio), 100 * residual.standard_error / was
+        return 100 * (1 - ratio), 100 * residual.standard_error / base
 
 
 def sample_queries(relevance: Relevance, queries: int | None, seed: int) -> Relevance:
-    """Return the relevance of so many queries, drawn without replacement; all of it, as it is, if
-    there are no more, or for None. One seed draws nested samples."""
+    """Return the relevance of `queries` queries drawn without replacement, or the unchanged
+    relevance if there are no more or for None. The samples of one seed are nested."""
     if queries is None or queries >= len(relevance):
         return relevance
     draw = torch.Generator().manual_seed(seed)
-    places = torch.randperm(len(relevance), generator=draw)[:queries].sort().values
-    targets, targets_at = take_ragged(relevance.targets, relevance.target_offsets, places)
-    seen, seen_at = take_ragged(relevance.seen, relevance.seen_offsets, places)
-    return Relevance(relevance.queries[places], targets, targets_at, seen, seen_at)
+    drawn = torch.randperm(len(relevance), generator=draw)[:queries].sort().values
+    targets, target_offsets = take_ragged(relevance.targets, relevance.target_offsets, drawn)
+    seen, seen_offsets = take_ragged(relevance.seen, relevance.seen_offsets, drawn)
+    return Relevance(relevance.queries[drawn], targets, target_offsets, seen, seen_offsets)
 
 
 @dataclass(frozen=True)
 class SampledRanking:
-    """Metrics of several models, float64 [n] of each, on one sample of queries of a population."""
+    """Metrics of several models, float64 [n] each, on one sample of `population` queries."""
 
     values: Mapping[str, Mapping[str, Tensor]]
     population: int
@@ -94,9 +93,9 @@ class SampledRanking:
         }
 
     def as_json(self, references: Mapping[str, tuple[str, str]] | None = None) -> dict[str, Any]:
-        """Return `queries`, `of` how many, and `errors`, the standard error of each metric of each
-        model; and `loss`, the error in percent of the loss of a model to another, by the name of
-        each reference (model, other)."""
+        """Return `queries` (sample size), `of` (population), and `errors`, the standard error of
+        each metric by model. With references, {name: (model, other)}, also return `loss`, the
+        standard error of the model's loss against the other, in percent."""
         errors = {
             model: {name: self._sample(model, name).standard_error for name in metrics}
             for model, metrics in self.values.items()

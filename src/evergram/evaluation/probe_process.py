@@ -1,13 +1,13 @@
-"""Run a consumer's probe in a process of its own, with limits of time and memory.
+"""Run a consumer's probe in a separate process with limits on time and memory.
 
-A consumer's model is another team's program, and its evaluation file another team's data: the
-publisher's process opens neither. It starts this module as a program for each question:
+The model and the evaluation file come from another team, so the publisher's process opens neither.
+It runs this module as a program, once per request:
 
-    in   a line of JSON: what it `asks`, the `metric`, `ProbeFiles` with the `folder` of relative
-         paths, and `ProbeLimits`; behind it, unless ids are asked for, two arrays as of `.npy`:
+    in   a line of JSON: `asks` ("ids" or "value"), the `metric`, `ProbeFiles`, the `folder` of
+         relative paths, and `ProbeLimits`. For "value", two arrays in .npy format follow:
          bool [N], True for each id that has an embedding, and these embeddings, float32 [n, D]
-    out  a line of JSON with what is asked for: `ids`, those of the evaluation file; or
-         `value`, that of the metric. In its place there may be `error`, a sentence, or `memory`.
+    out  a line of JSON: `ids`, all ids of the evaluation file, or `value`, the value of the
+         metric; or instead `error`, a sentence, or `memory`, true if memory ran out.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from evergram.errors import DataError, EvergramError
 from evergram.evaluation.probes import load_probe_model, measure
 
 SECONDS, MIB = "EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"
-# The most bytes of an answer, which may hold all ids of an evaluation file.
+# Maximum bytes of an answer, which may hold all ids of an evaluation file.
 MOST_WRITTEN = 1 << 28
-# Variables that a program needs to start; none of them is secret.
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "SYSTEMROOT", "TMPDIR", "TEMP")
+# Environment variables that the program needs to start; none of them is secret.
+_PASSED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "SYSTEMROOT", "TMPDIR", "TEMP")
 
 
 @dataclass(frozen=True)
 class ProbeLimits:
-    """The most time and memory that one probe may use: seconds to answer all that it is asked,
-    without the time to look embeddings up, and MiB beside some 300 that every probe takes."""
+    """Limits for one probe: seconds for all its requests, not counting the lookup of embeddings,
+    and MiB of memory on top of about 300 that every probe needs."""
 
     seconds: float = 60.0
     mib: int = 4096
 
     @classmethod
     def of_environment(cls) -> ProbeLimits:
-        """Return the limits of EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, or the defaults."""
+        """Return the limits set by EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, or defaults."""
         values = []
         for variable, default in ((SECONDS, cls.seconds), (MIB, cls.mib)):
             text = os.environ.get(variable) or str(default)
@@ -80,8 +80,8 @@ class ProbeFiles:
 
 
 class ProbeProcess:
-    """A probe that is asked for the ids of its data, and then for its value ("auc", "accuracy" or
-    "rmse"); any fault of the model or its data is a DataError."""
+    """Runs a probe: first `ids`, then `value`, with the metric "auc", "accuracy" or "rmse". Any
+    failure of the model or its data raises DataError."""
 
     def __init__(self, files: ProbeFiles, metric: str, limits: ProbeLimits) -> None:
         self.files: ProbeFiles = files
@@ -91,32 +91,31 @@ class ProbeProcess:
 
     def ids(self) -> pa.Array:
         """Return the ids of the evaluation file, int64 or strings [N]."""
-        ids = self._asked("ids")
+        ids = self._request("ids")
         try:
             return pa.array(ids, pa.string() if isinstance(ids[0], str) else pa.int64())
         except (TypeError, LookupError, ValueError, OverflowError) as error:
-            raise self._failure("it gave ids that are not int64 or strings") from error
+            raise self._failure("its ids are neither int64 nor strings") from error
 
     def value(self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
-        """Return the value of the metric of the embeddings [n, D] of the ids that `has_vector`,
-        bool [N], marks."""
-        value = self._asked("value", has_vector, vectors)
+        """Return the metric, given the embeddings [n, D] of the ids marked in `has_vector` [N]."""
+        value = self._request("value", has_vector, vectors)
         if not isinstance(value, float) or not math.isfinite(value):
-            text = _shown(repr(value), 40)
-            raise self._failure(f"its {self.metric} is {text}, which is no finite number")
+            text = _printable(repr(value), 40)
+            raise self._failure(f"its {self.metric} is {text}, which is not a finite number")
         return value
 
-    def _asked(self, what: str, *arrays: NDArray[Any]) -> Any:
-        """Return the entry `what` of the program's answer; None if there is none."""
+    def _request(self, what: str, *arrays: NDArray[Any]) -> Any:
+        """Run the program and return the entry `what` of its answer, or None if it is missing."""
         job: dict[str, Any] = {"asks": what, "metric": self.metric, "folder": str(Path.cwd())}
         job |= {name: str(value) for name, value in vars(self.files).items()}
         job |= vars(self.limits)
         try:
-            code, line, said = self._run(job, arrays)
+            code, line, stderr = self._run(job, arrays)
         except OSError as error:
             raise DataError(
-                f"{self.files.model} cannot be run: no process can be started, or its question "
-                f"does not fit into {tempfile.gettempdir()} ({error.strerror})."
+                f"{self.files.model} cannot be run: no process can be started, or its input does "
+                f"not fit into {tempfile.gettempdir()} ({error.strerror})."
             ) from error
         except subprocess.TimeoutExpired:
             raise self._failure(
@@ -126,10 +125,10 @@ class ProbeProcess:
             if code < 0:
                 names = {-number: number.name for number in signal.Signals}
                 raise self._failure(
-                    f"its process was ended by {names.get(code, code)}, without an answer; it may "
-                    f"take {self.limits.mib} MiB of memory ({MIB} allows more)"
+                    f"its process was ended by {names.get(code, code)} without an answer; its "
+                    f"memory limit is {self.limits.mib} MiB ({MIB} allows more)"
                 )
-            last = _shown(said.decode(errors="replace").strip().split("\n")[-1], 200)
+            last = _printable(stderr.decode(errors="replace").strip().split("\n")[-1], 200)
             raise self._failure(
                 f"its process ended with exit code {code} and no answer: {last or 'no message'}"
             )
@@ -138,40 +137,40 @@ class ProbeProcess:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise self._failure("it gave no answer that can be read")
+            raise self._failure("its answer cannot be read")
         if answer.get("memory"):
             raise self._failure(
                 f"it needs more than {self.limits.mib} MiB of memory ({MIB} allows more)"
             )
         if "error" in answer:
-            # An error of a library may quote the model.
-            raise DataError(_shown(str(answer["error"]), 1000))
+            # An error message of a library may quote content of the model.
+            raise DataError(_printable(str(answer["error"]), 1000))
         return answer.get(what)
 
     def _run(self, job: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[int, bytes, bytes]:
-        """Run the program in an empty folder, so that a model can name no file, and return its exit
-        code, the first line of its answer, and what it wrote to stderr."""
+        """Run the program in an empty folder, so that a model cannot refer to a file by name.
+        Return its exit code, the first line of its answer, and its stderr."""
         started = time.monotonic()
         with (
             tempfile.TemporaryDirectory(prefix="evergram-probe-") as folder,
-            tempfile.TemporaryFile() as asked,
+            tempfile.TemporaryFile() as request,
             tempfile.TemporaryFile() as answer,
-            tempfile.TemporaryFile() as said,
+            tempfile.TemporaryFile() as stderr,
         ):
-            asked.write(json.dumps(job).encode() + b"\n")
+            request.write(json.dumps(job).encode() + b"\n")
             for array in arrays:
-                np.save(asked, np.ascontiguousarray(array), allow_pickle=False)
-            asked.seek(0)
-            environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-            path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
+                np.save(request, np.ascontiguousarray(array), allow_pickle=False)
+            request.seek(0)
+            environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+            path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
             environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
             try:
                 code = subprocess.run(
-                    # -P: import no module from the current folder.
+                    # -P: do not import modules from the current folder.
                     [sys.executable, "-P", "-m", "evergram.evaluation.probe_process"],
-                    stdin=asked,
+                    stdin=request,
                     stdout=answer,
-                    stderr=said,
+                    stderr=stderr,
                     cwd=folder,
                     env=environment,
                     timeout=self._left,
@@ -180,33 +179,33 @@ class ProbeProcess:
             finally:
                 self._left = max(0.0, self._left - (time.monotonic() - started))
             answer.seek(0)
-            said.seek(0)
-            return code, answer.readline(MOST_WRITTEN), said.read()
+            stderr.seek(0)
+            return code, answer.readline(MOST_WRITTEN), stderr.read()
 
     def _failure(self, why: str) -> DataError:
         return DataError(f"{self.files.model} cannot be used as a probe: {why}.")
 
 
-def _shown(text: str, most: int) -> str:
-    """Return a foreign text for an error: one printable line of `most` characters at most."""
+def _printable(text: str, most: int) -> str:
+    """Return untrusted text for an error message: one printable line, at most `most` characters."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text[:most])
     return printable + "…" * (len(text) > most)
 
 
 def main() -> None:
-    """Answer one question."""
-    # The answer goes to the old stdout; what a library prints goes to stderr.
+    """Answer one request."""
+    # The answer goes to the original stdout; anything that libraries print goes to stderr.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
         os.dup2(2, 1)
-        asked = sys.stdin.buffer
-        answer.write(json.dumps(_answer(json.loads(asked.readline()), asked)) + "\n")
+        request = sys.stdin.buffer
+        answer.write(json.dumps(_answer(json.loads(request.readline()), request)) + "\n")
 
 
-def _answer(job: dict[str, Any], asked: IO[bytes]) -> dict[str, Any]:
+def _answer(job: dict[str, Any], request: IO[bytes]) -> dict[str, Any]:
     try:
         if job["asks"] != "ids" and job["model"].lower().endswith(".onnx"):
-            # Imported before the limits, as their own memory is not the model's. `OnnxModel` says
-            # so if one is not installed.
+            # Import before setting the limits, so that the library's memory does not count.
+            # `OnnxModel` reports a missing library.
             with suppress(ImportError):
                 import onnxruntime  # noqa: F401
         limit(job["seconds"], job["mib"])
@@ -215,9 +214,9 @@ def _answer(job: dict[str, Any], asked: IO[bytes]) -> dict[str, Any]:
         if job["asks"] == "ids":
             return {"ids": ids.to_pylist()}
         model = load_probe_model(Path(path), _content(folder, path, job["model_sha256"]))
-        has_vector, vectors = (np.load(asked, allow_pickle=False) for _ in range(2))
-        known = labels.filter(pa.array(has_vector))
-        return {"value": measure(job["metric"], model.answers(vectors), known)}
+        has_vector, vectors = (np.load(request, allow_pickle=False) for _ in range(2))
+        measured_labels = labels.filter(pa.array(has_vector))
+        return {"value": measure(job["metric"], model.answers(vectors), measured_labels)}
     except MemoryError:
         return {"memory": True}
     except EvergramError as error:
@@ -229,13 +228,13 @@ def _answer(job: dict[str, Any], asked: IO[bytes]) -> dict[str, Any]:
 
 
 def limit(seconds: float, mib: int) -> None:
-    """Limit processor time and memory of this process; do nothing on a system without limits."""
+    """Limit processor time and memory of this process, if the system supports it."""
     pa.set_cpu_count(1)
     try:
         import resource
     except ImportError:
         return
-    # The publisher ends this process earlier; the limit is for a publisher that was killed.
+    # The publisher normally ends this process earlier; this limit applies if it was killed.
     processor = int(seconds) + 5
     limits = {
         resource.RLIMIT_CPU: processor,
@@ -246,7 +245,7 @@ def limit(seconds: float, mib: int) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + mib * 2**20
     for kind, most in limits.items():
-        # A limit that exists already can only be lowered.
+        # An existing hard limit can only be lowered.
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
@@ -256,8 +255,8 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
     """Return ids (int64 or strings) and labels of an evaluation file."""
     try:
         with pq.ParquetFile(pa.BufferReader(content)) as file:
-            lacking = {"id", "label"} - set(file.schema_arrow.names)
-            if lacking or not file.metadata.num_rows:
+            missing = {"id", "label"} - set(file.schema_arrow.names)
+            if missing or not file.metadata.num_rows:
                 raise DataError(f"{path} needs at least one row, with the columns id and label.")
             table = file.read(columns=["id", "label"], use_threads=False)
     except pa.ArrowMemoryError:
@@ -268,10 +267,10 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
     nan = pa.types.is_floating(labels.type) and pc.any(pc.is_nan(labels)).as_py()
     if ids.null_count or labels.null_count or nan:
         raise DataError(
-            f"{path} has a row without an id or without a label; give both, or leave the row out."
+            f"{path} has a row without an id or a label; give both, or leave the row out."
         )
-    number = pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)
-    kind = pa.int64() if number else pa.string()
+    is_number = pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)
+    kind = pa.int64() if is_number else pa.string()
     try:
         return ids.cast(kind), labels
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -279,13 +278,13 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
 
 
 def _content(folder: str, name: str, published: str) -> bytes:
-    """Return the bytes of a file, whose hash must be the published one."""
+    """Return the bytes of a file, after checking its hash against the published one."""
     try:
         content = Path(folder, name).read_bytes()
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
     if hashlib.sha256(content).hexdigest() != published:
-        raise DataError(f"{name} was changed while the probe was being run; run it again.")
+        raise DataError(f"{name} was changed while the probe was running; run it again.")
     return content
 
 

@@ -1,6 +1,6 @@
-"""A consumer's own model, ONNX or safetensors: read, applied to embeddings, and measured.
+"""Load a consumer's model (ONNX or safetensors), apply it to embeddings, and measure its metric.
 
-Such a model is another team's program: `probe_process` runs this module in a process of its own.
+The model is another team's code, so `probe_process` runs this module in a separate process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors.numpy import load
 from evergram.errors import DataError
 
 SUFFIXES = (".onnx", ".safetensors")
-# Rows that a model is given at once.
+# Rows passed to a model at once.
 BLOCK = 8_192
 
 Floats = NDArray[np.float64]
@@ -26,30 +26,30 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's scores and classes of N objects.
+    """A model's scores and predicted classes for N objects.
 
     Args:
-        score: float64 [N], higher for the positive class, or the value of a regressor; None for
+        score: float64 [N], higher for the positive class, or the output of a regressor; None for
             more than two classes.
-        predicted: the class of each; None for a regressor.
+        predicted: the predicted class of each object; None for a regressor.
     """
 
     score: Floats | None
     predicted: pa.Array | None
 
     def checked(self, path: Path) -> Answers:
-        """Return the same. Raises: DataError: a score is not finite."""
+        """Return self. Raises: DataError: a score is not finite."""
         if self.score is not None and not np.isfinite(self.score).all():
-            raise DataError(f"{path} gives a NaN or an infinity.")
+            raise DataError(f"{path} outputs NaN or infinity.")
         return self
 
 
 def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
-    """Return the model of a file, whose content is read if it is None."""
+    """Load the model from a file, or from its content if given."""
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(
-            f"{path} cannot be a probe: export it as ONNX (.onnx), or save the weights of a linear "
-            "model (.safetensors)."
+            f"{path} cannot be used as a probe: export the model as ONNX (.onnx), or save the "
+            "weights of a linear model (.safetensors)."
         )
     if content is None:
         if not path.is_file():
@@ -60,8 +60,8 @@ def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
 
 
 class LinearModel:
-    """x ↦ W (x − mean) / scale + bias, with W [C, D] or [D], of safetensors with `weight`, and
-    perhaps `bias`, `mean` and `scale`: one logit, or one a class."""
+    """x ↦ W (x − mean) / scale + bias, with W [C, D] or [D]: one logit, or one per class. The
+    safetensors file has `weight` and optionally `bias`, `mean` and `scale`."""
 
     def __init__(self, path: Path, content: bytes) -> None:
         self.path = path
@@ -80,20 +80,20 @@ class LinearModel:
             )
         self.weight: NDArray[np.float64] = weight.reshape(-1, weight.shape[-1])
         classes, dim = self.weight.shape
-        wanted = {"bias": (classes, 0.0), "mean": (dim, 0.0), "scale": (dim, 1.0)}
-        unknown = set(tensors) - {"weight", *wanted}
+        optional = {"bias": (classes, 0.0), "mean": (dim, 0.0), "scale": (dim, 1.0)}
+        unknown = set(tensors) - {"weight", *optional}
         if unknown:
             raise DataError(
-                f"{path} has the tensor {min(unknown)!r}; weight, bias, mean and scale are known."
+                f"{path} has a tensor {min(unknown)!r}; allowed are weight, bias, mean and scale."
             )
-        self._parts = {}
-        for name, (size, default) in wanted.items():
+        self._tensors = {}
+        for name, (size, default) in optional.items():
             values = tensors.get(name, np.array(default)).reshape(-1)
             if len(values) not in (1, size):
                 raise DataError(
-                    f"{path}: tensor {name!r} has {len(values)} numbers; {size} are needed."
+                    f"{path}: tensor {name!r} has {len(values)} numbers; it must have {size}."
                 )
-            self._parts[name] = values
+            self._tensors[name] = values
 
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
         logits = self.outputs(embeddings)
@@ -105,17 +105,18 @@ class LinearModel:
 
     def outputs(self, embeddings: NDArray[np.float32]) -> Floats:
         _check_dim(self.path, self.weight.shape[1], embeddings)
-        # A scale of zero makes logits that are not finite, which `checked` refuses.
+        mean, scale, bias = (self._tensors[name] for name in ("mean", "scale", "bias"))
+        # A scale of zero gives logits that are not finite, which `checked` refuses.
         with np.errstate(all="ignore"):
-            centred = (embeddings.astype(np.float64) - self._parts["mean"]) / self._parts["scale"]
-            logits: Floats = centred @ self.weight.T + self._parts["bias"]
+            standard = (embeddings.astype(np.float64) - mean) / scale
+            logits: Floats = standard @ self.weight.T + bias
         return logits
 
 
 class OnnxModel:
-    """A classifier or a regressor with one input [N, D], such as skl2onnx makes of scikit-learn's.
-    Of a classifier, the output of floats gives the probability of the last of two classes, and the
-    other output the class; `zipmap` may be on or off."""
+    """A classifier or regressor with one input [N, D], such as skl2onnx exports from scikit-learn.
+    For a classifier, the float output has the probability of the last of two classes, and the other
+    output has the class; `zipmap` may be on or off."""
 
     def __init__(self, path: Path, content: bytes) -> None:
         try:
@@ -127,7 +128,7 @@ class OnnxModel:
             ) from None
         self.path = path
         options = onnxruntime.SessionOptions()
-        # One thread: results, time and memory do not depend on the number of processors.
+        # With one thread, results, time and memory do not depend on the number of processors.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.load_model_format", "ONNX")
@@ -135,10 +136,10 @@ class OnnxModel:
             model = onnx.load_from_string(content)
             if has_external_data(model):
                 raise DataError(
-                    f"{path} keeps numbers in other files (external data), which are not part of "
-                    "a probe; save the model as one file."
+                    f"{path} stores tensors in other files (external data), which a probe must not "
+                    "use; save the model as one file."
                 )
-            # What `onnx` does not know it has not looked at, so onnxruntime may not see it.
+            # `has_external_data` cannot check unknown fields, so hide them from onnxruntime.
             model.DiscardUnknownFields()
             self._session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -152,8 +153,8 @@ class OnnxModel:
             ) from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in ("tensor(float)", "tensor(double)"):
-            has = ", ".join(f"{i.name} {i.type}" for i in inputs)
-            raise DataError(f"{path} takes {has}; one input of floats [N, D] is needed.")
+            found = ", ".join(f"{i.name} {i.type}" for i in inputs)
+            raise DataError(f"{path} takes {found}; it must take one input of floats [N, D].")
         self._input = inputs[0].name
         self._dtype = np.float32 if inputs[0].type == "tensor(float)" else np.float64
         self._dim = inputs[0].shape[-1] if len(inputs[0].shape) == 2 else None
@@ -173,8 +174,8 @@ class OnnxModel:
                     predicted = pa.array(floats.argmax(axis=1))
                 score = floats[:, 1] if floats.shape[1] == 2 else None
         if score is None and predicted is None:
-            raise DataError(f"{self.path} gives nothing that is a score or a class.")
-        # Probabilities are cut at a half; other numbers have no place to be cut at.
+            raise DataError(f"{self.path} outputs neither a score nor a class.")
+        # The threshold for probabilities is 0.5; other scores have no natural threshold.
         if (
             score is not None
             and predicted is None
@@ -185,14 +186,14 @@ class OnnxModel:
         return Answers(score, predicted).checked(self.path)
 
     def _run(self, embeddings: NDArray[np.float32]) -> list[tuple[Any, ...]]:
-        """Return the blocks of each output."""
+        """Return each output as a tuple of blocks."""
         if isinstance(self._dim, int):
             _check_dim(self.path, self._dim, embeddings)
         answers = []
         for start in range(0, len(embeddings), BLOCK):
-            part = embeddings[start : start + BLOCK].astype(self._dtype)
+            block = embeddings[start : start + BLOCK].astype(self._dtype)
             try:
-                outputs = self._session.run(None, {self._input: part})
+                outputs = self._session.run(None, {self._input: block})
             except Exception as error:
                 _refuse_memory(error)
                 raise DataError(
@@ -200,11 +201,11 @@ class OnnxModel:
                     f"{_sentence(error)}."
                 ) from error
             for output in outputs:
-                several = isinstance(output, list) or np.ndim(output) > 0
-                if not several or len(output) != len(part):
-                    what = f"{len(output)} answers" if several else "a single value"
+                is_array = isinstance(output, list) or np.ndim(output) > 0
+                if not is_array or len(output) != len(block):
+                    found = f"{len(output)} answers" if is_array else "a single value"
                     raise DataError(
-                        f"{self.path} gives {what} for {len(part)} objects; one for each is needed."
+                        f"{self.path} gives {found} for {len(block)} objects, not one per object."
                     )
             answers.append(outputs)
         return list(zip(*answers, strict=True))
@@ -214,22 +215,22 @@ ProbeModel: TypeAlias = LinearModel | OnnxModel
 
 
 def has_external_data(model: Any) -> bool:
-    """Return True if a tensor in any graph, attribute or function of a model is in another file."""
-    waiting = [model]
-    while waiting:
-        message = waiting.pop()
+    """Return True if a graph, attribute or function of a model stores a tensor in another file."""
+    stack = [model]
+    while stack:
+        message = stack.pop()
         for field, value in message.ListFields():
             if message.DESCRIPTOR.name == "TensorProto":
                 if field.name == "external_data" or (field.name == "data_location" and value):
                     return True
             elif field.message_type is not None:
-                waiting += [value] if hasattr(value, "ListFields") else list(value)
+                stack += [value] if hasattr(value, "ListFields") else list(value)
     return False
 
 
 def _floats(blocks: Sequence[Any]) -> Floats | None:
-    """Return one output as float64 [N, C], of `zipmap` one column for each class in order; None if
-    it holds classes."""
+    """Return an output as float64 [N, C], or None if it contains classes. The dicts of `zipmap`
+    become one column per class, in sorted order."""
     if isinstance(blocks[0], list):
         names = sorted(blocks[0][0])
         return np.array([[row[n] for n in names] for b in blocks for row in b], dtype=np.float64)
@@ -241,13 +242,13 @@ def _floats(blocks: Sequence[Any]) -> Floats | None:
 def _check_dim(path: Path, wanted: int, embeddings: NDArray[np.float32]) -> None:
     if embeddings.shape[1] != wanted:
         raise DataError(
-            f"{path} reads embeddings of dim {wanted}, and those that it is pinned to have "
+            f"{path} takes embeddings of dim {wanted}, but the version it is pinned to has dim "
             f"{embeddings.shape[1]}."
         )
 
 
 def _refuse_memory(error: Exception) -> None:
-    """Raise MemoryError if this error of onnxruntime says that memory ran out."""
+    """Raise MemoryError if an error of onnxruntime means that memory ran out."""
     text = str(error).lower()
     if isinstance(error, MemoryError) or "bad_alloc" in text or "failed to allocate" in text:
         raise MemoryError from error
@@ -258,42 +259,42 @@ def _sentence(error: Exception) -> str:
 
 
 def roc_auc(score: NDArray[np.floating], label: NDArray[np.bool_]) -> float:
-    """Return the chance that a positive scores above a negative; a tie counts half.
+    """Return the probability that a positive scores above a negative; a tie counts half.
 
     Args:
         score: [N].
         label: bool [N], True for positives.
-    Raises: DataError: one of the classes is missing.
+    Raises: DataError: there are no positives or no negatives.
     """
     positives = int(label.sum())
     negatives = len(label) - positives
     if not positives or not negatives:
         raise DataError("An AUC needs positive and negative examples; one of them is missing.")
-    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+    _, inverse, count = np.unique(score, return_inverse=True, return_counts=True)
     # Mean rank of each distinct score.
     rank = count.cumsum() - (count - 1) / 2
-    total = rank[place][label].sum()
+    total = rank[inverse][label].sum()
     return float((total - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 def measure(metric: str, answers: Answers, label: pa.Array) -> float:
-    """Return AUC or accuracy (higher is better), or root mean squared error (lower is better),
-    "auc", "accuracy" or "rmse", of a model's answers for N objects with labels [N]."""
+    """Return the metric "auc" or "accuracy" (higher is better) or "rmse" (root mean squared error,
+    lower is better) of a model's answers for N objects with labels [N]."""
     if label.null_count or not len(label):
-        raise DataError("A probe needs at least one object, and a label for each.")
+        raise DataError("A probe needs at least one object, and a label for each object.")
     if metric == "accuracy":
         if answers.predicted is None:
             raise DataError(
-                "The model gives neither classes nor a probability from 0 to 1, so that accuracy "
+                "The model outputs neither classes nor a probability from 0 to 1, so accuracy "
                 "cannot be measured; export it with its classes."
             )
-        both = answers.predicted, label
-        text = any(pa.types.is_string(part.type) for part in both)
-        kind = pa.string() if text else pa.float64()
-        predicted, expected = (part.cast(kind).to_pylist() for part in both)
+        arrays = answers.predicted, label
+        is_text = any(pa.types.is_string(array.type) for array in arrays)
+        kind = pa.string() if is_text else pa.float64()
+        predicted, expected = (array.cast(kind).to_pylist() for array in arrays)
         return float(np.mean([a == b for a, b in zip(predicted, expected, strict=True)]))
     if answers.score is None:
-        raise DataError(f"The model tells more than two classes apart; {metric} needs one score.")
+        raise DataError(f"The model has more than two classes; {metric} needs a single score.")
     try:
         numbers = label.cast(pa.float64()).to_numpy(zero_copy_only=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

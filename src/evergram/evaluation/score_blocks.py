@@ -1,4 +1,4 @@
-"""Scores of queries and candidates, in blocks of at most so many bytes; and the best of them."""
+"""Scores of queries and candidates in blocks of bounded memory, and the best candidates."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-# Bytes of all scores that are held at once, whatever the number of queries and of candidates.
+# Bytes of scores in memory at once, for any number of queries and candidates.
 SCORE_BYTES = 1 << 25
-# A product of fewer rows is slow, so that a larger catalogue is cut, too.
+# Matrix products with fewer rows are slow, so large catalogues are split into column blocks.
 LEAST_ROWS = 64
-# Fewer candidates a group save nothing over one search.
+# With smaller groups, grouping is no faster than one topk.
 LEAST_GROUP = 4
-# Rows that are searched at once, so that what is gathered of them is small beside all scores.
+# Rows searched at once, so that the gathered groups are small compared with all scores.
 SEARCHED_ROWS = 256
 
 
 class ScoreBlocks:
-    """Computes ⟨u_a, v_b⟩ block by block, each block in the memory of the one before.
+    """Computes ⟨u_a, v_b⟩ block by block, reusing one buffer.
 
     Args:
         candidate: [N, D].
-        budget: bytes of a block at most; one score always fits. None is `SCORE_BYTES`.
-        beside: bytes that the caller holds for each query of a block beside its scores; they are
-            at most `budget` in all, too, but for those of one query.
+        budget: maximum bytes of a block, but at least one score; None for `SCORE_BYTES`.
+        beside: further bytes that the caller needs per query. Their total is also limited to
+            `budget`, but one query is always allowed.
     Attributes:
-        rows: queries of a block; `of` takes at most so many.
-        width: candidates of a block.
+        rows: maximum number of queries per block.
+        width: maximum number of candidates per block.
     """
 
     def __init__(self, candidate: Tensor, budget: int | None = None, beside: int = 0) -> None:
@@ -41,23 +41,23 @@ class ScoreBlocks:
         self._largest: float | None = None
 
     def bounded(self, query: Tensor) -> bool:
-        """Return whether all scores of these queries [Q, D] must be finite, by the largest
-        coordinates alone."""
+        """Return True if the largest coordinates prove that all scores of these queries [Q, D] are
+        finite."""
         if self._largest is None:
             self._largest = _largest_coordinate(self.candidate)
         product = self._largest * _largest_coordinate(query.detach().to(self.candidate))
-        # NaN and infinity are below nothing.
+        # The comparison is False for NaN and infinity.
         return product * self.candidate.shape[-1] < torch.finfo(self.candidate.dtype).max / 2
 
     def of(self, query: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield the first candidate and the scores of each block of queries [Q, D], Q ≤ `rows`, [Q,
-        W] with W ≤ `width`; they may be changed, and the next block overwrites them."""
+        """Yield each block's first candidate row and its scores [Q, W], W ≤ `width`, for queries
+        [Q, D], Q ≤ `rows`. The caller may modify them; the next block overwrites them."""
         query = query.detach().to(self.candidate)
         for start in range(0, len(self.candidate), self.width):
             block = self.candidate[start : start + self.width]
             shape = len(query), len(block)
             if len(self._memory) < shape[0] * shape[1]:
-                self._memory = self.candidate.new_empty(0)  # never two blocks at once
+                self._memory = self.candidate.new_empty(0)  # free the old buffer first
                 self._memory = self.candidate.new_empty(shape[0] * shape[1])
             scores = self._memory[: shape[0] * shape[1]].view(shape)
             torch.mm(query, block.T, out=scores)
@@ -65,7 +65,7 @@ class ScoreBlocks:
 
 
 def _largest_coordinate(vectors: Tensor) -> float:
-    """Return the largest absolute coordinate; NaN if there is one."""
+    """Return the largest absolute coordinate, or NaN if any coordinate is NaN."""
     if not vectors.numel():
         return 0.0
     least, most = torch.aminmax(vectors)
@@ -73,24 +73,24 @@ def _largest_coordinate(vectors: Tensor) -> float:
 
 
 def largest_scores(scores: Tensor, k: int) -> Tensor:
-    """Return the k largest scores of each row, in no order, [Q, K]; K is k or W, the smaller.
+    """Return the k largest scores of each row, unordered, [Q, K] with K = min(k, W).
 
-    Each is in one of the k groups of candidates with the largest maxima, ties included: a score
-    outside these groups is at most k others. So one pass takes the maximum of each group, and only
-    k groups are searched. A group is every W/G-th candidate, whose maxima are taken side by side.
+    The k groups with the largest maxima contain them: any score outside is at most as large as k
+    group maxima. One pass computes the maximum of each of G groups, then only k groups are
+    searched. A group holds every G-th candidate, so that the pass over memory is contiguous.
 
     Args:
-        scores: [Q, W]; not NaN.
+        scores: [Q, W], without NaN.
     """
     k = min(k, scores.shape[1])
     size = group_size(scores.shape[1], k)
     if size < LEAST_GROUP:
         return scores.topk(k, sorted=False).values
-    return torch.cat([_searched(part, k, size) for part in torch.split(scores, SEARCHED_ROWS)])
+    return torch.cat([_search_groups(rows, k, size) for rows in torch.split(scores, SEARCHED_ROWS)])
 
 
-def _searched(scores: Tensor, k: int, size: int) -> Tensor:
-    """`largest_scores`, by groups of so many candidates."""
+def _search_groups(scores: Tensor, k: int, size: int) -> Tensor:
+    """Compute `largest_scores` with groups of `size` candidates."""
     rows, width = scores.shape
     groups = width // size
     grouped = scores[:, : groups * size].view(rows, size, groups)
@@ -108,44 +108,44 @@ def group_size(width: int, k: int) -> int:
 
 
 def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None = None) -> Tensor:
-    """Return the k candidates of each query with the largest scores, best first, int64 [Q, K].
+    """Return the k candidates with the largest scores for each query, best first, int64 [Q, K].
 
-    K is k, or N if there are fewer. Those of equal score are in the order of their rows, and where
-    more equal the last score than fit, the lowest rows are taken.
+    K = min(k, N). Candidates with equal scores are ordered by row, and ties for the last position
+    go to the lowest rows.
 
     Args:
         query: [Q, D]; candidate: [N, D].
-        budget: bytes of the scores held at once; None is `SCORE_BYTES`.
+        budget: bytes of scores in memory at once; None for `SCORE_BYTES`.
     """
     k = min(k, len(candidate))
-    # Of each query: scores of its list five times, and seven times their places.
+    # The peak per query is five copies of the list's scores and seven of its rows.
     blocks = ScoreBlocks(candidate, budget, k * (5 * candidate.element_size() + 7 * 8))
     lists = [query.new_empty(0, k, dtype=torch.int64)]
-    for part in torch.split(query, blocks.rows):
-        best = candidate.new_empty(len(part), 0)
-        place = torch.empty(len(part), 0, dtype=torch.int64, device=candidate.device)
-        for start, scores in blocks.of(part):
+    for queries in torch.split(query, blocks.rows):
+        best = candidate.new_empty(len(queries), 0)
+        best_rows = torch.empty(len(queries), 0, dtype=torch.int64, device=candidate.device)
+        for start, scores in blocks.of(queries):
             rows = _best_rows(scores, k)
             best = torch.cat([best, scores.gather(1, rows)], dim=1)
-            place = torch.cat([place, rows.add_(start)], dim=1)
-            # Equal scores stand in the order of their rows, and a stable sort leaves them so.
+            best_rows = torch.cat([best_rows, rows.add_(start)], dim=1)
+            # Equal scores are already in the order of their rows, and a stable sort keeps it.
             best, order = best.sort(dim=1, descending=True, stable=True)
-            best, place = best[:, :k], place.gather(1, order[:, :k])
-        lists.append(place.to(query.device))
+            best, best_rows = best[:, :k], best_rows.gather(1, order[:, :k])
+        lists.append(best_rows.to(query.device))
     return torch.cat(lists)
 
 
 def _best_rows(scores: Tensor, k: int) -> Tensor:
-    """Return the candidates of the k largest scores of each query [Q, W], ascending, int64 [Q, K].
-    Of those that tie for the last place `topk` takes any; one more score tells which queries have
-    such a tie, and they alone are looked through again."""
+    """Return the rows of the k largest scores of each query [Q, W], ascending, int64 [Q, K].
+    `topk` breaks ties for the last position arbitrarily, so queries whose (k+1)-th score ties with
+    the k-th are searched again."""
     k = min(k, scores.shape[1])
     largest, rows = scores.topk(min(k + 1, scores.shape[1]))
     rows = rows[:, :k].sort(1).values
     if 0 < k < scores.shape[1]:
         for query in (largest[:, k] == largest[:, k - 1]).nonzero()[:, 0].tolist():
-            own, last = scores[query], largest[query, k - 1]
-            above = (~(own <= last)).nonzero()[:, 0]  # with NaN, as topk
-            equal = (own == last).nonzero()[: k - len(above), 0]
+            query_scores, last = scores[query], largest[query, k - 1]
+            above = (~(query_scores <= last)).nonzero()[:, 0]  # includes NaN, like topk
+            equal = (query_scores == last).nonzero()[: k - len(above), 0]
             rows[query] = torch.cat([above, equal]).sort().values
     return rows

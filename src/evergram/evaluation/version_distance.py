@@ -1,4 +1,4 @@
-"""Measure the distance of a version, read as a past one, from that past version."""
+"""The distance between a past version and a newer version mapped to it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from evergram.evaluation.score_blocks import best_candidates
 
 
 def drift(transformed: Tensor, past: Tensor) -> dict[str, float]:
-    """Return the mean distance of embeddings z̃_j from past ones z_j, both [N, D_j].
+    """Return the mean distance of transformed embeddings z̃_j from past ones z_j, both [N, D_j].
 
-    Returns: "l2", the mean of ‖z̃_j − z_j‖₂, and "relative", that over the mean of ‖z_j‖₂; NaN if N
-        is 0.
+    Returns: "l2", the mean of ‖z̃_j − z_j‖₂, and "relative", the same divided by the mean of ‖z_j‖₂;
+        NaN if N is 0.
     Source: [BC] §5, metric 3.
     """
     _check(transformed, past)
@@ -33,7 +33,7 @@ def overlap(
     past_candidate: Tensor,
     k: int = 10,
 ) -> float:
-    """Return the mean share of a query's k best candidates that z̃_j and z_j have in common.
+    """Return the mean share of a query's k best candidates that are the same for z̃_j and z_j.
 
     Args:
         transformed_query, past_query: [Q, D]; transformed_candidate, past_candidate: [N, D].
@@ -54,7 +54,7 @@ def overlap(
 def as_dim(embeddings: Tensor, dim: int) -> Tensor:
     """Return the first `dim` coordinates, [N, dim], padded with zeros if there are fewer.
 
-    A consumer that does not know of versions reads other embeddings in this way.
+    This is how a consumer that ignores versions reads embeddings of another dim.
     """
     missing = dim - embeddings.shape[-1]
     return torch.nn.functional.pad(embeddings, (0, missing)) if missing else embeddings
@@ -68,7 +68,7 @@ def _check(transformed: Tensor, past: Tensor) -> None:
         )
 
 
-# The number of neighbours that are looked up.
+# Neighbours per query in the overlap.
 NEIGHBOURS = 10
 # W [D_old, D_new] and an offset [D_old].
 Affine = tuple[Tensor, Tensor | None]
@@ -82,33 +82,33 @@ class VectorPairs:
     new: Tensor
 
     def double(self) -> VectorPairs:
-        """Return both in float64."""
+        """Return both arrays in float64."""
         return VectorPairs(self.old.double(), self.new.double())
 
 
 def mapping_readings(
     maps: dict[str, Affine], held: SecondMoments, queries: VectorPairs, catalogue: VectorPairs
 ) -> dict[str, dict[str, float]]:
-    """Return the quality of each map by name, and of "as_is", which uses new vectors as old ones.
+    """Return the quality of each map by name, and of "as_is", which uses new vectors unchanged.
 
     Args:
         held: moments of all held-out pairs, for the relative error √(E‖δ‖² / E‖z_old‖²).
-        queries: held-out objects, of which the mean cosine and the neighbours are taken.
-        catalogue: other objects, among which neighbours are looked up by cosine.
-    Returns: {"cosine", "relative_error", "overlap@10", "overlap@10_own_queries"}; the last is of a
+        queries: held-out objects, for the mean cosine and as queries for neighbours.
+        catalogue: other objects, the candidates for neighbours by cosine.
+    Returns: {"cosine", "relative_error", "overlap@10", "overlap@10_own_queries"}; the last is for a
         consumer that keeps its old query vectors and reads new candidates.
     """
-    readers: dict[str, Affine] = {
+    named_maps: dict[str, Affine] = {
         "as_is": (torch.eye(held.old_dim, held.new_dim), None),
         **maps,
     }
-    # In float64: cosines of vectors with a long common part differ in digits that float32 lacks.
+    # Use float64: if vectors share a large mean, their cosines differ beyond float32 precision.
     queries, catalogue = queries.double(), catalogue.double()
-    past, among_past = (torch.nn.functional.normalize(p.old, dim=1) for p in (queries, catalogue))
+    past, others = (torch.nn.functional.normalize(p.old, dim=1) for p in (queries, catalogue))
     power = held.power
     readings = {}
-    for name, (weight, offset) in readers.items():
-        read, among = (
+    for name, (weight, offset) in named_maps.items():
+        mapped, mapped_others = (
             torch.nn.functional.normalize(
                 as_dim(p.new, held.old_dim) if name == "as_is" else _mapped(p.new, weight, offset),
                 dim=1,
@@ -116,26 +116,26 @@ def mapping_readings(
             for p in (queries, catalogue)
         )
         readings[name] = {
-            "cosine": float((read * past).sum(1).mean()),
+            "cosine": float((mapped * past).sum(1).mean()),
             "relative_error": math.sqrt(held.error(weight, offset) / power) if power else math.nan,
-            "overlap@10": overlap(read, among, past, among_past, NEIGHBOURS),
-            "overlap@10_own_queries": overlap(past, among, past, among_past, NEIGHBOURS),
+            "overlap@10": overlap(mapped, mapped_others, past, others, NEIGHBOURS),
+            "overlap@10_own_queries": overlap(past, mapped_others, past, others, NEIGHBOURS),
         }
     return readings
 
 
 def chance_reading(
-    one: Affine, chance: Chance, queries: VectorPairs, catalogue: int
+    fitted: Affine, chance: Chance, queries: VectorPairs, catalogue: int
 ) -> dict[str, float]:
-    """Return the quality of a map on mixed-up objects, under the names of `mapping_readings`;
-    neighbours are looked up among `catalogue` objects."""
-    read = torch.nn.functional.normalize(_mapped(queries.new, *one), dim=1).double()
+    """Return the quality of a map on shuffled pairs, with the keys of `mapping_readings`;
+    `catalogue` is the number of candidates for neighbours."""
+    mapped = torch.nn.functional.normalize(_mapped(queries.new, *fitted), dim=1).double()
     past = torch.nn.functional.normalize(queries.old, dim=1).double()
-    number = len(read)
-    others = read.sum(0) @ past.sum(0) - (read * past).sum()
+    count = len(mapped)
+    others = mapped.sum(0) @ past.sum(0) - (mapped * past).sum()
     overlap_by_chance = min(1.0, NEIGHBOURS / catalogue) if catalogue else math.nan
     return {
-        "cosine": float(others) / (number * (number - 1)) if number > 1 else math.nan,
+        "cosine": float(others) / (count * (count - 1)) if count > 1 else math.nan,
         "relative_error": chance.relative_error,
         "overlap@10": overlap_by_chance,
         "overlap@10_own_queries": overlap_by_chance,

@@ -1,1 +1,1 @@
-"""Two arrays aligned by the class in `aligner`, of `solution` and `aligner_file`."""
+"""`aligner` (the public class), `solution` (fitting and report) and `aligner_file` (its file)."""

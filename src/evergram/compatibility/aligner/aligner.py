@@ -1,7 +1,7 @@
 """`Aligner`: the map from new vectors to old ones, fitted in closed form.
 
-Vectors are read in blocks from a NumPy array or a torch tensor, so that a memory-mapped array may
-be longer than memory. Mapped vectors have the type, the dtype and (torch) the device of those read.
+Vectors are read in blocks from a NumPy array or a torch tensor, so a memory-mapped array may be
+larger than memory. Mapped vectors have the type, dtype and (torch) device of the input.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, ShapeError
 
 log: logging.Logger = logging.getLogger(__name__)
-# Rows in a block.
+# Rows per block.
 BLOCK = 8192
-# Larger numbers could not be squared and summed.
+# Squares of larger numbers could overflow a sum.
 LARGEST = 1e100
-# In and out alike.
+# The input and output of a function have the same type.
 Vectors = TypeVar("Vectors", npt.NDArray[Any], Tensor)
 
 
 class Aligner:
-    """The map that takes new vectors to the old space, fitted to pairs of both.
+    """A map from new vectors to the old space, fitted to pairs of new and old vectors.
 
     Rows are paired by position: row i of both arrays is the same object. A hash of its new vector
-    puts each row into one of three groups: the fit uses the first, the second chooses the ridge
-    (and the final fit uses it too), and the third measures the error. So the result is the same, up
-    to rounding, for any order of the rows and any division into blocks.
+    puts each row into one of three groups: the first is for fitting, the second chooses the ridge
+    (and is used in the final fit), and the third measures the error. The result therefore does not
+    depend, up to rounding, on the order of the rows or on the blocks.
 
     Args:
-        transform: "linear" (W z), "affine" (W z + b), "orthogonal" (a turn) or "low_rank".
+        transform: "linear" (W z), "affine" (W z + b), "orthogonal" (rotation or reflection) or
+            "low_rank".
         ridge: ρ, added to the diagonal of E[z zᵀ]; "auto" chooses it on the second group.
-        rank: of low_rank alone; by default 32, or the smaller dim if that is less.
-        scaled: True lets an orthogonal map, and it alone, stretch by one factor.
-        held_out: share of the rows in the third group, which is never fitted to.
+        rank: for low_rank only; by default 32, or the smaller dim if that is less.
+        scaled: for orthogonal only; True also fits a scale factor.
+        held_out: share of the rows in the third group, which are never fitted.
     Raises: DataError: a value is not allowed, or the transform does not use it.
-    Source: [BC] §3.2.3, post-hoc, solved for; see `compatibility.closed_forms`.
+    Source: [BC] §3.2.3, post-hoc, in closed form; see `compatibility.closed_forms`.
 
     >>> import numpy as np
     >>> from evergram.compatibility import Aligner
@@ -82,22 +83,24 @@ class Aligner:
         self._solution: Solution | None = None
 
     def __repr__(self) -> str:
-        pairs = ((f.name, getattr(self.settings, f.name), f.default) for f in fields(self.settings))
+        values = (
+            (f.name, getattr(self.settings, f.name), f.default) for f in fields(self.settings)
+        )
         changed = [
-            f"{name}={v!r}" for name, v, default in pairs if v != default or name == "transform"
+            f"{name}={v!r}" for name, v, default in values if v != default or name == "transform"
         ]
         return f"Aligner({', '.join(changed)})"
 
     def fit(self, new: Any, old: Any) -> Aligner:
-        """Forget all rows from before, and fit to these.
+        """Fit to these rows, discarding any earlier ones.
 
         Args:
-            new: [N, D_new] of floats, the input of `transform`.
-            old: [N, D_old] of floats, of the same objects in the same order, its output.
+            new: floats [N, D_new], the input of `transform`.
+            old: floats [N, D_old], of the same objects in the same order, its output.
         Returns: this aligner.
         Raises: ShapeError: they are not arrays of vectors, or have different numbers of rows.
-            DataError: there are no rows, or one is not finite. After an error the rows
-            from before are still there.
+            DataError: there are no rows, or one is not finite. After an error the aligner is
+            unchanged.
         """
         readers = self._checked(new, old)
         if not readers[0].rows:
@@ -106,11 +109,11 @@ class Aligner:
         return self._add(*readers)
 
     def partial_fit(self, new: Any, old: Any) -> Aligner:
-        """Fit to these rows as well; blocks of any size give the fit to all of them at once.
+        """Add these rows to the fit; the result is the same as fitting all rows at once.
 
-        Args, Returns, Raises: as of `fit`, also ShapeError for other dims than before, and
-            DataError for an aligner that was loaded. An empty block is allowed, and nothing of a
-            refused block is added.
+        Args, Returns, Raises: as in `fit`, also ShapeError if the dims differ from earlier rows,
+            and DataError if the aligner was loaded from a file. An empty block is allowed. After an
+            error, no row of the block has been added.
 
         >>> import torch
         >>> from evergram.compatibility import Aligner
@@ -125,13 +128,13 @@ class Aligner:
         if self._moments is None:
             if self._solution is not None:
                 raise DataError(
-                    "This aligner was loaded from a file, which has its map and not the sums of "
-                    "its rows, so it can only be applied; fit a new one to all rows."
+                    "This aligner was loaded from a file, which has the map but not the sums over "
+                    "the rows, so it cannot be fitted further; fit a new one to all rows."
                 )
         elif self._moments.dims != (old_reader.dim, new_reader.dim):
             before = self._moments.dims
             raise ShapeError(
-                f"new has {new_reader.dim} dims and old {old_reader.dim}; the rows before had "
+                f"new has {new_reader.dim} dims and old {old_reader.dim}; earlier rows had "
                 f"{before[1]} and {before[0]}."
             )
         return self._add(new_reader, old_reader)
@@ -141,10 +144,10 @@ class Aligner:
 
         Args:
             new: [N, D_new], or one vector [D_new].
-        Returns: [N, D_old] or [D_old], of the type, dtype and device of `new`. Gradients of tensors
-            flow.
-        Raises: ShapeError: they are not vectors, or have other dims. DataError: a row is not finite
-            or mapped beyond the range of its dtype; or no map can be fitted, as of `report`.
+        Returns: [N, D_old] or [D_old], with the type, dtype and device of `new`. Gradients flow
+            through tensors.
+        Raises: ShapeError: wrong shape. DataError: a row is not finite, or its image overflows the
+            dtype; or no map can be fitted, as in `report`.
         """
         fitted = self._solved().fitted
         return map_vectors(new, fitted.weight, fitted.offset, "new")
@@ -153,56 +156,57 @@ class Aligner:
         """Measure the map on the held-out rows.
 
         Raises: DataError: there are too few rows to fit a map, or the vectors of one side are zero,
-            all the same, or all on one line.
+            identical or all on one line.
         """
         return self._solved().report
 
     def as_transform(self) -> Transform:
         """Return a copy of the map as an `nn.Module`, float32 and frozen.
 
-        It is for a `Chain`, to publish with a version, or (with `requires_grad_`) to train further.
+        Use it in a `Chain`, publish it with a version, or train it further (after
+        `requires_grad_`).
 
-        Raises: DataError: as of `report`.
+        Raises: DataError: as in `report`.
         """
         return copy.deepcopy(self._solved().fitted.transform).requires_grad_(False).eval()
 
     def step_error(self) -> StepError:
         """Return the error of `as_transform` on held-out rows, for `certify` and for publishing.
 
-        Raises: DataError: as of `report`, or no row is held out.
+        Raises: DataError: as in `report`, or no row is held out.
         """
         error = self._solved().error
         if error is None:
             raise DataError(
-                f"No row was held out to measure the error on (held_out is "
-                f"{self.settings.held_out:g}); fit more rows, or with a larger held_out."
+                "No row was held out to measure the error (held_out is "
+                f"{self.settings.held_out:g}); fit more rows, or use a larger held_out."
             )
         return error
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all, over an existing one.
+        """Write one safetensors file atomically, replacing an existing one.
 
-        It has the map, its report and its error, and reveals nothing else of the vectors.
+        It holds the map, its report and its error, and nothing else about the vectors.
 
         Args:
-            path: of the file, in an existing folder.
-        Raises: DataError: the file cannot be written, or as of `report`.
+            path: a file in an existing folder.
+        Raises: DataError: the file cannot be written, or as in `report`.
         """
         write_aligner(Path(path), self.settings, self._solved())
 
     @classmethod
     def load(cls, path: str | Path) -> Aligner:
-        """Read what `save` wrote; it transforms bit by bit as the saved aligner does.
+        """Read a file that `save` wrote; its transform is bit-identical to the saved one.
 
-        Raises: IntegrityError: the content differs from what was saved, if only by a bit.
-            DataError: the file is missing, cannot be read, of a later format, or no aligner file.
+        Raises: IntegrityError: the content differs from what was saved. DataError: the file is
+            missing, unreadable, not an aligner, or has a later format.
         """
         aligner = cls()
         aligner.settings, aligner._solution = read_aligner(Path(path))
         return aligner
 
     def _solved(self) -> Solution:
-        """Return the map and its report, fitted anew if rows were added since."""
+        """Return the map and its report, refitted if rows have been added."""
         if self._solution is None:
             if self._moments is None:
                 raise DataError("This aligner has seen no rows; call fit(new, old) first.")
@@ -217,15 +221,15 @@ class Aligner:
                 )
             if report.fitted_rows < report.rows_needed:
                 log.warning(
-                    "The map is fitted to %d rows, and a %s map from %d to %d dims needs %d: add "
-                    "rows, or take a kind that needs fewer.",
+                    "The map is fitted to %d rows, but a %s map from %d to %d dims needs %d: add "
+                    "rows, or choose a kind that needs fewer.",
                     *(report.fitted_rows, report.transform, report.new_dim, report.old_dim),
                     report.rows_needed,
                 )
         return self._solution
 
     def _checked(self, new: Any, old: Any) -> tuple[VectorReader, VectorReader]:
-        """Return readers of both arrays, of which every row has been checked."""
+        """Return readers for both arrays, after checking every row."""
         readers = open_vectors(new, "new"), open_vectors(old, "old")
         rows = readers[0].rows, readers[1].rows
         if rows[0] != rows[1]:
@@ -233,7 +237,7 @@ class Aligner:
                 f"new has {rows[0]} rows and old {rows[1]}; rows are paired by position, so give "
                 "the vectors of the same objects in the same order."
             )
-        self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises if it is too high
+        self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises if the rank is too high
         for reader in readers:
             for start in range(0, reader.rows, BLOCK):
                 reader.block(start, start + BLOCK)
@@ -250,10 +254,10 @@ class Aligner:
 
 @dataclass(frozen=True)
 class VectorReader:
-    """N vectors of D floats that are read a block at a time.
+    """Reads an array of floats [N, D] block by block.
 
     Args:
-        name: of the vectors, for errors.
+        name: name of the array in error messages.
         vectors: [N, D].
     """
 
@@ -271,35 +275,35 @@ class VectorReader:
         return int(self.vectors.shape[1])
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop`, float32 or float64, whichever loses nothing, [b, D].
+        """Return rows `start` to `stop`, [b, D], in float64 for 64-bit input, otherwise float32.
 
         Raises: DataError: one of them is not finite or too large to be summed.
         """
-        part = self.vectors[start:stop]
-        if isinstance(part, Tensor):
-            block = part if part.dtype == torch.float64 else part.float()
+        rows = self.vectors[start:stop]
+        if isinstance(rows, Tensor):
+            block = rows if rows.dtype == torch.float64 else rows.float()
         else:
-            # Torch reads neither reversed views, nor other byte orders, nor wider floats.
-            width = np.float64 if part.dtype.itemsize >= 8 else np.float32
-            block = torch.from_numpy(np.array(part, dtype=width, order="C"))
-        # Of a float32 the limit is infinite, and infinity is not below it.
+            # Torch cannot read reversed views, foreign byte orders or wider floats.
+            width = np.float64 if rows.dtype.itemsize >= 8 else np.float32
+            block = torch.from_numpy(np.array(rows, dtype=width, order="C"))
+        # In float32 the limit becomes infinity, so the comparison rejects only NaN and infinity.
         usable = (block.detach().abs() < LARGEST).all(1)
         if not bool(usable.all()):
             row = int(torch.nonzero(~usable)[0])
             size = float(block[row].detach().abs().max())
-            problem = f"a number of size {size:.0e}, and {LARGEST:.0e} is the most"
+            problem = f"a number of size {size:.0e} (the limit is {LARGEST:.0e})"
             if not np.isfinite(size):
                 problem = "NaN or infinity"
             raise DataError(
-                f"{self.name}[{start + row}] holds {problem}; correct the row or leave it out."
+                f"{self.name}[{start + row}] contains {problem}; correct the row or leave it out."
             )
         return block
 
 
 def open_vectors(vectors: Any, name: str) -> VectorReader:
-    """Return a reader of vectors [N, D] of floats; nothing is copied before a block is read.
+    """Return a reader for floats [N, D]; data is copied only when a block is read.
 
-    Raises: ShapeError: they are of another type, hold no floats, or are not [N, D].
+    Raises: ShapeError: it is not a NumPy array or torch tensor, not of floats, or not [N, D].
     """
     if isinstance(vectors, Tensor):
         are_floats = vectors.is_floating_point() and vectors.layout == torch.strided
@@ -307,29 +311,29 @@ def open_vectors(vectors: Any, name: str) -> VectorReader:
         is_array = isinstance(vectors, np.ndarray) and not np.ma.isMaskedArray(vectors)
         are_floats = is_array and vectors.dtype.kind == "f"
     if not are_floats or vectors.ndim != 2 or not vectors.shape[1]:
-        shown = f"a {type(vectors).__name__}"
+        found = f"a {type(vectors).__name__}"
         if isinstance(vectors, np.ndarray | Tensor):
-            shown += f" of {vectors.dtype}, {list(vectors.shape)}"
+            found += f" of {vectors.dtype}, {list(vectors.shape)}"
         raise ShapeError(
-            f"{name} is {shown}; it must be floats [N, D] in a NumPy array or a torch tensor."
+            f"{name} is {found}; it must be a NumPy array or torch tensor of floats [N, D]."
         )
     return VectorReader(name, vectors)
 
 
 def map_vectors(vectors: Vectors, weight: Tensor, offset: Tensor | None, name: str) -> Vectors:
-    """Return W z + b of every z, as the same type of array with the same dtype.
+    """Return W z + b for every z, in the same array type and dtype.
 
     It is computed in float32, or in float64 for float64 vectors.
 
     Args:
-        vectors: [N, D], or one of them, [D].
+        vectors: [N, D], or one vector [D].
         weight, offset: W and b, float64 [D_old, D] and [D_old].
-    Raises: ShapeError: they are not vectors, or have another dim. DataError: one is not finite, or
-        its image is beyond the range of the dtype.
+    Raises: ShapeError: wrong shape. DataError: a vector is not finite, or its image overflows the
+        dtype.
     """
     if isinstance(vectors, np.ndarray | Tensor) and vectors.ndim == 1:
-        one: Vectors = map_vectors(vectors[None], weight, offset, name)[0]
-        return one
+        image: Vectors = map_vectors(vectors[None], weight, offset, name)[0]
+        return image
     source = open_vectors(vectors, name)
     if source.dim != weight.shape[1]:
         raise ShapeError(
@@ -342,10 +346,10 @@ def map_vectors(vectors: Vectors, weight: Tensor, offset: Tensor | None, name: s
         return mapped
     out: npt.NDArray[Any] = np.empty((source.rows, len(weight)), vectors.dtype)
     for start in range(0, source.rows, BLOCK):
-        part = out[start : start + BLOCK]
+        rows = out[start : start + BLOCK]
         with np.errstate(over="ignore"):  # `_check_finite` names the row
-            part[...] = _mapped(source.block(start, start + len(part)), weight, offset).numpy()
-        _check_finite(part, source, start)
+            rows[...] = _mapped(source.block(start, start + len(rows)), weight, offset).numpy()
+        _check_finite(rows, source, start)
     return out
 
 
@@ -359,6 +363,5 @@ def _check_finite(mapped: Tensor | npt.NDArray[Any], source: VectorReader, start
     if not bool(finite.all()):
         row = start + int((~finite).any(1).nonzero()[0][0])
         raise DataError(
-            f"{source.name}[{row}] is mapped beyond what {mapped.dtype} can hold; give wider "
-            "floats."
+            f"The image of {source.name}[{row}] overflows {mapped.dtype}; give wider floats."
         )

@@ -1,9 +1,9 @@
 """Write and read a fitted aligner as one safetensors file.
 
-Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (safetensors writes several keys in
-changing order, and equal aligners should be equal files.) Tensors: `map.weight` (and `map.offset`)
-and `error.sigma` in float64, and `transform.*` in float32. The file holds no code, and of the
-vectors only the map and its errors. `sha256` in the record is the hash of all the rest.
+Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (safetensors does not write several
+keys in a stable order, and equal aligners should give equal files.) Tensors: `map.weight` (and
+`map.offset`) and `error.sigma` in float64, `transform.*` in float32. The file contains no code and
+no vectors. `sha256` in the record is the hash of everything else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMAT_VERSION: Literal[1] = 1
 
 
 class AlignerRecord(BaseModel):
-    """The JSON metadata of an aligner file: its settings, the transform and what is known of it."""
+    """The JSON metadata of an aligner file: its settings, its transform and its report."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -43,14 +43,13 @@ class AlignerRecord(BaseModel):
     kind: str
     options: dict[str, Any]
     report: AlignerReport
-    # `StepError.objects` and `.power`; None where no row was held out.
+    # `StepError.objects` and `.power`; None if no row was held out.
     error: tuple[int, float] | None
     sha256: str = ""
 
 
 def write_aligner(path: Path, settings: AlignerSettings, solution: Solution) -> None:
-    """Write a file, whole or not at all, over an existing one. Raises: DataError: it cannot be
-    written."""
+    """Write the file atomically, replacing an existing one. Raises: DataError: writing failed."""
     fitted, error = solution.fitted, solution.error
     tensors = {f"transform.{k}": v for k, v in fitted.transform.state_dict().items()}
     tensors["map.weight"] = fitted.weight
@@ -69,7 +68,9 @@ def write_aligner(path: Path, settings: AlignerSettings, solution: Solution) -> 
     record.sha256 = content_digest(json.loads(record.model_dump_json()), tensors)
     metadata = {KEY: record.model_dump_json()}
     if not path.parent.is_dir():
-        raise DataError(f"{path} cannot be written: {path.parent} is not a folder; make it first.")
+        raise DataError(
+            f"{path} cannot be written: {path.parent} is not a folder; create it first."
+        )
     try:
         with replacing(path, owner=f".{os.getpid()}") as file:
             file.write(save(tensors, metadata))
@@ -78,10 +79,10 @@ def write_aligner(path: Path, settings: AlignerSettings, solution: Solution) -> 
 
 
 def read_aligner(path: Path) -> tuple[AlignerSettings, Solution]:
-    """Read what `write_aligner` wrote.
+    """Read a file that `write_aligner` wrote.
 
     Raises: IntegrityError: the content differs from what was saved. DataError: the file is missing,
-        cannot be read, is no aligner file or has a later format.
+        unreadable, not an aligner, or has a later format.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -90,18 +91,18 @@ def read_aligner(path: Path) -> tuple[AlignerSettings, Solution]:
         content = json.loads(metadata[KEY])
         version = content["format_version"]
     except FileNotFoundError:
-        raise DataError(f"{path} is not there; give a file that Aligner.save wrote.") from None
+        raise DataError(f"{path} does not exist; give a file that Aligner.save wrote.") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _refusal(path, f"it cannot be read ({str(error).rstrip('.')})") from error
     if version != FORMAT_VERSION:
         raise DataError(
-            f"{path} has the format version {version}, and this Evergram reads version "
+            f"{path} has format version {version}, but this Evergram reads version "
             f"{FORMAT_VERSION}; read it with the Evergram that wrote it, or a later one."
         )
     if content.get("sha256") != content_digest(content, tensors):
         raise IntegrityError(
-            f"{path} is damaged: its content differs from what Aligner.save wrote; save it "
-            "again, or take another copy."
+            f"{path} is damaged: its content differs from what Aligner.save wrote; save it again, "
+            "or use another copy."
         )
     try:
         record = AlignerRecord.model_validate_json(metadata[KEY])
@@ -110,11 +111,11 @@ def read_aligner(path: Path) -> tuple[AlignerSettings, Solution]:
         raise _refusal(path, sentence_of(error, AlignerRecord).rstrip(".")) from error
     except (ShapeError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:200].rstrip(".")
-        raise _refusal(path, f"its parts do not fit together ({why})") from error
+        raise _refusal(path, f"its contents are inconsistent ({why})") from error
 
 
 def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a record's JSON, but for its own hash, and of all tensors."""
+    """Return the SHA-256 of a record's JSON, without its own hash, and of all tensors."""
     record = {key: value for key, value in content.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
@@ -124,9 +125,9 @@ def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 
 
 def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> Solution:
-    """Return the solution of a file.
+    """Rebuild the solution from a file's record and tensors.
 
-    Raises: KeyError, ShapeError, RuntimeError: the tensors do not fit the record.
+    Raises: KeyError, ShapeError, RuntimeError: the tensors do not match the record.
     """
     if any(not bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ShapeError("A number is not finite.")
@@ -139,8 +140,9 @@ def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> Solution:
     error = None
     if record.error is not None:
         error = StepError(tensors["error.sigma"], *record.error)
-    map_ = tensors["map.weight"], tensors.get("map.offset")
-    return Solution(ClosedForm(transform, record.report.ridge, *map_), record.report, error)
+    weight, offset = tensors["map.weight"], tensors.get("map.offset")
+    fitted = ClosedForm(transform, record.report.ridge, weight, offset)
+    return Solution(fitted, record.report, error)
 
 
 def _refusal(path: Path, reason: str) -> DataError:

@@ -1,4 +1,4 @@
-"""An aligner's settings, moments of three groups of rows, map, and report on the rows held out."""
+"""An aligner's settings, the moments of its rows, its map, and the report on held-out rows."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from evergram.compatibility.row_groups import pair_groups, vector_hashes
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
-# Default rank of low_rank, if the dims allow it.
+# Default rank of low_rank, limited by the dims.
 RANK = 32
 
 
 @dataclass(frozen=True)
 class MapSettings:
-    """The settings of every map that is fitted in closed form, checked.
+    """The validated settings of a map fitted in closed form.
 
     Args:
         transform: one of `closed_forms.KINDS`.
-        rank: of low_rank, and of it alone; None for 32, or the smaller dim if that is less.
-        scaled: True lets an orthogonal map, and it alone, stretch by one factor.
-        held_out: share of the rows that measure the map and are never fitted to.
+        rank: for low_rank only; None for 32, or the smaller dim if that is less.
+        scaled: for orthogonal only; True also fits a scale factor.
+        held_out: share of the rows that measure the error and are never fitted.
     Raises: DataError: a value is not allowed, or the transform does not use it.
     """
 
@@ -48,7 +48,7 @@ class MapSettings:
     def __post_init__(self) -> None:
         if self.transform not in KINDS:
             is_trained = self.transform in TRANSFORMS
-            trained = " (it is trained instead, by BackwardAlignment)" if is_trained else ""
+            trained = " (train it with BackwardAlignment instead)" if is_trained else ""
             raise DataError(
                 f"The transform {self.transform!r} has no closed form{trained}; give one of "
                 f"{', '.join(KINDS)}{did_you_mean(self.transform, KINDS)}."
@@ -57,34 +57,34 @@ class MapSettings:
             raise DataError(f"held_out is {self.held_out!r}; it must be at least 0 and below 1.")
         if self.rank is not None:
             if self.transform != "low_rank":
-                raise DataError(f"rank is of low_rank, not of {self.transform}; leave it out.")
+                raise DataError(f"rank is for low_rank, not {self.transform}; leave it out.")
             if not _is_number(self.rank) or self.rank != int(self.rank) or self.rank < 1:
-                raise DataError(f"rank is {self.rank!r}; it must be a whole number ≥ 1.")
+                raise DataError(f"rank is {self.rank!r}; it must be an integer ≥ 1.")
         if self.scaled and self.transform != "orthogonal":
-            raise DataError(f"scaled is of orthogonal, not of {self.transform}; leave it out.")
+            raise DataError(f"scaled is for orthogonal, not {self.transform}; leave it out.")
 
     def rank_of(self, old_dim: int, new_dim: int) -> int:
-        """Return the rank of a map of low rank between these dims.
+        """Return the rank of a low_rank map between these dims.
 
-        Raises: DataError: the rank of the settings is above the smaller of them.
+        Raises: DataError: the configured rank is above the smaller dim.
         """
         most = min(old_dim, new_dim)
         if self.rank is not None and self.rank > most:
             raise DataError(
-                f"rank is {self.rank}; between {new_dim} and {old_dim} dims it is at most {most}."
+                f"rank is {self.rank}; from {new_dim} to {old_dim} dims it must be at most {most}."
             )
         return min(RANK, most) if self.rank is None else self.rank
 
 
 @dataclass(frozen=True)
 class AlignerSettings(MapSettings):
-    """The arguments of `Aligner`, checked.
+    """The validated arguments of `Aligner`.
 
     Args:
-        ridge: ρ in the unit of E[z zᵀ], or "auto": chosen on rows that were not fitted to.
+        ridge: ρ in the unit of E[z zᵀ], or "auto" to choose it on rows that are not fitted.
     """
 
-    # Further keys come from a later Evergram: refuse them rather than ignore them.
+    # Reject unknown keys: they come from a later Evergram.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     ridge: float | Literal["auto"] = "auto"
@@ -96,12 +96,12 @@ class AlignerSettings(MapSettings):
                 raise DataError(f'ridge is {self.ridge!r}; it must be "auto" or a number ≥ 0.')
             if not self.has_ridge:
                 raise DataError(
-                    "A map of kind orthogonal has no ridge; leave it out or choose another kind."
+                    "An orthogonal map has no ridge; leave it out or choose another kind."
                 )
 
     @property
     def has_ridge(self) -> bool:
-        """True if the kind is solved with a ridge; an orthogonal map cannot shrink."""
+        """True if the kind uses a ridge; an orthogonal map cannot be shrunk."""
         return self.transform != "orthogonal"
 
 
@@ -109,22 +109,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# Hashes of held-out vectors that are kept, the smallest: 1 MiB. So many different vectors are
-# counted one by one, and of more the number is estimated.
+# The smallest hashes of held-out vectors, 1 MiB of them, are kept. Up to this number, distinct
+# vectors are counted exactly; above it, the count is estimated.
 KEPT_HASHES = 1 << 17
 
 
 class GroupedMoments:
-    """`SecondMoments` of each of `row_groups.Groups`.
+    """`SecondMoments` of each group of `row_groups.Groups`.
 
-    The new vector of a row alone decides its group, so the order of the rows and their division
-    into blocks do not matter.
+    The group of a row depends only on its new vector, not on the order of rows or on the blocks.
 
     Args:
         old_dim, new_dim: D_{k-1} and D_k.
-        share: of the rows that are held out.
+        share: share of the rows to hold out.
     Attributes:
-        zeros: how many old and how many new vectors are zero.
+        zeros: numbers of zero old and zero new vectors.
         hashes: the `KEPT_HASHES` smallest hashes of the held-out new vectors, int64, ascending.
     """
 
@@ -144,15 +143,15 @@ class GroupedMoments:
 
     @property
     def rows(self) -> int:
-        """The number of rows that were added."""
+        """Number of rows added so far."""
         return self.seen.count + self.chosen.count + self.held.count
 
     @property
     def held_objects(self) -> int:
-        """How many different new vectors the held-out rows have.
+        """Number of distinct new vectors among the held-out rows.
 
-        Source: of more than are kept, Bar-Yossef et al., "Counting distinct elements in a data
-            stream", 2002: the smallest hashes lie the closer to 0, the more there are.
+        Source: the estimate for more than `KEPT_HASHES` vectors is Bar-Yossef et al., "Counting
+            distinct elements in a data stream", 2002.
         """
         if len(self.hashes) < KEPT_HASHES:
             return len(self.hashes)
@@ -160,17 +159,17 @@ class GroupedMoments:
         return min(self.held.count, round(estimate))
 
     def add(self, old: Tensor, new: Tensor) -> None:
-        """Fold in a block of pairs, float64 [b, D_{k-1}] and [b, D_k] on the CPU.
+        """Add a block of pairs, float64 [b, D_{k-1}] and [b, D_k] on the CPU.
 
-        Raises: ShapeError: they do not fit each other or the dims.
+        Raises: ShapeError: the numbers of rows differ, or a dim is wrong.
         """
         hashes = vector_hashes(new)
         groups = pair_groups(hashes, self.share)
         self.seen.add(old[groups.seen], new[groups.seen])
         self.chosen.add(old[groups.chosen], new[groups.chosen])
         self.held.add(old[groups.held], new[groups.held])
-        different: Tensor = torch.unique(torch.cat([self.hashes, hashes[groups.held]]))
-        self.hashes = different[:KEPT_HASHES].clone()
+        distinct: Tensor = torch.unique(torch.cat([self.hashes, hashes[groups.held]]))
+        self.hashes = distinct[:KEPT_HASHES].clone()
         self.zeros = (
             self.zeros[0] + int((~old.any(1)).sum()),
             self.zeros[1] + int((~new.any(1)).sum()),
@@ -178,7 +177,7 @@ class GroupedMoments:
 
     @property
     def fitted(self) -> SecondMoments:
-        """Moments of all rows but the held-out ones."""
+        """Moments of all rows except the held-out ones."""
         return self.seen.plus(self.chosen)
 
     @property
@@ -189,25 +188,25 @@ class GroupedMoments:
 
 @dataclass(frozen=True)
 class AlignerReport:
-    """The result of `Aligner.report`; a figure is None if `reason` says why it was not measured.
+    """The result of `Aligner.report`. A figure that was not measured is None, see `reason`.
 
     Args:
         transform: the kind of the map.
         old_dim, new_dim: D_old and D_new.
-        rows: the number of all rows; the map is fitted to `fitted_rows` of them and measured on
-            the other `held_out_rows`.
-        rows_needed: the rows that a map of this kind should be fitted to: three for each free
-            number of a coordinate. With fewer, look twice at the error.
+        rows: number of all rows; the map is fitted to `fitted_rows` of them and measured on the
+            other `held_out_rows`.
+        rows_needed: recommended number of fitted rows: three per free parameter of a coordinate.
+            With fewer, treat the error with caution.
         ridge: ρ, as set or chosen; 0 if the kind has none.
         relative_error: √(mean ‖error‖² / mean ‖old‖²).
-        r2: 1 − mean ‖error‖² / mean ‖old − mean of old‖²: 1 is perfect, and the mean has 0.
-        share_of_chance: the error over that of the same map with the rows mixed up.
-        deviations: by how many standard deviations it is below that.
-        better_than_chance: True if both pass the limits of `compatibility.chance`. Rows of equal
+        r2: 1 − mean ‖error‖² / mean ‖old − mean old‖²; 1 is perfect, predicting the mean gives 0.
+        share_of_chance: the error divided by the error of the same map with the rows shuffled.
+        deviations: the difference of these two errors, in standard deviations.
+        better_than_chance: True if both pass the limits of `compatibility.chance`. Rows with equal
             new vectors count once.
     """
 
-    # Further keys come from a later Evergram: refuse them rather than ignore them.
+    # Reject unknown keys: they come from a later Evergram.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     transform: str
@@ -229,16 +228,16 @@ class AlignerReport:
 def measure(
     moments: GroupedMoments, fitted: ClosedForm, transform: str, rank: int
 ) -> AlignerReport:
-    """Measure a map, of the kind and rank of the settings, on the held-out rows."""
+    """Measure a map of this kind and rank on the held-out rows."""
     held, objects = moments.held, moments.held_objects
     old_dim, new_dim = moments.dims
     error = r2 = share = deviations = better = reason = None
     if objects < LEAST_OBJECTS:
-        # A row that is there again measures nothing more.
-        different = f", with {objects} different new vectors" if objects < held.count else ""
+        # Repeated rows add no information.
+        distinct = f", with {objects} distinct new vectors" if objects < held.count else ""
         reason = (
-            f"{held.count} of {moments.rows} rows are held out{different}, and {LEAST_OBJECTS} are "
-            f"needed to measure the error; give more {'different ' if different else ''}rows or "
+            f"{held.count} of {moments.rows} rows are held out{distinct}, but {LEAST_OBJECTS} are "
+            f"needed to measure the error; give more {'distinct ' if distinct else ''}rows or "
             "raise held_out"
         )
     else:
@@ -270,7 +269,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Solution:
-    """A fitted map, its report, and the error of its transform; None if no row is held out."""
+    """A fitted map, its report, and its transform's error, which is None if no row is held out."""
 
     fitted: ClosedForm
     report: AlignerReport
@@ -278,30 +277,30 @@ class Solution:
 
 
 def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
-    """Fit the map to all rows except the held-out ones, and measure it on those.
+    """Fit the map to all rows except the held-out ones, and measure it on the held-out ones.
 
     Raises: DataError: there are too few rows, or the vectors of one side cannot be aligned.
     """
     rank = settings.rank_of(*moments.dims)
     rows, seen, chosen = moments.rows, moments.seen.count, moments.chosen.count
-    # Nothing is published here, and zeros change no map; but of few other vectors none is fitted.
+    # Zero vectors do not change the map, so up to half of the rows may be zero.
     degenerate = degenerate_side(moments.whole, moments.zeros, 0.5) if rows > 1 else None
     if degenerate is not None:
         side, problem = degenerate
         raise DataError(
-            f"The {side} vectors cannot be aligned: {problem}; look at how they were made."
+            f"The {side} vectors cannot be aligned: {problem}; check how they were computed."
         )
     if seen + chosen < 2:
         lower = ", or a lower held_out" if moments.held.count else ""
         raise DataError(
-            f"Of {rows} rows {moments.held.count} are held out to measure on, which leaves "
-            f"{seen + chosen} to fit to; give more rows{lower}."
+            f"Of {rows} rows, {moments.held.count} are held out to measure the error, which leaves "
+            f"{seen + chosen} to fit; give more rows{lower}."
         )
     choosing = settings.has_ridge and settings.ridge == "auto"
     if choosing and not (seen and chosen):
         raise DataError(
-            f"Of {rows} rows {seen} would be fitted to and {chosen} would choose the ridge; give "
-            "more rows, or a number as ridge."
+            f"Of {rows} rows, {seen} are left to fit and {chosen} to choose the ridge; give more "
+            "rows, or set the ridge to a number."
         )
     fitted = fit_closed_form(
         settings.transform,

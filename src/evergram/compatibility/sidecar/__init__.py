@@ -1,3 +1,3 @@
-"""A few bytes next to each new vector give the old one back: `coding` (directions, levels, bits)
-and `sidecar` (the reader).
+"""A few bytes next to each new vector restore the old one: `coding` (directions, levels, bits) and
+`sidecar` (fit, encode and read).
 """

@@ -1,4 +1,4 @@
-"""Directions, levels, bits and codes of what the backward transform leaves of a vector."""
+"""Directions, levels, bits and codes for the residual that the backward transform leaves."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 from evergram.errors import DataError, ShapeError
 
 MOST_BITS = 8
-# More steps would lessen the error by less than half a percent.
+# More iterations would reduce the error by less than half a percent.
 STEPS = 300
 
 
 @cache
 def normal_levels(bits: int) -> tuple[Tensor, float]:
-    """Return 2^bits levels for z ~ N(0, 1), rising, float64, and E(z − the nearest level)².
+    """Return 2^bits levels for z ~ N(0, 1), ascending, float64, and E(z − nearest level)².
 
-    Lloyd's algorithm: a limit lies in the middle of two levels, and a level is the mean of z
-    between its limits. It starts from the density of levels that is best for many, ∝ φ^(1/3).
+    Lloyd's algorithm: limits are midpoints of neighbouring levels, and a level is the mean of z
+    between its limits. It starts from the density ∝ φ^(1/3), which is optimal for many levels.
 
     Args:
-        bits: 0 to `MOST_BITS` + 1; of 0 bits the only level is 0, and the error 1.
+        bits: 0 to `MOST_BITS` + 1; with 0 bits the only level is 0, and the error is 1.
     Source: Lloyd, "Least squares quantization in PCM", 1982; Max, "Quantizing for minimum
         distortion", 1960. The start: Panter and Dite 1951.
     """
@@ -41,59 +41,57 @@ def normal_levels(bits: int) -> tuple[Tensor, float]:
         heights = torch.cat([limits.new_zeros(1), density, limits.new_zeros(1)])
         masses = below.diff()
         levels = -heights.diff() / masses
-    # Each level is the mean of its part, so that E(z − q)² = 1 − E q².
+    # Each level q is the mean of its cell, so E(z − q)² = 1 − E q².
     return levels, 1.0 - float((masses * levels.square()).sum())
 
 
 @cache
 def rounding_errors() -> Tensor:
-    """Return E(z − the nearest level)² by bits, 0 to `MOST_BITS`, float64; it falls, and by ever
-    less."""
+    """Return E(z − nearest level)² for 0 to `MOST_BITS` bits, float64; decreasing and convex."""
     errors = [normal_levels(bits)[1] for bits in range(MOST_BITS + 1)]
     return torch.tensor(errors, dtype=torch.float64)
 
 
 def bit_order(variances: Tensor) -> Tensor:
-    """Return the order in which bits are given away, int64 [8 D]: places in [D, 8], of the bits of
-    each coordinate.
+    """Return the order in which to allocate bits, int64 [8 D]: flat indices into [D, 8].
 
-    With b bits, coordinate j leaves λ_j e(b), where e are the `rounding_errors`. Each bit goes
-    where it takes the most away. As e is convex, the first B of them leave the least that any B
-    bits can leave. It is the water-filling of rate-distortion theory, in whole bits. Of
-    coordinates on a path (`trellis`) it is nearly so: what they leave of e(1) is a larger share.
+    With b bits, coordinate j has error λ_j e(b), where e are the `rounding_errors`. Each bit goes
+    where it reduces the error most. As e is convex, this greedy order is optimal for any number of
+    bits: it is water-filling from rate-distortion theory, in whole bits. With the trellis it is
+    only nearly optimal: with 1 bit the trellis gains less.
 
     Args:
-        variances: λ, [D], none below 0. A coordinate that is always 0 comes last.
+        variances: λ, [D], ≥ 0. Coordinates that are always 0 come last.
     Source: Gersho and Gray, "Vector Quantization and Signal Compression", 1992, section 8.4.
     """
-    taken = -rounding_errors().diff()
-    gains = variances.double()[:, None] * taken
+    reductions = -rounding_errors().diff()
+    gains = variances.double()[:, None] * reductions
     return torch.sort(gains.flatten(), descending=True, stable=True).indices
 
 
 def allocated(order: Tensor, bits: int) -> Tensor:
-    """Return how many of the first `bits` each coordinate has, int64 [D], 0 to 8."""
+    """Return how many of the first `bits` bits each coordinate gets, int64 [D], 0 to 8."""
     return torch.bincount(order[:bits] // MOST_BITS, minlength=len(order) // MOST_BITS)
 
 
 Bytes = npt.NDArray[np.uint8]
-# Bits in memory at once, each in a byte.
+# Bits unpacked in memory at once, one byte each.
 BLOCK = 1 << 24
 
 
 def packed_size(bits: npt.NDArray[np.int64]) -> int:
-    """Return the bytes of a row of codes; the last one is filled up with zeros."""
+    """Return the number of bytes of a packed row; the last byte is padded with zeros."""
     return -(-int(bits.sum()) // 8)
 
 
 def pack(codes: Bytes, bits: npt.NDArray[np.int64]) -> Bytes:
-    """Return rows of codes as bytes, uint8 [N, `packed_size(bits)`], highest bits first.
+    """Pack rows of codes into bytes, uint8 [N, `packed_size(bits)`], highest bits first.
 
     Args:
         codes: uint8 [N, r], each below 2^b of its column.
         bits: b of each column, [r], 1 to 8.
     """
-    column, shift = _places(bits)
+    column, shift = _bit_layout(bits)
     packed = np.empty((len(codes), packed_size(bits)), np.uint8)
     for rows in _blocks(len(codes), len(column)):
         packed[rows] = np.packbits((codes[rows][:, column] >> shift) & 1, axis=1)
@@ -101,19 +99,19 @@ def pack(codes: Bytes, bits: npt.NDArray[np.int64]) -> Bytes:
 
 
 def unpack(packed: Bytes, bits: npt.NDArray[np.int64]) -> Bytes:
-    """Return the codes, uint8 [N, r], of bytes of `pack`."""
+    """Return the codes, uint8 [N, r], of bytes that `pack` wrote."""
     start = np.cumsum(bits) - bits
-    # A code is within two bytes; the last byte may have none behind it.
-    next_one = np.pad(packed[:, 1:], ((0, 0), (0, 1)))[:, : packed.shape[1]]
-    pairs = (packed.astype(np.uint16) << 8) | next_one
+    # A code lies within two consecutive bytes; the last byte is followed by a zero.
+    next_bytes = np.pad(packed[:, 1:], ((0, 0), (0, 1)))[:, : packed.shape[1]]
+    pairs = (packed.astype(np.uint16) << 8) | next_bytes
     shift = (16 - start % 8 - bits).astype(np.uint16)
     mask = ((1 << bits) - 1).astype(np.uint16)
     codes: Bytes = ((pairs.take(start // 8, axis=1) >> shift) & mask).astype(np.uint8)
     return codes
 
 
-def _places(bits: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Bytes]:
-    """Return of each bit of a row the column that it is of, and how far its code is shifted."""
+def _bit_layout(bits: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Bytes]:
+    """Return, for each bit of a packed row, its column and its position in the code."""
     column = np.repeat(np.arange(len(bits)), bits)
     last = np.repeat(np.cumsum(bits), bits)
     return column, (last - 1 - np.arange(len(column))).astype(np.uint8)
@@ -128,13 +126,13 @@ def _blocks(count: int, width: int) -> list[slice]:
 class ResidualBasis:
     """The eigenvectors of Σ = E[δ δᵀ], where δ = z_{k-1} − W z_k − b, largest eigenvalue first.
 
-    Along them coordinates are uncorrelated, so that none repeats what another says, and the first r
-    hold more of δ than any other r numbers that are linear in it: all but Σ_{j > r} λ_j.
+    In this basis coordinates are uncorrelated, and the first r hold more of δ than any other r
+    linear coordinates: all but Σ_{j > r} λ_j.
 
     Args:
-        values: λ, float64 [D_{k-1}], none below 0.
-        vectors: float64 [D_{k-1}, D_{k-1}], one eigenvector a column.
-        power: E‖z_{k-1}‖², the divisor of relative errors.
+        values: λ, float64 [D_{k-1}], ≥ 0.
+        vectors: float64 [D_{k-1}, D_{k-1}], one eigenvector per column.
+        power: E‖z_{k-1}‖², the denominator of relative errors.
     Source: Eckart and Young, "The approximation of one matrix by another of lower rank", 1936.
     """
 
@@ -144,20 +142,20 @@ class ResidualBasis:
 
     @classmethod
     def of(cls, sigma: Tensor, power: float) -> ResidualBasis:
-        """Return the basis of a residual covariance [D_{k-1}, D_{k-1}], as `StepError` has it.
+        """Return the basis for Σ [D_{k-1}, D_{k-1}], see `StepError.sigma`.
 
         Raises: ShapeError: it is not a square matrix. DataError: a number is not finite, or the
             power is not above 0.
         """
         if sigma.dim() != 2 or sigma.shape[0] != sigma.shape[1]:
-            raise ShapeError(f"The covariance is {list(sigma.shape)}; [D, D] is needed.")
+            raise ShapeError(f"The covariance is {list(sigma.shape)}; it must be [D, D].")
         if not bool(sigma.isfinite().all()) or not 0 < power < math.inf:
             raise DataError(
-                f"The covariance of the error, or the mean square {power:g} of the old vectors, "
-                "is not a finite number above 0; give those of vectors that are not all zero."
+                "The covariance of the error must be finite, and the mean square of the old "
+                f"vectors ({power:g}) finite and above 0; give vectors that are not all zero."
             )
         values, vectors = torch.linalg.eigh(sigma.double())
-        # A sign of their own: that of the largest coordinate, so that equal input gives equal bits.
+        # Fix each sign by the largest coordinate, so that equal input gives equal codes.
         largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
         vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
         return cls(values.flip(0).clamp(min=0), vectors.flip(1).contiguous(), power)
@@ -166,32 +164,32 @@ class ResidualBasis:
         return len(self.values)
 
 
-# A subset's number has a high and a low bit, each the sum modulo 2 of the lowest bits of codes, of
-# those this many columns back. By memory: how far back the farthest is. With a memory of 0 every
-# coordinate is rounded by itself.
+# The trellis code: the levels of a column form 4 subsets. Each of the two bits of a subset's number
+# is the parity of the lowest code bits this many columns back: (high bit, low bit), by memory, the
+# largest lag. With memory 0 every coordinate is rounded alone.
 TAPS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {0: ((0,), ()), 5: ((0, 2, 5), (3,))}
 MEMORY = 5
-# Rows that are rounded at once.
+# Rows encoded at once.
 ROWS = 2048
-# Standard deviations beyond which a number is taken for this one.
+# Coordinates are clipped to this many standard deviations.
 FARTHEST = 1e4
-# Normal variables that levels of a few bits are fitted to, in this many steps. With more bits those
-# that are best without a trellis are as good.
+# Shape of the normal sample to which levels of up to `FITTED` bits are fitted, in `ROUNDS` rounds.
+# With more bits, the levels that are optimal without a trellis are as good.
 DRAWS, ROUNDS, FITTED = (256, 64), 6, 4
-# Levels of a path; as many more are of coordinates that are rounded by themselves.
+# Number of trellis levels; as many again are for coordinates rounded alone.
 LEVELS = 2 ** (MOST_BITS + 2) - 4
 
 
 def first_level(bits: Tensor, memory: int = MEMORY) -> Tensor:
-    """Return where the 2^(b+1) levels of columns of b bits [r] begin among all, int64 [r]."""
+    """Return the index of the first of the 2^(b+1) levels of columns with b bits [r], int64 [r]."""
     low = TAPS[memory][1]
     alone = min(low) if low else len(bits)
-    places: Tensor = 2 ** (bits + 1) - 4 + LEVELS * (torch.arange(len(bits)) < alone)
-    return places
+    starts: Tensor = 2 ** (bits + 1) - 4 + LEVELS * (torch.arange(len(bits)) < alone)
+    return starts
 
 
 def level_places(codes: Tensor, bits: Tensor, memory: int = MEMORY) -> Tensor:
-    """Return which of all levels the codes of rows stand for, int32 [n, r].
+    """Return the index of each code's level among all levels, int32 [n, r].
 
     Args:
         codes: uint8 [n, r], each below 2^b of its column.
@@ -199,7 +197,7 @@ def level_places(codes: Tensor, bits: Tensor, memory: int = MEMORY) -> Tensor:
     """
     high, low = TAPS[memory]
     lowest = codes & 1
-    subset = _sum_of_past(lowest, high).mul_(2).add_(_sum_of_past(lowest, low))
+    subset = _parity_of_past(lowest, high).mul_(2).add_(_parity_of_past(lowest, low))
     within = (codes >> 1).int().mul_(4).add_(subset)
     return within.add_(first_level(bits, memory).int())
 
@@ -207,115 +205,116 @@ def level_places(codes: Tensor, bits: Tensor, memory: int = MEMORY) -> Tensor:
 def encode(
     standard: Tensor, weights: Tensor, bits: Tensor, levels: Tensor, memory: int = MEMORY
 ) -> Tensor:
-    """Return the codes of rows, uint8 [n, r], along the path with the least Σ_j w_j (z_j − level)².
+    """Return the codes, uint8 [n, r], that minimise Σ_j w_j (z_j − level_j)² for each row.
 
-    It is found by Viterbi's algorithm.
+    They are the best path through the trellis, found by the Viterbi algorithm.
 
     Args:
-        standard: z [n, r], of variance 1 as the levels are.
-        weights: w [r], none below 0.
-        bits: as for `level_places`.
-        levels: [2 `LEVELS`], as `trellis_levels` has them; a number beyond the last level is
-            stored as that.
+        standard: z [n, r], scaled to unit variance.
+        weights: w [r], ≥ 0.
+        bits: as in `level_places`.
+        levels: [2 `LEVELS`], ordered as in `trellis_levels`; numbers beyond the last level are
+            clipped to it.
     """
     codes = torch.empty(standard.shape, dtype=torch.uint8)
     if not codes.numel():
         return codes
-    share = (weights / weights.max().clamp(min=torch.finfo(weights.dtype).tiny)).tolist()
+    relative = (weights / weights.max().clamp(min=torch.finfo(weights.dtype).tiny)).tolist()
     starts = first_level(bits, memory).tolist()
-    own = [
+    subsets = [
         levels[start : start + 2 ** (count + 1)].view(-1, 4).T.contiguous()
         for start, count in zip(starts, bits.tolist(), strict=True)
     ]
     for start in range(0, len(standard), ROWS):
         rows = standard[start : start + ROWS].double().clamp(-FARTHEST, FARTHEST)
-        codes[start : start + ROWS] = _best_path(rows.T.contiguous(), share, own, memory)
+        codes[start : start + ROWS] = _best_path(rows.T.contiguous(), relative, subsets, memory)
     return codes
 
 
 @cache
 def trellis_levels() -> Tensor:
-    """Return the levels of 1, 2, … `MOST_BITS` bits for N(0, 1) on a path, rising in each, and then
-    those of coordinates by themselves, of which each is there twice; float64 [2 `LEVELS`].
+    """Return the trellis levels for N(0, 1), of 1, 2, … `MOST_BITS` bits, each ascending, followed
+    by the levels of coordinates rounded alone, each repeated twice; float64 [2 `LEVELS`].
 
-    Lloyd's algorithm: a level becomes the mean of what is rounded to it, from the levels of one bit
-    more that are best without a trellis. The same draws always.
+    Lloyd's algorithm moves each level to the mean of the draws encoded as it, starting from the
+    optimal levels of one more bit without a trellis. The draws have a fixed seed.
     """
     draws = torch.randn(DRAWS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    parts = []
+    levels_by_bits = []
     for count in range(1, MOST_BITS + 1):
         levels = normal_levels(count + 1)[0]
         for _ in range(ROUNDS if count <= FITTED else 0):
-            levels = _fitted(levels, draws, count)
-        parts.append(levels)
+            levels = _refitted(levels, draws, count)
+        levels_by_bits.append(levels)
     alone = [normal_levels(count)[0] for count in range(1, MOST_BITS + 1)]
-    return torch.cat([*parts, levels_alone(torch.cat(alone))])
+    return torch.cat([*levels_by_bits, levels_alone(torch.cat(alone))])
 
 
 def levels_alone(levels: Tensor) -> Tensor:
-    """Return the best 2^b levels of all b in a row as `encode` takes them: every second one, as the
-    low bit of the subset is 0."""
+    """Return optimal levels in the layout of `encode`: each twice, because only subsets whose low
+    bit is 0 are used."""
     return levels.repeat_interleave(2)
 
 
-def _fitted(levels: Tensor, draws: Tensor, count: int) -> Tensor:
-    """Return levels [2^(b+1)] that are the means of draws rounded to them, alike on both sides."""
+def _refitted(levels: Tensor, draws: Tensor, count: int) -> Tensor:
+    """Return levels [2^(b+1)], b = `count`: the means of the draws encoded as each, symmetric."""
     bits = torch.full((draws.shape[1],), count)
     start = 2 ** (count + 1) - 4
-    own = slice(start, start + len(levels))
-    among = torch.zeros(2 * LEVELS, dtype=torch.float64)
-    among[own] = levels
-    among[own.start + LEVELS : own.stop + LEVELS] = levels_alone(normal_levels(count)[0])
-    places = level_places(encode(draws, torch.ones(len(bits)), bits, among), bits).flatten().long()
-    numbers = torch.bincount(places, minlength=len(among))[own]
-    sums = torch.bincount(places, draws.flatten(), minlength=len(among))[own]
-    numbers, sums = numbers + numbers.flip(0), sums - sums.flip(0)
-    return torch.where(numbers > 0, sums / numbers.clamp(min=1), levels).sort().values
+    fitted = slice(start, start + len(levels))
+    table = torch.zeros(2 * LEVELS, dtype=torch.float64)
+    table[fitted] = levels
+    table[fitted.start + LEVELS : fitted.stop + LEVELS] = levels_alone(normal_levels(count)[0])
+    codes = encode(draws, torch.ones(len(bits)), bits, table)
+    indices = level_places(codes, bits).flatten().long()
+    counts = torch.bincount(indices, minlength=len(table))[fitted]
+    sums = torch.bincount(indices, draws.flatten(), minlength=len(table))[fitted]
+    counts, sums = counts + counts.flip(0), sums - sums.flip(0)
+    return torch.where(counts > 0, sums / counts.clamp(min=1), levels).sort().values
 
 
-def _sum_of_past(lowest: Tensor, taps: tuple[int, ...]) -> Tensor:
-    """Return the sum modulo 2 of the lowest bits of codes this many columns back, uint8 [n, r]."""
-    total = torch.zeros_like(lowest)
-    for back in taps:
-        total[:, back:] ^= lowest[:, : max(0, lowest.shape[1] - back)]
-    return total
+def _parity_of_past(lowest: Tensor, taps: tuple[int, ...]) -> Tensor:
+    """Return the parity of the lowest code bits at these lags, uint8 [n, r]."""
+    parity = torch.zeros_like(lowest)
+    for lag in taps:
+        parity[:, lag:] ^= lowest[:, : max(0, lowest.shape[1] - lag)]
+    return parity
 
 
 @cache
 def _subsets(memory: int) -> Tensor:
-    """Return the subset of each window of lowest bits, the newest lowest, int64 [2^(memory+1)]."""
+    """Return the subset for each window of lowest bits, newest bit lowest, int64 [2^(memory+1)]."""
     windows = torch.arange(2 ** (memory + 1))
-    none = torch.zeros_like(windows)
-    high, low = (sum(((windows >> back) & 1 for back in taps), none) for taps in TAPS[memory])
+    zero = torch.zeros_like(windows)
+    high, low = (sum(((windows >> lag) & 1 for lag in taps), zero) for taps in TAPS[memory])
     return 2 * (high % 2) + low % 2
 
 
-def _best_path(columns: Tensor, weights: list[float], own: list[Tensor], memory: int) -> Tensor:
-    """Return the codes [n, r] of rows, whose coordinates are `columns` [r, n]."""
+def _best_path(columns: Tensor, weights: list[float], levels: list[Tensor], memory: int) -> Tensor:
+    """Return the codes [n, r] of rows, given `columns` [r, n] and r tensors of levels, [4, m]."""
     width, count = columns.shape
     subsets, states = _subsets(memory), 2**memory
-    # The cost of the best path to each state, which is the last lowest bits; from zeros before.
+    # The cost of the best path to each state. A state is the last `memory` lowest bits, first 0s.
     cost = torch.full((count, states), torch.inf)
     cost[:, 0] = 0
     oldest = torch.empty(width, count, states, dtype=torch.bool)
     nearest = torch.empty(width, count, 4, dtype=torch.uint8)
     for j in range(width):
-        apart = torch.empty(count, 4, dtype=torch.float64)
-        for number, some in enumerate(own[j]):
-            place = torch.bucketize(columns[j], (some[1:] + some[:-1]) / 2)
-            apart[:, number] = (columns[j] - some[place]).square() * weights[j]
-            nearest[j, :, number] = place
-        # Less the smallest, so that float32 holds what paths differ by behind a far one, too.
-        more = (apart - apart.min(dim=1, keepdim=True).values).float()
-        windows = cost[:, :, None] + more[:, subsets].view(count, states, 2)
-        # Of two windows that end in one state, but for their oldest bit, the better one goes on.
+        errors = torch.empty(count, 4, dtype=torch.float64)
+        for number, subset_levels in enumerate(levels[j]):
+            index = torch.bucketize(columns[j], (subset_levels[1:] + subset_levels[:-1]) / 2)
+            errors[:, number] = (columns[j] - subset_levels[index]).square() * weights[j]
+            nearest[j, :, number] = index
+        # Subtract the minimum, so that float32 keeps small differences next to a large error.
+        excess = (errors - errors.min(dim=1, keepdim=True).values).float()
+        windows = cost[:, :, None] + excess[:, subsets].view(count, states, 2)
+        # Two windows that differ in the oldest bit lead to the same state; keep the better one.
         cost, choice = windows.view(count, 2, states).min(dim=1)
         oldest[j] = choice.bool()
     codes = torch.empty(count, width, dtype=torch.uint8)
     state = cost.argmin(dim=1, keepdim=True)
     for j in reversed(range(width)):
         window = (oldest[j].gather(1, state).long() << memory) | state
-        place = nearest[j].gather(1, subsets[window])
-        codes[:, j] = ((place << 1) | (window & 1))[:, 0].to(torch.uint8)
+        index = nearest[j].gather(1, subsets[window])
+        codes[:, j] = ((index << 1) | (window & 1))[:, 0].to(torch.uint8)
         state = window >> 1
     return codes

@@ -1,4 +1,4 @@
-"""`Sidecar`: a few bytes beside each new vector, with which an old reader gets the old one back."""
+"""`Sidecar`: a few bytes stored with each new vector, from which readers restore the old vector."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from evergram.compatibility.sidecar.coding import (
 )
 from evergram.errors import DataError, ShapeError
 
-# Objects by which the bytes for an error are guessed, before all of them are looked at.
-SOME = 4096
+# Size of the sample that gives a first guess of the bytes needed for an error.
+SAMPLE = 4096
 Vectors = TypeVar("Vectors", Tensor, npt.NDArray[Any])
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The backward transform, and what it leaves along r directions, each by its bits.
+    """The backward transform, and a code for its residual along r directions.
 
-    Which of the levels that its bits can name a coordinate is read as depends on the codes before
-    it: a vector's coordinates are rounded together (`trellis`).
+    The coordinates of a vector are quantised together, by a trellis code: the level of a coordinate
+    depends on the codes of earlier coordinates.
 
-    Only the new vectors and the codes are stored. A new reader takes the new vectors as they are;
-    an old one reads W z_k + b + U (levels of the codes · scales). Vectors are tensors or NumPy
-    arrays, and what is returned is of the same kind.
+    Only the new vectors and the codes are stored. New readers use the new vectors unchanged; old
+    readers compute W z_k + b + U (levels of the codes · scales). Vectors are tensors or NumPy
+    arrays, and results have the same type.
 
     Args:
         weight: W [D_{k-1}, D_k]; offset: b [D_{k-1}], or None.
         basis: U [D_{k-1}, r], orthonormal columns.
-        scales: [r], √λ of each coordinate; what its levels are worth.
-        bits: int64 [r], of each coordinate's code, 1 to 8.
-        levels: float64 [2040], what codes of 1, 2, … 8 bits may stand for, as for `trellis_levels`.
-        missing: the mean square of what is not read back, over the objects of `fit`.
+        scales: [r], √λ, the unit of each coordinate's levels.
+        bits: int64 [r], bits of each coordinate's code, 1 to 8.
+        levels: float64 [2040], the levels of codes of 1, 2, … 8 bits, see `coding.trellis_levels`.
+        missing: the mean square error that remains, over the objects of `fit`.
         power: E‖z_{k-1}‖².
-        memory: as for `trellis.TAPS`; 0 rounds each coordinate alone.
+        memory: a key of `coding.TAPS`; 0 rounds each coordinate alone.
     Source: docs/old-readers.md, "A sidecar for old readers".
 
     >>> import torch
@@ -85,13 +85,13 @@ class Sidecar:
     def fit(
         cls, weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors, size: int
     ) -> Sidecar:
-        """Choose directions, scales and bits by objects whose old and new vectors are there.
+        """Choose directions, scales and bits from objects with an old and a new vector.
 
         Args:
-            weight, offset: the backward transform, as `Aligner.as_transform().affine()` has it.
+            weight, offset: the backward transform, e.g. from `Aligner.as_transform().affine()`.
             new: z_k [N, D_k]; old: z_{k-1} [N, D_{k-1}], of the same objects.
-            size: bytes beside each vector, 0 to D_{k-1}; `fit_for_error` chooses it.
-        Raises: ShapeError: shapes or size do not fit. DataError: there are no objects, or the old
+            size: bytes per vector, 0 to D_{k-1}; `fit_for_error` chooses it.
+        Raises: ShapeError: a shape or the size is wrong. DataError: there are no objects, the old
             vectors are all zero, or a number is not finite.
         """
         residual = _residual(weight, offset, new, old)
@@ -101,20 +101,19 @@ class Sidecar:
     def fit_for_error(
         cls, weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors, error: float
     ) -> Sidecar:
-        """As `fit`, with the fewest bytes for which `relative_error` is at most `error`.
+        """Fit with the fewest bytes for which `relative_error` is at most `error`.
 
-        Raises: DataError: no number of bytes leaves so little, as coordinates are rounded; or as of
-            `fit`.
+        Raises: DataError: even the most bytes leave a larger error; or as in `fit`.
         """
         if not 0 <= error < math.inf:
-            raise DataError(f"The error is {error:g}; it must be a number of 0 or more.")
+            raise DataError(f"The error is {error:g}; it must be a number ≥ 0.")
         residual = _residual(weight, offset, new, old)
         basis = _basis_of(residual, old)
-        some, sizes = residual[:: -(-len(residual) // SOME)], range(len(basis) + 1)
+        sample, sizes = residual[:: -(-len(residual) // SAMPLE)], range(len(basis) + 1)
 
         @cache
         def fitted(size: int, *, whole: bool = True) -> Sidecar:
-            return _fitted(weight, offset, basis, residual if whole else some, size)
+            return _fitted(weight, offset, basis, residual if whole else sample, size)
 
         guess = bisect_left(
             sizes, True, key=lambda n: fitted(n, whole=False).relative_error <= error
@@ -124,13 +123,13 @@ class Sidecar:
             return fitted(size)
         best = fitted(sizes[-1])
         raise DataError(
-            f"No sidecar leaves a relative error of {error:g}; the least is "
-            f"{best.relative_error:.2g}, with {best.size} bytes a vector. Allow so much, or keep "
-            "the old vectors."
+            f"No sidecar reaches a relative error of {error:g}; the lowest is "
+            f"{best.relative_error:.2g}, with {best.size} bytes per vector. Allow that error, or "
+            "keep the old vectors."
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its tensors by their names in a file."""
+        """Return the tensors by their names in a file."""
         tensors = {"weight": self.weight, "basis": self.basis, "scales": self.scales}
         if self.offset is not None:
             tensors["offset"] = self.offset
@@ -141,8 +140,8 @@ class Sidecar:
     def of_tensors(
         cls, tensors: Mapping[str, Tensor], codes: Tensor, record: Mapping[str, Any]
     ) -> Sidecar | None:
-        """Return the sidecar of a file's tensors and record; None if these and the codes do not fit
-        together.
+        """Return the sidecar described by a file's tensors and record; None if they are not valid
+        or do not match the codes.
 
         Raises: KeyError: a tensor, or an entry of the record, is missing.
         """
@@ -179,54 +178,54 @@ class Sidecar:
 
     @property
     def size(self) -> int:
-        """The bytes beside each vector."""
+        """Bytes per vector."""
         return packed_size(self.bits.numpy())
 
     @property
     def relative_error(self) -> float:
-        """√(E‖error‖² / E‖z_{k-1}‖²) of reading, as it was for the objects of `fit`."""
+        """√(E‖error‖² / E‖z_{k-1}‖²) over the objects of `fit`."""
         return math.sqrt(self.missing / self.power)
 
     def coordinates(self, new: Vectors, old: Vectors) -> Vectors:
-        """Return the coordinates before rounding, float64 [N, r]. Raises: as for `encode`."""
+        """Return the coordinates before rounding, float64 [N, r]. Raises: as in `encode`."""
         return _like(new, _residual(self.weight, self.offset, new, old) @ self.basis)
 
     def encode(self, new: Vectors, old: Vectors) -> Vectors:
-        """Return the codes of objects, uint8 [N, size]; a coordinate beyond the last level is
-        stored as that.
+        """Return the codes of objects, uint8 [N, size]; coordinates beyond the last level are
+        clipped to it.
 
-        Raises: ShapeError: shapes do not fit. DataError: a number is not finite.
+        Raises: ShapeError: a shape is wrong. DataError: a number is not finite.
         """
         codes = self._codes(_residual(self.weight, self.offset, new, old) @ self.basis)
         return _like(new, torch.from_numpy(pack(codes.numpy(), self.bits.numpy())))
 
     def read(self, new: Vectors, codes: Tensor | npt.NDArray[np.uint8]) -> Vectors:
-        """Return the old vectors of objects, [N, D_{k-1}], of the type of `new`, in which they are
-        computed, but for half precision, which is computed in float32.
+        """Restore the old vectors of objects, [N, D_{k-1}], in the dtype of `new`. Half precision
+        is computed in float32.
 
         Args:
-            codes: [N, size] of `encode`.
-        Raises: ShapeError: they are of other objects, or of another sidecar.
+            codes: [N, size] from `encode`.
+        Raises: ShapeError: the codes have the wrong shape or dtype.
         """
         packed = _tensor(codes)
         if packed.shape != (len(new), self.size) or packed.dtype != torch.uint8:
             raise ShapeError(
-                f"The codes are {list(packed.shape)} of {packed.dtype}; uint8 "
-                f"[{len(new)}, {self.size}] is needed, one row for each vector."
+                f"The codes are {list(packed.shape)} of {packed.dtype}; they must be uint8 "
+                f"[{len(new)}, {self.size}], one row per vector."
             )
-        steps = torch.from_numpy(unpack(packed.numpy(), self.bits.numpy()))
+        codes = torch.from_numpy(unpack(packed.numpy(), self.bits.numpy()))
         vectors = _tensor(new)
-        wide = torch.promote_types(vectors.dtype, torch.float32)
-        back = _mapped(self.weight, self.offset, vectors, wide)
-        read = back + self._worth(steps, wide) @ self.basis.T.to(wide)
-        return _like(new, read.to(vectors.dtype))
+        dtype = torch.promote_types(vectors.dtype, torch.float32)
+        mapped = _mapped(self.weight, self.offset, vectors, dtype)
+        restored = mapped + self._decoded(codes, dtype) @ self.basis.T.to(dtype)
+        return _like(new, restored.to(vectors.dtype))
 
     def way_back(self, new: Tensor) -> Tensor:
-        """Return what the backward transform alone reads, float64 [N, D_{k-1}]."""
+        """Apply the backward transform alone, float64 [N, D_{k-1}]."""
         return _mapped(self.weight, self.offset, new)
 
     def read_coordinates(self, new: Tensor, coordinates: Tensor) -> Tensor:
-        """Return the old vectors by coordinates that were not rounded, float64 [N, D_{k-1}]."""
+        """Restore the old vectors from unrounded coordinates, float64 [N, D_{k-1}]."""
         return self.way_back(new) + coordinates.double() @ self.basis.T
 
     def _codes(self, coordinates: Tensor) -> Tensor:
@@ -234,11 +233,11 @@ class Sidecar:
         standard = coordinates / torch.where(self.scales > 0, self.scales, 1.0)
         return encode(standard, self.scales.square(), self.bits, self.levels, self.memory)
 
-    def _worth(self, codes: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
-        """Return what codes [N, r] stand for."""
-        places = level_places(codes, self.bits, self.memory).flatten()
-        levels = self.levels.to(wide).index_select(0, places).view(codes.shape)
-        return levels.mul_(self.scales.to(wide))
+    def _decoded(self, codes: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Return the coordinates that codes [N, r] stand for."""
+        indices = level_places(codes, self.bits, self.memory).flatten()
+        levels = self.levels.to(dtype).index_select(0, indices).view(codes.shape)
+        return levels.mul_(self.scales.to(dtype))
 
 
 def _fitted(
@@ -246,75 +245,74 @@ def _fitted(
 ) -> Sidecar:
     if not 0 <= size <= len(basis):
         raise ShapeError(
-            f"The size is {size} bytes; it must be 0 to {len(basis)}, a byte for each coordinate "
-            "of an old vector."
+            f"The size is {size} bytes; it must be 0 to {len(basis)}, one byte per coordinate of "
+            "an old vector."
         )
     bits = allocated(bit_order(basis.values), 8 * size)
-    # Bits fall with the eigenvalues, so that the first coordinates are the kept ones.
+    # Bits decrease with the eigenvalues, so the coordinates with bits come first.
     rank = int((bits > 0).sum())
     shift = None if offset is None else offset.detach().double()
-    own = basis.vectors[:, :rank], basis.values[:rank].sqrt(), bits[:rank]
-    fitted = Sidecar(weight.detach().double(), shift, *own, trellis_levels(), 0.0, basis.power)
+    coding = basis.vectors[:, :rank], basis.values[:rank].sqrt(), bits[:rank]
+    fitted = Sidecar(weight.detach().double(), shift, *coding, trellis_levels(), 0.0, basis.power)
     coordinates = residual @ fitted.basis
-    rounded = fitted._worth(fitted._codes(coordinates))
+    rounded = fitted._decoded(fitted._codes(coordinates))
     missing = basis.values[rank:].sum() + (coordinates - rounded).square().mean(0).sum()
     return replace(fitted, missing=float(missing))
 
 
 def _first(guess: int, count: int, enough: Callable[[int], bool]) -> int:
-    """Return the first number from which on `enough` is true; `count` if there is none below it.
-    Few numbers are tried if the guess is near."""
-    low, high, place, step = 0, count, min(guess, count - 1), 1
-    seen: set[bool] = set()
+    """Return the first number below `count` for which the monotone `enough` is true, or `count`.
+    It gallops from the guess until the answer is bracketed, then bisects."""
+    low, high, trial, step = 0, count, min(guess, count - 1), 1
+    answers: set[bool] = set()
     while low < high:
-        below = enough(place)
-        seen.add(below)
-        low, high = (low, place) if below else (place + 1, high)
-        if len(seen) == 2:
-            place = (low + high) // 2
+        is_enough = enough(trial)
+        answers.add(is_enough)
+        low, high = (low, trial) if is_enough else (trial + 1, high)
+        if len(answers) == 2:
+            trial = (low + high) // 2
         else:
-            place = max(low, high - step) if below else min(high - 1, low + step)
+            trial = max(low, high - step) if is_enough else min(high - 1, low + step)
         step *= 2
     return low
 
 
 def _basis_of(residual: Tensor, old: Tensor | npt.NDArray[Any]) -> ResidualBasis:
     if not len(residual):
-        raise DataError("There are no vectors to choose a sidecar by; give some.")
+        raise DataError("There are no vectors to fit a sidecar to; give some.")
     power = float(_tensor(old).double().square().sum(1).mean())
     return ResidualBasis.of(residual.T @ residual / len(residual), power)
 
 
 def _tensor(array: Tensor | npt.NDArray[Any]) -> Tensor:
-    """Return an array as a tensor; a copy of one that torch cannot share, or warns of."""
+    """Return an array as a tensor, copied if torch cannot share its memory without a warning."""
     if isinstance(array, Tensor):
         return array
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
 def _like(vectors: Vectors, value: Tensor) -> Vectors:
-    """Return a tensor as the kind of array that `vectors` are."""
+    """Return a tensor as an array of the type of `vectors`."""
     return value.numpy() if isinstance(vectors, np.ndarray) else value
 
 
 def _mapped(
-    weight: Tensor, offset: Tensor | None, new: Tensor, wide: torch.dtype = torch.float64
+    weight: Tensor, offset: Tensor | None, new: Tensor, dtype: torch.dtype = torch.float64
 ) -> Tensor:
     if new.dim() != 2 or new.shape[1] != weight.shape[1]:
-        raise ShapeError(f"New vectors are {list(new.shape)}; [N, {weight.shape[1]}] is needed.")
-    back = new.detach().to(wide) @ weight.detach().T.to(wide)
-    return back if offset is None else back + offset.detach().to(wide)
+        raise ShapeError(f"New vectors are {list(new.shape)}; they must be [N, {weight.shape[1]}].")
+    mapped = new.detach().to(dtype) @ weight.detach().T.to(dtype)
+    return mapped if offset is None else mapped + offset.detach().to(dtype)
 
 
 def _residual(weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors) -> Tensor:
     """Return δ = z_{k-1} − W z_k − b, float64 [N, D_{k-1}]."""
     if tuple(old.shape) != (len(new), len(weight)):
         raise ShapeError(
-            f"Old vectors are {list(old.shape)}; [{len(new)}, {len(weight)}] is needed, of the "
-            "objects of the new ones."
+            f"Old vectors are {list(old.shape)}; they must be [{len(new)}, {len(weight)}], of the "
+            "same objects as the new ones."
         )
-    before = _tensor(old).detach().double()
-    residual = before - _mapped(weight, offset, _tensor(new))
+    residual = _tensor(old).detach().double() - _mapped(weight, offset, _tensor(new))
     if not bool(residual.isfinite().all()):
         raise DataError("A vector has a NaN or an infinity; correct it or leave it out.")
     return residual
