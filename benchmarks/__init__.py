@@ -1,7 +1,7 @@
-"""Measurements of this package, by itself and beside others; `python -m benchmarks` lists them.
+"""Benchmarks of this package, alone and against other libraries; `python -m benchmarks --list`.
 
-Real data is read from $EVERGRAM_DATA, from a folder data/ in the repository, or from a folder
-shared/data beside it, whichever exists first; docs/data-sets.md says how to download it.
+Real data is read from $EVERGRAM_DATA if set, otherwise from data/ in the repository or shared/data
+next to the repository. docs/data-sets.md says how to download it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from reproduction import loaders as loaders  # adds the kinds of data of some recipes
+from reproduction import loaders as loaders  # registers the data kinds that some recipes use
 
 ROOT = Path(__file__).parents[1]
 
 
 def find_data() -> Path:
-    """Return the folder of real data; `data` in the repository where there is none."""
+    """Return the folder of real data, or `data` in the repository if there is none."""
     here = ROOT / "data"
     if chosen := os.environ.get("EVERGRAM_DATA"):
         return Path(chosen)
@@ -23,5 +23,5 @@ def find_data() -> Path:
 
 
 DATA = find_data()
-# Recipes say $EVERGRAM_DATA, and some sections run the command in processes of their own.
+# Recipes refer to $EVERGRAM_DATA, and some sections run `evergram` in subprocesses.
 os.environ.setdefault("EVERGRAM_DATA", str(DATA))

@@ -1,5 +1,5 @@
-"""`make bench`: measure, print, and write one JSON a run; with --write put the tables where the
-documents show them."""
+"""`make bench`: run benchmarks, print tables and write one JSON file per run; --write also updates
+the tables in the documents."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def put(name: str, text: str) -> None:
-    """Replace what stands between `<!-- name -->` and `<!-- end name -->` in the documents.
+    """Replace the text between `<!-- name -->` and `<!-- end name -->` in the documents.
 
-    Where no document has these marks, a line on stderr says so.
+    If no document has these marks, print a warning on stderr.
     """
     start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
     if not any(start in path.read_text() for path in DOCUMENTS):
-        print(f"No document has a place for {name}, {start}; nothing was written.", file=sys.stderr)
+        print(f"No document contains {start}, so {name} was not written.", file=sys.stderr)
     for path in DOCUMENTS:
         document = path.read_text()
         if start in document:
@@ -37,20 +37,20 @@ def put(name: str, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run sections and return the exit code: 1 if one has failed."""
+    """Run sections and return the exit code: 1 if any section failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
     add("sections", nargs="*", metavar="SECTION", help="see --list; all by default")
     add("--list", action="store_true", help="list the sections")
-    add("--write", action="store_true", help="put the tables into the documents")
-    add("--tiny", action="store_true", help="show in seconds that a section runs; no real data")
-    add("--out", type=Path, default=ROOT / "build" / "benchmarks", help="folder of the run's JSON")
+    add("--write", action="store_true", help="update the tables in the documents")
+    add("--tiny", action="store_true", help="test in seconds that sections run; no real data")
+    add("--out", type=Path, default=ROOT / "build" / "benchmarks", help="folder for the JSON file")
     chosen = parser.parse_args(arguments)
     unknown = set(chosen.sections) - set(SECTIONS)
     if unknown:
-        parser.error(f"unknown section {sorted(unknown)[0]}; there are {', '.join(SECTIONS)}")
+        parser.error(f"unknown section {sorted(unknown)[0]}; known are {', '.join(SECTIONS)}")
     if chosen.tiny and chosen.write:
-        parser.error("--tiny shows that a section runs; its figures are not for the documents")
+        parser.error("--tiny only tests that sections run; its figures must not be written")
     if chosen.list:
         print(listing(SECTIONS))
         return 0
@@ -73,7 +73,7 @@ def measured(names: Sequence[str], chosen: argparse.Namespace) -> list[str]:
         try:
             text = show(name, record, tiny=chosen.tiny, write=chosen.write)
         except Exception:
-            # One section's failure is not the next one's.
+            # Continue with the other sections.
             failed.append(name)
             print(f"\n## {name}\n\nfailed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
             continue
@@ -84,12 +84,12 @@ def measured(names: Sequence[str], chosen: argparse.Namespace) -> list[str]:
             make_folder(path.parent, 0o644)
             write_text(path, json.dumps(record, ensure_ascii=False, indent=1))
     if left_out:
-        print(f"\nLeft out, as real data is not at {gowalla.DATA}: {', '.join(left_out)}.")
+        print(f"\nSkipped, because there is no real data at {gowalla.DATA}: {', '.join(left_out)}.")
     return failed
 
 
 def show(name: str, record: dict[str, Any], *, tiny: bool, write: bool) -> str:
-    """Measure a section, print its table, put it into the documents with `write`, and return it."""
+    """Run a section, print and return its table; with `write`, also update the documents."""
     section = SECTIONS[name]
     figures = section.tiny() if tiny else section.measure()
     note = "" if tiny else busy_note(record)

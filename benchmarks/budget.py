@@ -1,4 +1,4 @@
-"""What the project weighs: files, lines, settings, options, names, words, walks; and its budget."""
+"""The size of the project and its limits: files, lines, settings, options, names, words, walks."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def words(paths: list[Path]) -> int:
 
 
 def options(command: Any) -> Iterator[str]:
-    """Yield the options of a command and of the commands in it."""
+    """Yield the options of a command and its subcommands."""
     yield from (each.opts[0] for each in command.params if each.opts[0].startswith("-"))
     for inner in getattr(command, "commands", {}).values():
         yield from options(inner)
 
 
 def names() -> int:
-    """Return how many names the package and its rooms export."""
+    """Return the number of names that the package and its subpackages export."""
     rooms = [room.name for room in pkgutil.iter_modules(evergram.__path__) if room.ispkg]
     packages = [evergram, *(importlib.import_module(f"evergram.{room}") for room in rooms)]
     return sum(len(getattr(package, "__all__", ())) for package in packages)
 
 
 def weights() -> dict[str, int]:
-    """Return what is weighed by its name, as BUDGET has it."""
+    """Return the measured sizes, with the keys of BUDGET."""
     source = files("src/evergram")
     counts = [
         *(lines(source), len(source), lines(files("tests"))),

@@ -1,4 +1,4 @@
-"""What the command itself measures: MovieLens and the demo."""
+"""Benchmarks that run the command line: MovieLens and the demo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMAND = (sys.executable, "-m", "evergram")
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """Run the command as a user does, and return its JSON."""
+    """Run the command as a user would, and return its JSON."""
     done = subprocess.run(
         [*COMMAND, *arguments, "--json"],
         cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True,
@@ -34,7 +34,7 @@ def run(*arguments: str) -> dict[str, Any]:
 
 @contextmanager
 def served(lineage: Path) -> Iterator[str]:
-    """Run `evergram serve` in a process of its own, and yield its address."""
+    """Run `evergram serve` in a subprocess, and yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -51,7 +51,7 @@ def served(lineage: Path) -> Iterator[str]:
 
 
 def await_ready(url: str, version: int | None = None) -> None:
-    """Wait until a service answers, and computes from a version if one is given."""
+    """Wait until a service is ready, and serves `version` if one is given."""
     for _ in range(600):
         try:
             answer = httpx.get(f"{url}/readyz")
@@ -66,8 +66,8 @@ def await_ready(url: str, version: int | None = None) -> None:
 def movielens_section(
     recipe: Path | str = "recipes/movielens.toml", seeds: range = range(3)
 ) -> str:
-    """Return a table of version 0, its upgrade, and how well version 1 is read as version 0, by
-    seed."""
+    """Return a table by seed: the quality of version 0, of its upgrade, and of version 1 read as
+    version 0."""
     lines = [
         "| seed | version 0 | popularity | version 1 | trained alone | popularity "
         "| v0 itself | v1 through the chain | own queries × v1, chain | own queries × v1, raw "
@@ -108,7 +108,7 @@ def demo(settings: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def picture(versions: Sequence[Mapping[str, Any]]) -> bytes:
-    """Draw the figure of the README as PNG."""
+    """Draw the README's figure as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")

@@ -1,10 +1,10 @@
-"""The defaults next to a longer search and to popularity.
+"""The defaults compared with a longer search and with popularity.
 
-Each recipe names only its data and its split. Test pairs are used once, by both, for every seed.
+Each recipe sets only its data and its split. Both methods use the test pairs once per seed.
 
     OMP_NUM_THREADS=1 python -m benchmarks defaults > defaults.log
 
-Results are kept in build/defaults, so that an interrupted run resumes.
+Results are saved in build/defaults, so that an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ DATA = (
     "amazon-beauty",
 )
 SEEDS = 3
-# Trainings of the longer search, at most.
+# Maximum number of trainings in the longer search.
 MOST = 24
 METRIC = "recall@20"
-# Queries at most whose selection pairs choose an epoch: to rank for thirty thousand after every
-# epoch takes longer than the epoch.
+# Maximum number of queries whose selection pairs choose an epoch: ranking for thirty thousand
+# takes longer than an epoch.
 JUDGED = 4000
 # Half of the 95 % interval of a mean of n is this many standard errors (Student's t).
 STUDENT = {
@@ -60,12 +60,12 @@ KEPT = gowalla.ROOT / "build" / "defaults"
 
 
 Record = dict[str, Any]
-# By data set: a record a seed of the defaults and of the longer search.
+# By data set: one record per seed, for the defaults and for the longer search.
 Compared = dict[str, tuple[list[Record], list[Record]]]
 
 
 def recipe_of(name: str) -> dict[str, Any]:
-    """Return a recipe of the data and its split, with defaults for all else."""
+    """Return a recipe with the data and its split, and defaults for everything else."""
     if name in ("gowalla", "yelp2018"):
         folder = gowalla.convert(name=name)
         data = {
@@ -92,7 +92,7 @@ def one_thread() -> Iterator[None]:
 
 
 def measure() -> Compared:
-    """Compare on each data set that is there."""
+    """Compare on each available data set."""
     with one_thread():
         return {
             name: compare(Runs(recipe_of(name), KEPT / f"{name}.jsonl"), SEEDS)
@@ -122,7 +122,7 @@ def compare(runs: Runs, seeds: int) -> tuple[list[Record], list[Record]]:
 
 
 class Runs:
-    """Trainings on one data set, each run once and kept in a file, one JSON object a line."""
+    """Trainings on one data set, each run once and saved in a file, one JSON object per line."""
 
     def __init__(self, values: dict[str, Any], kept: Path) -> None:
         self.values = values
@@ -136,7 +136,7 @@ class Runs:
         self.splits: dict[int, Split] = {}
 
     def select(self, settings: Sequence[str], seed: int) -> float:
-        """Return the metric on the selection pairs, without using a test pair."""
+        """Return the metric on the selection pairs, without using test pairs."""
         recipe, split = self._prepare(settings, seed)
         none = torch.zeros(0, dtype=torch.int64)
         run = self._once("select", recipe, replace(split, test=RowPairs(none, none)), None)
@@ -144,15 +144,15 @@ class Runs:
         return value
 
     def test(self, settings: Sequence[str], seed: int, *, longer: bool = False) -> dict[str, Any]:
-        """Return the metric on the test pairs, as `evergram train` would report it; or after a
-        `longer` search."""
+        """Return the metric on the test pairs as `evergram train` would report it, optionally after
+        a `longer` search."""
         recipe, split = self._prepare(settings, seed)
         final = final_split(split, refits=recipe.refits)
         what = "longer" if longer else "test"
         return self._once(what, recipe, split, None if final is split else Refit(final))
 
     def _prepare(self, settings: Sequence[str], seed: int) -> tuple[Recipe, Split]:
-        # Each seed has held-out pairs of its own: a few hundred test pairs say little alone.
+        # Each seed has different held-out pairs, because a few hundred test pairs are too noisy.
         own = [f"seed={seed}", f'name="{seed}"', f'metrics=["{METRIC}"]']
         recipe = Recipe.of(self.values, [*own, *settings])
         if seed not in self.splits:
@@ -164,7 +164,7 @@ class Runs:
         about = _about(recipe)
         data = recipe.model_dump()["data"]
         for path in filter(None, (data.get("path"), data.get("test"))):
-            about = about.replace(f'"{path}"', f'"{Path(path).name}"')  # where it is says nothing
+            about = about.replace(f'"{path}"', f'"{Path(path).name}"')  # ignore the folder
         digest = hashlib.sha256(about.encode())
         for pairs in (split.selection, split.test):
             digest.update(pairs.query.numpy().tobytes() + pairs.candidate.numpy().tobytes())
@@ -179,8 +179,8 @@ class Runs:
 
 
 def _about(recipe: Recipe) -> str:
-    """Return what a training depends on, as JSON; what changes nothing in it is left out, so that
-    results stay kept."""
+    """Return the settings that a training depends on, as JSON. Others are left out, so that saved
+    results remain valid."""
     training, strengths = recipe.training, (recipe.task.penalty, recipe.task.l2)
     if training.optimizer == "auto" and "auto" not in strengths:
         training = training.decided()
@@ -213,8 +213,8 @@ def _train(recipe: Recipe, split: Split, refit: Refit | None, *, longer: bool) -
 
 
 def longer_search(recipe: Recipe, split: Split, context: RunContext) -> Recipe:
-    """Return the recipe with the best of up to 24 settings, each trained to its end: sixteen around
-    the formula, and those that single steps lead to from the best of them."""
+    """Return the recipe with the best of up to 24 fully trained settings: sixteen around the
+    formula's, then changes of one setting at a time, starting from the best."""
     judged, values = with_more_selection(split), dict[PilotSettings, float]()
 
     def gains(settings: PilotSettings) -> bool:
@@ -247,7 +247,7 @@ def longer_search(recipe: Recipe, split: Split, context: RunContext) -> Recipe:
 
 
 def of_some_queries(pairs: RowPairs, queries: int) -> RowPairs:
-    """Return all pairs of at most so many queries, always the same ones."""
+    """Return all pairs of at most `queries` queries; the choice is deterministic."""
     distinct = torch.unique(pairs.query)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
     chosen = torch.isin(pairs.query, distinct[order[:queries]])
@@ -273,12 +273,12 @@ def table(compared: Compared) -> str:
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Return half of the 95 % interval of a mean."""
+    """Return half the width of the 95 % interval of a mean."""
     return STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))
 
 
 def interval(values: Sequence[float], digits: int) -> str:
-    """Return a mean with half of its 95 % interval, in words."""
+    """Return a mean ± half of its 95 % interval, as text."""
     if len(values) < 2:
         return f"{values[0]:.{digits}f}"
     return f"{mean(values):.{digits}f} ± {half_interval(values):.{digits}f}"

@@ -1,8 +1,8 @@
-"""New users folded in without training, beside the same users trained: Recall@20 of their pairs.
+"""New users folded in without training, compared with training on the same users: Recall@20.
 
-One user in ten, of those with at least five pairs, is new: a fifth of their pairs are the test. The
-model beside has trained on the other four fifths; the model that folds them in has seen none of
-their pairs. Both have one random percent of their pairs to choose the epoch by.
+One in ten users with at least five pairs is new, and a fifth of a new user's pairs are the test.
+The trained model has seen the other four fifths; the model that folds new users in has seen none of
+their pairs. Both choose the epoch on a random 1 % of their pairs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOFTMAX = {
     "task": {"kind": "softmax_all", "temperature": 0.1, "push": 1.22},
     "training": {"optimizer": "adam", "decay": 0.95, "epochs": 24},
 }
-# Recipe, objective, and what is other than in the recipe.
+# Recipe, objective, and the tables that replace the recipe's.
 RUNS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("movielens", "squared loss", {}),
     ("movielens", "softmax over all", SOFTMAX),
@@ -48,7 +48,7 @@ RUNS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Row:
-    """One model: the metric of new users, over all of them, by how they got their vectors."""
+    """One model: the metric over all new users, by how their vectors were computed."""
 
     data: str
     objective: str
@@ -76,7 +76,7 @@ def tiny() -> list[Row]:
 
 
 def row_of(path: Path, objective: str, own: Mapping[str, Any]) -> Row:
-    """Train both models of a recipe, whose tables `own` replaces, and rank for the new users."""
+    """Train both models of a recipe with tables replaced by `own`, and rank for the new users."""
     corpus = load_corpus(Recipe.load(path))
     query, candidate = corpus.column("query"), corpus.column("candidate")
     is_new, is_test = _drawn(query)
@@ -95,7 +95,7 @@ def row_of(path: Path, objective: str, own: Mapping[str, Any]) -> Row:
     is_test &= torch.isin(query, users)
 
     def recall(artefact: Artefact, vectors: Tensor) -> float:
-        """Return the metric of the users' vectors [U, D], over the candidates of a model."""
+        """Return the metric for the users' vectors [U, D], ranking a model's candidates."""
         rows = _rows(artefact, "candidate", candidate[seen])
         relevance = Relevance.of(
             torch.searchsorted(users, query[is_test]),
@@ -123,7 +123,7 @@ def row_of(path: Path, objective: str, own: Mapping[str, Any]) -> Row:
 
 
 def _drawn(query: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which pairs are of new users, and which of these are the test, bool [n]."""
+    """Return two masks [n]: pairs of new users, and those among them that are test pairs."""
     draw = torch.Generator().manual_seed(SEED)
     enough = (torch.bincount(query) >= LEAST_PAIRS).nonzero()[:, 0]
     chosen = enough[torch.randperm(len(enough), generator=draw)]
@@ -132,13 +132,13 @@ def _drawn(query: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows(artefact: Artefact, side: str, ids: Tensor) -> Tensor:
-    """Return the row of each id in an artefact's block; -1 of others."""
+    """Return the row of each id in an artefact's block, or -1 if the id is missing."""
     places = pc.index_in(pa.array(ids.numpy()), value_set=artefact.block(side)[0])
     return torch.tensor(places.fill_null(-1).to_numpy(), dtype=torch.long)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a table: new users trained, folded in, and as the mean of their candidates."""
+    """Return a table: new users trained, folded in, and represented by their candidates' mean."""
     lines = [
         "| data | objective | new users | trained on their pairs | folded in | / trained "
         "| mean of candidates |",

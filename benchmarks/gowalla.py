@@ -20,8 +20,8 @@ def available(name: str = "gowalla") -> bool:
 
 
 def convert(target: Path | None = None, name: str = "gowalla") -> Path:
-    """Write train.parquet and test.parquet (columns `query`, `candidate`) of the split of LightGCN
-    and NGCF, whose lines are `user item item …`, into `target` (build/<name> by default).
+    """Convert the split of LightGCN and NGCF, whose lines are `user item item …`, to train.parquet
+    and test.parquet (columns `query`, `candidate`) in `target` (default: build/<name>).
 
     Returns: the folder.
     """
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     chosen = sys.argv[1] if sys.argv[1:] else "gowalla"
     if not available(chosen):
         sys.exit(
-            f"{chosen} is not at {DATA}/{chosen}; docs/data-sets.md says how it is had, or set "
-            f"EVERGRAM_DATA to the folder that has {chosen}/."
+            f"{DATA}/{chosen} does not exist; download it (see docs/data-sets.md), or set "
+            f"EVERGRAM_DATA to the folder that contains {chosen}/."
         )
     print(convert(name=chosen))

@@ -1,7 +1,7 @@
-"""`make gpu-check`: what a machine with CUDA computes, and how fast, in at most eight minutes.
+"""`make gpu-check`: test and time training on a machine with CUDA, in at most eight minutes.
 
-It needs the package and pytest, and writes one JSON, benchmarks/kept/gpu-check.json, from which
-docs/training.md has what it says about GPUs. `--device cpu --tiny` shows in seconds that it runs.
+It needs the package and pytest, writes benchmarks/kept/gpu-check.json, and updates the text about
+GPUs in docs/training.md. `--device cpu --tiny` tests in seconds that it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 
 KEPT = ROOT / "benchmarks" / "kept" / "gpu-check.json"
-# Equality with the CPU, equal bits for equal seeds, resumption, upgrades, steps that do not wait.
+# Tests of equality with the CPU, determinism, resumption, upgrades and asynchronous steps.
 TESTS = (
     "tests/training/test_cuda.py",
     "tests/training/test_step.py",
@@ -45,12 +45,12 @@ TRAININGS = {
     "softmax over all candidates": SOFTMAX,
     "softmax over all candidates, bfloat16": [*SOFTMAX, "training.precision=bfloat16"],
 }
-# What a pair of a factorization reads and writes at least: a row of each side and its accumulator.
+# Minimum bytes read and written per pair of a factorization: a row and its accumulator, per side.
 BYTES_OF_A_PAIR = 2 * 2 * 2 * 4 * DIM
 
 
 def check(device: torch.device, *, tiny: bool) -> dict[str, Any]:
-    """Run all, and return the record."""
+    """Run all tests and trainings, and return the record."""
     started = time.perf_counter()
     record = new_record()
     record["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -65,7 +65,7 @@ def check(device: torch.device, *, tiny: bool) -> dict[str, Any]:
 
 
 def run_tests() -> dict[str, list[str]]:
-    """Return the names of the tests that need CUDA, by their outcome."""
+    """Run the tests that need CUDA, and return their names by outcome."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         chosen = ["-q", "-k", "cuda or gpu", f"--junitxml={report}", *TESTS]
@@ -87,7 +87,7 @@ def run_tests() -> dict[str, list[str]]:
 
 
 def bandwidth(device: torch.device, size: int) -> float:
-    """Return the bytes per second that a copy in the device's memory reads and writes."""
+    """Return the memory bandwidth of a copy on the device, read plus write, in bytes per second."""
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     times = []
@@ -101,7 +101,7 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 
 def trained(settings: Sequence[str], device: torch.device, *, tiny: bool) -> dict[str, Any]:
-    """Return the speed of the second and third pass, in pairs a second, and the peak memory."""
+    """Return the speed of the second and third epoch, in pairs per second, and the peak memory."""
     queries, candidates, pairs = (100, 60, 2_000) if tiny else (200_000, 100_000, 4_000_000)
     base = {
         "data": {
@@ -131,7 +131,7 @@ def _wait(device: torch.device) -> None:
 
 
 def report(record: Mapping[str, Any] | None) -> str:
-    """Return what the documents say about GPUs; without a record, that none was measured."""
+    """Return the text about GPUs for the documents; record is None if nothing was measured."""
     if record is None:
         return "No measurement on a GPU is kept; `make gpu-check` makes one."
     tests, trainings = record["tests"], record["trainings"]
@@ -163,16 +163,16 @@ def report(record: Mapping[str, Any] | None) -> str:
 
 
 def kept() -> str:
-    """Return the report of the kept record."""
+    """Return the report of the saved record."""
     return report(json.loads(KEPT.read_text()) if KEPT.exists() else None)
 
 
 def main() -> int:
-    """Check, write and return the exit code: 1 if a test has failed."""
+    """Check, write the record, and return the exit code: 1 if a test failed."""
     parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="made-up data of 2,000 pairs")
-    parser.add_argument("--out", type=Path, default=KEPT, help="the JSON (benchmarks/kept)")
+    parser.add_argument("--tiny", action="store_true", help="use 2,000 synthetic pairs")
+    parser.add_argument("--out", type=Path, default=KEPT, help="JSON file to write")
     chosen = parser.parse_args()
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print("error: this machine has no CUDA device", file=sys.stderr)

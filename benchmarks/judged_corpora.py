@@ -1,11 +1,11 @@
-"""Texts, queries and people's judgements to measure retrieval by: SciFact, Cranfield, and five
-collections of the University of Glasgow's archive.
+"""Texts, queries and human judgements for measuring retrieval: SciFact, Cranfield, and five
+collections from the University of Glasgow's archive.
 
-In the folder of data: `scifact` as docs/data-sets.md has it; `cranfield`, a clone of
-github.com/oussbenk/cranfield-trec-dataset, whose queries are numbered by their place, as in its
-judgements; and `glasgow` with `cisi`, `lisa`, `med` and `npl` of the folder `datasets` of
-github.com/ericlabouve/Term-Proximity-Research and `cacm`, which is `data/cacm` of
-github.com/lucene4ir/lucene4ir, all in SMART's format. Texts in capitals alone are lower-cased.
+The data folder contains `scifact`, see docs/data-sets.md; `cranfield`, a clone of
+github.com/oussbenk/cranfield-trec-dataset (its queries are numbered by position, as in the
+judgements); and `glasgow` in SMART's format, with `cisi`, `lisa`, `med` and `npl` from `datasets`
+in github.com/ericlabouve/Term-Proximity-Research, and `cacm` from `data/cacm` in
+github.com/lucene4ir/lucene4ir. Texts written only in capitals are lower-cased.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from evergram.errors import DataError
 from evergram.evaluation.judged import Judgements, read_judgements
 
 Texts = dict[str, str]
-# Texts, queries, and the judgements between them.
+# Texts, queries and judgements.
 Judged = tuple[Texts, Texts, Judgements]
 
 
 def available() -> dict[str, Callable[[], Judged]]:
-    """Return what reads each corpus that is here, by its name."""
+    """Return a function that reads each available corpus, by name."""
     return {n: partial(read, folder) for n, (folder, read) in CORPORA.items() if folder.is_dir()}
 
 
 def _beir_texts(path: Path) -> Texts:
-    """Return texts by id, each after its title."""
+    """Return texts by id, each preceded by its title."""
     records = [json.loads(line) for line in _read(path).splitlines() if line.strip()]
     return {r["_id"]: f"{r.get('title') or ''} {r['text']}".strip() for r in records}
 
@@ -55,7 +55,7 @@ def _cranfield(folder: Path) -> Judged:
         texts[name] = text
     titles = re.findall(r"<title>(.*?)</title>", _read(folder / "cran.qry.xml"), re.DOTALL)
     queries = {str(place): " ".join(title.split()) for place, title in enumerate(titles, 1)}
-    # Its last line is cut off in the repository's file.
+    # The last line of the file is truncated.
     lines = _read(folder / "cranqrel.trec.txt").splitlines()
     judgements: Judgements = {}
     for columns in map(str.split, lines):
@@ -65,11 +65,11 @@ def _cranfield(folder: Path) -> Judged:
 
 
 def _smart(folder: Path, files: tuple[str, str, str, int | None]) -> Judged:
-    """Return a collection in SMART's format: `.I` begins an entry, `.T` and `.W` its words.
+    """Read a collection in SMART's format: `.I` starts an entry; `.T` and `.W` are title and text.
 
     Args:
-        files: of texts (a pattern), of queries and of judgements, and the column of the judged text
-            in a line of the last; None: every column but the query's.
+        files: the files of texts (a glob pattern), queries and judgements, and the column of the
+            judged text in the last; None if all columns after the query are judged texts.
     """
     texts, queries, judged, column = files
     entries: Texts = {}
@@ -85,14 +85,14 @@ def _smart(folder: Path, files: tuple[str, str, str, int | None]) -> Judged:
 
 
 def smart_entries(text: str) -> Texts:
-    """Return the words of titles and texts by number, of a file in SMART's format."""
+    """Return the titles and texts by number, from a file in SMART's format."""
     entries = {}
     parts = re.split(r"^\.I[ \t]+(\d+)[ \t]*$", text, flags=re.MULTILINE)
     for number, rest in zip(parts[1::2], parts[2::2], strict=True):
         fields = re.split(r"^\.([A-Z])[ \t]*$", rest, flags=re.MULTILINE)
         words = [v for k, v in zip(fields[1::2], fields[2::2], strict=True) if k in "TW"]
         entry = " ".join(" ".join(words).split())
-        # Collections typed in capitals alone: encoders have seldom seen such words.
+        # Encoders have rarely seen words in capitals.
         entries[str(int(number))] = entry.lower() if entry.isupper() else entry
     return entries
 
@@ -106,7 +106,7 @@ def _read(path: Path) -> str:
         ) from error
 
 
-# By name, which is also its folder's: files of texts, queries and judgements, and the column.
+# By name (in lower case, the folder): files of texts, queries and judgements, and the column.
 SMART: dict[str, tuple[str, str, str, int | None]] = {
     "CACM": ("cacm.all", "query.text", "qrels.text", 1),
     "CISI": ("CISI.ALL", "CISI.QRY", "CISI.REL", 1),
@@ -114,7 +114,7 @@ SMART: dict[str, tuple[str, str, str, int | None]] = {
     "MED": ("MED.ALL", "MED.QRY", "MED.REL", 2),
     "NPL": ("doc-text", "query-text", "rlv-ass", None),
 }
-# By name: its folder, and what reads it.
+# By name: the folder, and the function that reads it.
 CORPORA: dict[str, tuple[Path, Callable[[Path], Judged]]] = {
     "SciFact": (DATA / "scifact", _scifact),
     "Cranfield": (DATA / "cranfield", _cranfield),

@@ -1,4 +1,4 @@
-"""A large corpus from files to published vectors, by the command: seconds and peak memory.
+"""A large corpus, from files to published vectors, with the command line: time and peak memory.
 
 python -m benchmarks large-run
 python -m benchmarks.large_run 1e8 --write
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 PAIRS, QUERIES, CANDIDATES = 10_000_000, 606_000, 155_000
 GROUPS = 200
 BLOCK = 1_000_000
-# Seconds between two looks at a process.
+# Seconds between two readings of a process's memory.
 LOOK = 0.02
 RECIPE = """name = "large-run"
 [data]
@@ -43,12 +43,12 @@ tables = "{tables}"
 
 @dataclass(frozen=True)
 class Phase:
-    """A command that was run.
+    """The time and memory of one command.
 
     Args:
-        seconds: by the clock; `cpu_seconds` of all its threads.
-        anonymous: bytes of memory at most that the kernel cannot take back.
-        resident: the same with the pages of mapped files that it can.
+        seconds: elapsed time; cpu_seconds: processor time of all threads.
+        anonymous: peak bytes of anonymous memory, which the kernel cannot reclaim.
+        resident: peak bytes including pages of mapped files, which it can.
     """
 
     name: str
@@ -69,9 +69,9 @@ class LargeRun:
 
 
 def write_pairs(path: Path, pairs: int, queries: int, candidates: int) -> None:
-    """Write made-up interactions in blocks, with times that ascend.
+    """Write synthetic interactions in blocks, with ascending times.
 
-    Each query likes one of 200 groups of candidates, seven times of ten, and within a group few
+    70 % of a query's interactions are in one of 200 groups of candidates; within a group, a few
     candidates are popular.
     """
     draw = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def measure(
     batch: int = 8192,
     tables: str = "memory",
 ) -> LargeRun:
-    """Prepare a corpus, train one epoch of a factorization with its evaluation, and export."""
+    """Prepare a corpus, train and evaluate a factorization for one epoch, and export it."""
     folder = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR")))
     try:
         source, prepared, lineage = folder / "pairs.parquet", folder / "corpus", folder / "lineage"
@@ -149,10 +149,10 @@ def table(run: LargeRun) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure at any number of interactions; print the table, and put it into the documents."""
+    """Measure with any number of interactions, print the table, and optionally write it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.large_run", description=__doc__)
     parser.add_argument("pairs", type=lambda text: int(float(text)), nargs="?", default=PAIRS)
-    parser.add_argument("--write", action="store_true", help="between <!-- large-run PAIRS -->")
+    parser.add_argument("--write", action="store_true", help="write to <!-- large-run PAIRS -->")
     chosen = parser.parse_args(arguments)
     text = table(measure(chosen.pairs))
     print(text)
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(name: str, arguments: Sequence[str]) -> Phase:
-    """Run the command in a process of its own, and read what the kernel says of it."""
+    """Run `evergram` in a subprocess and read its memory and times from the kernel."""
     code = "from evergram.cli import main; main()"
     started = time.perf_counter()
     process = subprocess.Popen(
@@ -185,8 +185,7 @@ def _run(name: str, arguments: Sequence[str]) -> Phase:
 
 
 def _bytes_of(key: str, status: str) -> int:
-    """Return a number of /proc/PID/status in bytes; 0 where it is not there, as of a process that
-    has ended."""
+    """Return an entry of /proc/PID/status in bytes; 0 if it is missing (the process has ended)."""
     lines = [line.split() for line in status.splitlines() if line.startswith(f"{key}:")]
     return int(lines[0][1]) * 1024 if lines else 0
 

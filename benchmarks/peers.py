@@ -1,9 +1,9 @@
-"""Least squares of implicit and irspack on our splits, tuned by pairs held out of training.
+"""The least-squares models of implicit and irspack on our splits, tuned on held-out pairs.
 
-The extra `peers` installs them; each is imported when it is needed. Every fit uses the training
-pairs only, on as many threads as torch has (`OMP_NUM_THREADS`). Optuna proposes the settings of
-`TRIALS` fits, on the same training and held-out pairs for all; the best by Recall@20 is fitted to
-the whole training part, and the test part is ranked once a seed.
+The extra `peers` installs both libraries; each is imported when needed. Every fit uses the training
+pairs only, on as many threads as torch (`OMP_NUM_THREADS`). Optuna proposes the settings of
+`TRIALS` fits, all with the same training and held-out pairs. The best by Recall@20 is refitted to
+all training pairs, and the test pairs are used once per seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evergram.training.recipe import Recipe
 
 METRICS = ("recall@20", "ndcg@20")
 TRIALS = 20
-# Settings of implicit_als: the best of some sixty on a grid, by Recall@20 on the selection pairs.
+# Settings of implicit_als: the best of about sixty on a grid, by Recall@20 on the selection pairs.
 SETTINGS: dict[str, dict[str, float]] = {
     "gowalla": {"alpha": 50, "regularization": 3, "iterations": 4},
     "movielens": {"alpha": 2, "regularization": 3, "iterations": 32},
@@ -40,7 +40,7 @@ class Result:
 
     Args:
         query: [N_q, D]; candidate: [N_c, D], float32.
-        seconds: of fitting; neither loading nor making the matrix of interactions counts.
+        seconds: fitting time, without loading data and building the matrix of interactions.
     """
 
     query: Tensor
@@ -49,11 +49,11 @@ class Result:
 
 
 def wanting() -> str:
-    """Return why the peers cannot run, as a sentence; empty if they can."""
+    """Return why the peers cannot run, or "" if they can."""
     absent = [name for name in ("implicit", "irspack") if find_spec(name) is None]
     if not absent:
         return ""
-    return f"{' and '.join(absent)} not installed; `pip install '.[peers]'` brings the peers."
+    return f"{' and '.join(absent)} not installed; run `pip install '.[peers]'`."
 
 
 def load(name: str) -> tuple[Recipe, Split]:
@@ -65,7 +65,7 @@ def load(name: str) -> tuple[Recipe, Split]:
 
 
 def judge(result: Result, split: Split, pairs: RowPairs) -> dict[str, float]:
-    """Return `METRICS` of a fitted model on held-out pairs."""
+    """Return the `METRICS` of a fitted model on held-out pairs."""
     relevance = relevance_of(split.training, pairs)
     return rank_metrics(result.query, result.candidate, relevance, METRICS)
 
@@ -78,12 +78,12 @@ def implicit_als(
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
-    """Fit weighted least squares: an observed pair weighs `alpha` and any other 1, in implicit
-    0.7. `clock` gives the seconds."""
+    """Fit weighted least squares. In implicit 0.7, observed pairs have weight `alpha` and all
+    others 1. `clock` returns seconds."""
     from implicit.cpu.als import AlternatingLeastSquares
     from threadpoolctl import threadpool_limits
 
-    # Its own threads call BLAS, which would start more of them; implicit warns of that.
+    # implicit's threads call BLAS, which must not start more threads; implicit warns about that.
     with threadpool_limits(1, user_api="blas"):
         model = AlternatingLeastSquares(
             factors,
@@ -100,9 +100,9 @@ def implicit_als(
 def irspack_ials(
     split: Split, settings: Mapping[str, float], *, factors: int = 64, seed: int = 0
 ) -> Result:
-    """Fit least squares whose regularization grows with an entity's count to the power `nu`. An
-    observed pair weighs 1 + alpha0, any other `alpha0`; `nu_star` makes `reg` comparable over
-    `nu`."""
+    """Fit least squares whose regularization grows with an entity's count to the power `nu`.
+    Observed pairs have weight 1 + alpha0, all others `alpha0`; `nu_star` makes `reg` comparable for
+    different `nu`."""
     from irspack import IALSRecommender
 
     model = IALSRecommender(
@@ -128,8 +128,8 @@ def irspack_ials(
 
 @dataclass(frozen=True)
 class Tuned:
-    """A peer: how it is fitted, and the range of each setting; None divides a range evenly, "log"
-    by factors, and "whole" has whole numbers by factors."""
+    """A peer: its fit function and the range of each setting, on a linear (None) or logarithmic
+    ("log") scale; "whole" is for integers on a logarithmic scale."""
 
     fit: Callable[..., Result]
     ranges: Mapping[str, tuple[float, float, str | None]]
@@ -157,7 +157,7 @@ PEERS = {
 
 
 def tune(peer: Tuned, split: Split, factors: int) -> dict[str, float]:
-    """Return the settings with the best Recall@20 on the selection pairs; the same in each call."""
+    """Return the settings with the best Recall@20 on the selection pairs; deterministic."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -178,7 +178,7 @@ def tune(peer: Tuned, split: Split, factors: int) -> dict[str, float]:
 
 
 def _matrix(split: Split) -> Any:
-    """Return ones at the training pairs, as a SciPy matrix [N_q, N_c] in rows."""
+    """Return a SciPy CSR matrix [N_q, N_c] with 1 at the training pairs."""
     from scipy.sparse import csr_matrix
 
     corpus = split.training
@@ -192,8 +192,7 @@ def _tensor(factors: Any) -> Tensor:
 
 
 def _timed(fit: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds of `fit`, with BLAS on one thread, because the libraries start their
-    own."""
+    """Return the seconds of `fit`. BLAS gets one thread, because the libraries start their own."""
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, user_api="blas"):

@@ -18,7 +18,7 @@ from evergram.training.build import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
 RECIPE = "recipes/movielens-growing.toml"
-# Four versions of a corpus that grows, each a little wider.
+# Four versions of a growing corpus, each with more dims than the last.
 SETTINGS = ("split.versions=[0.6, 0.7, 0.8, 0.9]", "model.dim=[64, 72, 80, 88]")
 
 
@@ -31,7 +31,7 @@ def classifier() -> Any:
 
 
 def embeddings(url: str, model: str, ids: list[int]) -> npt.NDArray[np.float64]:
-    """Return vectors as the other team's program fetches them."""
+    """Fetch vectors as the consumer's program does."""
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback", max_retries=0)
@@ -44,8 +44,8 @@ def embeddings(url: str, model: str, ids: list[int]) -> npt.NDArray[np.float64]:
 
 
 def measure(recipe: str = RECIPE, settings: tuple[str, ...] = SETTINGS) -> list[dict[str, float]]:
-    """Train, serve, upgrade three times under the running service, and ask the consumer, fitted on
-    the day of version 0, after each."""
+    """Train, serve, and upgrade three times while the service runs. After each version, measure the
+    consumer, which was fitted to version 0."""
     chosen = Recipe.load(ROOT / recipe, list(settings))
     known = split_for(chosen, load_corpus(chosen), 0).training
     ids, above = rated_above_median(known)
@@ -54,7 +54,7 @@ def measure(recipe: str = RECIPE, settings: tuple[str, ...] = SETTINGS) -> list[
     learn, test = np.split(order, [len(order) // 2])
     labels, keys = above.numpy(), ids.to_numpy()
     options = [part for setting in settings for part in ("--set", setting)]
-    of_model = [s for s in settings if not s.startswith("upgrade.")]  # all that `train` reads
+    of_model = [s for s in settings if not s.startswith("upgrade.")]  # `train` ignores [upgrade]
     first_options = [part for setting in of_model for part in ("--set", setting)]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def _aucs(labels: npt.NDArray[np.bool_], scores: dict[str, Any]) -> dict[str, fl
 
 
 def tiny() -> list[dict[str, float]]:
-    """Measure on a synthetic corpus that grows once under the service."""
+    """Measure on a synthetic corpus that grows once while the service runs."""
     settings = (
         "data.interactions=8000", "split.versions=[0.6, 0.8]", "model.dim=[4, 6]",
         "training.epochs=2", "upgrade.alone=false",

@@ -1,10 +1,10 @@
-"""Gowalla's and Yelp2018's public splits: the softmax over all candidates beside the squared loss,
-two tuned peers and published figures, with 64 dims and over seeds.
+"""The public splits of Gowalla and Yelp2018: the softmax over all candidates compared with the
+squared loss, two tuned peers and published figures, with 64 dims and several seeds.
 
-Each model of ours is a training of a recipe in recipes/: the softmax keeps its last epoch, that of
-the squared loss is chosen by training pairs that were held out. The test part is ranked once, at
-its end. Results are kept in
-benchmarks/kept/published-splits, so that an interrupted run resumes, on another machine, too.
+Our models are trained from recipes in recipes/. The softmax uses its last epoch; for the squared
+loss, held-out training pairs choose the epoch. The test pairs are used once, at the end. Results
+are saved in benchmarks/kept/published-splits, so that an interrupted run can resume, even on
+another machine.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ KEPT = gowalla.ROOT / "benchmarks" / "kept" / "published-splits"
 NAMES = ("gowalla", "yelp2018")
 DIM = 64
 SEEDS = 3
-# Of the training pairs one percent chooses the epoch; the softmax, which chooses none, holds out a
-# tenth of that.
+# One percent of the training pairs chooses the epoch. The softmax, which needs no choice, holds out
+# a tenth of that.
 SQUARED = ["split.share=0.01", "training.refit=false", "training.budget=300"]
-# The softmax whose pairs pull their own candidates alone, and whose rows grow.
+# The softmax without pulled neighbours, whose rows are not rescaled.
 ALONE = ["task.neighbour_share=0", "training.rescale_rows=false", "training.table_rate=0.04"]
-# Recall@20 and NDCG@20 by their authors, on exactly these splits with 64 dims: docs/data-sets.md.
+# Recall@20 and NDCG@20 published by the authors, on these splits with 64 dims: docs/data-sets.md.
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
     "gowalla": {
         "ENMF, published": (0.1523, 0.1315),
@@ -57,11 +57,11 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A method on one data set: each metric by seed, and seconds of training.
+    """A method on one data set: each metric by seed, and training times in seconds.
 
     Args:
-        dim: D; None of a method without embeddings.
-        threads: of each training; where none are said, one.
+        dim: D; None for a method without embeddings.
+        threads: threads of each training; empty means one.
     """
 
     data: str
@@ -74,15 +74,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Kept:
-    """Results by what made them, in a folder."""
+    """A folder of saved results, by key."""
 
     folder: Path
 
     def get(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the result of `key`, made if it is not there."""
+        """Return the result of `key`, computed and saved if it is missing."""
         path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if not path.is_file():
-            made = make()  # before the folder, which stays away if this fails
+            made = make()  # before creating the folder, in case it fails
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"of": key, "result": made}, indent=1) + "\n")
         found: dict[str, Any] = json.loads(path.read_text())["result"]
@@ -90,7 +90,7 @@ class Kept:
 
 
 def published_splits() -> list[Row]:
-    """Return a row a method, trained with each seed where its result is not kept."""
+    """Return one row per method, training with each seed unless the result is saved."""
     rows: list[Row] = []
     kept = Kept(KEPT)
     for name in NAMES:
@@ -105,7 +105,7 @@ def published_splits() -> list[Row]:
 
 
 def tiny() -> list[Row]:
-    """Train our methods on the tiny corpus, each for an instant."""
+    """Train our methods on the tiny corpus for one epoch each."""
     with recipes() as folder:
         short = ["training.epochs=1", "training.batch_size=64", 'metrics=["recall@20", "ndcg@20"]']
         base = Recipe.load(folder / "given.toml", short)
@@ -141,7 +141,7 @@ def _trained(
 
 
 def _once(recipe: Recipe, kept: Kept) -> dict[str, Any]:
-    """Return a training's metrics: kept ones where the same recipe was trained before."""
+    """Return a training's metrics, from the saved results if the recipe was trained before."""
 
     def train() -> dict[str, Any]:
         split = split_for(recipe, load_corpus(recipe), 0)
@@ -159,7 +159,7 @@ def _once(recipe: Recipe, kept: Kept) -> dict[str, Any]:
 
 
 def _peers(name: str, seeds: range, kept: Kept) -> Iterator[Row]:
-    """Yield a row of each peer: tuned on a tenth of the training pairs, then fitted to all."""
+    """Yield a row per peer, tuned on a tenth of the training pairs and then fitted to all."""
     if peers.wanting():
         return
     squared = _methods(name)["Evergram, squared loss, SOGram"]

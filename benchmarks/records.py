@@ -1,4 +1,4 @@
-"""The record of a run: where and by what it was made, and the figures of its tables."""
+"""The record of a benchmark run: its machine and versions, and the figures of its tables."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from reproduction.results import machine, versions
 
 from benchmarks import ROOT
 
-# Processes that want a core, a core: above it, times are of a machine that does something else.
+# The load per core above which the machine counts as busy with other work.
 BUSY = 0.25
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 
 
 def new_record() -> dict[str, Any]:
-    """Return the record of a run that starts now, without sections."""
+    """Return an empty record for a run that starts now."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
         "commit": _commit(),
-        # How many processes wanted a core in the last minute.
+        # Load average of the last minute.
         "load": round(os.getloadavg()[0], 2),
         "sections": {},
     }
 
 
 def busy_note(record: dict[str, Any]) -> str:
-    """Return the sentence that says that something else ran on the machine; "" if nothing did."""
+    """Return a note that the machine was busy with other work, or "" if it was not."""
     load, cores = record["load"], record["machine"]["cores"]
     if load <= BUSY * cores:
         return ""
     return (
-        f"The machine was busy: load {load:.1f} when the run started, on {cores} cores; read its "
-        "figures with that in mind."
+        f"The machine was busy: load {load:.1f} on {cores} cores when the run started, so the "
+        "figures are less reliable."
     )
 
 
 def figures_of(text: str) -> dict[tuple[str, str], float]:
-    """Return the first number of each cell of the Markdown tables in a text, by row and column.
+    """Return the first number in each cell of a text's Markdown tables, by row and column.
 
-    Rows are named by their first cell, and by how often it came before if it occurs twice.
+    Rows are named by their first cell; repeated names get " (2)", " (3)", … appended.
     """
     figures: dict[tuple[str, str], float] = {}
     rows: set[str] = set()
@@ -73,8 +73,7 @@ def figures_of(text: str) -> dict[tuple[str, str], float]:
 
 
 def _commit() -> str:
-    """Return the commit of this checkout, with "+" if files that git knows differ from it; "" where
-    there is no git."""
+    """Return the commit of this checkout, with "+" if tracked files changed; "" without git."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)

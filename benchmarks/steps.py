@@ -1,4 +1,4 @@
-"""What the penalty adds to a step of training: its time over that of the same step without it."""
+"""The cost of the penalty: the time of a training step relative to a step without the penalty."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LIMITS = ("products", "products, weights and gradient")
 SOGRAM = "SOGram, previous batch"
 VARIANTS = {
     SOGRAM: [],
-    # l2 as recipes have it unless told otherwise; all other rows are without.
+    # The default l2 of recipes; all other rows have no l2.
     "SOGram, previous batch, and l2": ["task.l2=0.02", 'task.l2_measure="penalty"'],
     "SOGram, independent batch": ["gramian.sampler=linear"],
     "storm, previous batch": ["gramian.kind=storm"],
@@ -48,22 +48,22 @@ VARIANTS = {
     "SAGram 1": ["gramian.kind=sagram", "gramian.beta='1'"],
     "exact": ["gramian.kind=exact"],
 }
-# The penalty alone, and with the preconditioner as recipes have it unless told otherwise.
+# The penalty alone, and with the default preconditioner of recipes.
 PRECONDITIONS = {"alone": 0.0, "preconditioned": AdaptiveTraining().precondition}
-STEPS = 4  # in a row, of one variant in one round
+STEPS = 4  # consecutive steps of one variant per round
 
 
 @dataclass(frozen=True)
 class StepRatios:
-    """What the penalty costs.
+    """The cost of the penalty.
 
     Args:
-        milliseconds: of a step without a penalty, by encoder.
-        products: the time of the four matrix products of 2 B D² operations that every Gramian
-            needs, S_B and Ĝ u of both sides, over the same step; by encoder.
-        least: the same with the rows' weights, the value, and the gradient's addition to the
-            pairs' own: what no penalty of a batch does without.
-        ratios: by encoder, variant and column of `PRECONDITIONS`.
+        milliseconds: time of a step without a penalty, by encoder.
+        products: 1 + the time of the four matrix products of 2 B D² operations that every Gramian
+            needs (S_B and Ĝ u on both sides), relative to that step, by encoder.
+        least: the same including the weights of rows, the value, and adding the gradient: the
+            minimum for any penalty on a batch.
+        ratios: step time relative to that step, by encoder, variant and `PRECONDITIONS`.
     """
 
     milliseconds: dict[str, float]
@@ -75,12 +75,12 @@ class StepRatios:
 def step_ratios(
     rounds: int = 25, encoders: Sequence[str] = tuple(ENCODERS), recipe: dict[str, Any] = BASE
 ) -> StepRatios:
-    """Return medians over rounds of a step's time over that of the same step without a penalty.
+    """Return the median over rounds of step time relative to a step without a penalty.
 
-    Every variant has a turn of some steps in each round, in alternating order, and so have the bare
-    products, which find their rows as far away as a step after another's would. A step is that of
-    the loop: it cuts its batch from the epoch's order, which is drawn outside of the measured time;
-    evaluations are not measured either.
+    In each round, every variant takes a few steps, in rotating order. The bare products take turns
+    too, so that their rows are as cold in the cache as those of a step. A step is one iteration of
+    the training loop, including cutting the batch; drawing the epoch's order and evaluations are
+    not measured.
     """
     whole = Recipe.of(recipe)
     corpus = split_for(whole, load_corpus(whole), 0).training
@@ -135,11 +135,10 @@ def table(measured: StepRatios) -> str:
 
 
 class Products:
-    """2 × (Uᵀ U + U G) at the recipe's batch size and dim, and nothing else.
+    """Only 2 × (Uᵀ U + U G), at the recipe's batch size and dim.
 
     Args:
-        whole: True weighs the rows, and has the value ⟨Uᵀ U, G⟩ and the addition to another
-            gradient, too.
+        whole: also weight the rows, compute the value ⟨Uᵀ U, G⟩, and add to a gradient.
     """
 
     def __init__(self, values: dict[str, Any], whole: bool) -> None:
@@ -149,7 +148,7 @@ class Products:
         self.sides = [(torch.randn(size, dim), torch.zeros(size, dim)) for _ in range(2)]
 
     def take(self) -> float:
-        """Return the seconds."""
+        """Return the time in seconds."""
         started = time.perf_counter()
         for rows, gradient in self.sides:
             if not self.whole:
@@ -164,7 +163,7 @@ class Products:
 
 
 class Turns:
-    """A training that continues for some steps whenever its turn comes."""
+    """A training that takes a few steps whenever its turn comes."""
 
     def __init__(self, recipe: dict[str, Any], corpus: Corpus, settings: list[str]) -> None:
         self.device = torch.device("cpu")
@@ -175,8 +174,8 @@ class Turns:
         self.left = 0
 
     def take(self) -> float:
-        """Take `STEPS` steps and return the seconds of one."""
-        # One step is kept back: the last of an epoch does not look ahead.
+        """Take `STEPS` steps and return the seconds per step."""
+        # Skip the last step of an epoch, which does not prefetch a batch.
         if self.left <= STEPS:
             self.running = iter(
                 run_epoch(self.step, self.sampler, self.draws, self.epoch, self.device)

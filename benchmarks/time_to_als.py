@@ -1,9 +1,9 @@
-"""Seconds of training until our models have the Recall@20 of implicit ALS, over ALS's own seconds.
+"""Training time until our models reach the Recall@20 of implicit ALS, relative to ALS's time.
 
-ALS has the settings of `benchmarks.peers`. The target is its recall on the same selection pairs (of
-at most `QUERIES` queries), on which all rows are measured. Ours has the data's recipe, λ and l2
-included, and its time has everything that makes the start. All run on one thread, one after the
-other, and seconds are the processor's: another program that keeps it busy does not count.
+ALS uses the settings of `benchmarks.peers`. The target is its recall on the selection pairs (of at
+most `QUERIES` queries), on which all models are measured. Our models use the recipe of the data,
+including λ and l2, and their time includes initialisation. Models run one after the other on one
+thread; seconds are processor time, so other programs do not count.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from evergram.training.recipe import Recipe
 
 METRIC = "recall@20"
 DATA = ("movielens", "gowalla")
-# Queries whose selection pairs all models are measured on.
+# Number of queries whose selection pairs are used.
 QUERIES = 3000
-# A model that has not reached the target in so many times ALS's seconds is given up.
+# A model is stopped if it has not reached the target after this many times ALS's seconds.
 PATIENCE = 8
 CPU = torch.device("cpu")
 METHODS = {
@@ -43,10 +43,10 @@ class Row:
     """A model on one data set.
 
     Args:
-        seconds: of the processor until it has ALS's best recall; None if it has not.
-        ratio: these over ALS's own.
-        best: its best recall until it was stopped.
-        spent: seconds until then.
+        seconds: processor time until it reached ALS's recall; None if it did not.
+        ratio: seconds divided by ALS's seconds.
+        best: the best recall before it was stopped.
+        spent: seconds until it was stopped.
     """
 
     data: str
@@ -101,7 +101,7 @@ def _measure(data: str, recipe: Recipe, split: Split, settings: dict[str, float]
 def _curve(
     recipe: Recipe, split: Split, recall: Callable[[Result], float]
 ) -> Iterator[tuple[float, float]]:
-    """Yield the processor's seconds and the recall: of a start, and after each epoch."""
+    """Yield the processor time so far and the recall after each epoch."""
     corpus = split.training
     started = time.process_time()
     step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)

@@ -1,4 +1,4 @@
-"""The data of `--tiny`: a planted corpus of a few thousand pairs, and recipes for it."""
+"""The data of `--tiny`: a synthetic corpus of a few thousand pairs, and recipes for it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ share = 0.2
 
 @contextmanager
 def recipes() -> Iterator[Path]:
-    """Yield a folder with `random.toml` and `given.toml`, and the files that they name."""
+    """Yield a folder with `random.toml` and `given.toml`, and the files that they refer to."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         corpus = generate(queries=120, candidates=80, interactions=4000).corpus

@@ -1,14 +1,14 @@
-"""Thresholds of a consumer at an upgrade, before and after calibration.
+"""A consumer's score threshold after an upgrade, without and with calibration.
 
-Corpora and encoders are those of `migrations`. A consumer at the old version counts the pairs whose
-cosine is at least a threshold; after the upgrade the new vectors are read back, by a linear map
-that was fitted to nine tenths of the texts. Scores are calibrated on pairs of the others, at most
-1,000 texts, as `ScoreMaps` does. Measured are pairs of a query and a text, and of a text that was
-held out and one that was not. Own pairs are those of one half of the queries, and all methods are
-measured on the other half.
+Corpora and encoders are those of `migrations`. A consumer of the old version counts pairs whose
+cosine is at least a threshold. After the upgrade, it reads the new vectors through a linear map,
+fitted to at least nine tenths of the texts. Scores are calibrated as in `ScoreMaps`, on pairs of
+held-out texts (at most 1,000). Pairs of a query and a text, and pairs of a held-out and a fitted
+text, are measured. "Own pairs" calibrates on the first half of the pairs; all methods are measured
+on the second half.
 
-All vectors have length 1, but those that are read back have other lengths. What their inner
-products do, as they are, stands beside their cosines: for thresholds, and for the first ten hits.
+All vectors have length 1, but mapped vectors do not. Both their inner products and their cosines
+are measured, for thresholds and for the first ten hits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from evergram.migration.migration_plan import MigrationVectors, unit
 
 Doubles = npt.NDArray[np.float64]
 HELD, CANARIES = 0.1, 1000
-# Pairs that are measured of each kind.
+# Maximum number of pairs measured per kind.
 PAIRS = 200_000
-# The consumer's threshold: this share of the pairs lies above.
+# This share of the pairs lies above the consumer's threshold.
 SHARE = 0.01
 METHODS = (
     "raw, inner product",
@@ -49,10 +49,10 @@ class Cell:
     """One corpus and pair of encoders.
 
     Args:
-        thresholds: by kind of pairs and method: pairs above the threshold over those then,
+        thresholds: by kind of pairs and method: pairs above the threshold relative to before,
             precision and recall.
-        kept: by ranking, the share of a query's first ten hits that are among those then, for
-            queries that are read back and for those that were kept.
+        kept: by ranking, the share of a query's first ten hits that were hits before, for mapped
+            new queries and for old queries.
     """
 
     thresholds: Mapping[tuple[str, str], tuple[float, float, float]]
@@ -78,7 +78,7 @@ def of_pair(pair: MigrationVectors) -> Cell:
 
     def sampled(*products: tuple[Tensor, Tensor]) -> list[Doubles]:
         total = len(products[0][0]) * len(products[0][1])
-        # In order, so that halves are of different queries.
+        # Sorted, so that the two halves have different queries.
         rows = np.unique(draw.integers(0, total, PAIRS)) if total > PAIRS else np.arange(total)
         return [(a.double() @ b.double().T).flatten().numpy()[rows] for a, b in products]
 
@@ -99,7 +99,7 @@ def of_pair(pair: MigrationVectors) -> Cell:
     calibrated = ScoreMap.fit(one, other)
     thresholds = {}
     for kind, (products, now, then) in kinds.items():
-        # Own pairs are the consumer's own: half fit, and the other half is measured for all.
+        # Fit to the first half of the consumer's pairs; measure all methods on the second half.
         half = len(now) // 2
         own = ScoreMap.fit(now[:half], then[:half])
         methods: dict[str, Callable[[Doubles], Doubles]] = {
@@ -123,17 +123,17 @@ def of_pair(pair: MigrationVectors) -> Cell:
 
 
 def _kept(pair: MigrationVectors, queries: Tensor, texts: Tensor) -> float:
-    """Return the share of each query's first hits among these texts that are its first by the old
-    vectors. The length of a query does not rank."""
+    """Return the share of each query's first hits that are also its first hits with the old
+    vectors. The length of a query does not affect its ranking."""
     now = best_candidates(queries, texts, HITS)
     then = best_candidates(pair.old_queries, pair.old, HITS)
     return float((now[:, :, None] == then[:, None, :]).any(2).double().mean())
 
 
 def above(mapped: Doubles, then: Doubles, share: float) -> tuple[float, float, float]:
-    """Return the pairs above the threshold over those then, precision and recall.
+    """Return the number of pairs above the threshold relative to before, precision and recall.
 
-    A precision of no pairs is that of chance, the share itself.
+    Without pairs above the threshold, the precision is the share itself, as for random pairs.
     """
     threshold = np.quantile(then, 1 - share)
     was, is_now = then >= threshold, mapped >= threshold
@@ -143,7 +143,7 @@ def above(mapped: Doubles, then: Doubles, share: float) -> tuple[float, float, f
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """Return medians over the cells, with the range of their middle 80 %."""
+    """Return medians over the cells, with the range from 10 % to 90 %."""
     lines = [
         f"{len(cells)} migrations; medians, and 10 % to 90 % of them.",
         "",

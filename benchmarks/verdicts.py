@@ -1,8 +1,8 @@
-"""Verdicts of `vectors plan-migration` on queries that did not make them.
+"""Verdicts of `vectors plan-migration`, tested on queries that were not used for the verdict.
 
-The judged queries of each corpus are divided into two halves; a verdict is made of one and measured
-on the other, and the other way round. Corpora and encoders are those of `migrations`. "Regret" is
-what the chosen way's nDCG@10 lacks to the best way's on the half that was not looked at.
+The judged queries of each corpus are split into two halves; a verdict is based on one half and
+measured on the other, and vice versa. Corpora and encoders are those of `migrations`. "Regret" is
+the difference in nDCG@10 between the best and the chosen way on the other half.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from evergram.migration.migration_plan import (
     measure_ways,
 )
 
-# What a searcher can be given; a sidecar serves old readers, and naive is an accident.
+# The ways to serve searches; a sidecar serves old readers, and naive is a mistake.
 CHOICES = ("stay", "bridge", "cascade", "bridge_cascade", "reindex")
-# An interval of 90 % is so much narrower than one of 95 %, both normal.
+# Width of a normal 90 % interval relative to a 95 % interval.
 NARROWER = 1.645 / 1.96
-# For which nDCG@10 a change pays, where means decide.
+# The gain in nDCG@10 from which a change pays, if means decide.
 WORTH = 0.01
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A verdict of one half of the queries, on the other half.
+    """A verdict based on one half of the queries, measured on the other half.
 
     Args:
-        chosen: the verdict's way; None if there was none.
-        expected: the way where means decide, with `WORTH`; None if there was none.
+        chosen: the way that the verdict chose; None without a verdict.
+        expected: the way chosen if means decide, with `WORTH`; None without a verdict.
         ndcg: mean nDCG@10 on the other half, by way.
-        encoded: share of the texts that each way has the new model encode.
-        covers: whether the first half's 90 % interval of reindexing − staying, made wider for the
-            other half's own noise, holds the difference there.
+        encoded: share of the texts that each way encodes with the new model.
+        covers: whether the first half's 90 % interval of reindexing − staying, widened for the
+            noise of the other half, contains the difference measured there.
     """
 
     corpus: str
@@ -54,7 +54,7 @@ class Trial:
     covers: bool
 
     def regret(self, way: str) -> float:
-        """Return what a way lacks to the best."""
+        """Return the nDCG@10 of the best way minus the nDCG@10 of this way."""
         return max(self.ndcg[choice] for choice in CHOICES) - self.ndcg[way]
 
 
@@ -110,7 +110,7 @@ def _trial(
 
 
 def table(trials: Sequence[Trial]) -> str:
-    """Return what each rule loses and encodes, next to always and never reindexing."""
+    """Return the regret and encoded share of each rule, including always and never reindexing."""
     made = [(t, t.chosen, t.expected) for t in trials if t.chosen and t.expected]
     rules = {
         "shown": [(t, shown) for t, shown, _ in made],

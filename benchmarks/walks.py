@@ -1,6 +1,6 @@
-"""The five walks: the files of the package that one value enters on its way through it.
+"""The five walks: which files of the package a value passes through.
 
-A file counts when one of its functions is called with the value, or with something that holds it.
+A file counts if one of its functions is called with the value, or with an object that holds it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from evergram.training.recipe import Recipe
 
 PACKAGE = str(Path(evergram.__file__).parent)
 COLUMNS = (np.ndarray, torch.Tensor, pa.Array, pa.ChunkedArray, pa.Table, pa.RecordBatch)
-# How deep inside an argument a value is looked for: 1 is the attributes of an argument.
+# How deep to search inside an argument: 1 searches the attributes of the argument.
 DEPTH = 1
-# No other columns of a walk have these lengths: there are 40 entities.
+# Unusual lengths, so that columns of pairs can be recognised: there are only 40 entities.
 PAIRS, BATCH = 1999, 97
-# Strengths that need no pilots, and an optimizer that takes steps.
+# Strengths that need no pilots, and an optimizer that uses gradients.
 STEPPED = {
     "task": {"penalty": 1.0, "l2": 0.1},
     "training": {"epochs": 1, "optimizer": "adaptive", "table_rate": 0.1, "batch_size": BATCH},
@@ -46,7 +46,7 @@ STEPPED = {
 
 
 def holds(value: Any, wanted: Callable[[Any], bool], depth: int = DEPTH) -> bool:
-    """Return whether a value, or something in it, is wanted."""
+    """Return True if `wanted` accepts the value or something inside it."""
     if wanted(value):
         return True
     if not depth or isinstance(value, (str, bytes, int, float, type, *COLUMNS)):
@@ -59,7 +59,7 @@ def holds(value: Any, wanted: Callable[[Any], bool], depth: int = DEPTH) -> bool
 
 @contextmanager
 def files(wanted: Callable[[Any], bool]) -> Iterator[set[str]]:
-    """Collect the files of the package whose functions are called with a wanted value."""
+    """Collect the package's files whose functions are called with a wanted value."""
     entered: set[str] = set()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
@@ -82,8 +82,8 @@ def files(wanted: Callable[[Any], bool]) -> Iterator[set[str]]:
         threading.setprofile(None)
 
 
-class Arrived(Exception):  # noqa: N818 (no error: the walk has come to its end)
-    """The value is where the walk ends."""
+class Arrived(Exception):  # noqa: N818 (not an error: it ends the walk)
+    """The value has reached the end of the walk."""
 
 
 def columns(value: Any) -> bool:
@@ -126,7 +126,7 @@ def pair_to_gradient(folder: Path) -> set[str]:
 
 
 def lineage_of(folder: Path, versions: int) -> Lineage:
-    """Publish versions of made-up vectors, and make the last the default."""
+    """Publish versions with synthetic vectors, and make the last one the default."""
     lineage = Lineage.create(folder / "lineage", "walk")
     for version in range(versions):
         lineage.publish(artefact(lineage, version), promote=True)
@@ -134,7 +134,7 @@ def lineage_of(folder: Path, versions: int) -> Lineage:
 
 
 def artefact(lineage: Lineage, version: int) -> Artefact:
-    """Return a version of 300 objects that takes all coordinates of the next one but its last."""
+    """Return a version of 300 objects; the next version has the same coordinates and one more."""
     dim = 6 + version
     vectors = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))[:, :dim]
     back = AffineTransform.from_matrix(torch.eye(dim - 1, dim), torch.zeros(dim - 1))
@@ -191,7 +191,7 @@ def old_search(folder: Path) -> set[str]:
     return entered
 
 
-# At most so many files are wanted.
+# The maximum number of files per walk.
 WALKS = {
     pair_to_gradient: 12,
     vector_to_answer: 14,
@@ -202,7 +202,7 @@ WALKS = {
 
 
 def walked() -> dict[str, tuple[set[str], int]]:
-    """Return the files of each walk, and how many are wanted at most, by what the walk is."""
+    """Return the files of each walk and their limit, by the walk's description."""
     found = {}
     for walk, limit in WALKS.items():
         with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
@@ -211,7 +211,7 @@ def walked() -> dict[str, tuple[set[str], int]]:
 
 
 def table(found: dict[str, tuple[set[str], int]]) -> str:
-    """Return a row for each walk: how many files it enters, and which."""
+    """Return a table with the number and names of the files of each walk."""
     rows = ["| walk | files | at most wanted | which |", "|---|---|---|---|"]
     for name, (entered, limit) in found.items():
         files_entered = ", ".join(f"`{file}`" for file in sorted(entered))

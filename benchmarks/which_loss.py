@@ -1,10 +1,10 @@
-"""Which loss for which data: each objective's best of a small search, on data of several kinds.
+"""Which loss for which data: the best of a small random search per objective, on several data sets.
 
-Every objective has as many settings drawn at random, chosen by the selection pairs of the first
-split; test pairs are used once, for every seed, each with a split of its own. Results are kept in
-benchmarks/kept/which-loss, so that an interrupted run resumes, on another machine, too.
-A loss is above or below the default on a data set where the 95 % interval of their difference, over
-seeds and paired by split, is on one side of zero.
+Every objective gets the same number of random settings; the selection pairs of the first split
+choose the best. Test pairs are used once per seed, and each seed has its own split. Results are
+saved in benchmarks/kept/which-loss, so that an interrupted run can resume, even on another machine.
+A loss counts as above or below the default on a data set if the 95 % interval of their difference,
+over seeds and paired by split, excludes zero.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DATA = (
     "gowalla, a sixth of the queries",
     "yelp2018, a sixth of the queries",
 )
-# Rates fall by e² over the sixty epochs; patience ends most trainings before.
+# Rates fall by about e² over sixty epochs; patience stops most trainings earlier.
 SOFTMAX = [
     *("task.kind=softmax_all", "training.optimizer=adam", "training.batch_size=4096"),
     *("training.epochs=60", "training.decay=0.97"),
@@ -94,7 +94,7 @@ OBJECTIVES: dict[str, Callable[[random.Random], list[str]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A data set: Recall@20 on the test pairs by objective, a value a seed; and popularity's."""
+    """A data set: Recall@20 on the test pairs by objective, one value per seed, and popularity."""
 
     data: str
     recalls: Mapping[str, list[float]]
@@ -102,7 +102,7 @@ class Row:
 
 
 def measure() -> list[Row]:
-    """Return a row for each data set that is there."""
+    """Return a row for each available data set."""
     with one_thread():
         return [
             _row(name, values_of(name), TRIALS, range(SEEDS), FOLDER)
@@ -127,8 +127,8 @@ def available(name: str) -> bool:
 
 
 def values_of(name: str) -> dict[str, Any]:
-    """Return a recipe of the data and its split; of a published one the pairs to train, split
-    anew."""
+    """Return a recipe with the data and its split. For a published split, the training pairs are
+    split again."""
     whole, _, part = name.partition(",")
     if not part:
         return recipe_of(whole)
@@ -151,7 +151,7 @@ def _row(
     recalls: dict[str, list[float]] = {}
     popularity = 0.0
     for objective, drawn in OBJECTIVES.items():
-        draw = random.Random(objective)  # the same settings in each run
+        draw = random.Random(objective)  # draws the same settings in each run
         settings = [[*drawn(draw), *last] for _ in range(trials)]
         best = max(settings, key=lambda own: runs.select(own, seeds[0]))
         tested = [runs.test(best, seed) for seed in seeds]
@@ -172,7 +172,7 @@ def _between(draw: random.Random, low: float, high: float) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return Recall@20 by data and objective, and which objectives differ from the default."""
+    """Return Recall@20 by data and objective, and the objectives that differ from the default."""
     lines = [f"| data | {' | '.join(OBJECTIVES)} | popularity |"]
     lines.append("|---" * (len(OBJECTIVES) + 2) + "|")
     above: dict[str, list[str]] = {}

@@ -18,17 +18,17 @@ from reproduction import commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments ask for, print it, and return the exit code."""
+    """Run the command, print its output, and return the exit code."""
     parser = argparse.ArgumentParser(
         "python -m reproduction",
         description="Reproduce a table or figure of the papers; without NAME, list all with their "
-        "state. An interrupted run goes on: each training that is done is kept as one JSON.",
+        "state. An interrupted run can be resumed: each finished training is saved as JSON.",
     )
     parser.add_argument(
         "name",
         nargs="?",
-        help="an experiment, such as gramian/table2; all; stale: what the code would give other "
-        "results for today; or report: the pages and figures of all results",
+        help="an experiment, such as gramian/table2; all; stale: experiments with outdated "
+        "results; or report: write the page and figures of all results",
     )
     parser.add_argument("--preset", default="small", help="small, gowalla or tiny")
     parser.add_argument("--data", type=Path, help="folder of data sets ($EVERGRAM_DATA)")

@@ -1,4 +1,4 @@
-"""Every table and figure of the three papers, by name, with its state."""
+"""All tables and figures of the three papers, by name, with their state."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Listed:
 
     Args:
         shown: tables and figures, by paper.
-        state: of the small presets, or why there are none.
-        seeds: that every training has, of all small presets that were run.
+        state: the state of the small presets, or why there are none.
+        seeds: the seeds that all trainings have, in all small presets that were run.
     """
 
     name: str
@@ -88,7 +88,8 @@ ABSENT = (
 def find(name: str) -> Experiment:
     """Return an experiment by its name.
 
-    Raises: DataError: there is none of that name, or it cannot be run; the nearest is named.
+    Raises: DataError: there is no such experiment (the closest name is suggested), or it cannot be
+        run.
     """
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
@@ -100,7 +101,7 @@ def find(name: str) -> Experiment:
 
 
 def runs_of(experiment: Experiment, preset: str, folder: Path) -> Runs:
-    """Return the results of a preset that are in a folder and were made with its settings."""
+    """Return the results of a preset in a folder, if they have its current settings."""
     from reproduction.run import jobs_of, kept_result, settled
 
     stored = results.read_all(folder, experiment.source, preset)
@@ -114,7 +115,7 @@ def listing(folder: Path) -> list[Listed]:
     """Return a line for each table and figure; those that cannot be run come last.
 
     Args:
-        folder: of results.
+        folder: the folder of results.
     """
     lines = []
     for name, experiment in EXPERIMENTS.items():

@@ -1,4 +1,4 @@
-"""Sentences of the papers as checks: margins for each seed, and the verdict that follows."""
+"""The papers' claims as tests: a margin for each seed, and the resulting verdict."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from reproduction.experiment import Runs
 
 Verdict = Literal["confirmed", "refuted", "not separable", "not tested", "not measured"]
-# One number per seed; by competitor, where a sentence compares with each of several.
+# One number per seed; if a claim compares with several competitors, one per competitor and seed.
 Margins = Sequence[float] | Mapping[str, Sequence[float]]
 
 
 def nothing_against(runs: Runs) -> str:
-    """Return the reason why results cannot judge a claim: none."""
+    """Return no reason against judging a claim."""
     return ""
 
 
@@ -27,16 +27,16 @@ class Claim:
     """A sentence that can be tested.
 
     Args:
-        sentence: as the paper has it, shortened to what is tested.
-        source: "[G2] §4.2".
-        measured: what the margin is, in words, with its unit; the claim says that it is positive.
-        margins: of the results of a preset. "The best of all" is a margin over each competitor,
-            since the margin over the best of several noisy ones is biased downwards.
-        remark: why ours may differ, or what this corpus cannot show.
-        remarks: in its place, by preset.
-        premise: why the results cannot judge the sentence, such as models below popularity; ""
-            where they can.
-        too_short: why the trainings are too short to refute it; "" where they are not.
+        sentence: the paper's sentence, shortened to the tested part.
+        source: for example "[G2] §4.2".
+        measured: describes the margin and its unit; the claim is that the margin is positive.
+        margins: computes the margins from the results of a preset. For "the best of all", return a
+            margin over each competitor: a margin over the best of several noisy ones is biased.
+        remark: why our result may differ, or what this corpus cannot show.
+        remarks: replaces `remark`, by preset.
+        premise: returns why the results cannot judge the sentence, such as models below
+            popularity, or "".
+        too_short: returns why the trainings are too short to refute it, or "".
     """
 
     sentence: str
@@ -50,8 +50,8 @@ class Claim:
 
 
 def chosen_elsewhere(margins: Mapping[str, Sequence[float]]) -> list[float]:
-    """Return for each seed the margin of the candidate that is the best on the other seeds, so that
-    the choice does not profit from the seed that it is judged on."""
+    """Return, for each seed, the margin of the candidate that is best on the other seeds, so that
+    the choice does not use the seed on which it is judged."""
     every = list(margins.values())
     seeds = range(len(every[0]))
     if len(seeds) == 1:
@@ -62,12 +62,12 @@ def chosen_elsewhere(margins: Mapping[str, Sequence[float]]) -> list[float]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim's verdict with the figures that it follows from.
+    """A claim's verdict and the figures it is based on.
 
     Args:
-        margins: one per seed, by competitor; "" is the name where there is only one comparison.
-        bounds: by competitor, the interval of the mean margin. The level is 95 % for one
-            comparison, and Holm's for several. Empty with fewer than three seeds.
+        margins: one per seed, by competitor; the name is "" if there is only one comparison.
+        bounds: the interval of the mean margin, by competitor, at level 95 % for one comparison
+            and at Holm's levels for several. Empty with fewer than three seeds.
         reason: why the claim is not tested.
     """
 
@@ -79,7 +79,7 @@ class Judgement:
 
     @property
     def nearest(self) -> str | None:
-        """The competitor with the smallest mean margin, which decides."""
+        """The competitor with the smallest mean margin."""
         means = {name: fmean(values) for name, values in self.margins.items()}
         return min(means, key=means.__getitem__, default=None)
 
@@ -109,9 +109,9 @@ class Judgement:
 def judge(claim: Claim, runs: Runs | None) -> Judgement:
     """Return the verdict of a claim.
 
-    It is confirmed where every comparison's interval is above zero, and refuted where one is below
-    zero in trainings that are long enough. One or two seeds separate nothing, and no results
-    measure nothing.
+    It is confirmed if every comparison's interval is above zero, and refuted if one is below zero
+    and the trainings were long enough. One or two seeds are never separable; without results, the
+    claim is not measured.
     """
     if runs is None or not runs.seeds:
         return Judgement(claim, "not measured", {}, {})

@@ -1,4 +1,4 @@
-"""What the command `python -m reproduction` calls."""
+"""The functions behind the command `python -m reproduction`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Run:
     """One call of the command.
 
     Args:
-        name, preset: of an experiment.
-        seeds: how many, from 0.
+        name, preset: the experiment and its preset.
+        seeds: number of seeds, from 0.
         data: the folder of data sets; None is $EVERGRAM_DATA.
         out: the folder of results; None is `reproduction/results`.
         device: auto, cpu or cuda.
@@ -40,10 +40,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave.
+    """The outcome of a run.
 
     Args:
-        folder: the results of the preset.
+        folder: the folder of the preset's results.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def sentences(self) -> list[str]:
-        """A line for each claim."""
+        """One line per claim."""
         return [f"{j.verdict}: {j.claim.sentence} {j.claim.source}" for j in self.judgements]
 
     def as_json(self) -> dict[str, Any]:
@@ -73,9 +73,9 @@ class Outcome:
 
 
 def reproduce(run: Run, progress: Progress) -> Outcome:
-    """Run what has no result yet, and return the tables and verdicts of all seeds that there are.
+    """Run trainings without a result, and return the tables and verdicts of all available seeds.
 
-    Raises: DataError: `run.out` is a file, before anything is trained, and others; RecipeError,
+    Raises: DataError: `run.out` is a file (checked before training), and others; RecipeError,
         TrainingError.
     """
     experiment = find(run.name)
@@ -97,19 +97,19 @@ def reproduce(run: Run, progress: Progress) -> Outcome:
 
 
 def reproduce_all(run: Run, progress: Progress) -> list[Outcome]:
-    """Run a preset of every experiment that has it. Raises: DataError: none has it."""
+    """Run a preset of every experiment that has it. Raises: DataError: no experiment has it."""
     own = [e for e in EXPERIMENTS.values() if e.name == e.source and run.preset in e.presets]
     if not own:
         presets = sorted({name for e in EXPERIMENTS.values() for name in e.presets})
         raise DataError(
-            f"No experiment has a preset {run.preset!r}; there are {', '.join(presets)}"
+            f"No experiment has a preset {run.preset!r}; presets are {', '.join(presets)}"
             f"{did_you_mean(run.preset, presets)}."
         )
     return [reproduce(replace(run, name=experiment.name), progress) for experiment in own]
 
 
 def reproduce_stale(run: Run, progress: Progress) -> list[Outcome]:
-    """Run again, with their own seeds, the presets whose results the code would not give today."""
+    """Rerun the presets with stale results, with the same seeds."""
     folder = results.FOLDER if run.out is None else run.out
     outcomes = []
     for experiment in (e for e in EXPERIMENTS.values() if e.name == e.source):
@@ -134,7 +134,7 @@ def list_all(out: Path | None = None) -> list[Listed]:
 
 
 def list_lines(lines: Sequence[Listed]) -> list[str]:
-    """Return the list as lines of text, one a table or figure."""
+    """Return the list as text, one line per table or figure."""
     width = max(len(line.name) for line in lines)
     texts = []
     for line in lines:
@@ -148,9 +148,9 @@ def make_report(out: Path | None = None) -> list[Path]:
     """Write the report and return its files, the page first.
 
     Args:
-        out: the folder of results, into which the report is written too; None is
-            `reproduction/results`, of which the report is in `docs` and in README.
-    Raises: DataError: `out` is a file, or has no results; or a result cannot be read.
+        out: the folder of results, into which the report is also written; None for
+            `reproduction/results`, whose report is written into `docs` and README.
+    Raises: DataError: `out` is a file or has no results, or a result cannot be read.
     """
     if out is None:
         return write_report(results.FOLDER, ROOT / "docs", ROOT / "README.md")
@@ -158,7 +158,7 @@ def make_report(out: Path | None = None) -> list[Path]:
     sources = {experiment.source for experiment in EXPERIMENTS.values()}
     if not any(results.are_there(out, source) for source in sources):
         raise DataError(
-            f"{out} has no results, of which a report could be made; --out is the folder that "
-            "`python -m reproduction NAME --out` wrote its results into."
+            f"{out} has no results for a report; give the folder into which "
+            "`python -m reproduction NAME --out` wrote its results."
         )
     return write_report(out, out)

@@ -1,9 +1,9 @@
-"""Whether kept results are still what the code gives: figures of the tiny preset, then and now.
+"""Detect stale results by comparing the tiny preset's figures then and now.
 
-A preset that takes hours cannot be repeated after each change of the code. Its tiny sibling can: it
-goes through the same code in seconds. Each preset therefore keeps the figures that the tiny one
-gave when its results were made. Where today's differ by more than rounding, the results are stale;
-a change of the code that changes no number leaves them as they are.
+A preset that takes hours cannot be repeated after each code change, but the tiny preset runs the
+same code in seconds. So each preset stores the figures that the tiny preset gave when its results
+were computed. If today's figures differ by more than rounding, the results are stale; a code change
+that affects no number leaves them valid.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from evergram.training import Progress
 from reproduction import results
 from reproduction.experiment import ROOT, Experiment
 
-# Sums of float32 in another order, over the steps of a tiny training, stay far below it.
+# Rounding errors of a tiny training, e.g. float32 sums in another order, are far below this.
 TOLERANCE = 1e-3
-# Times are of the machine.
+# Times depend on the machine, so they are not compared.
 OF_THE_CLOCK = ("seconds", "cpu_seconds", "per_second", "minutes")
-# What results depend on, and they themselves do not.
+# Lists changes of the code that results depend on, without the results themselves.
 CHANGED = ("status", "--porcelain", "src", "reproduction", ":!reproduction/results")
 State = Literal["current", "stale", "unknown"]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the tiny preset of an experiment gave.
+    """The figures of an experiment's tiny preset.
 
     Args:
-        commit: of the repository; "" where it is not known.
+        commit: the repository's commit; "" if unknown.
         figures: by training and path in its series.
     """
 
@@ -46,13 +46,13 @@ class Evidence:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits of the figures."""
+        """A hash of the figures, twelve hexadecimal digits."""
         text = json.dumps(dict(self.figures), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def agrees(self, other: Evidence) -> bool:
-        """Return whether all figures of an earlier evidence are the same here but for rounding. It
-        has none of a training that was added since."""
+        """Return True if all figures of earlier evidence are equal here up to rounding. Trainings
+        added since are ignored."""
         return all(
             name in self.figures
             and math.isclose(value, self.figures[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE / 10)
@@ -61,12 +61,12 @@ class Evidence:
 
 
 def path_of(folder: Path, experiment: str, preset: str) -> Path:
-    """Return where the evidence of a preset's results is, next to the folder of these."""
+    """Return the evidence file of a preset, next to its folder of results."""
     return folder / experiment / f"{preset}.evidence.json"
 
 
 def kept(folder: Path, experiment: str, preset: str) -> Evidence | None:
-    """Return the evidence of a preset's results; None where there is none."""
+    """Return the stored evidence of a preset's results, or None."""
     path = path_of(folder, experiment, preset)
     if not path.is_file():
         return None
@@ -75,21 +75,21 @@ def kept(folder: Path, experiment: str, preset: str) -> Evidence | None:
 
 
 def key_of(folder: Path, experiment: str, preset: str) -> str:
-    """Return the key that current results of a preset carry; "" without evidence."""
+    """Return the key that valid results of a preset have; "" without evidence."""
     evidence = kept(folder, experiment, preset)
     return "" if evidence is None else evidence.key
 
 
 def valid(experiment: Experiment, preset: str, folder: Path) -> Evidence:
-    """Return the evidence that current results of a preset have: what is kept, where it agrees with
-    today's, or else today's."""
+    """Return the evidence that valid results of a preset have: the stored one if it agrees with
+    today's figures, otherwise today's."""
     now, then = measured(experiment), kept(folder, experiment.source, preset)
     return then if then is not None and now.agrees(then) else now
 
 
 def renew(experiment: Experiment, preset: str, folder: Path) -> Evidence:
-    """Keep the valid evidence of a preset and return it. Results that were made with other figures
-    count as missing from then on."""
+    """Store the valid evidence of a preset and return it. From then on, results with other evidence
+    count as missing."""
     evidence = valid(experiment, preset, folder)
     if evidence != kept(folder, experiment.source, preset):
         facts = {"commit": evidence.commit, "figures": dict(evidence.figures)}
@@ -99,8 +99,7 @@ def renew(experiment: Experiment, preset: str, folder: Path) -> Evidence:
 
 
 def state(experiment: Experiment, preset: str, folder: Path) -> State:
-    """Return whether the results of a preset are what the code gives today; "unknown" of results
-    without evidence."""
+    """Return whether the results of a preset match today's code; "unknown" without evidence."""
     then = kept(folder, experiment.source, preset)
     if then is None:
         return "unknown"
@@ -108,7 +107,7 @@ def state(experiment: Experiment, preset: str, folder: Path) -> State:
 
 
 def measured(experiment: Experiment) -> Evidence:
-    """Return what the tiny preset gives today; it is trained once a process."""
+    """Return today's figures of the tiny preset, which is trained once per process."""
     return _measured(experiment.source)
 
 
@@ -126,8 +125,8 @@ def _measured(source: str) -> Evidence:
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a series, but for times, by their paths. Of a list: its mean and its
-    last."""
+    """Yield the path and value of each number in a series, except times. A list yields its mean and
+    its last number."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not str(name).endswith(OF_THE_CLOCK):
@@ -146,7 +145,7 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 @cache
 def commit() -> str:
-    """Return the commit of the checkout, with "+" if files were changed since; "" without git."""
+    """Return the commit of the checkout, with "+" if files have changed; "" without git."""
     try:
         answers = [
             subprocess.run(

@@ -1,4 +1,4 @@
-"""The description of an experiment: trainings by preset, and what is read, drawn and judged."""
+"""The description of an experiment: its trainings by preset, readings, figures and claims."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Program = Callable[[Any, Progress, str, Path], Mapping[str, Any]]
 
 
 def best_validation(result: Result) -> float:
-    """Return the highest MAP@10 on validation pairs of a training."""
+    """Return a training's highest MAP@10 on validation pairs."""
     return float(max(result.series["map"]["validation"]))
 
 
 @dataclass(frozen=True)
 class Search:
-    """A method's settings that selection chooses: each trial is trained on a split and seed of its
-    own, and all seeds are trained with the settings of the one with the highest score.
+    """A search for a method's settings. Trials use a separate seed and split; all seeds are then
+    trained with the settings of the trial with the highest score.
 
     Args:
         label: names the method in the trials' results; trainings with equal searches share them.
-        settings: of the method, as a `Training` has them.
-        trials: what is tried, by "table.key"; as many for each method that is compared.
-        score: of a trial's result.
+        settings: the method's settings, as in `Training`.
+        trials: settings to try, by "table.key"; use the same number for each compared method.
+        score: the score of a trial's result.
     """
 
     label: str
@@ -42,20 +42,20 @@ class Search:
 
 @dataclass(frozen=True)
 class Training:
-    """One training of an experiment; every seed of it is one result.
+    """One training of an experiment; each seed gives one result.
 
     Args:
-        label: names it in tables and legends; one for each training of a preset.
-        recipe: a TOML file, in a folder `recipes/` of the paper.
-        settings: values set in it, by "table.key"; None takes a key out.
-        readings: what is read from it.
-        planted: the size of a made-up corpus, see `reproduction.planted`; None reads the recipe's.
-        program: takes the recipe, a progress, the device's name and a folder, and returns series
-            as JSON, for experiments that are no single training, such as those of several versions;
-            None trains version 0 with the readings. What it leaves in the folder is there again
-            when an interrupted run goes on. Its name is part of a result's key.
-        reads: makes of the file's values what the program takes, with the arguments of `Recipe.of`.
-        search: chooses further settings; None takes `settings` as they are.
+        label: its name in tables and legends, unique in a preset.
+        recipe: a TOML file in the paper's folder `recipes/`.
+        settings: values set in the recipe, by "table.key"; None removes a key.
+        readings: measurements taken during training.
+        planted: the size of a synthetic corpus, see `reproduction.planted`; None uses the recipe's.
+        program: for experiments that need more than one training, such as several versions. It
+            takes the recipe, a progress, the device's name and a folder, and returns series as
+            JSON. Files in the folder are still there when an interrupted run is resumed. Its name
+            is part of a result's key. None trains version 0 with the readings.
+        reads: converts the file's values for the program, with the arguments of `Recipe.of`.
+        search: chooses further settings; None uses `settings` alone.
     """
 
     label: str
@@ -73,9 +73,9 @@ class Preset:
     """The trainings of an experiment at one size.
 
     Args:
-        note: where the setting differs from the paper's.
-        corpus: its name; the report shows each preset that has one.
-        setting: what the presets on this corpus have in common; the report says it once.
+        note: how the setting differs from the paper's.
+        corpus: the corpus's name; the report shows each preset that has one.
+        setting: settings common to all presets on this corpus, stated once in the report.
     """
 
     trainings: tuple[Training, ...]
@@ -88,8 +88,8 @@ class Runs:
     """The results of one experiment's preset.
 
     Args:
-        trainings: of the preset, in its order.
-        results: all that there are; those of other trainings are left out.
+        trainings: the preset's trainings, in order.
+        results: all available results; those of other trainings are ignored.
     """
 
     def __init__(self, trainings: Sequence[Training], results: Sequence[Result]) -> None:
@@ -100,11 +100,11 @@ class Runs:
                 self._by_label[result.label].append(result)
 
     def of(self, label: str) -> list[Result]:
-        """Return the results of a training, one a seed, in order of seeds."""
+        """Return the results of a training, one per seed, ordered by seed."""
         return self._by_label[label]
 
     def only(self, labels: Sequence[str]) -> Runs:
-        """Return the runs of some of the trainings, in their own order."""
+        """Return the runs of these trainings, in the order of `labels`."""
         kept = Runs([], [])
         kept.labels = list(labels)
         kept._by_label = {label: self._by_label[label] for label in labels}
@@ -121,18 +121,18 @@ class Runs:
         return [result for label in self.labels for result in self._by_label[label]]
 
     def values(self, label: str, read: Callable[[Result], float]) -> list[float]:
-        """Return a number of a training for each of `seeds`."""
+        """Return one number of a training for each of `seeds`."""
         return [read(r) for r in self.of(label) if r.seed in self.seeds]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: for each seed its values over x.
+    """A curve: values over x for each seed.
 
     Args:
         values: [seeds][points].
-        dashed: the paper's own figures, or a baseline.
-        steps: drawn as a histogram of which x are the edges, one more than points.
+        dashed: for the paper's figures or a baseline.
+        steps: draw a histogram; x are the edges, one more than points.
     """
 
     label: str
@@ -170,17 +170,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment: the settings of its trainings, what is shown of them, and what they prove.
+    """One experiment: its trainings, tables and figures, and the claims it tests.
 
     Args:
-        name: "paper/name", as the command takes it.
+        name: "paper/name", the argument of the command.
         shown: the tables and figures that it reproduces, by paper: {"G2": "Figure 2a"}.
-        title, caption: of the report.
-        presets: "tiny" (made-up data, seconds), "small" (two cores), and small ones on other
-            corpora, by their names.
-        tables, panels: of the results of a preset.
-        claims: sentences of the papers that the results of a preset judge.
-        runs_of: the experiment whose results it shows; its own where it is empty.
+        title, caption: in the report.
+        presets: "tiny" (synthetic data, seconds), "small" (two cores), and small presets on other
+            corpora, by name.
+        tables, panels: made from the results of a preset.
+        claims: the papers' claims that the results of a preset test.
+        runs_of: the experiment whose results it shows; empty for its own.
     """
 
     name: str
@@ -195,12 +195,12 @@ class Experiment:
 
     @property
     def source(self) -> str:
-        """The name of the experiment that its results are kept under."""
+        """The name of the experiment under which its results are stored."""
         return self.runs_of or self.name
 
     @property
     def reported(self) -> list[str]:
-        """The presets that the report shows: the small ones, one a corpus."""
+        """The presets that the report shows: the small ones, one per corpus."""
         return ["small", *(n for n, p in self.presets.items() if p.corpus and n != "small")]
 
     def claims_on(self, preset: str) -> list[Claim]:

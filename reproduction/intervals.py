@@ -10,10 +10,10 @@ LEVEL = 0.05
 
 
 def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the interval of a mean by Student's distribution, of 95 % by default.
+    """Return the confidence interval of a mean by Student's distribution, 95 % by default.
 
-    Returns: None for fewer than three values, of which an interval would say more about chance than
-        about the mean, and where a value is not finite.
+    Returns: None for fewer than three values, where an interval would be meaningless, and if a
+        value is not finite.
     """
     if len(values) < 3 or not all(math.isfinite(value) for value in values):
         return None
@@ -29,11 +29,12 @@ def holm(
 ) -> dict[str, tuple[float, float]]:
     """Return the intervals of several means, at the levels of Holm's step-down procedure.
 
-    The clearest of m comparisons is judged at level / m, the next at level / (m − 1), and so on;
-    from the first that is not separable from zero on, all are judged at that one's level. The
-    chance that any of the means is wrongly separated from zero is at most `level`.
+    The most significant of m comparisons is judged at level / m, the next at level / (m − 1), and
+    so on. After the first that is not separable from zero, all others are judged at its level. The
+    probability that any mean is wrongly separated from zero is at most `level`.
 
-    Returns: by name; empty if a sample has fewer than three values, or one that is not finite.
+    Returns: intervals by name; empty if a sample has fewer than three values, or a value that is
+        not finite.
     Source: S. Holm, A Simple Sequentially Rejective Multiple Test Procedure, 1979.
     """
     if not all(interval(values) for values in samples.values()):
@@ -49,8 +50,8 @@ def holm(
 
 
 def separated(samples: Mapping[str, Sequence[float]]) -> dict[str, str]:
-    """Return "better", "worse" or "not separable" for the mean of each sample, by `holm`; nothing
-    where there are too few values."""
+    """Return "better", "worse" or "not separable" for the mean of each sample, by `holm`; empty if
+    there are too few values."""
     return {
         name: "better" if low > 0 else "worse" if high < 0 else "not separable"
         for name, (low, high) in holm(samples).items()
@@ -58,14 +59,14 @@ def separated(samples: Mapping[str, Sequence[float]]) -> dict[str, str]:
 
 
 def _distance(values: Sequence[float]) -> float:
-    """Return how many standard errors a mean is from zero."""
+    """Return the distance of a mean from zero, in standard errors."""
     error = stdev(values) / math.sqrt(len(values))
     mean = abs(fmean(values))
     return mean / error if error else math.inf if mean else 0.0
 
 
 def shown(values: Sequence[float], digits: int = 4) -> str:
-    """Return a mean as text, with half the width of its interval where there is one."""
+    """Return a mean as text, with half the width of its interval if there is one."""
     if not values:
         return "–"
     mean, bounds = fmean(values), interval(values)
@@ -74,5 +75,5 @@ def shown(values: Sequence[float], digits: int = 4) -> str:
 
 
 def gain(value: float, baseline: float) -> float:
-    """Return how much more a value is than a baseline, in percent of the baseline."""
+    """Return the difference of a value from a baseline, in percent of the baseline."""
     return 100 * (value - baseline) / baseline if baseline else math.nan

@@ -1,4 +1,4 @@
-"""A transform that is trained after its model over batches of pairs, as [BC]'s authors do."""
+"""Train a transform after its model, on batches of pairs, as in the code of [BC]'s authors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evergram.training.recipe.tables import PosthocUpgrade
 
 
 class FixedEmbeddings(Embeddings):
-    """The embeddings of a model that is not trained any more, [N, D] of each side."""
+    """The embeddings of a trained, fixed model, [N, D] per side."""
 
     def __init__(self, vectors: Mapping[str, Tensor]) -> None:
         self.vectors = vectors
@@ -39,7 +39,7 @@ def fit_transform(
     corpus: Corpus,
     version: int,
 ) -> list[float]:
-    """Train the transform of a version as its recipe says; see `fit_over_pairs`."""
+    """Train the transform of a version with its recipe's settings; see `fit_over_pairs`."""
     assert isinstance(recipe.upgrade, PosthocUpgrade)
     chosen, settings = recipe.upgrade.transform_training, FitSettings.of(recipe, corpus, version)
     return fit_over_pairs(
@@ -61,18 +61,18 @@ def fit_over_pairs(
     every: int = 10,
     after: int = 0,
 ) -> list[float]:
-    """Train the alignment's transform in place by Adam, with the model fixed.
+    """Train the alignment's transform in place with Adam; the model is fixed.
 
-    Keeps the transform that had the smallest error after `after`, or the last one if none was
-    measured then.
+    The result is the transform with the smallest error measured after epoch `after`, or the last
+    one if no error was measured.
 
     Args:
-        new: of each side, z_k [N, D_k].
-        sampler: of the pairs, with negatives if the task has them.
-        epochs: of the sampler; `every` so many the error is measured.
-        after: the transform with the smallest error after this epoch is kept.
-    Returns: the errors that were measured, see `JointAlignment.error`.
-    Source: [BC] §3.2.3, as its authors' code has it.
+        new: z_k [N, D_k] by side.
+        sampler: samples pairs, with negatives if the task needs them.
+        epochs: number of epochs; the error is measured every `every` epochs.
+        after: only epochs after this one can be selected.
+    Returns: the measured errors, see `JointAlignment.error`.
+    Source: [BC] §3.2.3, as in its authors' code.
     """
     transform = alignment.transform
     optimizer = torch.optim.Adam(transform.parameters(), lr=alignment.rate or 1e-3)

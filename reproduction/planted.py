@@ -1,4 +1,4 @@
-"""A planted corpus as large as one likes, whose true probabilities are known."""
+"""A synthetic corpus of any size with known true probabilities."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from torch.nn import functional
 
 from evergram import Corpus
 
-# Dims of the sphere on which queries and clusters of candidates lie.
+# Dims of the space whose unit sphere contains the segments and clusters.
 LATENT = 8
-# A cluster is liked with probability ∝ exp(cosine / TEMPERATURE).
+# The probability of a cluster is ∝ exp(cosine / TEMPERATURE).
 TEMPERATURE = 0.05
-# Queries that share a place, and candidates that share one: segments and clusters.
+# Queries per segment and candidates per cluster; members share a point on the sphere.
 SEGMENT, CLUSTER = 20, 50
-# The share of interactions that follows places; the others are with any cluster.
+# The share of interactions that depends on the points; the others are with a random cluster.
 LOYAL = 0.9
-# The r most popular of a cluster of n have (r / n)^(1/POWER) of its interactions.
+# The r most popular candidates of a cluster of n have (r / n)^(1/POWER) of its interactions.
 POWER = 4.0
-# Rows of probabilities that are held at once.
+# Rows of probabilities in memory at once.
 BLOCK = 256
 
 
 @dataclass(frozen=True)
 class Planted:
-    """Queries and candidates with places on a sphere, and the probability of each interaction.
+    """Queries and candidates with points on a sphere, and the probability of each interaction.
 
-    Candidate c is of cluster c mod K, in the order of popularity; query a is of segment a mod S.
+    Candidate c belongs to cluster c mod K, in order of popularity; query a to segment a mod S.
 
     Args:
-        seed: of all draws.
+        seed: the seed of all draws.
     """
 
     queries: int
@@ -49,7 +49,7 @@ class Planted:
         return math.ceil(self.queries / SEGMENT)
 
     def liking(self, segments: Tensor) -> Tensor:
-        """Return the probability of each cluster for segments [n], float64 [n, K]."""
+        """Return the probability of each cluster, for segments [n]; float64 [n, K]."""
         draw = torch.Generator().manual_seed(self.seed)
         centres, clusters = (
             functional.normalize(torch.randn(n, LATENT, generator=draw, dtype=torch.float64))
@@ -59,21 +59,21 @@ class Planted:
         return LOYAL * likes + (1 - LOYAL) / self.clusters
 
     def within(self, candidates: Tensor) -> Tensor:
-        """Return the probability of candidates [...] among those of their cluster, float64."""
+        """Return the probability of candidates [...] within their cluster, float64."""
         cluster, rank = candidates % self.clusters, candidates // self.clusters
         size = self._size(cluster)
         ends = ((rank + 1) / size).pow(1 / POWER), (rank / size).pow(1 / POWER)
         return ends[0] - ends[1]
 
     def chances(self, segments: Tensor, candidates: Tensor) -> Tensor:
-        """Return the probability that the next interaction of a query of `segments` [n] is with
+        """Return the probability that the next interaction of a query in `segments` [n] is with
         each of `candidates` [n, k], float64 [n, k]."""
         own, place = torch.unique(segments, return_inverse=True)
         cluster = candidates % self.clusters
         return self.liking(own)[place[:, None], cluster] * self.within(candidates)
 
     def best(self, segments: Tensor, k: int) -> Tensor:
-        """Return the k candidates of the largest probability for segments [n], int64 [n, k]."""
+        """Return the k most probable candidates for segments [n], int64 [n, k]."""
         near = self.liking(segments).topk(min(k, self.clusters)).indices
         ranks = torch.arange(k) * self.clusters
         pool = (near[:, :, None] + ranks).flatten(1)
@@ -85,12 +85,12 @@ class Planted:
         return pool.gather(1, chances.topk(min(k, pool.shape[1])).indices)
 
     def corpus(self, interactions: int) -> Corpus:
-        """Return a corpus of drawn interactions, and of one more for each candidate that nobody
-        met, with a query that is as likely to meet it as any other interaction says.
+        """Return a corpus of drawn interactions, plus one interaction for each candidate without
+        any, with a query drawn by the same probabilities.
 
-        Features are a query's segment, a candidate's cluster and twice the logarithm of its rank
-        there, so that an object need not be met to be known. They are keys, by their names: other
-        integers would be read as numbers, of which neighbours are alike.
+        Features are a query's segment, a candidate's cluster and twice the log of its rank there,
+        so that objects without interactions are described. Their names end in `_key`, because other
+        integers would be read as numbers, for which close values mean similar objects.
         """
         draw = torch.Generator().manual_seed(self.seed + 1)
         query = torch.randint(self.queries, (interactions,), generator=draw)
@@ -117,7 +117,7 @@ class Planted:
         )
 
     def _size(self, cluster: Tensor) -> Tensor:
-        """Return how many candidates clusters have, float64."""
+        """Return the number of candidates in clusters, float64."""
         return ((self.candidates - cluster - 1) // self.clusters + 1).double()
 
     def _cluster(self, segment: Tensor, draw: torch.Generator) -> Tensor:
@@ -131,13 +131,13 @@ class Planted:
         return drawn.clamp(max=self.clusters - 1)
 
     def _member(self, cluster: Tensor, draw: torch.Generator) -> Tensor:
-        """Draw a candidate of each cluster [n], by popularity."""
+        """Draw a candidate from each cluster [n], by popularity."""
         chance = torch.rand(len(cluster), generator=draw, dtype=torch.float64)
         rank = (chance.pow(POWER) * self._size(cluster)).long()
         return rank * self.clusters + cluster
 
     def _fans(self, cluster: Tensor, draw: torch.Generator) -> Tensor:
-        """Draw a query for each cluster [n], by how much its segment likes it."""
+        """Draw a query for each cluster [n], by the cluster's probability for its segment."""
         chance = torch.rand(len(cluster), generator=draw, dtype=torch.float64)
         segment = torch.empty_like(cluster)
         likes = torch.cat(

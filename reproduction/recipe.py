@@ -1,6 +1,6 @@
-"""The recipe of the papers' experiments: keys that only they need, beside those of every recipe.
+"""The recipe of the papers' experiments: the usual keys plus keys that only the papers need.
 
-A `PaperRecipe` is trained, stored and upgraded as any `Recipe` is.
+A `PaperRecipe` is trained, stored and upgraded like any `Recipe`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ K = TypeVar("K", bound=Kinds[Any])
 
 
 class _ProtocolKeys(SplitSettings):
-    """`selection` "paper": held-out queries select and test both, as in [BC]'s code."""
+    """`selection` "paper": the same held-out queries select and test, as in [BC]'s code."""
 
     selection: Literal["strict", "paper"] = "strict"
 
@@ -68,7 +68,7 @@ class PaperTimeSplit(TimeSplit, _ProtocolKeys): ...
 
 
 class _StartKeys(EncoderSettings):
-    """`scale`: the standard deviation of what tables start from."""
+    """`scale`: the standard deviation of the initial tables."""
 
     scale: Annotated[Rate, Needs(Trait.SIZED)] = 0.1
 
@@ -78,7 +78,7 @@ class _StartKeys(EncoderSettings):
 
 
 class PaperTwoTower(TwoTowerSettings):
-    """`residual` false: the layers alone, on the concatenated input embeddings. [G1] §4."""
+    """`residual` false: only the layers, on the concatenated input embeddings. [G1] §4."""
 
     residual: bool = True
 
@@ -92,7 +92,7 @@ class PaperTwoTower(TwoTowerSettings):
 
 
 class PaperGraphSage(GraphSageSettings):
-    """`repeats`: an edge for each interaction, not for each pair, as in [BC]'s code."""
+    """`repeats`: one edge per interaction instead of one per pair, as in [BC]'s code."""
 
     repeats: bool = False
 
@@ -101,7 +101,7 @@ class PaperGraphSage(GraphSageSettings):
 
 
 class _GradientKeys(BatchEstimatorSettings):
-    """`gradient` "sampled": over the sampler's entities, the sampling baselines of [G2] §4."""
+    """`gradient` "sampled": computed on the sampled entities, as the baselines of [G2] §4."""
 
     gradient: Annotated[Literal["examples", "sampled"], Needs(Trait.DRAWN_APART)] = "examples"
 
@@ -120,7 +120,7 @@ class PaperStorm(StormSettings, _GradientKeys): ...
 
 
 class PaperSOGram(SOGramSettings, _GradientKeys):
-    """`correct_start` false leaves the zero start's bias: [G2] Algorithm 2 as printed."""
+    """`correct_start` false keeps the bias of the zero start, as in [G2] Algorithm 2."""
 
     correct_start: bool = True
 
@@ -131,8 +131,8 @@ class PaperSOGram(SOGramSettings, _GradientKeys):
 
 
 class _StepKeys(StepSettings):
-    """`short_batch` also trains on the pairs of an epoch that do not fill a batch, in a last,
-    smaller one; `feature_rate` is Adagrad's on tables of features."""
+    """`short_batch`: train on the last, smaller batch of an epoch as well; `feature_rate`: the
+    Adagrad learning rate of feature tables."""
 
     short_batch: Annotated[bool, Needs(Trait.SINGLE_PAIRS)] = False
     feature_rate: Annotated[Rate, Needs(Trait.FEATURE_TABLES)] = 0.005
@@ -156,7 +156,7 @@ class PaperAdam(AdamTraining, _StepKeys): ...
 
 
 class _AlignmentKeys(GradientUpgrade):
-    """The keys of `TransformTraining`; `fit_epochs` are its epochs, `transform_rate` its rate."""
+    """The keys of `TransformTraining`, whose epochs and rate are `fit_epochs`, `transform_rate`."""
 
     transform_rate: Rate = 3e-3
     objects: AlignedObjects = "all"
@@ -196,12 +196,12 @@ class PaperPosthoc(PosthocUpgrade, _AlignmentKeys):
 
 
 def _with(keys: type[Settings], settings: type[Settings]) -> type[Settings]:
-    """Return a class of settings with more keys."""
+    """Return a settings class with additional keys."""
     return create_model(settings.__name__, __base__=(settings, keys), __module__=__name__)
 
 
 def _wider(kinds: K, wide: Mapping[type[Settings], type[Settings]]) -> K:
-    """Return a table of kinds with wider classes in the place of some."""
+    """Return a table of kinds in which some classes are replaced by wider ones."""
     own = dict.fromkeys(wide.get(each, each) for each in kinds.own.values())
     return type(kinds)(kinds.table, own, kinds.chooser, kinds.default)
 

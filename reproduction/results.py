@@ -1,4 +1,4 @@
-"""Results on disk: one JSON a training and seed, written beside its place and renamed into it."""
+"""Results on disk: one JSON file per training and seed, written atomically."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FOLDER = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Result:
-    """What one training with one seed gave.
+    """The result of one training with one seed.
 
     Args:
-        experiment, preset, label, seed: what it is of.
-        key: hash of all that it depends on, see `key_of`.
-        settings: the recipe's values, the readings' settings, and the planted corpus.
-        machine, versions, commit: where and by what it was made; `date` when, "YYYY-MM-DD".
-        evidence: the key of the figures that the tiny preset gave then, see `evidence`.
-        seconds, cpu_seconds: of the whole training with its readings; of a program that was
-            interrupted, since it went on.
-        series: by reading, what it read; plain JSON.
+        experiment, preset, label, seed: identify the training.
+        key: hash of everything that it depends on, see `key_of`.
+        settings: the recipe's values, the readings' settings, and the synthetic corpus.
+        machine, versions, commit: the environment; date: "YYYY-MM-DD".
+        evidence: the key of the tiny preset's figures at that time, see `evidence`.
+        seconds, cpu_seconds: time of the training with its readings; if it was interrupted, since
+            it was resumed.
+        series: the output of each reading, by name; plain JSON.
     """
 
     experiment: str
@@ -53,13 +53,13 @@ class Result:
 
 
 def key_of(settings: Mapping[str, Any], seed: int) -> str:
-    """Return the key of a training: twelve hexadecimal digits of its settings and its seed."""
+    """Return the key of a training: a hash of its settings and seed, twelve hexadecimal digits."""
     text = json.dumps({"settings": settings, "seed": seed}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def path_of(folder: Path, experiment: str, preset: str, label: str, seed: int) -> Path:
-    """Return the place of a result below a folder of results."""
+    """Return the path of a result in a folder of results."""
     name = re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("λ", "l").replace("α", "a"))
     if not name.strip("-"):
         name = "-".join(f"{ord(letter):x}" for letter in label)
@@ -67,14 +67,14 @@ def path_of(folder: Path, experiment: str, preset: str, label: str, seed: int) -
 
 
 def write(folder: Path, result: Result) -> Path:
-    """Write a result, whole or not at all, and return its path."""
+    """Write a result atomically and return its path."""
     path = path_of(folder, result.experiment, result.preset, result.label, result.seed)
     write_text(path, json.dumps({"format": FORMAT, **_plain(asdict(result))}, ensure_ascii=False))
     return path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file beside its place, sync it, and rename it."""
+    """Write a temporary file, sync it, and rename it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
@@ -85,33 +85,33 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> Result:
-    """Return a result. Raises: DataError: the file is none, or of a later format."""
+    """Read a result. Raises: DataError: the file is not a result, or has a later format."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.pop("format") != FORMAT:
-            raise DataError(f"{path} has a format that is not {FORMAT}; remove it to run it again.")
+            raise DataError(f"{path} does not have format {FORMAT}; delete it to run it again.")
         return Result(**values)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} is no result ({error}); remove it to run it again.") from error
+        raise DataError(f"{path} is not a result ({error}); delete it to run it again.") from error
 
 
 def read_all(folder: Path, experiment: str, preset: str) -> list[Result]:
-    """Return all results of a preset below a folder, in order of their names."""
+    """Read all results of a preset in a folder, ordered by file name."""
     return [read(path) for path in sorted((folder / experiment / preset).glob("[!.]*.json"))]
 
 
 def are_there(folder: Path, experiment: str) -> bool:
-    """Say whether an experiment has results of any preset below a folder."""
+    """Return True if an experiment has results of any preset in a folder."""
     return any((folder / experiment).glob("*/[!.]*.json"))
 
 
 def refuse_file(folder: Path) -> None:
-    """Raises: DataError: a file is where the folder of results, or a folder above it, would be."""
+    """Raises: DataError: the folder of results, or one of its parents, is a file."""
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
-            raise DataError(f"{place} is a file, and --out is a folder of results; choose another.")
+            raise DataError(f"{place} is a file, but --out must be a folder; choose another.")
 
 
 @cache
@@ -146,7 +146,7 @@ def _processor() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with six digits of each number, and None for those that JSON lacks."""
+    """Round numbers to six digits, and replace those that JSON cannot represent by None."""
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Run the trainings of an experiment that have no result yet."""
+"""Run an experiment's trainings that have no result yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reproduction.planted import Planted
 from reproduction.results import Result
 
 PREFIX = "$EVERGRAM_DATA/"
-# Of the split that settings are chosen on; no seed that is judged has it.
+# The seed of the split on which settings are chosen; no reported seed uses it.
 SEARCH_SEED = 1000
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ class Job:
 
     Args:
         experiment, preset: names.
-        data: the folder of data sets; None leaves it to $EVERGRAM_DATA.
+        data: the folder of data sets; None for $EVERGRAM_DATA.
     """
 
     experiment: str
@@ -46,20 +46,20 @@ class Job:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """The recipe as nested dicts, with the settings of the training and its seed; read once, so
-        that a result's key is of what was trained."""
+        """The recipe as nested dicts, with the training's settings and its seed. It is read once,
+        so that a result's key matches what was trained."""
         values = tomllib.loads(self.training.recipe.read_text())
         for key, value in self.training.settings.items():
             table, _, name = key.rpartition(".")
             own = values.setdefault(table, {}) if table else values
             own[name] = value
-            if value is None:  # what these settings put out of use
+            if value is None:  # these settings remove the key
                 del own[name]
         return {**values, "seed": self.seed}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that the result depends on beside the seed, as JSON."""
+        """Everything that the result depends on except the seed, as JSON."""
         recipe = {name: value for name, value in self.values.items() if name != "seed"}
         settings = {
             "recipe": recipe,
@@ -74,8 +74,8 @@ class Job:
         return results.key_of(self.settings, self.seed)
 
     def recipe(self) -> Any:
-        """Return the recipe, or what the training reads, with the data where it is. Raises:
-        RecipeError."""
+        """Return the recipe (or the output of `Training.reads`) with the resolved path of the data.
+        Raises: RecipeError."""
         values = dict(self.values)
         path = values["data"].get("path", "")
         if self.data is not None and path.startswith(PREFIX):
@@ -88,9 +88,10 @@ class Job:
 def jobs_of(
     experiment: Experiment, preset: str, seeds: Sequence[int], data: Path | None = None
 ) -> list[Job]:
-    """Return all trainings of a preset, seed by seed, so that an interrupted run has whole seeds.
+    """Return all trainings of a preset, seed by seed, so that an interrupted run has complete
+    seeds.
 
-    Raises: DataError: the experiment lacks the preset.
+    Raises: DataError: the experiment does not have the preset.
     """
     if preset not in experiment.presets:
         raise DataError(
@@ -108,13 +109,13 @@ def run_all(
     device: str = "cpu",
     evidenced: Experiment | None = None,
 ) -> Generator[Result, None, None]:
-    """Yield the result of each job, after the trials that choose its settings; what is in `folder`
-    already is read and not trained again.
+    """Yield the result of each job, after running the trials that choose its settings. Results
+    that exist in `folder` are read, not trained again.
 
     Args:
-        folder: of results; one JSON is written for each training as soon as it is done.
-        evidenced: the jobs' experiment; results count as missing where its tiny preset gives other
-            figures than those that the preset keeps. None compares nothing.
+        folder: the folder of results; one JSON file is written after each training.
+        evidenced: the jobs' experiment; existing results count as missing if its tiny preset gives
+            other figures than the stored evidence. None skips this comparison.
     Raises: DataError, RecipeError, TrainingError.
     """
     chosen = pick_device(device)
@@ -143,7 +144,7 @@ def run_all(
 
 
 def trials_of(job: Job) -> list[Job]:
-    """Return the trials that choose a job's settings; they are kept in a folder of their own."""
+    """Return the trials that choose a job's settings; their results are in a separate folder."""
     training, search = job.training, job.training.search
     if search is None:
         return []
@@ -164,7 +165,7 @@ def trials_of(job: Job) -> list[Job]:
 
 
 def settled(job: Job, folder: Path) -> Job | None:
-    """Return a job with the settings of its best trial; None while a trial has no result."""
+    """Return a job with the settings of its best trial, or None while a trial has no result."""
     search = job.training.search
     if search is None:
         return job
@@ -179,10 +180,10 @@ def settled(job: Job, folder: Path) -> Job | None:
 
 
 def kept_result(job: Job, folder: Path, key: str | None = None) -> Result | None:
-    """Return a job's result if it is in the folder and was made with the same settings.
+    """Return a job's result if it is in the folder and has the same settings.
 
     Args:
-        key: of the evidence that it must have; by default that of its preset.
+        key: the evidence key that it must have; by default the preset's.
     """
     path = path_of(job, folder)
     if not path.is_file():
@@ -194,12 +195,12 @@ def kept_result(job: Job, folder: Path, key: str | None = None) -> Result | None
 
 
 def path_of(job: Job, folder: Path) -> Path:
-    """Return the place of a job's result."""
+    """Return the path of a job's result."""
     return results.path_of(folder, job.experiment, job.preset, job.training.label, job.seed)
 
 
 def work_folder(job: Job, folder: Path) -> Path:
-    """Return where a job's program keeps what is half-done, hidden beside the job's result."""
+    """Return the hidden folder, next to the result, for the unfinished work of a job's program."""
     path = path_of(job, folder)
     return path.with_name(f".{path.stem}.{job.key}")
 
@@ -214,8 +215,8 @@ def train(
     """Train a job and return its result.
 
     Args:
-        loaded: the last split, by its recipe's data and seed; jobs in a row share it.
-        work: the folder of a program.
+        loaded: cache of the last split, by data and seed, shared by consecutive jobs.
+        work: the folder for a program.
     """
     recipe = job.recipe()
     started, cpu = time.perf_counter(), time.process_time()
@@ -244,7 +245,7 @@ def train(
 def _fit(
     job: Job, recipe: Recipe, split: Split, progress: Progress, device: torch.device
 ) -> dict[str, Any]:
-    """Train version 0 and return what the readings read."""
+    """Train version 0 and return the readings' series."""
     watches = {r.name: r.watch(recipe, split) for r in job.training.readings}
     context = RunContext(
         device,

@@ -1,1 +1,1 @@
-"""The experiments of [BC]: rows of the list, and the figures that the paper prints."""
+"""The experiments of [BC], one file per table or figure."""

@@ -1,4 +1,4 @@
-"""[BC]'s sentences about Table 3, each with the number that judges it and its premise."""
+"""[BC]'s claims about Table 3, each with its margin and premise."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from reproduction.experiment import Runs
 from reproduction.intervals import gain
 from reproduction.results import Result
 
-# The ROC-AUC below which consumers are not clearly better than chance.
+# Below this ROC-AUC, consumers are not clearly better than chance.
 BETTER_THAN_CHANCE = 0.6
 OURS = "ours, no claim of [BC]"
 Premise = Callable[[Runs], str]
 
 
 def known_consumers(runs: Runs) -> str:
-    """Return why (2) says nothing: consumers that are near chance have nothing to lose."""
+    """Return why (2) is meaningless, if consumers are close to chance and have nothing to lose."""
     corpus = consumers_of(runs)
     auc = fmean(of_corpus(runs, corpus, partial(keep_all, metric="unintended")))
     if auc >= BETTER_THAN_CHANCE:
@@ -54,11 +54,11 @@ def known_consumers(runs: Runs) -> str:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A claim that is one number of each result.
+    """A claim with one margin per result.
 
     Args:
-        read: the margin of one corpus and seed.
-        on: the corpus that it is judged on, a key of `CORPORA`.
+        read: reads the margin from a result.
+        on: the corpus on which it is judged, a key of `CORPORA`.
         unfair: why the setting cannot refute it.
     """
 
@@ -85,7 +85,7 @@ class Sentence:
 
 
 def _more(column: str, better: str, worse: str) -> Read:
-    """Read by how many points one method's figure is above another's."""
+    """Read the difference between two methods' figures, in points."""
     return lambda result: value(result, better, column) - value(result, worse, column)
 
 
@@ -94,12 +94,12 @@ def _loss(column: str, method: str) -> Read:
 
 
 def _closer(better: str, worse: str) -> Read:
-    """Read by how many percent one method's (3) is smaller than another's."""
+    """Read how much smaller one method's (3) is than another's, in percent."""
     return lambda result: -gain(value(result, better, "error"), value(result, worse, "error"))
 
 
 def _over_each(read: Callable[[str], Read], *without: str) -> ReadEach:
-    """Read a margin over each of the paper's methods but some."""
+    """Read a margin over each of the paper's methods, except some."""
     others = [method for method in PRACTICAL if method not in without]
     return lambda result: {NAMES[other]: read(other)(result) for other in others}
 
@@ -111,17 +111,17 @@ def error_stands_for_consumers(result: Result) -> float:
     return rank_correlation(losses, errors) - 0.8
 
 
-# What claims are judged on, each with its name, how to read its margins, and its premise.
+# The corpora for claims: name, how to read margins, and premise.
 CORPORA: Mapping[str, tuple[str, Callable[[Read | ReadEach], Callable[[Runs], Margins]], Premise]]
 CORPORA = {
-    # The most queries.
+    # It has the most queries.
     "queries": ("Amazon Beauty", on_first, nothing_against),
-    # Five tasks, above chance.
+    # It has five tasks, with results above chance.
     "consumers": ("MovieLens", on_consumers, known_consumers),
-    # The paper's own corpus and encoder, which embeds objects that it was not trained on.
+    # The paper's corpus and encoder, which can embed objects that it was not trained on.
     "objects": ("Musical Instruments", on_music, nothing_against),
 }
-# By what a test calls each.
+# By the names used in tests.
 SENTENCES: Mapping[str, Sentence] = {
     "non-bc breaks": Sentence(
         "Non-BC suffers from large unintended task degradation.",

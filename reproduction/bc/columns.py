@@ -1,4 +1,4 @@
-"""What the results of a comparison say: columns of [BC] Table 3, over seeds and corpora."""
+"""Read the results of a comparison: columns of [BC] Table 3, over seeds and corpora."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from reproduction.claims import Margins
 from reproduction.experiment import Runs
 from reproduction.results import Result
 
-# Reads one number of a result, of one corpus and seed.
+# Reads one number from a result, i.e. for one corpus and seed.
 Read = Callable[[Result], float]
 # Reads one number for each competitor.
 ReadEach = Callable[[Result], Mapping[str, float]]
 
 
 def comparison(result: Result) -> Mapping[str, Any]:
-    """Return what `compare_methods` measured."""
+    """Return the output of `compare_methods`."""
     measured: Mapping[str, Any] = result.series["comparison"]
     return measured
 
@@ -32,7 +32,7 @@ def value(result: Result, method: str, column: str) -> float:
 
 
 def over_time(result: Result, method: str, column: str) -> dict[int, float]:
-    """Return a method's figure by version; (1)+(2) is no column here."""
+    """Return a method's figure by version; the column (1)+(2) is not available."""
     by_version = comparison(result)["methods"][method]["over_time"][column]
     return {int(version): float(figure) for version, figure in by_version.items()}
 
@@ -57,30 +57,30 @@ def _by_weight(item: tuple[str, Any]) -> float:
 
 
 def keep_all(result: Result, metric: str) -> float:
-    """Return Keep-All's own mean performance: `metric` is "intended" or "unintended"."""
+    """Return Keep-All's mean performance; `metric` is "intended" or "unintended"."""
     return float(comparison(result)["keep_all"][metric])
 
 
 def times(result: Result) -> list[float]:
-    """Return the share of interactions that each version has seen."""
+    """Return the share of interactions on which each version was trained."""
     return [float(t) for t in comparison(result)["times"]]
 
 
 def of_corpus(runs: Runs, corpus: str, read: Read) -> list[float]:
-    """Return a number for each seed of a corpus, whether or not the other corpora have it."""
+    """Return a number for each seed of a corpus, even if other corpora lack the seed."""
     return [read(result) for result in runs.of(corpus)]
 
 
 def by_version(
     runs: Runs, corpus: str, read: Callable[[Result], Mapping[int, float]]
 ) -> dict[int, list[float]]:
-    """Return by version a value for each seed of a corpus."""
+    """Return one value per seed of a corpus, by version."""
     each = [read(result) for result in runs.of(corpus)]
     return {version: [values[version] for values in each] for version in each[0]}
 
 
 def margins_of(runs: Runs, corpus: str, read: Read | ReadEach) -> Margins:
-    """Return a number for each seed of a corpus, by competitor where several are read."""
+    """Return a number for each seed of a corpus, by competitor if `read` returns several."""
     each = [read(result) for result in runs.of(corpus)]
     rows = [row for row in each if isinstance(row, Mapping)]
     if rows:
@@ -89,37 +89,34 @@ def margins_of(runs: Runs, corpus: str, read: Read | ReadEach) -> Margins:
 
 
 def on_first(read: Read | ReadEach) -> Callable[[Runs], Margins]:
-    """Return margins of the preset's first corpus, the one whose versions are tested by the most
-    queries."""
+    """Return margins on the preset's first corpus, which has the most test queries per version."""
     return lambda runs: margins_of(runs, runs.labels[0], read)
 
 
 def on_music(read: Read | ReadEach) -> Callable[[Runs], Margins]:
-    """Return margins of Musical Instruments; of the first corpus if a preset lacks it.
-
-    It is the corpus of the paper's own figures.
-    """
+    """Return margins on Musical Instruments, the corpus of the paper's figures; on the first corpus
+    if a preset lacks it."""
     return lambda runs: margins_of(runs, music_of(runs), read)
 
 
 def on_consumers(read: Read | ReadEach) -> Callable[[Runs], Margins]:
-    """Return margins of MovieLens, whose consumers have five tasks; of the first corpus if the runs
+    """Return margins on MovieLens, which has five consumer tasks; on the first corpus if the runs
     lack it."""
     return lambda runs: margins_of(runs, consumers_of(runs), read)
 
 
 def consumers_of(runs: Runs) -> str:
-    """Return the label of the corpus that consumers are judged on."""
+    """Return the label of the corpus on which consumers are judged."""
     return FILMS if FILMS in runs.labels else runs.labels[0]
 
 
 def music_of(runs: Runs) -> str:
-    """Return the label of Musical Instruments; the first if the runs lack it."""
+    """Return the label of Musical Instruments, or the first label if the runs lack it."""
     return next((label for label in runs.labels if SAME.get(label) == MUSIC), runs.labels[0])
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Spearman's correlation of two lists of equal length without ties."""
+    """Return Spearman's correlation of two equally long lists without ties."""
     ranks = []
     for values in (first, second):
         order = sorted(range(len(values)), key=values.__getitem__)

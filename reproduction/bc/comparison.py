@@ -1,4 +1,4 @@
-"""The program of [BC]'s experiments: methods over several versions of one corpus, as JSON."""
+"""The program of [BC]'s experiments: compare methods over several versions, and return JSON."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from reproduction.comparison.summary import COLUMNS
 def compare_methods(
     comparison: Comparison, progress: Progress, device: str, folder: Path
 ) -> dict[str, Any]:
-    """Run a comparison with its recipe's own seed alone, and return what it measured.
+    """Run a comparison with its recipe's seed only, and return its measurements.
 
-    An interrupted one resumes in the folder, version by version.
+    An interrupted comparison resumes in the folder, version by version.
 
-    Returns: `comparison`, with `methods` (the columns of [BC] Table 3, by version too), `sweep`
-        (the columns by method and λ), `trained` (by run and version, how long each model was),
+    Returns: `comparison`, with `methods` (the columns of [BC] Table 3, also by version), `sweep`
+        (the columns by method and λ), `trained` (the length of training by run and version),
         `keep_all`, `known` (the share of the last version's objects that version 0 can embed),
-        `queries` that tested each version, `tasks`, `left_out`.
+        `queries` (number of test queries per version), `tasks`, `left_out`.
     Raises: as `compare`.
     """
     recipe = comparison.base
@@ -71,8 +71,8 @@ def compare_methods(
 
 
 def sizes(corpus: Corpus) -> dict[str, Any]:
-    """Return how many queries, candidates and interactions a corpus has, and for each feature of
-    its candidates how many keys occur."""
+    """Return the numbers of queries, candidates and interactions in a corpus, and the number of
+    keys in use for each candidate feature."""
     features = corpus.candidates.features
     keys = {name: len(torch.unique(feature.indices)) for name, feature in features.items()}
     return {
@@ -88,7 +88,7 @@ def _columns(row: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _number(spread: Mapping[str, Any] | None) -> float | None:
-    """Return the one value of a number over seeds; None if it was not measured."""
+    """Return the mean of a number over seeds, or None if it was not measured."""
     return None if spread is None else float(spread["mean"])
 
 
@@ -99,5 +99,5 @@ def _by_version(rows: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[str, fl
 def corpus_sizes(
     comparison: Comparison, progress: Progress, device: str, folder: Path
 ) -> dict[str, Any]:
-    """Return the sizes of a comparison's corpus; nothing is trained."""
+    """Return the sizes of a comparison's corpus, without training."""
     return {"sizes": sizes(load_corpus(comparison.base))}

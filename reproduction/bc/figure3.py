@@ -1,4 +1,4 @@
-"""Three methods over time, and ours. [BC] Figure 3."""
+"""Three methods and ours over time. [BC] Figure 3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HORIZONTAL = "share of the interactions seen"
 
 
 def tables(runs: Runs) -> list[Table]:
-    """The figure shows all."""
+    """No table; the figure shows everything."""
     return []
 
 
@@ -42,7 +42,7 @@ def _by_version(runs: Runs, corpus: str, method: str, column: str) -> dict[int, 
 
 
 def growth(result: Result, method: str) -> float:
-    """Return the error at the last version over that at version 1."""
+    """Return the error at the last version divided by the error at version 1."""
     errors = over_time(result, method, "error")
     return errors[max(errors)] / errors[1]
 
@@ -52,8 +52,8 @@ def multi_grows_less(result: Result) -> float:
 
 
 def aligner_is_best_over_time(result: Result) -> float:
-    """Return the share of all metrics' later versions at which BC-Aligner is the best of the three,
-    in %, less 50."""
+    """Return the share of versions and metrics for which BC-Aligner is the best of the three, in %,
+    minus 50."""
     wins = []
     for column in VERTICAL:
         sign = -1 if column == "error" else 1

@@ -12,12 +12,12 @@ from reproduction.experiment import Experiment, Line, Panel, Runs, Table
 from reproduction.intervals import shown
 from reproduction.results import Result
 
-# Points by which a task may fall after its first tested version and still be stable.
+# A task counts as stable if it falls by at most this many points after its first tested version.
 STABLE = 2.0
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Return metric (2) by version, a row for each corpus and task."""
+    """Return metric (2) by version, one row per corpus and task."""
     header = ["", "", *(f"{t:g}" for t in times(runs.of(runs.labels[0])[0])[1:])]
     rows = []
     for corpus in runs.labels:
@@ -33,7 +33,7 @@ def panels(runs: Runs) -> list[Panel]:
     for corpus in runs.labels:
         first = runs.of(corpus)[0]
         x = times(first)
-        # Keep-All is zero by definition; the paper has it as a dotted line.
+        # Keep-All is zero by definition; the paper shows it as a dotted line.
         lines = [Line("Keep-All", x[1:], [[0.0] * (len(x) - 1)], dashed=True)]
         for task in by_task(first, ALIGNER):
             values = _by_version(runs, corpus, task)
@@ -48,7 +48,7 @@ def _by_version(runs: Runs, corpus: str, task: str) -> dict[int, list[float]]:
 
 
 def tasks_are_stable(result: Result) -> float:
-    """Return `STABLE` less the largest fall of a task after its first tested version, points."""
+    """Return `STABLE` minus a task's largest fall after its first tested version, in points."""
     falls = []
     for figures in by_task(result, ALIGNER).values():
         first = figures[min(figures)]

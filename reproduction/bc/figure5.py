@@ -1,4 +1,4 @@
-"""Three methods by λ, and ours. [BC] Figure 5."""
+"""Three methods and ours by λ. [BC] Figure 5."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VERTICAL = {
 SOURCE = "[BC] §5.2"
 
 
-# Every second version, and so half of the trainings, of fewer passes; and one width of consumer.
+# Every second version, which halves the trainings, fewer passes, and one consumer width.
 FEWER: dict[str, Any] = {
     "split.versions": [0.5, 0.7, 0.9],
     "training.epochs": 16,
@@ -51,7 +51,7 @@ BY_CORPUS: dict[str, dict[str, Any]] = {
 
 
 def sweep_of(strengths: tuple[int, ...] = STRENGTHS) -> dict[str, Any]:
-    """Return the settings of a comparison of the joint methods at every λ."""
+    """Return the settings for comparing the joint methods at every λ."""
     return {"compare.methods": [KEEP_ALL, *JOINT], "compare.lambdas": list(strengths)}
 
 
@@ -65,7 +65,7 @@ def on_two_corpora(settings: Mapping[str, Any]) -> tuple[Training, ...]:
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Return a row for each corpus and method, a column for each metric at three λ."""
+    """Return one row per corpus and method, and one column per metric and λ, for three λ."""
     strengths = list(swept(runs.of(runs.labels[0])[0], ALIGNER, "error"))
     chosen = [strengths[0], *strengths[-2:]] if len(strengths) > 2 else strengths
     columns = list(product(("intended", "error"), chosen))
@@ -83,7 +83,7 @@ def _cell(runs: Runs, corpus: str, method: str, column: str, weight: float) -> s
 
 
 def panels(runs: Runs) -> list[Panel]:
-    """Return a diagram of each metric by λ."""
+    """Return one diagram per metric by λ."""
     made = []
     for corpus in runs.labels:
         for column, vertical in VERTICAL.items():
@@ -106,7 +106,7 @@ def _at(method: str, column: str, weight: float, result: Result) -> float:
 
 
 def _change(result: Result, method: str, column: str) -> float:
-    """Return by how much a metric is higher at the largest λ than at the smallest."""
+    """Return the difference of a metric between the largest and the smallest λ."""
     figures = swept(result, method, column)
     return figures[max(figures)] - figures[min(figures)]
 

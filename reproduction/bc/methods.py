@@ -1,4 +1,4 @@
-"""The methods of [BC] by the paper's names, and the recipes and notes of the presets."""
+"""The methods of [BC] with the paper's names, and the recipes and notes of the presets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.toml"
-# By corpus. The first of a preset is the one that metric (1) is judged on.
+# By corpus. Metric (1) is judged on the first corpus of a preset.
 SMALL = {
     name: RECIPES / f"{name}.toml"
     for name in ("amazon-beauty", "movielens-25m-head", "amazon-musical-instruments")
 }
-# Our recipes' names, by the names of [BC] Table 3; other transforms that are fitted post hoc, of
-# which Netflix's is orthogonal; and two methods of ours.
+# Names in our recipes of the methods of [BC] Table 3, of other post-hoc transforms (Netflix's is
+# orthogonal), and of our two methods.
 KEEP_ALL, FIX, FINETUNE, NON_BC = "keep-all", "fix-m0", "finetune-m0", "non-bc"
 POST_SINGLE, POST_MULTI = "post-lin-sloss", "post-lin-mloss"
 NO_TRANS, JOINT_SINGLE, ALIGNER = "joint-notrans", "joint-lin-sloss", "bc-aligner"
@@ -33,15 +33,15 @@ NAMES = {
     POST_CLOSED: "post-closed (ours)",
     EVERGRAM: "evergram (ours)",
 }
-# The paper's that keep one model, as Keep-All does not.
+# The paper's methods that keep only one model, i.e. all but Keep-All.
 PRACTICAL = (FIX, FINETUNE, NON_BC, POST_SINGLE, POST_MULTI, NO_TRANS, JOINT_SINGLE, ALIGNER)
 JOINT = (NO_TRANS, JOINT_SINGLE, ALIGNER, EVERGRAM)
-# Of the table; the sum is a column of claims.
+# Columns of the table; the sum is used in claims only.
 PRINTED = ("intended", "unintended", "error")
 COLUMNS = {"intended": "(1)", "unintended": "(2)", "total": "(1)+(2)", "error": "(3)"}
 MUSIC = "Musical Instruments"
 FILMS = "movielens-25m-head"
-# Corpora of ours that are an edition of one of theirs.
+# Our corpora that are editions of the paper's.
 SAME = {"amazon-musical-instruments": MUSIC}
 SHORT = {
     "amazon-beauty": "Beauty",

@@ -11,12 +11,13 @@ from reproduction.comparison.settings import Comparison
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
 
 HEADER = ("", "users", "items", "interactions", "brands", "sub-categories")
-# What the loader of MovieLens calls its features has no column in theirs.
+# The features with a column in the paper's table; MovieLens has others.
 FEATURES = ("brand", "category")
 
 
 def trainings(recipes: Mapping[str, Path]) -> tuple[Training, ...]:
-    """Return a count of each corpus, of keys that five items or more have, as theirs."""
+    """Return one job per corpus that counts its sizes; like the paper, recipes keep keys with at
+    least five items."""
     return tuple(
         Training(corpus, recipe, program=corpus_sizes, reads=Comparison.of)
         for corpus, recipe in recipes.items()
@@ -34,7 +35,7 @@ def tables(runs: Runs) -> list[Table]:
 
 
 def panels(runs: Runs) -> list[Panel]:
-    """Table 2 has nothing to draw."""
+    """No figure."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Nine methods and two of ours on three corpora. [BC] Table 3."""
+"""Nine methods and our two on three corpora. [BC] Table 3."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BASIS = (
 
 
 def trainings(recipes: Mapping[str, Path], **settings: Any) -> tuple[Training, ...]:
-    """Return one comparison a corpus."""
+    """Return one comparison per corpus."""
     return tuple(
         Training(corpus, recipe, settings, program=compare_methods, reads=Comparison.of)
         for corpus, recipe in recipes.items()
@@ -39,7 +39,7 @@ def trainings(recipes: Mapping[str, Path], **settings: Any) -> tuple[Training, .
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Return Table 3 on all corpora side by side, and what its figures rest on."""
+    """Return Table 3 with all corpora side by side, and a table with the basis of its figures."""
     columns = list(product(runs.labels, methods.PRINTED))
     rows = []
     for method, name in methods.NAMES.items():
@@ -64,7 +64,7 @@ def _cell(runs: Runs, corpus: str, method: str, column: str) -> str:
 
 
 def _basis(runs: Runs, corpus: str) -> list[str]:
-    """Return what a corpus's figures rest on: its size, test queries and length of training."""
+    """Return the basis of a corpus's figures: its size, test queries and length of training."""
     found = [comparison(result) for result in runs.of(corpus)]
     sizes = found[0]["sizes"]
     queries = [n for each in found for n in each["queries"].values()]
@@ -85,7 +85,7 @@ def _basis(runs: Runs, corpus: str) -> list[str]:
 
 
 def panels(runs: Runs) -> list[Panel]:
-    """Table 3 is a table; `figure3` draws its runs over time."""
+    """No figure; `figure3` draws these runs over time."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Transforms that are fitted after the model, which [BC] does not compare."""
+"""Transforms fitted after the model, which [BC] does not compare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reproduction.results import Result
 
 OTHERS = (POST_CLOSED, POST_AFFINE, POST_ORTHOGONAL, POST_LAMBDA, POST_MLP)
 COMPARED = [KEEP_ALL, POST_SINGLE, *OTHERS]
-# No method has λ, nor an epoch to select.
+# These methods have neither λ nor an epoch to select.
 UNALIGNED = {
     "compare.methods": COMPARED,
     "upgrade.weight": None,
@@ -32,12 +32,12 @@ UNALIGNED = {
 
 
 def closer(result: Result, method: str) -> float:
-    """Return by how many percent a method's (3) is smaller than Post-Lin-SLoss's."""
+    """Return how much smaller a method's (3) is than Post-Lin-SLoss's, in percent."""
     return -gain(value(result, method, "error"), value(result, POST_SINGLE, "error"))
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Return (2) and (3) of each transform, with the paired differences of (3)."""
+    """Return (2) and (3) of each transform, with paired differences of (3)."""
     rows = []
     for corpus in runs.labels:
         results = runs.of(corpus)
@@ -55,7 +55,7 @@ def tables(runs: Runs) -> list[Table]:
 
 
 def panels(runs: Runs) -> list[Panel]:
-    """The table shows all."""
+    """No figure; the table shows everything."""
     return []
 
 

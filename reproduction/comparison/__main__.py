@@ -1,4 +1,4 @@
-"""`python -m reproduction.comparison RECIPE.toml --out DIR`: methods side by side."""
+"""`python -m reproduction.comparison RECIPE.toml --out DIR`: compare methods."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare methods, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(
         "python -m reproduction.comparison",
-        description="Compare methods side by side from the same version 0. Each of the recipe's "
-        "split.versions is trained by every method. An interrupted comparison resumes, and "
-        "finished runs are kept.",
+        description="Compare methods that start from the same version 0. Every method trains "
+        "each of the recipe's split.versions. An interrupted comparison can be resumed.",
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for lineages and results"
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="remove the results of another recipe from there"
+        "--fresh", action="store_true", help="remove another recipe's results from DIR"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument(

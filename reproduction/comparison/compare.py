@@ -1,4 +1,4 @@
-"""Compare methods from the same M_0: train what is missing, measure it, summarise it."""
+"""Compare methods from the same M_0: train missing models, measure and summarise them."""
 
 from __future__ import annotations
 
@@ -43,24 +43,25 @@ def compare(
     progress: Progress | bool = True,
     fresh: bool = False,
 ) -> dict[str, Any]:
-    """Run every method on every version of `split.versions`, and measure it.
+    """Run and measure every method on every version of `split.versions`.
 
-    Each run is a lineage, `out/seed-S/METHOD`; an interrupted comparison resumes version by
-    version. More methods, seeds and lambdas may be asked for later.
+    Each run is a lineage, `out/seed-S/METHOD`. An interrupted comparison resumes version by
+    version, and methods, seeds and lambdas can be added later.
 
     Args:
-        progress: whether steps and evaluations are shown on stderr.
-        fresh: remove what another recipe has left in `out`.
-    Returns: the content of `results.json`, see README.md; the table and the figures are
+        progress: whether to show steps and evaluations on stderr.
+        fresh: remove the results of another recipe from `out`.
+    Returns: the content of `results.json`, see README.md; the table and the figures are written
         next to it.
-    Raises: RecipeError: the split is not by time, has a single version, or `out` holds the results
-        of another recipe. DataError, TrainingError.
+    Raises: RecipeError: the split is not by time, has a single version, or `out` contains the
+        results of another recipe. DataError, TrainingError.
     Source: [BC] §4, §5, App. A.
     """
     split = comparison.base.split
     if not isinstance(split, TimeSplit) or len(split.versions) < 2:
         raise RecipeError(
-            "A comparison is along time; set split.kind = 'time' and two or more split.versions."
+            "A comparison needs a split by time; set split.kind = 'time' and two or more "
+            "split.versions."
         )
     corpus = corpus_for(comparison.base, corpus)
     claim_folder(out, comparison.identity, corpus, fresh=fresh)
@@ -72,12 +73,12 @@ def compare(
 
 
 def claim_folder(out: Path, identity: Mapping[str, Any], corpus: Corpus, *, fresh: bool) -> None:
-    """Record in `out` the recipe and the data that its results are of.
+    """Record in `out` the recipe and the data of its results.
 
     Args:
-        identity: of the comparison.
-        fresh: remove what another recipe has left there.
-    Raises: RecipeError: it holds the results of another recipe.
+        identity: the comparison's `identity`.
+        fresh: remove the results of another recipe.
+    Raises: RecipeError: `out` contains the results of another recipe.
     """
     digest = hashlib.sha256()
     for name in ("query", "candidate", *(["value"] if corpus.has_values else [])):
@@ -85,7 +86,7 @@ def claim_folder(out: Path, identity: Mapping[str, Any], corpus: Corpus, *, fres
     mine = flat({**identity, "corpus": digest.hexdigest()})
     path = out / "recipe.json"
     if out.exists() and not out.is_dir():
-        raise RecipeError(f"{out} is a file; a comparison is written into a folder.")
+        raise RecipeError(f"{out} is a file; give a folder for the comparison.")
     if path.exists():
         try:
             theirs = json.loads(path.read_text())
@@ -96,7 +97,7 @@ def claim_folder(out: Path, identity: Mapping[str, Any], corpus: Corpus, *, fres
             return
         if not fresh:
             raise RecipeError(
-                f"{out} holds the results of another recipe ({', '.join(changed[:5])} changed); "
+                f"{out} contains results of another recipe ({', '.join(changed[:5])} changed); "
                 "choose another folder, or remove them with --fresh."
             )
         for left in out.glob("seed-*"):
@@ -105,11 +106,11 @@ def claim_folder(out: Path, identity: Mapping[str, Any], corpus: Corpus, *, fres
 
 
 class ComparedRuns:
-    """The runs of a comparison, with the data and the consumer tasks that they are measured on.
+    """The runs of a comparison, with their data and consumer tasks.
 
     Args:
-        split: of the comparison's recipes.
-        out: folder of the lineages and of their measures.
+        split: the split of the comparison's recipes.
+        out: the folder of the lineages and their measurements.
         corpus: all interactions.
     """
 
@@ -127,9 +128,9 @@ class ComparedRuns:
         self.corpus = corpus
         self.device = device
         self.progress = progress
-        # Seeds choose who selects an epoch, and nothing of what a version learns from.
+        # Seeds affect only the queries that select an epoch, not the training data.
         splits = [split_for(comparison.base, corpus, k) for k in range(len(self.times))]
-        # One metric for all versions: that of the first one's candidates, which are the fewest.
+        # One metric for all versions, chosen on the first one, which has the fewest candidates.
         self.comparison = comparison.selecting(splits[0], progress)
         self.training: list[Corpus] = [each.training for each in splits]
         self.tasks: list[ConsumerTask]
@@ -147,7 +148,7 @@ class ComparedRuns:
             progress.say(sentence)
 
     def results(self) -> dict[str, Any]:
-        """Train and measure what is missing. Returns: the content of `results.json`."""
+        """Train and measure missing versions. Returns: the content of `results.json`."""
         comparison = self.comparison
         measured = {seed: self._of_seed(seed) for seed in comparison.seeds}
         sweep = {m: {w: r.name for w, r in runs.items()} for m, runs in comparison.sweep.items()}
@@ -166,7 +167,7 @@ class ComparedRuns:
         }
 
     def _of_seed(self, seed: int) -> dict[str, Any]:
-        """Return the measures of every run of one seed, by its name."""
+        """Return the measurements of every run of one seed, by run name."""
         folder, progress = self.out / f"seed-{seed}", self.progress.of(f"seed {seed}")
         runs, metric = self.comparison.runs, self.comparison.base.training.metric
         lineages: dict[str, Lineage] = {}
@@ -192,7 +193,7 @@ class ComparedRuns:
         }
 
     def _lineage(self, folder: Path, run: Run, seed: int, progress: Progress) -> Lineage:
-        """Return a run's lineage with M_0 in it, which is trained once and copied."""
+        """Return a run's lineage, which starts with a copy of M_0."""
         first = folder / "m0"
         if not (first / "lineage.json").exists():
             base = self.comparison.recipe_of(Run(REFERENCE), seed)
@@ -218,10 +219,10 @@ class ComparedRuns:
         lineages: Mapping[str, Lineage],
         progress: Progress,
     ) -> None:
-        """Publish the versions that a run's lineage lacks.
+        """Publish the missing versions of a run's lineage.
 
         Args:
-            lineages: of the runs before it, by name.
+            lineages: the lineages of earlier runs, by name.
         """
         recipe = self.comparison.recipe_of(run, seed)
         for version in range(lineage.next_version, len(self.times)):
@@ -242,7 +243,7 @@ def run_version(
     """Return the next version of a run.
 
     Args:
-        trained: the model of that version, if it is trained already.
+        trained: the model of that version, if it has been trained already.
     """
     with lineage.training() as work:
         return upgrade(
@@ -254,9 +255,9 @@ def run_version(
             progress=progress,
             folder=work,
             readings=False,
-            # The comparison measures by itself, whatever can be certified.
+            # The comparison does its own measurements and needs no certificate.
             allow_small_overlap=True,
-            # Every method is tested on the same queries: what Fix-M0 does not know, it misses.
+            # Test every method on the same queries; those that Fix-M0 does not know are misses.
             keep_unknown=True,
         )
 
@@ -267,26 +268,26 @@ def unmeasurable(
     tasks: Sequence[ConsumerTask],
     left_out: Sequence[str],
 ) -> list[str]:
-    """Return a sentence on each measure that the data or the recipe does not allow, to be said
-    before anything is trained for hours.
+    """Return a sentence for each metric that cannot be measured with this data or recipe, to be
+    shown before hours of training.
 
     Args:
-        splits: of each version.
-        tasks: of consumers, those that can be scored.
-        left_out: a sentence on each task that cannot.
+        splits: the split of each version.
+        tasks: the consumer tasks that can be scored.
+        left_out: a sentence for each task that cannot.
     """
     sentences = list(left_out)
     if not tasks:
         sentences.append(
-            "No consumer task is left, so (2) and (1)+(2) will not be measured; with ratings (a "
-            "column 'value') and three or more versions they are."
+            "No consumer task is left, so (2) and (1)+(2) will not be measured; they need ratings "
+            "(a column 'value') and three or more versions."
         )
     for k, split in enumerate(splits):
         queries = len(torch.unique(split.test.query))
         if queries < LEAST_QUERIES:
             sentences.append(
-                f"Version {k} is tested by {queries} queries, so (1) says little of it; "
-                f"{LEAST_QUERIES} or more are needed to tell methods apart."
+                f"Version {k} is tested on {queries} queries, so its (1) is unreliable; "
+                f"{LEAST_QUERIES} or more are needed to distinguish methods."
             )
     if not comparison.base.model.reads_features:
         first, last = splits[0].training, splits[-1].training
@@ -297,11 +298,11 @@ def unmeasurable(
         share = known / (len(last.queries) + len(last.candidates))
         if share < 1:
             sentences.append(
-                f"Version 0's model knows ids alone: of the objects of version {len(splits) - 1}, "
-                f"{1 - share:.0%} have no embedding of it, so (2) and (3) are measured on the rest."
+                f"Version 0's model uses ids only, so {1 - share:.0%} of the objects of version "
+                f"{len(splits) - 1} have no version-0 embedding; (2) and (3) exclude them."
             )
     if len(comparison.seeds) == 1:
-        sentences.append("With one seed no deviation is measured; set compare.seeds for more.")
+        sentences.append("With one seed there are no deviations; set compare.seeds for more.")
     return sentences
 
 
@@ -312,8 +313,8 @@ def _intended(lineage: Lineage, metric: str) -> dict[int, float]:
 
 
 def _seconds(run: Run, lineages: Mapping[str, Lineage]) -> float:
-    """Return the seconds of training of all versions after M_0, with Keep-All's if the run uses
-    its models."""
+    """Return the training time in seconds of all versions after M_0, including Keep-All's if the
+    run uses its models."""
     used = [REFERENCE, run.name] if run.shares_models else [run.name]
     return sum(
         float(lineages[name].metrics(m.version)["training"]["seconds"])

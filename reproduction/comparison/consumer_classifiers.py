@@ -1,4 +1,4 @@
-"""Fit consumers of version 0: small classifiers of its embeddings. [BC] §5, App. A.2."""
+"""Fit consumers of version 0: small classifiers on its embeddings. [BC] §5, App. A.2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evergram.evaluation.probes import roc_auc
 
-# Hidden activations held at once.
+# Hidden activations in memory at once.
 BLOCK = 1 << 24
 
 
@@ -19,8 +19,8 @@ class ConsumerInputs:
     """N inputs of a consumer, each the concatenation of one row of every table.
 
     Args:
-        tables: [N_t, D_t] each.
-        rows: for each table int64 [N], the row of each input.
+        tables: each [N_t, D_t].
+        rows: the row of each input in each table, int64 [N].
     """
 
     tables: tuple[Tensor, ...]
@@ -28,7 +28,7 @@ class ConsumerInputs:
 
     @classmethod
     def of(cls, embeddings: Tensor) -> ConsumerInputs:
-        """Return the inputs that are all rows of one table [N, D]."""
+        """Return all rows of one table [N, D] as inputs."""
         return cls((embeddings,), (torch.arange(len(embeddings), device=embeddings.device),))
 
     def __len__(self) -> int:
@@ -39,15 +39,15 @@ class ConsumerInputs:
         return sum(table.shape[1] for table in self.tables)
 
     def take(self, index: Tensor) -> Tensor:
-        """Return the inputs [..., D] of an index of any shape."""
+        """Return the inputs [..., D] at an index of any shape."""
         pairs = zip(self.tables, self.rows, strict=True)
         return torch.cat([table[rows[index]] for table, rows in pairs], dim=-1)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return the mean [D] and the deviation [D] of the inputs.
 
-        The deviation is one number for each table, the root of its mean variance, so that
-        directions keep their weights in distances.
+        The deviation is the same for all columns of a table, the root of their mean variance, so
+        that scaling does not change the relative weight of directions.
         """
         means, scales = [], []
         for table, rows in zip(self.tables, self.rows, strict=True):
@@ -59,17 +59,17 @@ class ConsumerInputs:
 
 
 class ConsumerClassifiers(nn.Module):
-    """M classifiers with one hidden layer of H, in one batched product a layer.
+    """M classifiers with one hidden layer of H units, as one batched product per layer.
 
-    The start, the order of examples and the dropout of each come from its own seed, so that it does
-    not depend on the classifiers trained beside it. Inputs are centred and scaled, with one scale
-    for each table, by the training examples.
+    Each classifier has its own seed for initialisation, order of examples and dropout, so it does
+    not depend on the others. Inputs are standardised by the training examples, with one scale per
+    table.
 
     Args:
         dim: D.
         hidden: H.
         dropout: M ratios.
-        seeds: M of them.
+        seeds: M seeds.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class ConsumerClassifiers(nn.Module):
         self.second_bias: nn.Parameter = start(1, 1, hidden)
 
     def forward(self, inputs: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Return scores [M, B] of inputs [M, B, D], or [B, D] shared by all.
+        """Return scores [M, B] for inputs [M, B, D], or [B, D] shared by all classifiers.
 
         Args:
-            kept: [M, B, H], the factors of dropout on the hidden layer; None for no dropout.
+            kept: [M, B, H], dropout factors of the hidden layer; None for no dropout.
         """
         inputs = ((inputs - self.mean) / self.scale).expand(len(self.seeds), -1, -1)
         hidden = torch.baddbmm(self.first_bias, inputs, self.first).relu()
@@ -114,19 +114,19 @@ class ConsumerClassifiers(nn.Module):
         return torch.cat([self(inputs.take(part)) for part in parts], dim=1)
 
     def auc(self, inputs: ConsumerInputs, label: Tensor) -> list[float]:
-        """Return the M AUCs. Raises: DataError: `label` [N] has one class alone."""
+        """Return the M AUCs. Raises: DataError: `label` [N] has only one class."""
         truth = label.cpu().numpy()
         return [roc_auc(score, truth) for score in self.score(inputs).cpu().numpy()]
 
 
 @dataclass(frozen=True)
 class ConsumerFit:
-    """Settings of the training of classifiers.
+    """Settings for training classifiers.
 
     Args:
-        epochs: the most there are.
+        epochs: maximum number of epochs.
         patience: epochs without a better validation AUC after which a classifier stops.
-        batch_size: None chooses one for about 32 steps an epoch, from 64 to 1,024.
+        batch_size: None chooses one from 64 to 1,024 that gives about 32 steps per epoch.
         rate: learning rate of Adam.
     """
 
@@ -145,15 +145,15 @@ def fit_consumers(
     dropout: float | Sequence[float] = 0.25,
     settings: ConsumerFit | None = None,
 ) -> tuple[ConsumerClassifiers, list[float]]:
-    """Fit one classifier for each seed, and keep its parameters of the best validation AUC.
+    """Fit one classifier per seed, and keep the parameters with the best validation AUC.
 
     Args:
         training, validation: inputs and bool labels [N], on one device.
         hidden: H.
-        dropout: one ratio, or one for each seed.
-        settings: None is `ConsumerFit()`.
+        dropout: one ratio, or one per seed.
+        settings: None for `ConsumerFit()`.
     Returns: the classifiers, and the validation AUC of each.
-    Raises: DataError: a set has one class alone.
+    Raises: DataError: a set has only one class.
     """
     settings = settings or ConsumerFit()
     inputs, label = training
@@ -162,7 +162,7 @@ def fit_consumers(
     consumers = ConsumerClassifiers(inputs.dim, hidden, ratios, seeds)
     consumers.mean, consumers.scale = inputs.moments()
     consumers = consumers.to(label.device)
-    # Other generators than those of the start, which thus does not depend on the data's size.
+    # Generators independent of those used for initialisation.
     draws = [torch.Generator().manual_seed(2**31 + seed) for seed in seeds]
     optimizer = torch.optim.Adam(consumers.parameters(), lr=settings.rate)
     target = label.float()
@@ -178,7 +178,7 @@ def fit_consumers(
             loss = nn.functional.binary_cross_entropy_with_logits(
                 scores, target[rows], reduction="none"
             )
-            # The sum over classifiers makes the step of each independent of their number.
+            # Sum over classifiers, so that each one's step does not depend on their number.
             loss.mean(1).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         for m, auc in enumerate(consumers.auc(*validation)):
@@ -206,7 +206,7 @@ def choose_consumer(
     seed: int = 0,
     settings: ConsumerFit | None = None,
 ) -> tuple[int, float]:
-    """Return the width and the dropout with the best validation AUC; of equals, the first."""
+    """Return the width and the dropout with the best validation AUC; the first one if tied."""
     choices: list[tuple[float, int, float]] = []
     if len(hidden) == 1 and len(dropout) == 1:
         return hidden[0], dropout[0]
@@ -227,7 +227,7 @@ def choose_consumer(
 def _masks(
     ratios: Sequence[float], batch: int, hidden: int, draws: Sequence[torch.Generator]
 ) -> Tensor:
-    """Return the factors of dropout, [M, B, H]: 0, or 1 / (1 - ratio)."""
+    """Return dropout factors [M, B, H], each 0 or 1 / (1 - ratio)."""
     masks = [
         (torch.rand(batch, hidden, generator=draw) >= ratio) / (1 - ratio)
         if ratio

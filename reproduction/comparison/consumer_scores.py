@@ -1,4 +1,4 @@
-"""Score each method's versions by consumers that were fitted on version 0."""
+"""Score each method's versions with consumers fitted to version 0."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Vectors = Mapping[str, Tensor]
 
 
 class ConsumerScores:
-    """The consumer scores of one seed's runs. Fitted consumers and scores are kept in files.
+    """The consumer scores of one seed's runs. Fitted consumers and scores are saved in files.
 
     Args:
-        folder: of the files.
-        training: of each version k, the corpus at t_k.
+        folder: the folder of the files.
+        training: the corpus at t_k of each version k.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ConsumerScores:
         self.device = device
 
     def of(self, lineages: Mapping[str, Lineage], progress: Progress) -> dict[str, Any]:
-        """Return for each lineage by name, "keep-all" among them: `auc` of each consumer, by task
-        and version; `error`, mean ‖z̃_0 − z_0‖₂ by version; `known`, the share of entities that
-        M_0 can embed, over which that mean is.
+        """Return, for each lineage by name (which must include "keep-all"): `auc` of each consumer
+        by task and version; `error`, mean ‖z̃_0 − z_0‖₂ by version; `known`, the share of entities
+        that M_0 can embed, over which the error is averaged.
 
         Source: [BC] §4, metrics 2 and 3.
         """
@@ -94,7 +94,7 @@ class ConsumerScores:
         return {name: self._collected(name) for name in lineages}
 
     def _collected(self, name: str) -> dict[str, Any]:
-        """Return what the files of one lineage hold, by version."""
+        """Read the files of one lineage, by version."""
         scores = {k: json.loads(self._path(name, k).read_text()) for k in range(len(self.training))}
         return {
             "auc": {
@@ -106,7 +106,7 @@ class ConsumerScores:
         }
 
     def _read(self, lineage: Lineage, k: int) -> Vectors:
-        """Return z̃_0 of the entities of t_k: version k, read through the chain."""
+        """Return z̃_0 of the entities at t_k: version k mapped through the chain."""
         new, _ = known_vectors(load_encoder(lineage, k), self.training[k])
         return {side: lineage.chain.apply(new[side], k, 0) for side in SIDES}
 
@@ -121,7 +121,7 @@ class ConsumerScores:
         )
 
     def _consumers(self, task: ConsumerTask, early: Sequence[Vectors]) -> ConsumerClassifiers:
-        """Return a task's consumers: from their file, or fitted on M_0's embeddings."""
+        """Return a task's consumers, loaded from a file or fitted to M_0's embeddings."""
         path = self.folder / "consumers" / f"{task.name}.safetensors"
         sets = [self._on(e, early[e.version]) for e in (task.training, task.validation)]
         loaded = _load(path, sets[0][0].dim)

@@ -1,4 +1,4 @@
-"""Build the five consumer tasks of [BC] App. A.2, whose consumers are fitted on version 0."""
+"""Build the five consumer tasks of [BC] App. A.2; consumers are fitted to version 0."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ POSITIVE = 4.0
 
 @dataclass(frozen=True)
 class Examples:
-    """N labelled inputs, whose embeddings are all of one version.
+    """N labelled inputs, with embeddings of one version.
 
     Args:
-        version: k; embeddings are those of t_k.
-        rows: for each side that the task reads, int64 [N], rows of version k's training corpus.
+        version: k; the embeddings are those of version k.
+        rows: rows in version k's training corpus, int64 [N], for each side that the task reads.
         label: bool [N].
-        absent: the number of inputs with an object that has no embedding; they are not among the
-            examples.
+        absent: the number of inputs left out because an object has no embedding.
     """
 
     version: int
@@ -38,17 +37,17 @@ class Examples:
 
     @property
     def has_both(self) -> bool:
-        """True if both classes occur."""
+        """True if both classes are present."""
         return bool(self.label.any()) and not bool(self.label.all())
 
     def among(self, known: Mapping[str, Tensor]) -> Examples:
-        """Return the examples all of whose rows are known, bool [rows] by side."""
+        """Return the examples whose rows are all marked in `known`, bool [rows] by side."""
         kept = torch.stack([known[side][row] for side, row in self.rows.items()]).all(0)
         rows = {side: row[kept] for side, row in self.rows.items()}
         return Examples(self.version, rows, self.label[kept], self.absent + int((~kept).sum()))
 
     def drawn(self, limit: int | None, seed: int) -> Examples:
-        """Return at most `limit` of the examples, drawn uniformly with `seed`."""
+        """Return at most `limit` examples, drawn uniformly with `seed`."""
         if limit is None or len(self) <= limit:
             return self
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
@@ -62,8 +61,8 @@ class ConsumerTask:
     """One binary task, with its training, validation and test examples.
 
     Args:
-        name: of the task.
-        training: at t_0.
+        name: the task's name.
+        training: examples at t_0.
         validation: see `consumer_tasks`.
         tests: by version k.
     """
@@ -75,7 +74,7 @@ class ConsumerTask:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The sides that it reads; of two sides, both embeddings are concatenated."""
+        """The sides that it reads; the embeddings of two sides are concatenated."""
         return tuple(self.training.rows)
 
 
@@ -89,33 +88,33 @@ def consumer_tasks(
     seed: int = 0,
     of_first: bool = False,
 ) -> tuple[list[ConsumerTask], list[str]]:
-    """Return those of the five tasks of [BC] that the corpus allows.
+    """Return the tasks of [BC] that the corpus supports, out of five.
 
-    With E_k the first share t_k of all interactions:
+    Let E_k be the first share t_k of all interactions:
 
     | task | inputs at t_k | label |
     |---|---|---|
     | activity | queries of E_k | has an interaction in (t_k, t_{k+1}] |
-    | positive-activity | queries of E_k | has one of value >= 4 there |
+    | positive-activity | queries of E_k | has an interaction of value >= 4 there |
     | mean-rating | candidates with `minimum` in E_k | mean value until t_{k+1} above a threshold |
     | rating-deviation | the same | standard deviation of values until t_{k+1} >= 1 |
-    | pair-rating | pairs of E_{k+1} without E_k | value >= 4 |
+    | pair-rating | pairs in E_{k+1} but not E_k | value >= 4 |
 
-    The first two train at t_0, validate at t_1 and are tested from t_2. The others train at t_0 on
-    what t_0 knows (labels until t_0; the pairs of E_0), validate on t_0's embeddings with labels
-    until t_1, and are tested from t_1. The threshold is the median at t_0 of the means of the
-    candidates with `minimum` ratings; the deviation is the sample's.
+    The first two train at t_0, validate at t_1 and test from t_2 on. The others train at t_0 on
+    data known then (labels until t_0; the pairs of E_0), validate on t_0's embeddings with labels
+    until t_1, and test from t_1 on. The threshold is the median, at t_0, of the mean values of
+    candidates with `minimum` ratings; the deviation is the sample standard deviation.
 
     Args:
-        corpus: all interactions, in order of time.
+        corpus: all interactions, ordered by time.
         times: t_0 … t_K and the end of the last interval, ascending shares.
-        training: for each k up to K, the corpus whose rows version k's embeddings have.
-        limit: the most examples of a set, drawn with `seed`; None for all.
-        of_first: leave out the objects that t_0 does not have, which a model of ids alone cannot
-            embed: to have a vector at all is coverage, not compatibility.
-    Returns: the tasks that can be scored, and a sentence on each that cannot.
+        training: for each k up to K, the corpus whose rows are those of version k's embeddings.
+        limit: maximum number of examples per set, drawn with `seed`; None for all.
+        of_first: leave out objects missing at t_0, which an id-only model cannot embed: whether an
+            object has a vector is a matter of coverage, not of compatibility.
+    Returns: the tasks that can be scored, and a sentence for each that cannot.
     Raises: DataError: the corpus has no times, or there are fewer than two versions.
-    Source: [BC] App. A.2; the sample's deviation and the inclusive `minimum` are its authors' code.
+    Source: [BC] App. A.2; sample deviation and inclusive `minimum` follow its authors' code.
     """
     _check_times(corpus, len(times), len(training))
     line = _Line(corpus, [round(t * len(corpus)) for t in times], training, minimum)
@@ -145,7 +144,8 @@ def consumer_tasks(
 
 
 def _check_times(corpus: Corpus, times: int, versions: int) -> None:
-    """Check that the corpus has times, and one time more than versions. Raises: DataError."""
+    """Check that the corpus has times, and that there is one more time than versions. Raises:
+    DataError."""
     if not corpus.has_times:
         raise DataError("Consumer tasks look ahead in time; the corpus has no column 'time'.")
     if versions < 2 or times != versions + 1:
@@ -156,12 +156,12 @@ def _check_times(corpus: Corpus, times: int, versions: int) -> None:
 
 
 def _all_tasks(line: _Line, last: int) -> Iterator[ConsumerTask]:
-    """Yield the tasks that the corpus has columns for, also those with one class."""
+    """Yield the tasks for which the corpus has columns, including tasks with a single class."""
 
     def task(
         name: str, first: int, at: Callable[[int], Examples], now: Examples | None = None
     ) -> ConsumerTask:
-        # `at(k)` are the examples of t_k and the interval after it; at(0) trains unless `now` does.
+        # `at(k)` returns the examples at t_k; `now`, or else at(0), is the training set.
         tests = {k: at(k) for k in range(first, last + 1)}
         return ConsumerTask(name, at(0) if now is None else now, at(first - 1), tests)
 
@@ -197,7 +197,7 @@ def _problem(task: ConsumerTask) -> str | None:
 
 
 class _Line:
-    """A corpus along time, from which the labels of each task are counted."""
+    """A corpus ordered by time, from which the tasks' labels are computed."""
 
     def __init__(
         self, corpus: Corpus, ends: Sequence[int], training: Sequence[Corpus], minimum: int
@@ -218,12 +218,12 @@ class _Line:
         means = torch.zeros(0)
         if self.has_values:
             means = self._moments(self.ends[0])[0][self._rated(0)].sort().values
-        # The middle, or the mean of the two middle ones.
+        # The median.
         middle = means[(len(means) - 1) // 2 : len(means) // 2 + 1]
         self.threshold = float(middle.mean()) if len(middle) else float("nan")
 
     def early(self, k: int) -> dict[str, Tensor]:
-        """Return whether t_0 has each row of version k, bool by side."""
+        """Return a mask by side: True for rows of version k that exist at t_0."""
         early = {}
         for side, at_first in self.row[0].items():
             row = self.row[k][side]
@@ -260,13 +260,13 @@ class _Line:
         return torch.bincount(who, minlength=self.size[side])
 
     def _rated(self, k: int) -> Tensor:
-        """Return the candidates with enough ratings in E_k."""
+        """Return the candidates with at least `minimum` ratings in E_k."""
         counts = self._counts("candidate", 0, self.ends[k])
         return torch.nonzero(counts >= self.minimum).flatten()
 
     def _moments(self, until: int) -> tuple[Tensor, Tensor]:
-        """Return the mean and the standard deviation of each candidate's values in the first
-        `until`, float64."""
+        """Return the mean and standard deviation of each candidate's values in the first `until`
+        interactions, float64."""
         who, value = self.column["candidate"][:until], self.value[:until]
         count = self._counts("candidate", 0, until).clamp(min=1).double()
         zero = torch.zeros_like(count)

@@ -1,4 +1,4 @@
-"""Write the table and figures of a comparison, after Table 3 and Figures 3 to 5 of [BC]."""
+"""Write the table and figures of a comparison, like Table 3 and Figures 3 to 5 of [BC]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def budget_sentences(results: Mapping[str, Any]) -> list[str]:
-    """Return what share of [BC]'s budget the models had, and how many ended on a plateau."""
+    """Return sentences on the share of [BC]'s budget used, and on models that reached a plateau."""
     lengths = [length for models in _models(results).values() for length in models]
     if not lengths:
         return ["How long the models were trained was not recorded."]
@@ -40,8 +40,8 @@ def budget_sentences(results: Mapping[str, Any]) -> list[str]:
 
 
 def budget_table(results: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a table in Markdown: for each method that trains models of its own, their
-    passes, and for each version the largest gain over the last fifth of any seed."""
+    """Return a Markdown table, as lines: for each method that trains its own models, the passes,
+    and for each version the largest gain over the last fifth, over seeds."""
     versions = range(len(results["times"]))
     lines = [
         f"| gain over the last {LAST:.0%} | passes | {' | '.join(f'M_{k}' for k in versions)} |",
@@ -55,7 +55,7 @@ def budget_table(results: Mapping[str, Any]) -> list[str]:
 
 
 def _models(results: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the models that each run has trained itself, of all seeds, by the run's name."""
+    """Return the models trained by each run, for all seeds, by run name."""
     models: dict[str, list[dict[str, Any]]] = {}
     for runs in results["runs"].values():
         for name, run in runs.items():
@@ -85,7 +85,7 @@ PANELS = (
 
 
 def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows under `HEADER`: means ± deviations over seeds."""
+    """Return the rows below `HEADER`: means ± deviations over seeds."""
     return [
         [
             row["method"],
@@ -98,8 +98,7 @@ def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 def explanation(results: Mapping[str, Any]) -> list[str]:
-    """Return sentences that explain the table, say how long models were trained, and name the tasks
-    that were left out."""
+    """Return sentences that explain the table, the length of training, and the tasks left out."""
     own, seeds = results["keep_all"], len(results["seeds"])
     task = f", ROC-AUC {_number(own['unintended'], 4)}" if own["unintended"] else ""
     return [
@@ -116,17 +115,15 @@ def explanation(results: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Return the table, its explanation, and the table of how trainings ended."""
+    """Return the table, its explanation, and the table of gains at the end of training."""
     lines = [f"| {' | '.join(HEADER)} |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in table_rows(results)]
     return "\n".join([*lines, "", *explanation(results), "", *budget_table(results), ""])
 
 
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
-    """Write `table.md` and the figures, and remove a figure that these results do not have.
-
-    They are `over-time.png`, `by-task.png` (if a task could be scored) and `by-lambda.png` (if
-    there is a sweep).
+    """Write `table.md` and the figures: `over-time.png`, `by-task.png` (if a task could be scored)
+    and `by-lambda.png` (if there is a sweep). Remove old figures that do not apply.
     """
     replace_file(folder / "table.md", markdown(results).encode())
     figures = {
@@ -157,7 +154,7 @@ def _over_time(results: Mapping[str, Any]) -> Figure:
 
 
 def _by_task(results: Mapping[str, Any]) -> Figure | None:
-    """Draw BC-Aligner by task, or the last method if BC-Aligner was not run."""
+    """Draw BC-Aligner by task; the last method if BC-Aligner was not run."""
     tasks = results["by_task"]
     name = "bc-aligner" if "bc-aligner" in tasks else list(tasks)[-1]
     if not tasks[name]:
@@ -193,7 +190,7 @@ def _timed(results: Mapping[str, Any], by_version: Mapping[int, Any]) -> Points:
 def _panels(
     lines: Mapping[str, Mapping[str, Points]], label: str, *, evenly: bool = False
 ) -> Figure:
-    """Draw one panel for each metric."""
+    """Draw one panel per metric."""
     figure, panels = _figure(len(PANELS))
     for axes, (key, title) in zip(panels, PANELS, strict=True):
         _draw(axes, lines[key], title, label, evenly=evenly)
@@ -204,14 +201,14 @@ def _panels(
 def _draw(
     axes: Axes, lines: Mapping[str, Points], title: str, label: str, *, evenly: bool = False
 ) -> None:
-    """Draw one line for each name, with its deviations.
+    """Draw one line per name, with error bars.
 
     Args:
-        evenly: True puts values of x at equal distances, whatever they are.
+        evenly: space the values of x evenly.
     """
     values = sorted({x for points in lines.values() for x, _ in points})
     place = {x: float(i) if evenly else x for i, x in enumerate(values)}
-    # Methods may have the same numbers: a line under another still shows by its marker.
+    # Methods may have equal numbers; different markers keep hidden lines visible.
     for i, (name, points) in enumerate(lines.items()):
         bars = [value["deviation"] or 0.0 for _, value in points]
         axes.errorbar(
@@ -231,7 +228,7 @@ def _draw(
 
 
 def _figure(plots: int) -> tuple[Figure, list[Axes]]:
-    # Without pyplot there is no window and no shared state.
+    # Avoid pyplot, which has shared state and may open windows.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * plots, 3.4), layout="constrained")

@@ -1,4 +1,4 @@
-"""What is compared: the table [compare] of a TOML file, and a plain recipe for each method."""
+"""The settings of a comparison: the table [compare] of a TOML file, and a recipe per method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evergram.training.recipe.tables import JointUpgrade, Method
 from evergram.validation import sentence_of
 from reproduction.recipe import PAPER_UPGRADES, PaperRecipe
 
-# Of models that are trained without alignment: how the transform is fitted, and its kind.
+# Methods whose models are trained without alignment: how the transform is fitted, and its kind.
 # Sources: Zielnicki and Hsiao, "Orthogonal low rank embedding stabilization", RecSys 2025; Ricci et
 # al., "λ-orthogonality regularization for compatible representation learning", 2025.
 VARIANTS: dict[str, tuple[str, str]] = {
@@ -32,11 +32,11 @@ VARIANTS: dict[str, tuple[str, str]] = {
     "post-mlp": ("post-lin-sloss", "residual_mlp"),
 }
 METHODS: dict[str, Method] = UPGRADES | {name: UPGRADES[fit] for name, (fit, _) in VARIANTS.items()}
-# All methods are measured against it.
+# The method with which all others are compared.
 REFERENCE = "keep-all"
-# Keys of [upgrade] that each method has its own value of.
+# Keys of [upgrade] that each method sets itself.
 SET_BY_METHODS = {"method", "alone", "start", "transform"}
-# Keys of [compare] that say how much is run; they change nothing of what has been run.
+# Keys of [compare] that add runs without affecting existing ones.
 EXTENT = {"methods", "seeds", "lambdas", "lambda_methods"}
 
 
@@ -44,27 +44,27 @@ class CompareSettings(Settings):
     """The table [compare]."""
 
     methods: Annotated[list[str], Field(min_length=1)] = Field(default=list(METHODS))
-    # Each is a seed of the whole: M_0, methods, consumers. A number n: the recipe's and n - 1 more.
+    # Each seed is for M_0, methods and consumers. A number n: the recipe's seed and n - 1 more.
     seeds: (
         Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | Positive
     ) = 1
-    # `split.selection` of the comparison; the split's own where it is absent.
+    # Overrides `split.selection`.
     protocol: Literal["strict", "paper"] | None = None
-    # The values of λ to sweep, and the methods to sweep it for.
+    # The values of λ to sweep, and the methods for which to sweep it.
     lambdas: list[Weight] = Field(default=[])
     lambda_methods: list[str] = Field(
         default=["joint-notrans", "joint-lin-sloss", "bc-aligner", "evergram"]
     )
-    # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
+    # Consumers: widths and dropouts to choose from, classifiers per task, maximum epochs.
     hidden: Annotated[list[Positive], Field(min_length=1)] = Field(default=[128, 256, 512, 1024])
     dropout: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=1)] = Field(
         default=[0.0, 0.25, 0.5]
     )
     consumers: Positive = 10
     epochs: Positive = 100
-    # At most so many examples of a set, drawn; all where it is absent.
+    # Maximum number of examples per set, drawn at random; None for all.
     max_examples: Positive | None = None
-    # Ratings that a candidate needs to be asked about.
+    # Ratings that a candidate needs for the tasks on ratings.
     minimum_ratings: Positive = 10
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ class CompareSettings(Settings):
 
 
 class _Tables(Settings):
-    """The table as a part of the file, so that errors name its keys in full."""
+    """The table within its file, so that errors state full key names."""
 
     compare: CompareSettings = CompareSettings()
 
@@ -98,7 +98,7 @@ class Run:
     """A method of a comparison.
 
     Args:
-        weight: λ, if it is not the recipe's.
+        weight: λ, if it differs from the recipe's.
     """
 
     method: str
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def shares_models(self) -> bool:
-        """Whether it uses the models that Keep-All has trained: only its transform is its own."""
+        """Whether it uses the models that Keep-All trained, and only fits another transform."""
         settings = METHODS[self.method]
         unaligned = settings.fit != "joint" and settings.start == "fresh"
         return unaligned and self.method != REFERENCE
@@ -119,12 +119,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on one corpus. Made by `load` or `of`.
+    """Methods on one corpus. Create it with `load` or `of`.
 
     Args:
         settings: the table [compare].
-        upgrade: the table [upgrade] as it is written; each method takes the keys that it uses.
-        recipes: by method; all but [upgrade] is the same.
+        upgrade: the table [upgrade] as written; each method uses some of its keys.
+        recipes: by method; they differ in [upgrade] only.
     """
 
     settings: CompareSettings
@@ -133,7 +133,7 @@ class Comparison:
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Comparison:
-        """Return the comparison of a TOML file. Raises: RecipeError: as `Recipe.load`."""
+        """Read a comparison from a TOML file. Raises: RecipeError: as `Recipe.load`."""
         values = values_of_file(path)
         return cls.of(values, overrides, folder=path.parent, source=str(path))
 
@@ -146,9 +146,9 @@ class Comparison:
         folder: Path | None = None,
         source: str = "The recipe",
     ) -> Comparison:
-        """Return the comparison of nested dicts; the arguments are those of `Recipe.of`.
+        """Build a comparison from nested dicts, with the arguments of `Recipe.of`.
 
-        Raises: RecipeError: as `Recipe.of`, or no method uses a key of [upgrade].
+        Raises: RecipeError: as `Recipe.of`, or a key of [upgrade] is used by no method.
         """
         tables = ("compare", "upgrade")
         ours = [o for o in overrides if o.partition("=")[0].partition(".")[0].strip() in tables]
@@ -204,15 +204,15 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """Keep-All, which all others are measured against, then the methods and the sweep; λ =
-        `upgrade.weight` is the method itself."""
+        """Keep-All, the reference, then the methods and the sweep. In the sweep, λ =
+        `upgrade.weight` is the method's own run."""
         named = map(Run, [REFERENCE, *self.settings.methods])
         swept = (run for runs in self.sweep.values() for run in runs.values())
         return list(dict.fromkeys([*named, *swept]))
 
     @property
     def sweep(self) -> dict[str, dict[float, Run]]:
-        """The runs of each method of the sweep, by λ, ascending."""
+        """The runs of the sweep by method and λ, ascending."""
         settings, own = self.settings, self.weight
         return {
             method: {w: Run(method, None if w == own else w) for w in sorted(set(settings.lambdas))}
@@ -221,13 +221,13 @@ class Comparison:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that decides what a run gives, as JSON."""
+        """Everything that determines the result of a run, as JSON."""
         recipe = self.base.model_dump(mode="json", exclude={"upgrade"})
         compare = self.settings.model_dump(mode="json", exclude=EXTENT)
         return {**recipe, "upgrade": dict(self.upgrade), "compare": compare}
 
     def selecting(self, split: Split, progress: Progress) -> Comparison:
-        """Return the comparison with a metric that can tell models apart on a split."""
+        """Return the comparison with a metric that can distinguish models on a split."""
         base, _ = with_selecting_metric(self.base, split, progress)
         same = {"metrics": base.metrics, "training": base.training}
         recipes = {m: recipe.model_copy(update=same) for m, recipe in self.recipes.items()}
@@ -240,7 +240,7 @@ class Comparison:
         values["seed"] = seed
         values["split"]["selection"] = self.protocol
         values["metrics"] = list(dict.fromkeys([*values["metrics"], training["metric"]]))
-        # Methods are compared on every test query, whatever that takes.
+        # Compare methods on all test queries, even if it takes long.
         training["evaluate_share"] = "full"
         training["epochs"] = epochs_of(run.method, training["epochs"])
         if run.weight is not None:
@@ -249,8 +249,8 @@ class Comparison:
 
 
 def upgrade_of(method: str, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table [upgrade] of a method: its settings, and of the written keys those that it
-    uses. [BC] Table 1."""
+    """Return the table [upgrade] of a method: its settings, and the written keys that it uses.
+    [BC] Table 1."""
     if method in VARIANTS:
         fit, transform = VARIANTS[method]
         return upgrade_of(fit, written) | {"transform": transform}
@@ -262,7 +262,7 @@ def upgrade_of(method: str, written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def epochs_of(method: str, epochs: int) -> int:
-    """Return for how many epochs a method trains the models after M_0: what goes on from the model
-    before has half of those from scratch, 250 of 500 in [BC]'s code."""
+    """Return the number of epochs for a method's models after M_0. Methods that start from the
+    previous model use half, as in [BC]'s code (250 instead of 500)."""
     goes_on = METHODS[method].start == "previous"
     return max(1, epochs // 2) if goes_on else epochs

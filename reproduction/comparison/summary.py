@@ -1,4 +1,4 @@
-"""The three metrics of [BC] §4, the cost of a method compared with keeping all models, by seed."""
+"""The three metrics of [BC] §4: the cost of a method compared with keeping all models."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ COLUMNS = ("intended", "unintended", "total", "error", "error_after_first")
 
 @dataclass(frozen=True)
 class Degradation:
-    """The metrics of one run; 1 and 2 are percentages of Keep-All's, and nearer to zero is better.
+    """The metrics of one run; 1 and 2 are in percent of Keep-All's, and closer to zero is better.
 
     Args:
-        intended: metric 1, after the mean over all versions including 0.
-        unintended: metric 2, after the means over each task's test versions, then over tasks;
-            None without tasks.
+        intended: metric 1, from means over all versions including 0.
+        unintended: metric 2, from means over each task's test versions, then over tasks; None
+            without tasks.
         error: metric 3, mean ‖z̃_0 − z_0‖₂ over all versions including 0.
         error_after_first: the same over versions 1 and later.
         intended_at, unintended_at, error_at: the same by version; tasks are averaged first.
-        by_task: metric 2 of each task by version.
+        by_task: metric 2 by task and version.
     """
 
     intended: float
@@ -50,11 +50,11 @@ def degradation(
     keep_all_intended: ByVersion,
     keep_all_unintended: ByTask,
 ) -> Degradation:
-    """Return the metrics of performances by version, and by task and version.
+    """Return the metrics of a run, from its performance by version, and by task and version.
 
-    Keep-All's have the same keys.
+    Keep-All's performance must have the same keys.
 
-    Source: [BC] §4, §5.1.5 and Table 3's caption: degradation is taken after averages.
+    Source: [BC] §4, §5.1.5 and Table 3's caption: average first, then compute the degradation.
     """
     versions = sorted({k for by_version in unintended.values() for k in by_version})
 
@@ -94,16 +94,16 @@ def summarise(
     methods: Sequence[str],
     sweep: Mapping[str, Mapping[float, str]],
 ) -> dict[str, Any]:
-    """Return means and deviations over seeds of the three metrics.
+    """Return means and deviations of the three metrics over seeds.
 
     Args:
-        measured: by seed and run, "keep-all" among them: `intended` by version; `auc` of each
+        measured: by seed and run (including "keep-all"): `intended` by version; `auc` of each
             consumer by task and version; `error` by version; and `seconds`.
         methods: the rows of the table.
-        sweep: for each method of the sweep, the name of the run of each λ.
-    Returns: `keep_all` (its absolute performances), `table`, `over_time`, `by_task`, `by_lambda`.
-        A number is {"mean", "deviation", "each"} over seeds, with the deviation None for one seed.
-        It is None if it is of consumer tasks and none could be scored.
+        sweep: the run's name by method and λ.
+    Returns: `keep_all` (its absolute performance), `table`, `over_time`, `by_task`, `by_lambda`.
+        A number is {"mean", "deviation", "each"} over seeds; deviation is None for one seed. A
+        number about consumer tasks is None if no task could be scored.
     """
     judged = {
         name: [_degradation(runs[name], runs[REFERENCE]) for runs in measured.values()]
@@ -150,7 +150,7 @@ def summarise(
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return the mean over seeds, the sample's deviation, and each value."""
+    """Return the mean over seeds, the sample deviation, and each value."""
     middle = mean(values)
     squares = sum((v - middle) ** 2 for v in values)
     deviation = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None

@@ -1,4 +1,4 @@
-"""How long models were trained, compared with [BC]'s budget, and which ended on a plateau."""
+"""The length of training compared with [BC]'s budget, and which models reached a plateau."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.training.recipe import Recipe
 from reproduction.comparison.settings import METHODS, REFERENCE, Run, epochs_of
 
-# Of all epochs, the last share that a plateau is looked for in, and the gain below which it is one.
+# A plateau is a gain below PLATEAU over this last share of the epochs.
 LAST = 0.2
 PLATEAU = 0.01
 
@@ -21,10 +21,9 @@ class Budget:
     """The length of a training.
 
     Args:
-        epochs: passes over the pairs, or as many draws of a pair as there are pairs.
-        batch_size: pairs of a step.
-        short_batch: whether pairs that do not fill a batch are a step of their own, as in [BC]'s
-            code, whose loader is as long as there are edges.
+        epochs: passes over the pairs, or as many random draws.
+        batch_size: pairs per step.
+        short_batch: whether the last, smaller batch of an epoch is used, as in [BC]'s code.
     """
 
     epochs: int
@@ -32,24 +31,24 @@ class Budget:
     short_batch: bool = True
 
     def steps(self, pairs: int) -> int:
-        """Return the number of steps on so many pairs."""
+        """Return the number of steps for this number of pairs."""
         full, rest = divmod(pairs, min(self.batch_size, pairs))
         return self.epochs * (full + (self.short_batch and rest > 0))
 
 
-# [BC]'s from scratch: 500 epochs of as many draws as there are edges, 2,048 a step.
+# [BC]'s budget from scratch: 500 epochs, each with as many draws as edges, in batches of 2,048.
 PAPER = Budget(500, 2048)
 
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """How long a model was trained.
+    """The length of a model's training.
 
     Args:
-        passes: over its pairs.
-        share_of_passes, share_of_steps: of the reference budget's on the same pairs.
-        last_gain: by how much the best selection metric rose over the last fifth of the epochs,
-            relative; None if it was not measured.
+        passes: passes over its pairs.
+        share_of_passes, share_of_steps: relative to the reference budget on the same pairs.
+        last_gain: relative increase of the best selection metric over the last fifth of the epochs;
+            None if it was not measured.
     """
 
     passes: int
@@ -59,8 +58,7 @@ class TrainingLength:
 
     @property
     def on_plateau(self) -> bool | None:
-        """Whether the metric gained less than 1 % over the last fifth; None if that was not
-        measured."""
+        """Whether the metric gained less than 1 % over the last fifth; None if not measured."""
         return None if self.last_gain is None else self.last_gain < PLATEAU
 
 
@@ -73,12 +71,12 @@ def training_length(
     *,
     after: int = 0,
 ) -> TrainingLength:
-    """Return how long a model was trained, beside a reference budget.
+    """Return the length of a model's training, relative to a reference budget.
 
     Args:
-        own: the epochs that were trained, and their batch size.
-        pairs: that an epoch passes over.
-        history: one entry an evaluation, with `epoch` and the metric.
+        own: the model's epochs and batch size.
+        pairs: number of pairs in an epoch.
+        history: one entry per evaluation, with `epoch` and the metric.
         after: only epochs after this one could be selected.
     """
     return TrainingLength(
@@ -92,10 +90,10 @@ def training_length(
 def last_gain(
     history: Sequence[Mapping[str, float]], metric: str, epochs: int, *, after: int = 0
 ) -> float | None:
-    """Return by how much the best value of the metric rose over the last fifth of the epochs.
+    """Return the relative increase of the metric's best value over the last fifth of the epochs.
 
-    Returns: (best of all − best before) / best before; None without an evaluation in the last
-        fifth, one before it, or a positive finite number to compare with.
+    Returns: (best of all − best before) / best before; None without an evaluation both in and
+        before the last fifth, or if the values are not positive and finite.
     """
     start = (1 - LAST) * epochs
     chosen = [(h["epoch"], h[metric]) for h in history if h["epoch"] > after and metric in h]
@@ -108,14 +106,14 @@ def last_gain(
 
 
 def trained_models(run: Run, lineage: Lineage, recipe: Recipe) -> dict[int, dict[str, Any]]:
-    """Return, by version, how long each model was trained that the run has trained itself.
+    """Return the length of training by version, for the models that the run trained itself.
 
-    M_0 counts as Keep-All's. A version without a history, whose model is another one's, is left
-    out; so are those of a run that uses Keep-All's models.
+    M_0 counts as Keep-All's. Versions that reuse another model, and runs that use Keep-All's
+    models, are left out.
 
     Args:
-        recipe: of the run's method.
-    Returns: the fields of `TrainingLength`, and `on_plateau`, of each.
+        recipe: the recipe of the run's method.
+    Returns: the fields of `TrainingLength` and `on_plateau`, by version.
     """
     if run.shares_models or METHODS[run.method].start == "frozen":
         return {}

@@ -1,1 +1,1 @@
-"""The experiments of [G1] and [G2], one file each, over shared recipes and methods."""
+"""The experiments of [G1] and [G2], one file each, with shared recipes and methods."""

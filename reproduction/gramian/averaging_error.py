@@ -13,12 +13,12 @@ from reproduction.gramian.gramian_error import sogram_name as name_of
 from reproduction.intervals import shown
 from reproduction.results import Result
 
-# The error of a moving average that has seen nothing is 1; the share of it that "early" is.
+# "Early" is the first two measurements, "late" the last quarter.
 EARLY, LATE = slice(0, 2), 4
 
 
 def curve(result: Result, rate: float) -> list[float]:
-    """Return the Gramian errors of an α along the trajectory, with the largest batch."""
+    """Return the Gramian errors for an α along the trajectory, with the largest batch."""
     values: list[float] = result.series["errors"]["gramian"][
         f"{name_of(rate)} | {sizes_of(result)[-1]}"
     ]
@@ -26,12 +26,12 @@ def curve(result: Result, rate: float) -> list[float]:
 
 
 def early(result: Result, rate: float) -> float:
-    """Return the error at the first two measures."""
+    """Return the mean error of the first two measurements."""
     return fmean(curve(result, rate)[EARLY])
 
 
 def late(result: Result, rate: float) -> float:
-    """Return the error over the last quarter of the measures."""
+    """Return the mean error over the last quarter of the measurements."""
     values = curve(result, rate)
     return fmean(values[-max(1, len(values) // LATE) :])
 
@@ -53,7 +53,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 
 def too_few_steps(runs: Runs) -> str:
-    """Return why a trajectory is too short for the smallest α, as that of a training would be."""
+    """Return why a trajectory is too short for the smallest α, or ""."""
     steps = min(r.series["errors"]["step"][-1] for r in judged(runs))
     return map_series.too_short_for(RATES[0], steps)
 
@@ -63,7 +63,7 @@ def slow_is_biased_early(runs: Runs) -> list[float]:
 
 
 def fast_varies_late(runs: Runs) -> list[float]:
-    """The largest α against the smaller one that is the best on the other seeds."""
+    """Compare the largest α with the smaller one that is best on the other seeds."""
     return chosen_elsewhere(
         {
             f"α = {rate:g}": [late(r, RATES[-1]) - late(r, rate) for r in judged(runs)]

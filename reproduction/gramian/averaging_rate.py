@@ -12,7 +12,7 @@ LOWEST, HIGHEST = LABELS[min(LABELS)], LABELS[max(LABELS)]
 
 
 def own(runs: Runs) -> Runs:
-    """Return the runs of linear sampling and of every α."""
+    """Return the runs of linear sampling and of all α."""
     return runs.only([SAMPLING, *(x for x in LABELS.values() if x in runs.labels)])
 
 
@@ -25,7 +25,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 
 def below_popularity(runs: Runs) -> str:
-    """Return why these models prove nothing about quality; "" where they do."""
+    """Return why these models say nothing about quality, or ""."""
     return map_series.below_popularity(own(runs))
 
 

@@ -17,7 +17,7 @@ from reproduction.readings.map_over_time import MapOverTime
 SAMPLING = "sampling"
 ALPHAS = (0.1, 0.01, 0.001)
 METHODS = (SAMPLING, *(f"SOGram, α = {alpha}" for alpha in ALPHAS))
-# The papers' rates over the one that was best for the baselines, 0.01; and their batch sizes.
+# Learning rates relative to 0.01, the baselines' best, with the papers' rates; and batch sizes.
 FACTORS = {2.0: "0.02", 1.0: "0.01", 0.5: "0.005"}
 SIZES = (128, 512)
 
@@ -36,8 +36,8 @@ def trainings(
     """Return every method with every batch size and rate.
 
     Args:
-        rates: of tables, features and layers, those of factor 1.
-        epochs: with the smaller batch and the larger alike, as one pass is one pass.
+        rates: learning rates of tables, features and layers for factor 1.
+        epochs: number of epochs, for all batch sizes.
     """
     tables = {SAMPLING: methods.sampling()}
     tables |= {f"SOGram, α = {alpha}": methods.sogram(alpha) for alpha in ALPHAS}
@@ -56,7 +56,7 @@ def trainings(
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Return the MAP@10 of sampling, and the gain of each α over it."""
+    """Return the MAP@10 of sampling, and the gain of each α over sampling."""
     rows = []
     for size, factor in product(SIZES, FACTORS):
         baseline = shown(runs.values(label(SAMPLING, size, factor), map_series.tested))
@@ -67,7 +67,7 @@ def tables(runs: Runs) -> list[Table]:
 
 
 def panels(runs: Runs) -> list[Panel]:
-    """Return for each batch size the gains by rate."""
+    """Return the gains by learning rate, one panel per batch size."""
     made = []
     factors = sorted(FACTORS)
     for size in SIZES:
@@ -84,7 +84,7 @@ def _gains(runs: Runs, method: str, size: int, factor: float) -> list[float]:
 
 
 def slowest_is_best(runs: Runs) -> Margins:
-    """The gain of α = 0.001 over each other method in the same cell."""
+    """Return the gain of α = 0.001 over each other method with the same batch size and rate."""
     slow = METHODS[-1]
     cells = product(METHODS[:-1], SIZES, FACTORS)
     return {
@@ -93,7 +93,7 @@ def slowest_is_best(runs: Runs) -> Margins:
 
 
 def more_with_small_batches(runs: Runs) -> Margins:
-    """For each α the mean gain over rates with the small batch, less that with the large."""
+    """Return, for each α, the mean gain with the small batch minus the mean gain with the large."""
     margins = {}
     for method in METHODS[1:]:
         small, large = (
@@ -105,7 +105,7 @@ def more_with_small_batches(runs: Runs) -> Margins:
 
 
 def robust_to_large_rates(runs: Runs) -> Margins:
-    """How much more sampling loses at twice the rate than α = 0.1 does, for each batch."""
+    """Return how much more sampling loses than α = 0.1 at twice the rate, for each batch size."""
     margins = {}
     for size in SIZES:
         drops = [

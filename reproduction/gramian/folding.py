@@ -13,7 +13,7 @@ from reproduction.results import Result
 
 WEAK, STRONG = penalty.label(0.01), penalty.label(10)
 PAIRS = ("observed", "random")
-# The moments that are drawn: the first evaluation, one half way, the last.
+# The distance that counts as close, and the score that counts as high.
 NEAR, HALF = 0.25, 0.5
 
 
@@ -28,7 +28,7 @@ def mean_score(result: Result, pairs: str) -> float:
 
 
 def high_share(result: Result) -> float:
-    """Return the share of random pairs that score above one half at the end."""
+    """Return the share of random pairs that score above 0.5 at the end."""
     last = moments(result)[-1]
     edges, densities = last["edges"], last["random"]
     total = 0.0

@@ -21,7 +21,7 @@ BASELINES = tuple(f"sampling, {sampler}" for sampler in methods.SAMPLERS)
 SAGRAMS = ("SAGram, β = 1", "SAGram, β = 1/n")
 SOGRAM = f"SOGram, α = {RATE}"
 NAMES = (*BASELINES, SOGRAM, *SAGRAMS)
-# SOGram's α on the same trajectory, with the larger batch: `averaging_error`.
+# The α of SOGram for `averaging_error`, on the same trajectory with the larger batch.
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 KINDS = {"gramian": "‖Ĝ − G‖ / ‖G‖", "gradient": "‖∇ĝ − ∇g‖ / ‖∇g‖"}
 
@@ -50,7 +50,7 @@ def sogram_name(rate: float) -> str:
 def trajectories(
     recipe: Path, sizes: Sequence[int], every: int, **settings: Any
 ) -> tuple[Training, ...]:
-    """Return a training with estimators that look on, measured every so many steps."""
+    """Return a training observed by estimators, which are measured every `every` steps."""
     own = {**methods.in_recipe(methods.sogram(RATE)), **settings}
     reading = (GramianErrors(estimators(sizes), every),)
     return (Training(TRAJECTORY, recipe, own, reading),)
@@ -72,19 +72,19 @@ PRESETS = {
 
 
 def sizes_of(result: Result) -> tuple[int, ...]:
-    """Return the batch sizes that were measured, the smaller first."""
+    """Return the measured batch sizes, ascending."""
     names = (name.partition(" | ")[2] for name in result.series["errors"]["gramian"])
     return tuple(sorted({int(size) for size in names if size}))
 
 
 def error(result: Result, kind: str, name: str, size: int) -> float:
-    """Return an estimator's error, mean over the second half of the trajectory."""
+    """Return an estimator's mean error over the second half of the trajectory."""
     values = result.series["errors"][kind][f"{name} | {size}"]
     return fmean(values[len(values) // 2 :])
 
 
 def judged(runs: Runs) -> list[Result]:
-    """Return the results that claims are judged on."""
+    """Return the results on which claims are judged."""
     return runs.of(TRAJECTORY)
 
 
@@ -113,15 +113,15 @@ def panels(runs: Runs) -> list[Panel]:
     return made
 
 
-# A relative error that is of rounding.
+# Below this relative error, an estimator is exact up to rounding.
 EXACT = 1e-5
-# An estimator at a batch size.
+# An estimator and a batch size.
 Cell = tuple[str, int]
 
 
 def _lower(runs: Runs, pairs: Iterable[tuple[Cell, Cell]], slack: float = 1.0) -> Margins:
-    """Return how much lower the Gramian's error is in the first cell of each pair than in the
-    second, in % of the second; of which `slack` times is allowed."""
+    """Return how much lower the Gramian error of the first cell of each pair is than `slack` times
+    the error of the second, in %."""
     margins = {}
     for better, worse in pairs:
         errors = [
@@ -133,7 +133,7 @@ def _lower(runs: Runs, pairs: Iterable[tuple[Cell, Cell]], slack: float = 1.0) -
 
 
 def _at_each_size(runs: Runs, better: Sequence[str], worse: Sequence[str]) -> Margins:
-    """Return how much lower the first estimators' errors are than the others', batch by batch."""
+    """Return how much lower the first estimators' errors are than the others', by batch size."""
     sizes = sizes_of(judged(runs)[0])
     names = product(better, worse, sizes)
     return _lower(runs, (((one, size), (other, size)) for one, other, size in names))
@@ -152,7 +152,7 @@ def importance_beats_uniform(runs: Runs) -> Margins:
 
 
 def larger_is_better(runs: Runs) -> Margins:
-    """Of the estimators that err at all with the small batch."""
+    """Compare batch sizes, for estimators that are not exact with the small batch."""
     results = judged(runs)
     small, *_, large = sizes_of(results[0])
     erring = [n for n in NAMES if any(error(r, "gramian", n, small) > EXACT for r in results)]
@@ -160,15 +160,15 @@ def larger_is_better(runs: Runs) -> Margins:
 
 
 def small_batch_suffices(runs: Runs) -> Margins:
-    """SOGram with the small batch is at most a quarter worse than each sampling with the large
-    one."""
+    """Test that SOGram with the small batch is at most a quarter worse than each sampling with the
+    large one."""
     sizes = sizes_of(judged(runs)[0])
     pairs = (((SOGRAM, sizes[0]), (name, sizes[-1])) for name in BASELINES)
     return _lower(runs, pairs, slack=1.25)
 
 
 def gradients_alike(runs: Runs) -> list[float]:
-    """Spearman's correlation of both errors over all estimators and sizes, less 0.8."""
+    """Return Spearman's correlation of both errors over all estimators and sizes, minus 0.8."""
     margins = []
     for result in judged(runs):
         ranks = []

@@ -1,4 +1,4 @@
-"""The central claim as a curve: SOGram's gain over sampling as the catalogue grows. [G2] §4.3."""
+"""SOGram's gain over sampling as the catalogue grows, the central claim. [G2] §4.3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECIPE = methods.RECIPES / "planted.toml"
 RATE = 0.1
 SAMPLING, SOGRAM = "sampling", "SOGram"
 SIZES = (10_000, 100_000, 1_000_000)
-# Of MAP@10: what needs no model, and what no model can exceed.
+# Bounds of MAP@10: without a model, and for an ideal model.
 BOUNDS = {"popularity": "popularity", "best": "best there is"}
 
 
@@ -31,12 +31,12 @@ def label(method: str, size: int) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """A planted corpus, and how long models of it are trained.
+    """A synthetic corpus, and the length of training.
 
     Args:
-        every: steps between two measures.
-        strengths: λ that are tried for each method on a corpus of their own; none takes λ = 10.
-        trial_epochs: of each.
+        every: steps between two measurements.
+        strengths: λ to try for each method, on a separate corpus; if empty, λ = 10.
+        trial_epochs: epochs per trial.
     """
 
     candidates: int
@@ -58,7 +58,7 @@ class Catalogue:
 
 
 def final(result: Result) -> float:
-    """Return MAP@10 of fresh interactions after the last step."""
+    """Return MAP@10 on new interactions after the last step."""
     return map_series.final(result, "fresh")
 
 
@@ -66,7 +66,7 @@ def trainings(catalogues: Mapping[int, Catalogue], **settings: Any) -> tuple[Tra
     """Return both methods on every catalogue.
 
     Args:
-        catalogues: by the number of candidates that they stand for.
+        catalogues: by the nominal number of candidates.
     """
     tables = {
         SAMPLING: methods.sampling("uniform"),
@@ -90,16 +90,16 @@ def _epochs(epochs: int) -> dict[str, int]:
 
 
 def at_equal_time(result: Result, seconds: float) -> float:
-    """Return MAP@10 after so many CPU seconds of training, between two measures in proportion."""
+    """Return MAP@10 after this many CPU seconds of training, linearly interpolated."""
     series = result.series["map"]
     return float(np.interp(seconds, series["cpu_seconds"], series["fresh"]))
 
 
 def gains(runs: Runs, size: int, *, equal: str) -> list[float]:
-    """Return the gain of SOGram over sampling in % for each seed.
+    """Return the gain of SOGram over sampling in %, for each seed.
 
     Args:
-        equal: "steps" compares after all steps, "time" within the CPU seconds of the faster.
+        equal: "steps" compares after all steps, "time" after the CPU seconds of the faster method.
     """
     seeds = set(runs.seeds)
     pair = [[r for r in runs.of(label(m, size)) if r.seed in seeds] for m in (SAMPLING, SOGRAM)]
@@ -115,7 +115,7 @@ def gains(runs: Runs, size: int, *, equal: str) -> list[float]:
 
 
 def levels(runs: Runs, size: int) -> dict[str, list[float]]:
-    """Return MAP@10 at the end for each seed, by method, with its bounds."""
+    """Return the final MAP@10 for each seed, by method, including the bounds."""
     names = [label(method, size) for method in (SAMPLING, SOGRAM)]
     found = {text: runs.values(names[0], partial(_fixed, key)) for key, text in BOUNDS.items()}
     return found | {SAMPLING: runs.values(names[0], final), SOGRAM: runs.values(names[1], final)}
@@ -136,8 +136,7 @@ def tables(runs: Runs) -> list[Table]:
 
 
 def panels(runs: Runs) -> list[Panel]:
-    """Return by the size of the catalogue SOGram's gains, at equal steps and in equal time, and
-    MAP@10."""
+    """Return, by catalogue size, SOGram's gains at equal steps and at equal time, and MAP@10."""
     by_size = [gains(runs, size, equal="steps") for size in SIZES]
     in_time = [gains(runs, size, equal="time") for size in SIZES]
     lines = [
@@ -161,7 +160,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 
 def below_popularity(runs: Runs) -> str:
-    """Return at which size the better method finds less than popularity does, if at any."""
+    """Return a size at which the better method is worse than popularity, as a reason, or ""."""
     for size in SIZES:
         means = {name: fmean(values) for name, values in levels(runs, size).items()}
         best = max(means[SAMPLING], means[SOGRAM])
@@ -181,8 +180,8 @@ def gains_at_a_million(runs: Runs) -> list[float]:
 
 
 STRENGTHS = (3.0, 10.0, 30.0)
-# By the number of candidates. Epochs make up about ten thousand steps at every size: a larger
-# catalogue has more interactions, as each of its candidates has one at least.
+# By the number of candidates. Epochs are chosen for about ten thousand steps at every size: larger
+# catalogues have more interactions, because each candidate has at least one.
 SMALL = {
     10_000: Catalogue(10_000, 40_000, 400_000, 3, 3000, (1.0, *STRENGTHS), 2),
     100_000: Catalogue(100_000, 40_000, 400_000, 3, 3000, (1.0, *STRENGTHS), 2),

@@ -1,4 +1,4 @@
-"""MAP@10 over time of several trainings: its numbers, table and panels, for every experiment."""
+"""MAP@10 over time for several trainings: numbers, table and panels shared by experiments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = {"training": "MAP@10, training", "validation": "MAP@10, validation"}
 
 
 def final(result: Result, part: str = "validation") -> float:
-    """Return MAP@10 at the end of training, as the papers' tables do."""
+    """Return MAP@10 at the end of training, as in the papers' tables."""
     return float(result.series["map"][part][-1])
 
 
@@ -24,7 +24,7 @@ def trained(result: Result) -> float:
 
 
 def tested(result: Result) -> float:
-    """Return MAP@10 on all test pairs, of the epoch that was best on validation."""
+    """Return MAP@10 on all test pairs, for the epoch with the best validation."""
     return float(result.series["map"]["test"]["model"] or 0)
 
 
@@ -34,8 +34,8 @@ def first(result: Result) -> float:
 
 
 def share_to_reach(result: Result, value: float) -> float | None:
-    """Return the share of the CPU seconds of training after which MAP@10 on validation was above a
-    value; None if it never was."""
+    """Return the share of the training's CPU seconds after which the validation MAP@10 exceeded a
+    value; None if it never did."""
     series = result.series["map"]
     whole = series["cpu_seconds"][-1]
     pairs = zip(series["cpu_seconds"], series["validation"], strict=True)
@@ -56,7 +56,7 @@ def panels(runs: Runs, dashed: Sequence[str] = (), *, by: str = "cpu_seconds") -
         for label in runs.labels:
             results = runs.of(label)
             if results:
-                # One seed's seconds stand for all: the steps are the same.
+                # Average seconds over seeds; the steps are the same.
                 x = [
                     fmean(each)
                     for each in zip(*(r.series["map"][by] for r in results), strict=True)
@@ -68,11 +68,11 @@ def panels(runs: Runs, dashed: Sequence[str] = (), *, by: str = "cpu_seconds") -
 
 
 def table(runs: Runs, baselines: Mapping[str, str] | None = None) -> Table:
-    """Return a row for each training: MAP@10 at the end, on training and on test pairs; and one for
-    popularity, on the same test pairs.
+    """Return one row per training: MAP@10 at the end on validation and training pairs, and on test
+    pairs; and a row for popularity on the same test pairs.
 
     Args:
-        baselines: the label that each label's gain is over; a label without one has no gain.
+        baselines: the baseline label of each label; labels without one have no gain.
     """
     over = baselines or {}
     header = ["", "validation, end", "training, end", "test, best epoch"]
@@ -97,15 +97,14 @@ def table(runs: Runs, baselines: Mapping[str, str] | None = None) -> Table:
 def gains(
     runs: Runs, label: str, baseline: str, read: Callable[[Result], float] = tested
 ) -> list[float]:
-    """Return how much higher MAP@10 is than a baseline's, in %, for each seed; on test pairs by
-    default."""
+    """Return the gain in MAP@10 over a baseline, in %, for each seed; on test pairs by default."""
     pairs = zip(runs.values(label, read), runs.values(baseline, read), strict=True)
     return [gain(value, over) for value, over in pairs]
 
 
 def below_popularity(runs: Runs) -> str:
-    """Return why models prove nothing about quality: on average, the best of them finds less on the
-    test pairs than popularity does. "" where it does not, or popularity was not measured."""
+    """Return why models say nothing about quality: on average, the best one is worse than
+    popularity on the test pairs. Return "" otherwise, or if popularity was not measured."""
     known = []
     for label in runs.labels:
         tests = [result.series["map"].get("test", {}) for result in runs.of(label)]
@@ -120,10 +119,10 @@ def below_popularity(runs: Runs) -> str:
 
 
 def too_short_for(rate: float, steps: int) -> str:
-    """Return why so many steps cannot refute what is said about a low α, or "" where they can.
+    """Return why this number of steps cannot refute a claim about a low α, or "".
 
-    An average of rate α spans 1/α steps; after five times as many, its start from zero weighs less
-    than 1 %.
+    An average with rate α spans 1/α steps; after five times as many, its zero start has a weight
+    below 1 %.
     """
     needed = math.ceil(5 / rate)
     if steps >= needed:
@@ -137,7 +136,7 @@ def too_few_steps(rate: float) -> Callable[[Runs], str]:
 
 
 def percent(values: Sequence[float]) -> str:
-    """Return a mean in percent as text, with its sign and its interval."""
+    """Return a mean in percent as text, with sign and interval."""
     if not values:
         return "–"
     text = shown(values, 1)

@@ -1,4 +1,4 @@
-"""The papers' methods as tables [gramian] of a recipe, and the recipes of the presets."""
+"""The papers' methods as [gramian] tables of recipes, and the recipes of the presets."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GOWALLA_SETTING = (
     "29,858 users and the 40,980 places where they checked in, the public split's training part, "
     "by ids alone: no hidden layer, D = 32, Adagrad, λ = 10."
 )
-# Of tables, features and layers, and in the small recipe.
+# Learning rates of tables, features and layers, and their values in the small recipe.
 RATE_KEYS = ("training.table_rate", "training.feature_rate", "training.layer_rate")
 SMALL_RATES = (0.015, 0.006, 1e-4)
-# The papers' measure, the frequency in examples, under which small models are below popularity; and
-# the uniform one.
+# The papers' measure, the frequency in examples, under which small models are worse than
+# popularity; and the uniform measure.
 EXAMPLES: Table = {"task.query_measure": 1.0, "task.candidate_measure": 1.0}
 UNIFORM: Table = dict.fromkeys(EXAMPLES, 0.0)
 UNIFORM_NOTE = (
@@ -52,7 +52,7 @@ def on_gowalla(trainings: tuple[Training, ...], note: str) -> Preset:
     return Preset(trainings, note, "Gowalla", GOWALLA_SETTING)
 
 
-# In-batch softmax with the correction of logQ, in the place of a loss and its penalty.
+# In-batch softmax with the logQ correction, instead of a loss with a penalty.
 SOFTMAX: Table = {
     "task.kind": "softmax",
     "task.penalty": 0.0,
@@ -62,12 +62,12 @@ TEMPERATURES = (0.1, 0.3, 1.0)
 
 
 def sampling(sampler: str = "linear") -> Table:
-    """Return a sampling baseline: the Gramian of the batch drawn, with the gradient over it."""
+    """Return a sampling baseline: the Gramian of a sampled batch, with the gradient over it."""
     return {"kind": "sampled", "sampler": sampler, "gradient": "sampled"}
 
 
 def sogram(rate: float, sampler: str = "linear") -> Table:
-    """Return SOGram as printed: it starts at zero and is not corrected ([G2] Algorithm 2)."""
+    """Return SOGram as published: starting from zero, without correction ([G2] Algorithm 2)."""
     return {"kind": "sogram", "rate": rate, "sampler": sampler, "correct_start": False}
 
 
@@ -77,12 +77,12 @@ def sagram(beta: str, sampler: str = "linear", **more: Any) -> Table:
 
 
 def in_recipe(gramian: Mapping[str, Any]) -> Table:
-    """Return a table [gramian] as settings of a training, by "gramian.key"."""
+    """Return a [gramian] table as settings of a training, by "gramian.key"."""
     return {f"gramian.{key}": value for key, value in gramian.items()}
 
 
 def looking_on(gramian: Mapping[str, Any], batch_size: int) -> Table:
-    """Return a table [gramian] of an estimator that only looks on, with a batch of its own."""
+    """Return the [gramian] table of an estimator that only observes, with its own batch."""
     table = {key: value for key, value in gramian.items() if key not in ("batch", "gradient")}
     return {**table, "batch_size": batch_size}
 
@@ -93,12 +93,12 @@ def trials(
     values: Sequence[float] = (3.0, 10.0, 30.0),
     key: str = "task.penalty",
 ) -> Trials:
-    """Return nine trials, the same for every method: three values each of λ, of the rate and of l2,
+    """Return nine trials, the same for every method: three values each of λ, learning rate and l2,
     in a Latin square.
 
     Args:
-        rate_keys, rates: the usual rates by key; trials have one, two and four times these.
-        values: of λ, or of what `key` names.
+        rate_keys, rates: base learning rates by key; trials multiply them by 1, 2 and 4.
+        values: values of λ, or of `key`.
     """
     l2 = (0.0, 0.01, 0.1)
     return tuple(

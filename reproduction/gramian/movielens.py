@@ -1,4 +1,4 @@
-"""Ratings of MovieLens as a regression. [G1] App. E, Fig. 8; [G2] App. F, Fig. 9."""
+"""Regression on MovieLens ratings. [G1] App. E, Fig. 8; [G2] App. F, Fig. 9."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reproduction.readings.map_over_time import MapOverTime
 SAMPLING = "sampling"
 RATES = (0.001, 0.01, 0.1)
 LABELS = {rate: f"SOGram, α = {rate}" for rate in RATES}
-# The one that the papers name as the best.
+# The best one according to the papers.
 NAMED = LABELS[0.1]
 TINY: methods.Table = {"task.target": "value", "task.penalty": 1.0}
 

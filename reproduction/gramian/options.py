@@ -1,4 +1,4 @@
-"""What options of the penalty change that no figure of the papers shows. [G2] §4.1, App. B, C."""
+"""Options of the penalty that no figure of the papers shows. [G2] §4.1, App. B, C."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ ESTIMATORS: Mapping[str, methods.Table] = {
     "prior: SVD of rank 32": {**BATCH, "prior.kind": "svd"},
     "observed pairs out of the penalty": {**BATCH, "task.sparse": "exclude"},
 }
-# Softmaxes, by the temperature that takes the place of λ.
+# Softmax losses, which have a temperature instead of λ.
 SOFTMAXES: Mapping[str, methods.Table] = {
     "softmax, logQ": methods.SOFTMAX,
     "softmax over all candidates": {**methods.SOFTMAX, "task.kind": "softmax_all"},
 }
 SOLVER = "alternating least squares, by ids alone"
-# The solver is for factorizations, so that features and the layer go.
+# The solver works for factorizations only, so remove features and the layer.
 SOLVED: methods.Table = {
     "model.kind": "factorization",
     **dict.fromkeys(("model.input_dim", "model.hidden", "model.residual")),
     "training.optimizer": "als",
     **dict.fromkeys((*methods.RATE_KEYS, "training.batch_size", "training.precondition")),
 }
-# What each is compared with.
+# The baseline of each option.
 OVER = dict.fromkeys([*list(ESTIMATORS)[1:], *SOFTMAXES, SOLVER], USUAL)
 OF_RATINGS: methods.Table = {
     "data.path": "$EVERGRAM_DATA/movielens-latest-small/ml-latest-small.zip",
@@ -48,7 +48,7 @@ RATES = (0.025, 0.01, 5e-4)
 
 
 def trainings(recipe: Path, *, tried: bool = True, **settings: Any) -> tuple[Training, ...]:
-    """Return a training with each option, with nine trials of its own where they are wanted."""
+    """Return a training with each option; with `tried`, each has nine trials."""
     rates = methods.RATE_KEYS, RATES
     solved = tuple(
         {"task.penalty": strength, "task.l2": l2}
@@ -75,8 +75,8 @@ def trainings(recipe: Path, *, tried: bool = True, **settings: Any) -> tuple[Tra
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Return MAP@10, and which options are separable from what they change; the chosen settings are
-    in the results."""
+    """Return MAP@10, and which options are separable from the baseline; the chosen settings are in
+    the results."""
     made = map_series.table(runs, OVER)
     found = separated({label: map_series.gains(runs, label, over) for label, over in OVER.items()})
     rows = [[*row, found.get(row[0], "")] for row in made.rows]
@@ -89,7 +89,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 
 def gain_of(label: str) -> Callable[[Runs], list[float]]:
-    """Read the gains of an option over the last batch's Gramian."""
+    """Return a function that reads an option's gains over the last batch's Gramian."""
     return lambda runs: map_series.gains(runs, label, USUAL)
 
 

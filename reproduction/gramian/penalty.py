@@ -42,7 +42,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 
 def folds_without(runs: Runs) -> list[float]:
-    """Orders of magnitude between MAP@10 with λ = 10 and with 0.01, less two."""
+    """Return log10 of the ratio of MAP@10 with λ = 10 and with 0.01, minus two."""
     pairs = zip(
         runs.values(label(10), map_series.final),
         runs.values(label(0.01), map_series.final),
@@ -52,7 +52,7 @@ def folds_without(runs: Runs) -> list[float]:
 
 
 def much_is_too_much(runs: Runs) -> list[float]:
-    """In points, as MAP@10 may be zero with λ = 1000."""
+    """Return a difference in points, because MAP@10 may be zero with λ = 1000."""
     pairs = (runs.values(label(strength), map_series.final) for strength in (10, 1000))
     return [100 * (right - much) for right, much in zip(*pairs, strict=True)]
 

@@ -33,7 +33,7 @@ def trainings(
 
 
 def late(result: Result, rate: float) -> float:
-    """Return the error over the last quarter of the measures."""
+    """Return the mean error over the last quarter of the measurements."""
     values = result.series["errors"]["gramian"][sogram_name(rate)]
     return fmean(values[-max(1, len(values) // 4) :])
 
@@ -68,7 +68,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 
 def smaller_steps_smaller_bias(runs: Runs) -> list[float]:
-    """How much lower α = 0.01 errs with the smaller rate, in % of its error with the larger."""
+    """Return how much lower the error of α = 0.01 is with the smaller learning rate, in %."""
     fast, slow = (runs.values(name, lambda r: late(r, 0.01)) for name in FACTORS.values())
     return [100 * (a - b) / a for a, b in zip(fast, slow, strict=True)]
 

@@ -1,4 +1,4 @@
-"""SOGram against the three samplings: MAP@10 over time. [G1] Fig. 4; [G2] Fig. 3, Table 2."""
+"""SOGram compared with three samplings: MAP@10 over time. [G1] Fig. 4; [G2] Fig. 3, Table 2."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ def trainings(
     rates: Mapping[str, float] | None = None,
     **settings: Any,
 ) -> tuple[Training, ...]:
-    """Return both methods with each sampler under the uniform measure, and with one under that of
-    examples; the softmax; and SOGram with the α of [G1] Table 2, which `averaging_rate` shows.
+    """Return both methods with each sampler under the uniform measure, and with one sampler under
+    the measure of examples; the softmax; and SOGram with the α of [G1] Table 2, for
+    `averaging_rate`.
 
     Args:
-        rates: the usual ones by key, about which those of each method are tried; other α have the
-            settings of linear SOGram. None tries nothing.
+        rates: base learning rates by key for each method's trials; other α use the settings of
+            linear SOGram. None runs no trials.
     """
     tables: dict[str, dict[str, Any]] = {}
     for sampler in methods.SAMPLERS:
@@ -69,7 +70,7 @@ def trainings(
 def _searches(
     tables: Mapping[str, methods.Table], rates: Mapping[str, float], settings: methods.Table
 ) -> dict[str, Search]:
-    """Return nine trials of each method; of the softmax its temperature takes the place of λ."""
+    """Return nine trials per method; the softmax varies its temperature instead of λ."""
     usual = list(rates), list(rates.values())
     own = {SOFTMAX: methods.trials(*usual, methods.TEMPERATURES, "task.temperature")}
     trials = methods.trials(*usual)
@@ -83,7 +84,7 @@ def on_gowalla() -> tuple[Training, ...]:
     """Return both methods with each sampler on Gowalla."""
     own: dict[str, Any] = {"training.batch_size": 512, "training.evaluate_every": 3}
     made = trainings(methods.GOWALLA, {"training.table_rate": 0.025}, **own)
-    # Five times in three epochs of 1,535 steps.
+    # Measure five times in three epochs of 1,535 steps.
     reading = (MapOverTime(queries=1000, every=921),)
     return tuple(replace(t, readings=reading) for t in made if "α" not in t.label)
 
@@ -94,7 +95,7 @@ def rate_name(rate: float) -> str:
 
 
 def own(runs: Runs) -> Runs:
-    """Return the runs without those of other α."""
+    """Return the runs except those with another α."""
     return runs.only([label for label in runs.labels if "α" not in label])
 
 
@@ -114,7 +115,7 @@ def _shares(runs: Runs, label: str, baseline: str) -> list[float | None]:
 
 
 def below_popularity(runs: Runs) -> str:
-    """Return why the models under the first measure prove nothing; "" where they do."""
+    """Return why the models under the first measure say nothing about quality, or ""."""
     return map_series.below_popularity(runs.only([*SAMPLING.values(), *SOGRAM.values()]))
 
 

@@ -1,7 +1,7 @@
 """Loaders that only the papers' experiments need: Amazon reviews and Wikispeedia.
 
-Each is an extension as docs/extend/loader.md describes; importing `reproduction` adds their kinds
-to those that a recipe may name. Importing this does not import torch.
+Each is an extension as described in docs/extend/loader.md; importing `reproduction` registers them
+for recipes. Importing this module does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loader of Amazon reviews in the layouts of McAuley's group: JSON lines or columns."""
+"""A loader for Amazon reviews in the formats of McAuley's group: JSON lines or columns."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ BLOCK = 8 << 20  # bytes of text in memory at once; a row may not be longer
 def read_objects(
     path: Path, schema: pa.Schema, convert: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Iterator[pa.Table]:
-    """Yield a table of the columns of `schema` for each block of lines; other keys are skipped.
+    """Yield a table with the columns of `schema` for each block of lines; other keys are skipped.
 
-    Arrow reads the blocks. A block that it refuses (Python literals, a key of several types, a
-    fault) is read again line by line.
+    Arrow parses the blocks. A block that it rejects (Python literals, a key with several types, an
+    error) is read again line by line.
 
     Args:
-        path: one object a line; empty lines are skipped.
-        schema: keys and their types; a row must have those that are not nullable.
-        convert: returns the values of an object by name, or raises a ValueError that says what is
-            wrong; it is called only for the objects of blocks that Arrow refuses.
-    Raises: DataError: the file or a line of it is damaged; the error names the row, its line.
+        path: one object per line; empty lines are skipped.
+        schema: keys and their types; keys that are not nullable are required.
+        convert: returns the values of an object by name, or raises ValueError with the problem;
+            called only for blocks that Arrow rejects.
+    Raises: DataError: the file or a line is damaged; the error gives the line number.
     """
     options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     for first, block in blocks(path):
         try:
             table = arrow_json.read_json(pa.BufferReader(block), parse_options=options)
-            table = table.select(schema.names).cast(schema)  # Arrow forgets "not null"
-            table.validate(full=True)  # its parser lets broken UTF-8 pass
+            table = table.select(schema.names).cast(schema)  # restore "not null"
+            table.validate(full=True)  # the parser does not check UTF-8
         except pa.ArrowException:
             table = None
         if table is not None and _is_sound(table):
             yield table
             continue
-        # Python literals, a type that Arrow does not take, or a fault whose row is to be named.
+        # Python literals, a type that Arrow does not accept, or an error to be reported by line.
         rows = []
         for row, line in enumerate(block.split(b"\n"), first):
             if not line.strip():
@@ -65,7 +65,7 @@ def read_objects(
 
 
 def _is_sound(table: pa.Table) -> bool:
-    """Return True if no id is empty and no rating is NaN, which Arrow accepts."""
+    """Return True if no id is empty and no rating is NaN; Arrow accepts both."""
     return all(
         not pc.any(pc.equal(column, "")).as_py()
         if pa.types.is_string(column.type)
@@ -76,12 +76,12 @@ def _is_sound(table: pa.Table) -> bool:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """Return the object of a line. Raises: ValueError: the line is not one."""
+    """Parse the object on a line. Raises: ValueError: the line is not an object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         try:
-            with warnings.catch_warnings():  # of odd escapes in strings
+            with warnings.catch_warnings():  # ignore warnings about invalid escapes
                 warnings.simplefilter("ignore")
                 record = ast.literal_eval(line.decode())
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
@@ -92,7 +92,7 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return all lines of a small file. Raises: DataError: a row, which it names, is damaged."""
+    """Return all lines of a small file. Raises: DataError: a line is damaged, with its number."""
     lines: list[str] = []
     for first, block in blocks(path):
         try:
@@ -104,13 +104,13 @@ def read_lines(path: Path) -> list[str]:
 
 
 def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield whole lines of a file, gzipped or not, and the row of the first of them."""
+    """Yield blocks of whole lines of a file, gzipped or not, with the number of the first line."""
     row, block = 1, bytearray()
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
         with gzip.GzipFile(path) if zipped else path.open("rb") as stream:
-            # read1 returns all bytes before a damaged place, so the row of the damage is known.
+            # read1 returns all bytes before damaged data, so its line number is known.
             while piece := stream.read1(BLOCK):
                 block += piece
                 if len(block) < BLOCK:
@@ -118,7 +118,7 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
                 end = block.rfind(b"\n")
                 if end < 0:
                     raise DataError(
-                        f"{path} row {row} is longer than {BLOCK >> 20} MiB; write one object a "
+                        f"{path} row {row} is longer than {BLOCK >> 20} MiB; write one object per "
                         "line."
                     )
                 yield row, bytes(block[:end])
@@ -134,16 +134,16 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def short(value: Any) -> str:
-    """Return a value for an error, cut after 60 characters."""
+    """Return a value for an error message, truncated to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"
 
 
 SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
-IN_COLUMNS = "events.tsv.gz"  # of the folder of Beauty in columns
-LARGEST = 2**53  # beyond it a float skips integers
+IN_COLUMNS = "events.tsv.gz"  # in the folder of Beauty in columns
+LARGEST = 2**53  # floats cannot represent all integers above it
 
-# Arrow refuses a row that lacks a key that is not nullable, and skips keys that are not here.
+# Arrow rejects rows without a key that is not nullable, and skips keys that are not listed.
 REVIEW = pa.schema(
     [
         pa.field("reviewerID", pa.string(), nullable=False),
@@ -177,21 +177,21 @@ def load_amazon(
     minimum_products: int = 1,
     described_only: bool = False,
 ) -> Corpus:
-    """Return reviewers as queries, products (their asin) as candidates, and ratings as values.
+    """Load reviewers as queries, products (asin) as candidates, and ratings as values.
 
     With metadata, the candidate features are `brand` and `category`, both bags.
 
     Args:
-        path: a file of reviews, one object a line, in the layout of 2014 or of 2018, gzipped or
-            not; or a folder with one, and perhaps its metadata in a file named `meta…`; or the
+        path: a file of reviews, one object per line, in the format of 2014 or 2018, gzipped or not;
+            or a folder with such a file and optionally metadata in a file named `meta…`; or the
             folder of Beauty in columns (`events.tsv.gz`), which has no ratings.
-        minimum_products: leave out brands and categories that fewer of the reviewed products have;
-            [BC]'s code has 5.
-        described_only: leave out reviews of products that the metadata lacks, if there is any, as
-            [BC]'s code does.
-    Raises: DataError: there are no reviews, or a file is damaged; the error names the row.
-    Source: R. He, J. McAuley, "Ups and downs", WWW 2016 (2014 layout); J. Ni et al., "Justifying
-        recommendations using distantly-labeled reviews", EMNLP 2019 (2018 layout).
+        minimum_products: leave out brands and categories with fewer reviewed products; 5 in [BC]'s
+            code.
+        described_only: if there is metadata, leave out reviews of products without metadata, as in
+            [BC]'s code.
+    Raises: DataError: there are no reviews, or a file is damaged; the error gives the line number.
+    Source: R. He, J. McAuley, "Ups and downs", WWW 2016 (2014 format); J. Ni et al., "Justifying
+        recommendations using distantly-labeled reviews", EMNLP 2019 (2018 format).
     """
     if not path.exists():
         raise DataError(f"There is no file or folder {path}; correct the path.")
@@ -216,9 +216,10 @@ def load_amazon(
 
 
 def _files(path: Path) -> tuple[Path, Path | None]:
-    """Return the file of reviews, and in a folder its file of metadata, if there is one.
+    """Return the file of reviews and the file of metadata, or None if there is no metadata.
 
-    Raises: DataError: the folder has not one file of reviews, or several of metadata.
+    Raises: DataError: the folder does not have exactly one file of reviews, or has several of
+        metadata.
     """
     if not path.is_dir():
         return path, None
@@ -228,24 +229,24 @@ def _files(path: Path) -> tuple[Path, Path | None]:
     if len(reviews) != 1 or len(products) > 1:
         names = ", ".join(f.name for f in files) or "none"
         raise DataError(
-            f"{path} must hold one file of reviews ({', '.join(SUFFIXES)}) and at most one of "
-            f"metadata (meta…), and holds {names}; give the file of reviews itself."
+            f"{path} must contain one file of reviews ({', '.join(SUFFIXES)}) and at most one of "
+            f"metadata (meta…), but contains {names}; give the file of reviews itself."
         )
     return reviews[0], next(iter(products), None)
 
 
 def _features(metadata: Path, ids: pa.Array) -> pa.Table:
-    """Return the products of a file that are among `ids`, and log how many rows repeat one.
+    """Return the features of the products in `ids`, and log the number of repeated products.
 
-    Each line is strict JSON or, as in 2014, a Python dictionary; `category` (2018) is a list,
-    `categories` (2014) a list of lists, laid end to end. A product's first row counts. Keys lose
-    HTML entities and needless spaces; empty ones, and those with HTML tags, are left out.
+    Each line is JSON or, in 2014, a Python dictionary; `category` (2018) is a list, `categories`
+    (2014) a list of lists, which are concatenated. A product's first line counts. HTML entities
+    are decoded and spaces normalised; empty keys and keys with HTML tags are left out.
 
     Args:
-        metadata: one product a line, gzipped or not.
+        metadata: one product per line, gzipped or not.
         ids: the products to keep, strings.
-    Returns: a table with `id`, `brand` and `category`, lists of strings.
-    Raises: DataError: the file is damaged (the row is named), or has none of `ids`.
+    Returns: a table with `id`, and lists of strings `brand` and `category`.
+    Raises: DataError: the file is damaged (with the line number), or contains none of `ids`.
     """
     wanted: set[str] = set(ids.to_pylist())
     rows: dict[str, dict[str, Any]] = {}
@@ -262,17 +263,17 @@ def _features(metadata: Path, ids: pa.Array) -> pa.Table:
             rows[asin] = {"id": asin, "brand": brand, "category": _keys(category)}
     if wanted and not rows:
         raise DataError(
-            f"{metadata} has none of the products reviewed; give the metadata of the same."
+            f"{metadata} has none of the reviewed products; give the metadata of these reviews."
         )
     if repeated:
         logging.getLogger(__name__).info(
-            "%s: %d rows repeat a product; the first of each counts.", metadata, repeated
+            "%s: %d rows repeat a product; the first row is used.", metadata, repeated
         )
     return pa.Table.from_pylist(list(rows.values()), FEATURES)
 
 
 def _features_in_columns(folder: Path) -> pa.Table | None:
-    """Return Beauty's features: line n of `brand_p_b` lists lines of `brand` for product n."""
+    """Return Beauty's features; line n of `brand_p_b` has the lines of `brand` for product n."""
     source = folder / "product.txt.gz"
     if not source.is_file():
         return None
@@ -298,7 +299,7 @@ def _features_in_columns(folder: Path) -> pa.Table | None:
 
 
 def _frequent(features: pa.Table, ids: pa.Array, minimum: int) -> pa.Table:
-    """Return the features without keys that fewer than `minimum` of the products `ids` have."""
+    """Return the features without keys that occur in fewer than `minimum` of the products `ids`."""
     reviewed = features.filter(pc.is_in(features["id"], value_set=ids))
     for name in ("brand", "category"):
         counts = Counter(key for bag in reviewed[name].to_pylist() for key in bag)
@@ -311,7 +312,7 @@ def _frequent(features: pa.Table, ids: pa.Array, minimum: int) -> pa.Table:
 
 
 def _keys(value: Any) -> list[str]:
-    """Return the keys in a string or in nested lists, cleaned, each once."""
+    """Return the distinct, cleaned keys in a string or in nested lists."""
     keys = (" ".join(html.unescape(text).split()) for text in _strings(value))
     return list(dict.fromkeys(key for key in keys if key and not MARKUP.search(key)))
 
@@ -321,7 +322,7 @@ def _strings(value: Any) -> Iterator[str]:
         for part in value:
             yield from _strings(part)
     elif isinstance(value, str):
-        yield value.encode(errors="replace").decode()  # JSON can escape half a character
+        yield value.encode(errors="replace").decode()  # JSON can contain lone surrogates
 
 
 def _review(review: dict[str, Any]) -> dict[str, Any]:
@@ -329,14 +330,14 @@ def _review(review: dict[str, Any]) -> dict[str, Any]:
         _check_id(review, name)
     for name, kinds, wanted in NUMBERS:
         value = review.get(name)
-        # Written so that NaN fails; a boolean is an int to Python.
+        # This comparison is False for NaN. In Python, a boolean is an int.
         if not isinstance(value, kinds) or isinstance(value, bool) or not abs(value) <= LARGEST:
             raise ValueError(f"{name} is {short(value)}; it must be {wanted}")
     return review
 
 
 def _product(product: dict[str, Any]) -> dict[str, Any]:
-    """Return a product with the types that a block read by Arrow has."""
+    """Return a product with the same types as a block parsed by Arrow."""
     _check_id(product, "asin")
     return {
         "asin": product["asin"],
@@ -348,5 +349,5 @@ def _product(product: dict[str, Any]) -> dict[str, Any]:
 def _check_id(record: dict[str, Any], name: str) -> None:
     value = record.get(name)
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} is {short(value)}; it must be a string that is not empty")
-    value.encode()  # raises a ValueError where half a character was escaped
+        raise ValueError(f"{name} is {short(value)}; it must be a non-empty string")
+    value.encode()  # raises ValueError for lone surrogates

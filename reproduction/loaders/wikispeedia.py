@@ -1,4 +1,4 @@
-"""The loader of Wikispeedia, SNAP's links between the articles of Wikipedia for Schools, 2007."""
+"""A loader for Wikispeedia, SNAP's links between the articles of Wikipedia for Schools, 2007."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from evergram.errors import DataError
 
 
 def load_wikispeedia(folder: Path) -> Corpus:
-    """Return articles as queries and candidates, under one vocabulary of names, and links as pairs.
+    """Load articles as queries and candidates, with a shared vocabulary of names, and links as
+    pairs.
 
-    Names are percent-decoded, with their underscores. Features, the same on both sides: `title`
-    (see `page_features`) and `category` (the whole path, as in
-    "subject.Science.Physics"). An article without a link, to it or from it, is left out.
+    Names are percent-decoded and keep their underscores. Both sides have the features `title` (see
+    `page_features`) and `category` (the whole path, such as "subject.Science.Physics"). Articles
+    without links are left out.
 
     Args:
-        folder: with `links.tsv`, `articles.tsv` and `categories.tsv`, each perhaps `.gz`; lines
-            that begin with # are comments.
-    Raises: DataError: a file is missing or damaged, a row does not have its columns, or names an
-        article that articles.tsv does not have; the row is named.
+        folder: contains `links.tsv`, `articles.tsv` and `categories.tsv`, optionally gzipped
+            (`.gz`); lines that start with # are comments.
+    Raises: DataError: a file is missing or damaged, or a row has wrong columns or an article that
+        is missing in articles.tsv; the error gives the row.
     Source: West, Pineau and Precup, "Wikispeedia", IJCAI 2009.
     """
     articles, _ = _read(folder, "articles", ["name"])
@@ -53,7 +54,7 @@ def load_wikispeedia(folder: Path) -> Corpus:
 
 
 def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Array], str]:
-    """Return the decoded columns of one file, without its comments, and its path."""
+    """Return the decoded columns of one file, without comments, and its path."""
     paths = [folder / f"{stem}.tsv", folder / f"{stem}.tsv.gz"]
     path = next((p for p in paths if p.is_file()), None)
     if path is None:
@@ -82,22 +83,22 @@ def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Arr
 
 
 def page_features(titles: pa.Array, entity: NDArray[np.int64], categories: pa.Array) -> pa.Table:
-    """Return the features of [G1] section 4.1: the ids (titles), the words and
-    pairs of neighbouring words of the title, and its categories, lists of distinct strings.
+    """Return the features of [G1] section 4.1: ids (titles), the words and bigrams of the title,
+    and the categories, as lists of distinct strings.
 
-    The paper says "a bag-of-words representation of the set of n-grams of the page's title" and
-    not how long they are; these are n = 1 and 2. A word is a run of letters, marks and digits of
-    any script, in lower case; where a script puts no blanks between words that is a phrase.
+    The paper says "a bag-of-words representation of the set of n-grams of the page's title" without
+    their length; here n is 1 and 2. A word is a run of letters, marks and digits of any script, in
+    lower case (a phrase, in scripts without spaces between words).
 
     Args:
-        titles: strings, [N]; underscores stand for blanks.
-        entity, categories: page `entity[k]` (a place in `titles`) is in category `categories[k]`.
+        titles: strings, [N]; underscores stand for spaces.
+        entity, categories: page `entity[k]` (an index into `titles`) is in `categories[k]`.
     """
     spaced = pc.replace_substring_regex(pc.utf8_lower(titles), r"[^\pL\pM\pN]+", " ")
     words = pc.split_pattern(pc.utf8_trim(spaced, " "), " ")
     page = pc.list_parent_indices(words).to_numpy().astype(np.int64)
     flat = pc.list_flatten(words)
-    some = pc.not_equal(flat, "")  # a title without a word is split into one empty string
+    some = pc.not_equal(flat, "")  # splitting a title without words gives one empty string
     flat, page = flat.filter(some), page[some.to_numpy(zero_copy_only=False)]
     neighbours = page[:-1] == page[1:]
     pairs = pc.binary_join_element_wise(flat[:-1], flat[1:], " ").filter(pa.array(neighbours))
@@ -108,7 +109,7 @@ def page_features(titles: pa.Array, entity: NDArray[np.int64], categories: pa.Ar
 
 
 def _bags(entity: NDArray[np.int64], keys: pa.Array, count: int) -> pa.ListArray:
-    """Return lists [count] of each entity's distinct keys, in order of their first appearance."""
+    """Return a list of distinct keys per entity, [count], ordered by their first appearance."""
     encoded = keys if pa.types.is_dictionary(keys.type) else keys.dictionary_encode()
     names = encoded.dictionary
     size = max(len(names), 1)

@@ -1,1 +1,1 @@
-"""What is read from a training while it runs: one file a reading."""
+"""Readings, i.e. measurements taken while a training runs, one file each."""

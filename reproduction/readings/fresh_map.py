@@ -1,4 +1,4 @@
-"""MAP@10 on interactions yet to come, expected under a planted corpus's own probabilities."""
+"""Expected MAP@10 on future interactions, under the true probabilities of a synthetic corpus."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from reproduction.planted import Planted
 from reproduction.readings.reading import CpuClock, Reading, Watch
 
 K = 10
-# Queries whose scores are held at once.
+# Queries whose scores are in memory at once.
 BLOCK = 16
 
 
 @dataclass(frozen=True)
 class FreshMap(Reading):
-    """Σ_r p(candidate at place r) / r over the ten best: what MAP@10 is of one fresh interaction a
-    query, on average over all that might come. No held-out pair is drawn, so that none adds noise.
+    """Σ_r p(candidate at rank r) / r over the top ten: the expected MAP@10 for one new interaction
+    per query. It draws no held-out pairs, which would add noise.
 
     Args:
-        queries, candidates: of the planted corpus; its seed is the recipe's.
-        every: steps between two measures.
-        judged: queries, drawn.
+        queries, candidates: sizes of the synthetic corpus; its seed is the recipe's.
+        every: steps between two measurements.
+        judged: number of queries, drawn at random.
     """
 
     name: ClassVar[str] = "map"
@@ -83,7 +83,7 @@ class _FreshMapWatch(Watch):
         self.clock.resume()
 
     def read(self, trained: Trained) -> dict[str, Any]:
-        """Return the series, and the same of popularity and of the best lists there are."""
+        """Return the series, and the values of popularity and of the ideal lists."""
         return {**self.series, **self.fixed}
 
     def _expected(self, lists: Tensor) -> float:

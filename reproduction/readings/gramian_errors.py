@@ -1,4 +1,4 @@
-"""Errors of Gramian estimators along one trajectory. [G1] Fig. 2, 3, 7; [G2] Fig. 2, 6, 8."""
+"""Errors of Gramian estimators on one trajectory. [G1] Fig. 2, 3, 7; [G2] Fig. 2, 6, 8."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from reproduction.recipe import PaperRecipe
 
 @dataclass(frozen=True)
 class GramianErrors(Reading):
-    """‖Ĝ − G‖ / ‖G‖ and ‖∇ĝ − ∇g‖ / ‖∇g‖ of each estimator, mean of both sides.
+    """‖Ĝ − G‖ / ‖G‖ and ‖∇ĝ − ∇g‖ / ‖∇g‖ of each estimator, averaged over both sides.
 
-    The estimators look on: each draws entities of its own and sees the same parameters.
+    The estimators only observe the training: each draws its own entities and sees the same
+    parameters.
 
     Args:
-        estimators: by name, the table [gramian] of each; `sampler` and `batch_size` say what it
-            learns from in a step.
-        every: steps between two measures, each of which embeds every entity.
+        estimators: the table [gramian] of each, by name; `sampler` and `batch_size` determine the
+            entities it uses per step.
+        every: steps between two measurements; each embeds all entities.
     """
 
     name: ClassVar[str] = "errors"

@@ -1,4 +1,4 @@
-"""MAP@10 on training and validation pairs as training goes on. [G2] §4.3, Fig. 3; [G1] Fig. 4."""
+"""MAP@10 on training and validation pairs during training. [G2] §4.3, Fig. 3; [G1] Fig. 4."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Pairs = tuple[Tensor, Tensor]
 class MapOverTime(Reading):
     """MAP@10 at each evaluation of the recipe (`training.evaluate_every`), and between them.
 
-    Queries of each part are judged against fixed candidates: a random sample of the catalogue, all
-    of it where it is no larger, and the judged pairs' own. Of validation queries the training pairs
-    are masked, of training queries nothing is.
+    Training and validation queries are ranked against fixed candidates: a random sample of the
+    catalogue plus the candidates of the judged pairs. For validation queries, training pairs are
+    masked; for training queries, nothing is masked.
 
     Args:
-        queries: judged of each part, at most.
-        candidates: in the sample.
-        every: also after every so many steps; 0 for evaluations alone.
+        queries: maximum number of queries per part.
+        candidates: size of the sample.
+        every: also measure every so many steps; 0 for evaluations only.
     """
 
     name: ClassVar[str] = "map"
@@ -39,7 +39,7 @@ class MapOverTime(Reading):
     every: int = 0
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings, without `every` where it is 0."""
+        """Return the settings, without `every` if it is 0."""
         settings = super().settings()
         return settings if self.every else {k: v for k, v in settings.items() if k != "every"}
 
@@ -60,7 +60,7 @@ class _MapWatch(Watch):
         targets = torch.cat([candidate for _, candidate in judged.values()])
         self.candidates = torch.unique(torch.cat([fixed, targets[targets >= 0]]))
         self.queries = torch.unique(torch.cat([query for query, _ in judged.values()]))
-        place = torch.full((total + 1,), -1)  # the last stands for a candidate that is unknown
+        place = torch.full((total + 1,), -1)  # the last entry is for unknown candidates
         place[self.candidates] = torch.arange(len(self.candidates))
         self.relevance: dict[str, Relevance] = {}
         for name, (query, candidate) in judged.items():
@@ -90,7 +90,7 @@ class _MapWatch(Watch):
         self.clock.resume()
 
     def _measure(self, run: Trainer) -> None:
-        """Add a point, and leave its time out of the training's."""
+        """Add a point; its time does not count as training time."""
         with run.step.look() as now:
             query = now.rows("query", self.queries.to(run.device)).cpu()
             candidate = now.rows("candidate", self.candidates.to(run.device)).cpu()
@@ -109,14 +109,14 @@ class _MapWatch(Watch):
         self.clock.resume()
 
     def read(self, trained: Trained) -> dict[str, Any]:
-        """Return the series, and MAP@10 of the best epoch and of popularity on the test pairs."""
+        """Return the series, and the test MAP@10 of the best epoch and of popularity."""
         metrics = trained.metrics
         test = {name: metrics[name].get(METRIC) for name in ("model", "popularity")}
         return {**self.series, "test": test, "best_epoch": trained.best_epoch}
 
 
 def _sample(pairs: Pairs, queries: int, draw: torch.Generator) -> Pairs:
-    """Return all pairs of at most so many queries, drawn."""
+    """Return all pairs of at most `queries` random queries."""
     distinct = torch.unique(pairs[0])
     kept = distinct[torch.randperm(len(distinct), generator=draw)[:queries]]
     chosen = torch.isin(pairs[0], kept)

@@ -1,4 +1,4 @@
-"""The base of readings: callbacks that watch a training, and the JSON that they leave."""
+"""The base of readings: callbacks that observe a training and return JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from evergram.training import Callback, Trained
 
 
 class Watch(Callback, ABC):
-    """Watches one training."""
+    """Observes one training."""
 
     @abstractmethod
     def read(self, trained: Trained) -> dict[str, Any]:
-        """Return what was read, as JSON, after the training."""
+        """Return the measurements, as JSON, after the training."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Reading(ABC):
 
     @abstractmethod
     def watch(self, recipe: Recipe, split: Split) -> Watch:
-        """Return the callback that watches one training of a recipe on a split."""
+        """Return the callback for one training of a recipe on a split."""
 
     def settings(self) -> dict[str, Any]:
         return {"reading": self.name, **asdict(self)}
 
 
 class CpuClock:
-    """CPU seconds of this process between ticks; on one thread these are the seconds of an idle
-    machine, however busy this one is."""
+    """CPU seconds of this process between ticks. With one thread, they equal the elapsed time on an
+    idle machine, even if this machine is busy."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -52,5 +52,5 @@ class CpuClock:
         self._last = now
 
     def resume(self) -> None:
-        """Leave out the time since the last tick."""
+        """Do not count the time since the last tick."""
         self._last = time.process_time()

@@ -1,4 +1,4 @@
-"""Scores of observed and of random pairs as training goes on. [G1] Fig. 5; [G2] Fig. 4."""
+"""Scores of observed and random pairs during training. [G1] Fig. 5; [G2] Fig. 4."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ScoreDistributions(Reading):
     """Densities of scores at each evaluation of the recipe (`training.evaluate_every`).
 
     Args:
-        samples: pairs drawn of each kind.
-        bins: of a density.
+        samples: number of pairs drawn of each kind.
+        bins: number of bins of a density.
     """
 
     name: ClassVar[str] = "scores"

@@ -1,1 +1,1 @@
-"""The report: pages and pictures made from the kept results by one command, never by hand."""
+"""The report: a page and figures generated from the stored results."""

@@ -1,4 +1,4 @@
-"""What a practitioner should conclude: sentences that stand only where the verdicts carry them."""
+"""Conclusions for practitioners, each shown only if the verdicts support it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NOTHING = "Nothing yet: no verdict below carries a conclusion."
 
 @dataclass(frozen=True)
 class Need:
-    """A verdict that carries a conclusion.
+    """A verdict that a conclusion requires.
 
     Args:
-        claim: its beginning.
+        claim: the beginning of the claim's sentence.
     """
 
     experiment: str
@@ -36,7 +36,7 @@ class Need:
     verdict: str = "confirmed"
 
     def judgement(self, found: Found) -> Judgement:
-        """Return the verdict that there is."""
+        """Return the actual judgement of the claim."""
         judgements = found[self.experiment, self.preset].judgements
         return next(j for j in judgements if j.claim.sentence.startswith(self.claim))
 
@@ -46,9 +46,9 @@ class Conclusion:
     """A sentence with figures.
 
     Args:
-        text: with a place for each figure.
-        needs: the verdicts that carry it.
-        figures: of the sections, by experiment and preset.
+        text: a format string with a field for each figure.
+        needs: the verdicts that it requires.
+        figures: computes the figures from the sections by experiment and preset.
     """
 
     text: str
@@ -57,11 +57,10 @@ class Conclusion:
 
 
 def conclusion(sections: Sequence[Section], about: str = "") -> list[str]:
-    """Return the conclusions that the verdicts carry, each with a note if it rests on stale
-    results.
+    """Return the conclusions that the verdicts support, each with a note if results are stale.
 
     Args:
-        about: an experiment; only conclusions from it are returned.
+        about: an experiment; only its conclusions are returned.
     """
     found = {(s.experiment.name, s.preset): s for s in sections}
     lines = []

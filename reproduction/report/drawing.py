@@ -1,4 +1,4 @@
-"""Figures as SVG: ours solid, baselines and the papers' dashed, bands over seeds."""
+"""Figures as SVG: our methods solid, baselines and the papers' figures dashed, bands over seeds."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from reproduction.intervals import interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which readers with any colour vision can tell apart.
+# Okabe and Ito's colours, which are distinguishable with colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 PANEL = (4.2, 3.0)
 ACROSS = 3
 
 
 def draw(panels: Sequence[Panel]) -> str:
-    """Return one SVG with a diagram for each panel, or "" for none.
+    """Return one SVG with a diagram per panel, or "" without panels.
 
-    Lines of one label have one colour in all panels. The same panels give the same text.
+    Lines with the same label have the same colour in all panels. The output is deterministic.
     """
     if not panels:
         return ""
@@ -58,18 +58,18 @@ def draw(panels: Sequence[Panel]) -> str:
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    # Every text names ten fonts, and paths have six places, which make the page large.
+    # Shorten the file: every text lists ten fonts, and paths have six decimals.
     text = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", text)
     return re.sub(r' d="[^"]*"', _shortened, text)
 
 
 def _shortened(path: re.Match[str]) -> str:
-    """Return a path to a tenth of a point."""
+    """Round a path to a tenth of a point."""
     return re.sub(r"(\d\.\d)\d+", r"\1", path[0])
 
 
 def fingerprint(panels: Sequence[Panel]) -> str:
-    """Return a hash of all that `draw` draws, which is the same with every matplotlib."""
+    """Return a hash of everything that `draw` draws, independent of the matplotlib version."""
     values = [
         [p.title, p.horizontal, p.vertical, p.log_x, p.log_y]
         + [[x.label, list(x.x), [list(v) for v in x.values], x.dashed, x.steps] for x in p.lines]

@@ -1,4 +1,4 @@
-"""docs/reproduction.md: the conclusion, and of each experiment its table, figure and verdicts."""
+"""docs/reproduction.md: the conclusions, and the table, figure and verdicts of each experiment."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Section:
     """The results of an experiment's preset.
 
     Args:
-        stale: whether the code would give other results today, or nobody knows.
+        stale: whether today's code would give other results, or this is unknown.
     """
 
     experiment: Experiment
@@ -74,7 +74,7 @@ class Section:
 
     @property
     def picture(self) -> str:
-        """The path of its figure beside the page."""
+        """The path of its figure, relative to the page."""
         name = self.experiment.name.replace("/", "-")
         return f"reproduction/{name}{'' if self.preset == 'small' else f'-{self.preset}'}.svg"
 
@@ -98,8 +98,8 @@ def write_report(results: Path, folder: Path, readme: Path | None = None) -> lis
     """Write `reproduction.md` and `reproduction/*.svg` into a folder.
 
     Args:
-        results: the folder of results that it is made of.
-        readme: what gets the conclusions about versions, between two marks.
+        results: the folder of results.
+        readme: a file into which the conclusions about versions are written, between two marks.
     Returns: the paths, the page first. Raises: DataError: a result cannot be read.
     """
     sections = sections_of(results)
@@ -152,10 +152,10 @@ def table(made: Table) -> str:
 def _experiment(
     experiment: Experiment, sections: Sequence[Section], settings: set[str]
 ) -> list[str]:
-    """Return the parts of one experiment.
+    """Return the paragraphs of one experiment.
 
     Args:
-        settings: that the page has named already; those of this experiment are added.
+        settings: settings that the page has already described; this experiment's are added.
     """
     shown = "; ".join(f"[{paper}] {where}" for paper, where in experiment.shown.items())
     parts = [f"## {experiment.title}", f"`{experiment.name}`: {shown}. {experiment.caption}"]
@@ -198,7 +198,7 @@ def _facts(section: Section) -> str:
 
 
 def _verdict(section: Section, judgement: Judgement) -> str:
-    """Return a verdict with its margin and the interval, or with the reason why there is none."""
+    """Return a verdict with its margin and interval, or with the reason why there is no verdict."""
     text = f"**{judgement.verdict}**"
     if judgement.reason:
         return f"{text}: {judgement.reason}"
@@ -212,7 +212,7 @@ def _verdict(section: Section, judgement: Judgement) -> str:
 
 
 def _machines(sections: Sequence[Section]) -> list[str]:
-    """Return where the results were made."""
+    """Return the machines and versions that computed the results."""
     every = [result for section in sections for result in section.runs.all]
     machines = {
         f"{r.machine['processor']}, {r.machine['cores']} cores, {r.machine['threads']} thread; "

@@ -69,7 +69,7 @@ def test_sections_without_their_data_are_left_out_and_named(
 ) -> None:
     monkeypatch.setattr("benchmarks.gowalla.DATA", tmp_path)
     assert main(["movielens", "pinned"]) == 0
-    assert f"real data is not at {tmp_path}: movielens, pinned." in capsys.readouterr().out
+    assert f"there is no real data at {tmp_path}: movielens, pinned." in capsys.readouterr().out
 
 
 def test_figures_are_the_first_numbers_of_the_cells_of_a_table() -> None:

@@ -545,8 +545,8 @@ def test_each_lack_is_a_sentence() -> None:
     assert unmeasurable(two, [whole, whole], [task], []) == []
     splits = [split_of(30, LEAST_QUERIES), split_of(40, 3)]
     few, unknown, seeds = unmeasurable(comparison(), splits, [task], [])
-    assert few.startswith("Version 1 is tested by 3 queries")
-    assert "of the objects of version 1, 25% have no embedding" in unknown
+    assert few.startswith("Version 1 is tested on 3 queries")
+    assert "25% of the objects of version 1 have no version-0 embedding" in unknown
     assert "compare.seeds" in seeds
     # An encoder of features embeds objects that it has never seen.
     features = comparison("compare.seeds=2", "model={kind='two_tower', dim=4}")

@@ -169,7 +169,7 @@ def test_metadata_that_cannot_be_used(tmp_path: Path) -> None:
     write(tmp_path / "r.json", review_2014("al", "B1", 5.0, 1))
     for line, message in [
         ("{'asin': open('trace', 'w').name}", r"meta\.json row 1: the line is"),  # no code is run
-        (json.dumps({"asin": "B2"}), "none of the products"),
+        (json.dumps({"asin": "B2"}), "none of the reviewed products"),
     ]:
         write(tmp_path / "meta.json", line)
         with pytest.raises(DataError, match=message):
@@ -216,7 +216,7 @@ def test_a_folder_holds_one_file_of_reviews_and_one_of_metadata_at_most(tmp_path
         ("a.json", r"meta_a\.json, meta_b\.json"),
         ("", r"a\.json, meta_a\.json, meta_b\.json"),
     ]:
-        with pytest.raises(DataError, match=f"must hold one file of reviews .* holds {holds};"):
+        with pytest.raises(DataError, match=f"must contain one file of reviews .* contains {holds};"):
             load_amazon(tmp_path)
         if name:
             write(tmp_path / name, GOOD)
