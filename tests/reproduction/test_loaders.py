@@ -216,7 +216,7 @@ def test_a_folder_holds_one_file_of_reviews_and_one_of_metadata_at_most(tmp_path
         ("a.json", r"meta_a\.json, meta_b\.json"),
         ("", r"a\.json, meta_a\.json, meta_b\.json"),
     ]:
-        with pytest.raises(DataError, match=f"must contain one file of reviews .* contains {holds};"):
+        with pytest.raises(DataError, match=f"must contain one file .* contains {holds};"):
             load_amazon(tmp_path)
         if name:
             write(tmp_path / name, GOOD)
