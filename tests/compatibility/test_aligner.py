@@ -258,7 +258,7 @@ def test_too_few_rows_are_refused_when_the_map_is_wanted() -> None:
 
 def test_settings_that_are_not_allowed_are_refused_in_a_sentence() -> None:
     for kind in set(TRANSFORMS) - set(KINDS):
-        with pytest.raises(DataError, match=rf"'{kind}' has no closed form \(it is trained"):
+        with pytest.raises(DataError, match=rf"'{kind}' has no closed form \(train it"):
             Aligner(kind)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("procrustes", {"transform": "procrustes"}),
@@ -511,7 +511,7 @@ def test_a_failed_write_leaves_the_file_of_before(
         Aligner("affine").fit(new, old).save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(DataError, match="gone is not a folder; make it first"):
+    with pytest.raises(DataError, match="gone is not a folder; create it first"):
         Aligner().fit(new, old).save(tmp_path / "gone" / "back.safetensors")
     with pytest.raises(DataError, match="seen no rows"):
         Aligner().save(path)

@@ -194,7 +194,7 @@ def test_versions_arrays_and_shapes_that_do_not_fit_are_refused() -> None:
     chain = Chain(linear(matrices([2, 3])), 2)
     refused: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: chain.matrix(2, 0), UnknownVersionError, "versions 0 to 1"),
-        (lambda: chain.matrix(0, 1), UnknownVersionError, "back"),
+        (lambda: chain.matrix(0, 1), UnknownVersionError, "earlier"),
         (lambda: chain.apply(np.zeros((4, 3)), 1, 0), DataError, "ndarray"),  # type: ignore[arg-type]
         (lambda: chain.apply(np.zeros((4, 3)), 1, 1), DataError, "ndarray"),  # type: ignore[arg-type]
         (lambda: chain.apply([[0.0] * 3], 1, 0), DataError, "list"),  # type: ignore[arg-type]

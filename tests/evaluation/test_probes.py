@@ -290,7 +290,7 @@ def test_tensors_that_are_no_linear_model_and_other_dims_are_refused() -> None:
         ({"weight": np.ones(DIM), "what": np.ones(1)}, "'what'"),
         ({"weight": np.ones(DIM), "mean": np.ones(3)}, "'mean' has 3 numbers"),
         ({"weight": np.ones(DIM), "scale": np.zeros(1)}, "NaN"),
-        ({"weight": np.ones(3)}, f"dim 3, .* have {DIM}"),
+        ({"weight": np.ones(3)}, f"dim 3, .* has dim {DIM}"),
     ]
     for tensors, named in cases:
         with pytest.raises(DataError, match=named):
@@ -357,7 +357,7 @@ def test_labels_and_answers_of_another_kind_are_refused() -> None:
         ("auc", BINARY, [0, 1, None, 1], "a label for each"),
         ("auc", BINARY, [0, 1, 2, 1], "labels are not 0 and 1; auc needs two classes"),
         ("auc", BINARY, ["a", "b", "a", "b"], "labels are string; auc needs numbers"),
-        ("auc", Answers(None, pa.array([0])), [1], "more than two classes apart; auc needs one"),
+        ("auc", Answers(None, pa.array([0])), [1], "more than two classes; auc needs a single"),
         ("accuracy", Answers(SCORE, None), [0, 1, 0, 1], "so accuracy cannot be measured"),
     ]:
         with pytest.raises(DataError, match=message):

@@ -105,7 +105,7 @@ def test_no_tensor_is_larger_than_the_budget(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_other_dims_names_and_scores_are_refused() -> None:
     one = relevance([(0, 0)], [])
-    with pytest.raises(ShapeError, match="one version"):
+    with pytest.raises(ShapeError, match="the same version"):
         rank_metrics(torch.ones(1, 2), torch.ones(1, 3), one)
     with pytest.raises(ShapeError, match="not finite"):
         rank_metrics(torch.full((1, 1), torch.nan), torch.ones(3, 1), one)

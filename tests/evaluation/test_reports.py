@@ -14,7 +14,7 @@ from evergram.evaluation.html_page import (
 
 def test_what_cannot_be_drawn_is_left_out_and_nothing_left_says_so() -> None:
     nan = float("nan")
-    assert "not measured" in chart("t", [1, 2], {"l": [None, nan]})
+    assert "Not measured" in chart("t", [1, 2], {"l": [None, nan]})
     assert chart("t", [1, 2, 3], {"l": [nan, 1.0, 0.5]}).count("<circle") == 2
     assert "&lt;t&gt;" in chart("<t>", [1], {"l": [1.0]})
 
