@@ -192,8 +192,8 @@ def _values(
     # Memory of `_ranks` per query: its embedding, its row, and its list with five copies of the
     # scores and two of the rows.
     size = candidate.element_size()
-    beside = candidate.shape[1] * size + 16 + (depth + 1) * (5 * size + 2 * 8)
-    scores = ScoreBlocks(candidate, beside=beside)
+    per_query = candidate.shape[1] * size + 16 + (depth + 1) * (5 * size + 2 * 8)
+    scores = ScoreBlocks(candidate, per_query=per_query)
 
     def measured(block: Tensor) -> dict[str, Tensor]:
         ranks = _ranks(query, scores, relevance, block, depth)

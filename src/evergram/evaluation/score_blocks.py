@@ -24,19 +24,19 @@ class ScoreBlocks:
     Args:
         candidate: [N, D].
         budget: maximum bytes of a block, but at least one score; None for `SCORE_BYTES`.
-        beside: further bytes that the caller needs per query. Their total is also limited to
+        per_query: further bytes that the caller needs per query. Their total is also limited to
             `budget`, but one query is always allowed.
     Attributes:
         rows: maximum number of queries per block.
         width: maximum number of candidates per block.
     """
 
-    def __init__(self, candidate: Tensor, budget: int | None = None, beside: int = 0) -> None:
+    def __init__(self, candidate: Tensor, budget: int | None = None, per_query: int = 0) -> None:
         self.candidate: Tensor = candidate.detach()
         budget = SCORE_BYTES if budget is None else budget
         scores = budget // candidate.element_size()
         self.width: int = max(1, min(len(candidate), scores // LEAST_ROWS))
-        self.rows: int = max(1, min(scores // self.width, budget // max(1, beside)))
+        self.rows: int = max(1, min(scores // self.width, budget // max(1, per_query)))
         self._memory = candidate.new_empty(0)
         self._largest: float | None = None
 
