@@ -382,7 +382,7 @@ def test_few_different_vectors_are_few_however_many_ids_they_have(tmp_path: Path
     """Copies of three texts are three objects, also where a small overlap is allowed."""
     new, old = randn(0, 10, 8).repeat(40, 1), randn(1, 10, 5).repeat(40, 1)
     files = file_of(tmp_path / "old.parquet", old), file_of(tmp_path / "new.npy", new)
-    with pytest.raises(DataError, match="10 distinct new vectors"):
+    with pytest.raises(DataError, match="10 different new vectors"):
         align(*files, Lineage.create(tmp_path / "none"), max_error=math.inf)
     held = pair_groups(torch.from_numpy(id_hashes(IDS)), 0.1).held
     new = randn(0, ROWS, 8)
