@@ -287,7 +287,7 @@ def test_a_hash_marks_a_pair_alike_wherever_it_stands(
     salted = PairHash("salt")
     makers: list[Callable[[Corpus], PairRule]] = [
         lambda c: rules.hashed_below(c, salted, 0.4),
-        lambda c: rules.of_half_the_queries(c, salted),
+        lambda c: rules.half_of_queries(c, salted),
     ]
     for make in makers:
         one = marked(corpus, make(corpus), size)
@@ -318,7 +318,7 @@ def test_rules_are_combined_and_their_keys_differ() -> None:
         *(rules.arriving(corpus, 0, 1, a), rules.arriving(corpus, 0, 2, a)),
         *(rules.hashed_below(corpus, one, 0.5) for one in (a, b)),
         rules.hashed_below(corpus, a, 0.25),
-        *(rules.of_half_the_queries(corpus, one) for one in (a, b)),
+        *(rules.half_of_queries(corpus, one) for one in (a, b)),
     ]
     assert len({rule.key for rule in made}) == len(made)
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from evergram.data.feature_types import (
     DATE,
     is_measure,
-    measures_of,
+    parse_times,
     positions,
-    times_of,
+    to_measures,
     type_name,
     typed,
 )
@@ -85,7 +85,7 @@ class Vocabulary:
         """Return the row of each value, int64 [n]; -1 for a value that is not a key."""
         if is_measure(self.keys.type):
             starts = positions(self.keys.drop_null())
-            numbers = positions(measures_of(values, self.keys.type, ""))
+            numbers = positions(to_measures(values, self.keys.type, ""))
             rows = np.searchsorted(starts, numbers, side="right") - 1
             missing_row = len(starts) if self.keys.null_count else -1
             return torch.from_numpy(np.where(np.isnan(numbers), missing_row, rows.clip(min=0)))
@@ -208,7 +208,7 @@ class FeatureSummary:
             )
         if pa.types.is_string(keys.type):
             parsed = pc.match_substring_regex(keys, FLOAT_CELL)
-            parsed = pc.or_(parsed, pc.is_valid(times_of(keys)))
+            parsed = pc.or_(parsed, pc.is_valid(parse_times(keys)))
             others = keys.filter(pc.invert(parsed))
             in_local_format = pc.match_substring_regex(keys, rf"{DATE}|{_LOCAL_FORMAT}")
             likely = pc.or_(parsed, in_local_format).true_count

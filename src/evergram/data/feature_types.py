@@ -18,8 +18,8 @@ from evergram.data.reading.interactions import (
     is_date,
     is_list,
     is_number,
-    moments_of,
-    numbers,
+    parse_dates,
+    parse_numbers,
 )
 from evergram.errors import DataError
 from evergram.ids import INTEGER, NOTHING, is_text
@@ -52,7 +52,7 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
     if _is_number(kind) and not (pa.types.is_integer(kind) and CODE.search(name)):
-        return measures_of(column, NUMBER, name)
+        return to_measures(column, NUMBER, name)
     if is_date(kind):
         return _in_utc(column)
     if is_text(kind):
@@ -82,7 +82,7 @@ def _typed_texts(texts: pa.Array, name: str, source: str) -> pa.Array:
     cells = _without_null_words(texts)
     if cells.null_count == len(cells):
         return texts
-    times = times_of(cells)
+    times = parse_times(cells)
     if times.null_count == cells.null_count:
         zoned = pc.match_substring_regex(cells, _ZONED)
         with_zone, row = (pc.index(zoned, has_zone).as_py() for has_zone in (True, False))
@@ -97,15 +97,15 @@ def _typed_texts(texts: pa.Array, name: str, source: str) -> pa.Array:
         has_null_words and all_match(cells, INTEGER) and not CODE.search(name)
     ):
         return texts
-    values = _finite(numbers(cells))
+    values = _finite(parse_numbers(cells))
     return values if values.null_count == cells.null_count else texts
 
 
-def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+def to_measures(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     """Convert values to NUMBER or TIME, null where one is missing."""
     if is_text(values.type):
         texts = _without_null_words(values.cast(pa.string()))
-        measures = times_of(texts) if kind == TIME else _finite(numbers(texts))
+        measures = parse_times(texts) if kind == TIME else _finite(parse_numbers(texts))
         row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(measures)), True).as_py()
         if row >= 0:
             allowed = "a number such as 1234.5"
@@ -151,13 +151,13 @@ def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bo
     return pa.concat_arrays([keys, pa.nulls(int(missing), kind)])
 
 
-def times_of(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def parse_times(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Parse texts as timestamps in UTC; null where a text is not a time or not a calendar day."""
     plain = pc.if_else(pc.match_substring_regex(texts, DATE), texts, None)
     plain = pc.utf8_trim_whitespace(plain)
     zoned = pc.match_substring_regex(plain, _ZONED)
-    with_zone = moments_of(pc.if_else(zoned, plain, None), "UTC")
-    without = moments_of(pc.if_else(zoned, None, plain), None)
+    with_zone = parse_dates(pc.if_else(zoned, plain, None), "UTC")
+    without = parse_dates(pc.if_else(zoned, None, plain), None)
     return pc.coalesce(_in_utc(with_zone), _in_utc(without))
 
 

@@ -163,7 +163,7 @@ def hashed_below(corpus: Corpus, pair_hash: PairHash, share: float) -> PairRule:
     return PairRule(key, lambda block: torch.from_numpy(below(hashes(block), share)))
 
 
-def of_half_the_queries(corpus: Corpus, pair_hash: PairHash) -> PairRule:
+def half_of_queries(corpus: Corpus, pair_hash: PairHash) -> PairRule:
     """Return the rule that selects all pairs of half of the queries, by a hash of their ids."""
     hashes = pair_hash.of_ids(corpus.queries.vocabulary.keys, "query")
     half = torch.from_numpy(below(hashes, 0.5))
@@ -418,15 +418,15 @@ def _held_out(corpus: Corpus, training: PairRule, held: PairRule, held_out: Held
     if held_out.selection == "paper":
         both = _split(corpus.where(training), _ids(corpus, held), None, held_out)
         return replace(both, selection=both.test)
-    selects = held & of_half_the_queries(corpus, held_out.hash)
+    selects = held & half_of_queries(corpus, held_out.hash)
     tests, in_final = _ids(corpus, held & ~selects), training | selects
 
     def final() -> Split:
         is_all = all(bool(in_final(block).all()) for block in corpus.blocks())
         return _split(corpus if is_all else corpus.where(in_final), tests, None, held_out)
 
-    first = _split(corpus.where(training), tests, _ids(corpus, selects), held_out)
-    return replace(first, final=final)
+    split = _split(corpus.where(training), tests, _ids(corpus, selects), held_out)
+    return replace(split, final=final)
 
 
 def _ids(corpus: Corpus, held: PairRule) -> Ids:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Vocabulary, to_tensor
-from evergram.data.feature_types import is_measure, measures_of, type_name
+from evergram.data.feature_types import is_measure, to_measures, type_name
 from evergram.encoders.encoder import EntityInputs, Schema
 from evergram.errors import DataError
 
@@ -181,7 +181,7 @@ def _bag(
     owner = torch.from_numpy(owner.to_numpy(zero_copy_only=False).astype(np.int64))
     trained = vocabulary.keys.type
     if is_measure(trained):
-        values = measures_of(keys, trained, name)
+        values = to_measures(keys, trained, name)
         counts = torch.bincount(owner, minlength=size)
         if int(counts.max()) > 1:
             raise DataError(

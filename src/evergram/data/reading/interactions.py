@@ -366,7 +366,7 @@ def float_cells(
     """Convert numbers or texts to floats; return them with null in bad cells, and the faults."""
     faults: list[Fault] = []
     if is_text(cells.type):
-        cells = numbers(cells)
+        cells = parse_numbers(cells)
         faults.append((pc.is_null(cells), "a number"))
     # Not safe=True, because float32 may round large counts.
     values = cells.cast(kind, safe=False)
@@ -409,7 +409,7 @@ def _times(cells: pa.Array) -> tuple[pa.Array, list[Fault], dict[str, pa.Array]]
             except pa.ArrowInvalid:
                 cells = texts.cast(pa.float64())
         else:
-            cells = moments_of(texts, "UTC" if text_format == ZONED else None)
+            cells = parse_dates(texts, "UTC" if text_format == ZONED else None)
     kind = cells.type
     if is_date(kind):
         unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
@@ -464,14 +464,14 @@ def all_match(texts: pa.Array, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
 
 
-def numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def parse_numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Parse texts as float64; null where a text is not a number."""
     trimmed = pc.utf8_trim_whitespace(texts)
     trimmed = pc.if_else(pc.match_substring_regex(trimmed, FLOAT_CELL), trimmed, None)
     return pc.utf8_ltrim(trimmed, "+").cast(pa.float64())
 
 
-def moments_of(texts: pa.Array, zone: str | None) -> pa.Array:
+def parse_dates(texts: pa.Array, zone: str | None) -> pa.Array:
     """Parse ISO 8601 dates as timestamps; null where one is invalid, such as in a 13th month."""
     kind = pa.timestamp("us", zone)
     texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
