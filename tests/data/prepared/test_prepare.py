@@ -287,7 +287,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DataError, match="No space left on device; it is as it was"):
+    with pytest.raises(DataError, match="No space left on device; it is unchanged"):
         prepare(LATER, out, overwrite=True)
     assert load_prepared(out).column("time").tolist() == [10, 20, 30]
     assert not (tmp_path / ".out.part").exists()
@@ -295,7 +295,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     for changed, why in [
-        ({"columns": {"user": "u"}}, "no column 'user' to name"),
+        ({"columns": {"user": "u"}}, "column role 'user' is unknown"),
         ({"memory": "much"}, "memory .* is much"),
         ({"memory": "1MiB"}, "at least 128MiB"),
     ]:

@@ -63,13 +63,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (lambda v: v.pop("fingerprint"), "fingerprint"),
         (lambda v: v.update(fingerprint="../../../tmp"), "fingerprint is '../../../tmp'"),
-        (lambda v: v.update(interactions=6), "of 700 interactions"),
+        (lambda v: v.update(interactions=6), "60 entities, 700 interactions"),
         (lambda v: v["columns"].pop("query"), "the columns candidate, value"),
         (lambda v: v["sides"].pop("query"), "the sides candidate"),
         # What the files do not have.
         (lambda v: v["sides"]["query"].update(entities=61), "query.arrow has 60 entities"),
-        (lambda v: v["sides"]["query"].update(features=["age"]), "and age"),
-        (lambda v: v["columns"].update(weight="float64"), "of float32, and a column of"),
+        (lambda v: v["sides"]["query"].update(features=["age"]), "query_count, age"),
+        (
+            lambda v: v["columns"].update(weight="float64"),
+            "type float32, but should be a column of",
+        ),
     ],
 )
 def test_a_record_that_cannot_be_used_is_named(
@@ -147,7 +150,9 @@ def test_changed_entities_are_refused(tmp_path: Path) -> None:
     prepare(pa.table({"query": ["ann", "ben"], "candidate": [1, 1]}), folder)
     path = folder / "query.arrow"
     flipped(path, path.read_bytes().index(b"annben") + 2)
-    with pytest.raises(DataError, match=r"query\.arrow is not as it was .* Prepare the data again"):
+    with pytest.raises(
+        DataError, match=r"query\.arrow has changed since .* Prepare the data again"
+    ):
         load_prepared(folder)
 
 
@@ -168,7 +173,7 @@ def test_a_changed_byte_is_refused_before_anything_is_written(
             mapped.where(rules.first(300))
     assert len(list(mapped.cache.rglob("time.npy"))) == 1
     if name != "time":  # held-out pairs are read from the columns, also where the part is there
-        with pytest.raises(DataError, match=rf"{name}\.npy is not as it was"):
+        with pytest.raises(DataError, match=rf"{name}\.npy has changed since"):
             load_prepared(folder).where(rules.first(400))
     flipped(path, place)
     assert len(load_prepared(folder).where(rules.first(300))) == 300
