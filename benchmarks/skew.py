@@ -1,11 +1,9 @@
-"""An index half of whose rows are one version old and a fifth two, next to one of new rows alone.
+"""Loss of an index with 50 % of rows one version old and 20 % two, compared with a full refresh.
 
-Three corpora grow: MovieLens and Amazon Beauty (two towers) over time, Gowalla in a random order,
-as its pairs have no times. Each version is trained on more of one corpus and aligned to the one
-before; then `evergram.skew` reads the stale rows through the chain, and as if they were new (raw).
-A consumer was fitted on version 0, to tell apart candidates by the mean of their ratings, or by how
-often they were met. Texts are SciFact's, encoded by one encoder after another, aligned as files:
-their metric is the share of the ten nearest texts that stay.
+Beauty (two towers) grows over time, MovieLens and Gowalla grow in a random order: few users of
+MovieLens come back, and Gowalla has no times. `evergram.skew` reads stale rows through the chain
+and raw. A consumer, fitted on version 0, predicts which candidates are rated or met above the
+median. SciFact's texts are encoded by one encoder after another and aligned as files.
 """
 
 from __future__ import annotations
@@ -43,11 +41,10 @@ STALE = {1: 0.5, 2: 0.2}
 READ = ("chain", "raw", "calibrated")
 TEXTS = 2000
 DIM = 32
-# Each version has a little more of the data; the last tests the newest.
 SLICES = [0.7, 0.8, 0.9]
 TRAINING = {"epochs": 8, "patience": 0}
-# A corpus: its recipe of a seed, and a folder for its files.
-Recipes = Mapping[str, Callable[[int, Path], dict[str, Any]]]
+# Makes the recipe of a seed; its files go to a folder.
+MakeRecipe = Callable[[int, Path], dict[str, Any]]
 Reports = dict[str, list[SkewReport]]
 
 
@@ -63,17 +60,23 @@ def recipe_of(data: dict[str, Any], slices: Sequence[float], **model: Any) -> di
 
 
 def _movielens(seed: int, folder: Path) -> dict[str, Any]:
-    path = str(gowalla.DATA / "movielens-25m-head")
-    return recipe_of({"kind": "movielens", "path": path}, SLICES)
+    data = {"kind": "movielens", "path": str(gowalla.DATA / "movielens-25m-head")}
+    pairs = load_corpus(Recipe.of({"data": data})).interactions
+    return recipe_of(_in_random_order(pairs, seed, folder), SLICES)
 
 
 def _gowalla(seed: int, folder: Path) -> dict[str, Any]:
-    """Gowalla's training pairs in an order that is drawn, as times."""
-    pairs = pq.read_table(gowalla.convert() / "train.parquet")
+    pairs = pq.read_table(gowalla.convert(folder) / "train.parquet")
+    return recipe_of(_in_random_order(pairs, seed, folder), [0.6, *SLICES])
+
+
+def _in_random_order(pairs: pa.Table, seed: int, folder: Path) -> dict[str, Any]:
+    """Write pairs with random times; return the table of a recipe that reads them."""
     order = np.random.default_rng(seed).permutation(len(pairs))
-    pq.write_table(pairs.append_column("time", pa.array(order)), folder / "gowalla.parquet")
-    data = {"kind": "table", "path": str(folder / "gowalla.parquet")}
-    return recipe_of(data, [0.6, *SLICES])
+    columns = [name for name in ("query", "candidate", "value") if name in pairs.column_names]
+    timed = pairs.select(columns).append_column("time", pa.array(order))
+    pq.write_table(timed, folder / "pairs.parquet")
+    return {"kind": "table", "path": str(folder / "pairs.parquet")}
 
 
 def _beauty(seed: int, folder: Path) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def _beauty(seed: int, folder: Path) -> dict[str, Any]:
     return recipe_of(data, SLICES, kind="two_tower", hidden=[DIM])
 
 
-CORPORA: Recipes = {
+CORPORA: Mapping[str, MakeRecipe] = {
     "MovieLens": _movielens,
     "Gowalla, four slices": _gowalla,
     "Beauty, two towers": _beauty,
@@ -102,7 +105,7 @@ def tiny() -> Reports:
     return {"made up": _reports(made_up, 2)}
 
 
-def _reports(recipe: Callable[[int, Path], dict[str, Any]], seeds: int) -> list[SkewReport]:
+def _reports(recipe: MakeRecipe, seeds: int) -> list[SkewReport]:
     reports = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as name:
@@ -145,7 +148,10 @@ def _add_consumer(
     save_file({"weight": torch.from_numpy(fitted.coef_ / spread).float()}, folder / "m.safetensors")
     held = pa.table({"id": ids, "label": label.tolist()}).filter(pa.array(~learn))
     pq.write_table(held, folder / "d.parquet")
-    files = {"model": str(folder / "m.safetensors"), "data": str(folder / "d.parquet")}
+    files: dict[str, Any] = {
+        "model": str(folder / "m.safetensors"),
+        "data": str(folder / "d.parquet"),
+    }
     probe = measured_probe(lineage, "v0", Probe(**files, side=side, metric="auc"))
     ConsumerRegistry.open(lineage.path).add("consumer", "v0", lineage.resolve, probe=probe)
 
@@ -182,11 +188,9 @@ def table(reports: Reports) -> str:
     for name, found in reports.items():
         for read in READ:
             all_read = [_of(report, read) for report in found]
-            scores = (
-                _interval([getattr(r, key) for r in all_read]) for key in ("above", "calibration")
-            )
-            auc = [_auc_lost(report, read) for report in found]
-            cells = [_interval([r.loss for r in all_read]), *scores, _interval(auc)]
+            keys = ("loss", "above", "calibration")
+            cells = [_interval([getattr(r, key) for r in all_read]) for key in keys]
+            cells.append(_interval([_auc_lost(report, read) for report in found]))
             lines.append(f"| {name} | {found[0].metric} | {read} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

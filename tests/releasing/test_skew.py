@@ -25,7 +25,7 @@ from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import publish as publish_version
 from evergram.releasing import skew
-from evergram.releasing.skew import CHAIN, SkewReport, _Rows
+from evergram.releasing.skew import CHAIN, SkewReport, _index, _Rows
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
@@ -74,14 +74,14 @@ def recall_by_hand(lineage: Lineage, candidates: dict[Any, np.ndarray]) -> list[
     for a, b in zip(split.test.query.tolist(), split.test.candidate.tolist(), strict=True):
         targets.setdefault(a, set()).add(b)
     values = []
-    for query in sorted(targets):
+    for asking in sorted(targets):
         scores = sorted(
-            (-float(of_query[names[query]] @ candidates[name]), row)
+            (-float(of_query[names[asking]] @ candidates[name]), row)
             for row, name in enumerate(others)
-            if row not in seen.get(query, ())
+            if row not in seen.get(asking, ())
         )
-        hits = {row for _, row in scores[:5]} & targets[query]
-        values.append(len(hits) / len(targets[query]))
+        hits = {row for _, row in scores[:5]} & targets[asking]
+        values.append(len(hits) / len(targets[asking]))
     return values
 
 
@@ -160,7 +160,8 @@ def exact(folder: Path, turn: bool = True) -> Lineage:
 def test_exact_maps_lose_nothing_where_raw_vectors_do(tmp_path: Path) -> None:
     report = skew(exact(tmp_path / "l"))
     assert (report.metric, report.fresh, report.queries) == ("overlap@10", 1.0, 80)
-    for one in report.readings:
+    readings: list[Any] = list(report.readings)
+    for one in readings:
         if one.read in ("chain", "worst first"):
             assert one.loss == pytest.approx(0, abs=0.2)
             assert one.above == pytest.approx(1, abs=0.02)
@@ -174,6 +175,15 @@ def test_exact_maps_lose_nothing_where_raw_vectors_do(tmp_path: Path) -> None:
     # The same vectors in the same space lose nothing either way, to the last bit of a rank.
     same = skew(exact(tmp_path / "same", turn=False), [{1: 0.5}])
     assert of(same, "raw", {1: 0.5}).loss == 0
+
+
+def test_scores_are_compared_on_stale_and_new_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.releasing.skew.SCORED", (20, 100))
+    index = _index(exact(tmp_path / "l"), [0], (None, None, 0), [])
+    _, some = index.scores(index.new)
+    assert 0.3 < float((index.stale(index.rows, {0: 0.5}, CHAIN)[some] == 0).double().mean()) < 0.7
 
 
 def test_every_draw_is_of_its_seed(tmp_path: Path) -> None:

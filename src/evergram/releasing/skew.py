@@ -162,7 +162,7 @@ class _Rows:
         """Read each row from its version, or from the newest if `raw`, as `target` [N, D_target].
         Raises: LineageError: a row cannot be read."""
         newest, read = next(iter(self.versions)), torch.empty(len(self.ids), maps.dim(target))
-        for version in drawn.unique().tolist():
+        for version in torch.unique(drawn).tolist():
             rows, vectors = drawn == version, self.versions[version][1]
             source = newest if raw else version
             if vectors.shape[1] != maps.dim(source):
@@ -212,7 +212,8 @@ class _Index:
 
     def scores(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Score a sample of queries and rows; return float64 scores and the row numbers."""
-        draw = torch.Generator().manual_seed(self.seed)
+        # No draw of stale rows has this seed.
+        draw = torch.Generator().manual_seed(self.seed * DRAWS + DRAWS)
         some = torch.randperm(len(rows), generator=draw)[: SCORED[1]]
         both = self.queries[self.relevance.queries[: SCORED[0]]].double(), rows[some].double()
         queries, rows = map(functional.normalize, both) if self.cosine else both
@@ -422,7 +423,7 @@ def _scored(index: _Index, versions: Tensor, rows: Tensor, read: str) -> dict[st
         maps, of_pairs = ScoreMaps(index.lineage), versions[some]
         metric: Metric = "cosine" if index.cosine else "ip"
         search = ScoredSearch(newest, index.ranked, metric, newest)
-        for version in (v for v in of_pairs.unique().tolist() if v != newest):
+        for version in (v for v in torch.unique(of_pairs).tolist() if v != newest):
             scores = now[:, of_pairs == version].numpy()
             now[:, of_pairs == version] = torch.from_numpy(maps.of(version, search).apply(scores))
     now = now.flatten()
