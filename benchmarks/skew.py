@@ -9,7 +9,7 @@ median. SciFact's texts are encoded by one encoder after another and aligned as 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -28,7 +28,7 @@ from benchmarks.defaults import STUDENT, one_thread
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.align import AlignSettings, align
+from evergram.releasing.align import align
 from evergram.releasing.demo import rated_above_median
 from evergram.releasing.probes import measured_probe
 from evergram.releasing.skew import SkewReading, SkewReport
@@ -37,10 +37,8 @@ from evergram.training.recipe import Recipe
 from evergram.vector_files.open_embeddings import open_embeddings, write_vectors
 
 SEEDS = 3
-STALE = {1: 0.5, 2: 0.2}
-READ = ("chain", "raw", "calibrated")
-TEXTS = 2000
-DIM = 32
+STALE, READ = {1: 0.5, 2: 0.2}, ("chain", "raw", "calibrated")
+TEXTS, DIM = 2000, 32
 SLICES = [0.7, 0.8, 0.9]
 TRAINING = {"epochs": 8, "patience": 0}
 # Makes the recipe of a seed; its files go to a folder.
@@ -84,16 +82,12 @@ def _beauty(seed: int, folder: Path) -> dict[str, Any]:
     return recipe_of(data, SLICES, kind="two_tower", hidden=[DIM])
 
 
-CORPORA: Mapping[str, MakeRecipe] = {
-    "MovieLens": _movielens,
-    "Gowalla, four slices": _gowalla,
-    "Beauty, two towers": _beauty,
-}
+MADE = {"MovieLens": _movielens, "Gowalla, four slices": _gowalla, "Beauty, two towers": _beauty}
 
 
 def measure() -> Reports:
     with one_thread():
-        reports = {name: _reports(of, SEEDS) for name, of in CORPORA.items()}
+        reports = {name: _reports(of, SEEDS) for name, of in MADE.items()}
         return reports | {f"SciFact, {' → '.join(migrations.installed())}": [_texts()]}
 
 
@@ -109,9 +103,8 @@ def _reports(recipe: MakeRecipe, seeds: int) -> list[SkewReport]:
     reports = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            lineage = grown(Recipe.of({**recipe(seed, folder), "seed": seed}), folder)
-            reports.append(evergram.skew(lineage, [STALE], seed=seed))
+            made = Recipe.of({**recipe(seed, Path(name)), "seed": seed})
+            reports.append(evergram.skew(grown(made, Path(name)), [STALE], seed=seed))
     return reports
 
 
@@ -123,8 +116,8 @@ def grown(recipe: Recipe, folder: Path) -> Lineage:
     if known.has_values:
         ids, label = rated_above_median(known)
     else:
-        counts = known.counts("candidate")
-        ids, label = known.candidates.vocabulary.keys, counts > counts.median()
+        ids, counts = known.candidates.vocabulary.keys, known.counts("candidate")
+        label = counts > counts.median()
     _add_consumer(lineage, "candidate", (ids, label), folder)
     for _ in recipe.model_dump()["split"]["versions"][1:]:
         artefact = evergram.upgrade(recipe, lineage, corpus, progress=False, readings=False)
@@ -138,7 +131,7 @@ def _add_consumer(
     """Fit a linear model to half of the labelled objects, and measure it on the others."""
     from sklearn.linear_model import LogisticRegression
 
-    keys, stored = lineage.embeddings(side)
+    keys, stored = lineage.view(0).embeddings(side)
     rows = Vocabulary(keys).rows(labels[0])
     ids, label = labels[0].filter(pa.array((rows >= 0).numpy())), labels[1][rows >= 0].numpy()
     vectors = stored[rows[rows >= 0]].double().numpy()
@@ -146,13 +139,11 @@ def _add_consumer(
     spread = vectors.std(axis=0) + 1e-9
     fitted = LogisticRegression(max_iter=1000).fit(vectors[learn] / spread, label[learn])
     save_file({"weight": torch.from_numpy(fitted.coef_ / spread).float()}, folder / "m.safetensors")
-    held = pa.table({"id": ids, "label": label.tolist()}).filter(pa.array(~learn))
-    pq.write_table(held, folder / "d.parquet")
-    files: dict[str, Any] = {
-        "model": str(folder / "m.safetensors"),
-        "data": str(folder / "d.parquet"),
-    }
-    probe = measured_probe(lineage, "v0", Probe(**files, side=side, metric="auc"))
+    every = pa.table({"id": ids, "label": label.tolist()})
+    pq.write_table(every.filter(pa.array(~learn)), folder / "d.parquet")
+    model, data = str(folder / "m.safetensors"), str(folder / "d.parquet")
+    probe = Probe(model=model, data=data, side=side, metric="auc")
+    probe = measured_probe(lineage, "v0", probe)
     ConsumerRegistry.open(lineage.path).add("consumer", "v0", lineage.resolve, probe=probe)
 
 
@@ -168,9 +159,8 @@ def _texts() -> SkewReport:
             files.append(folder / f"{place}.parquet")
             write_vectors(files[-1], [(pa.array(list(chosen)), vectors)])
             if place:
-                new, settings = open_embeddings(files[-1]), AlignSettings("linear")
-                first = open_embeddings(files[0])
-                align(first if place == 1 else place - 1, new, lineage, settings)
+                old, new = map(open_embeddings, (files[0], files[-1]))
+                align(old if place == 1 else place - 1, new, lineage)
                 lineage.label(f"kept-{place}", place)
                 if place == 1:
                     lengths = pc.utf8_length(pa.array(list(chosen.values()))).to_numpy()
@@ -187,9 +177,8 @@ def table(reports: Reports) -> str:
     ]
     for name, found in reports.items():
         for read in READ:
-            all_read = [_of(report, read) for report in found]
             keys = ("loss", "above", "calibration")
-            cells = [_interval([getattr(r, key) for r in all_read]) for key in keys]
+            cells = [_interval([getattr(_of(r, read), key) for r in found]) for key in keys]
             cells.append(_interval([_auc_lost(report, read) for report in found]))
             lines.append(f"| {name} | {found[0].metric} | {read} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -205,8 +194,7 @@ def _auc_lost(report: SkewReport, read: str) -> float | None:
 
 
 def _interval(values: Sequence[float | None]) -> str:
-    """Return the mean over seeds with its 95 % interval; each value compares two indexes of one
-    seed."""
+    """Return the mean over seeds with its 95 % interval; values are paired by seed."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return "–"

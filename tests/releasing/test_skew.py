@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,8 @@ def test_exact_maps_lose_nothing_where_raw_vectors_do(tmp_path: Path) -> None:
 def test_scores_are_compared_on_stale_and_new_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evergram.releasing.skew.SCORED", (20, 100))
+    # The package binds the function to the module's name.
+    monkeypatch.setattr(sys.modules["evergram.releasing.skew"], "SCORED", (20, 100))
     index = _index(exact(tmp_path / "l"), [0], (None, None, 0), [])
     _, some = index.scores(index.new)
     assert 0.3 < float((index.stale(index.rows, {0: 0.5}, CHAIN)[some] == 0).double().mean()) < 0.7
