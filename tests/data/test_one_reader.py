@@ -150,7 +150,7 @@ def test_files_of_several_types_are_widened_or_refused_with_both_named(
 def test_a_column_that_only_later_files_have_is_refused(tmp_path: Path) -> None:
     for name, more in (("a", {}), ("b", {"value": [3]})):
         pq.write_table(pa.table({"query": [1], "candidate": [2], **more}), f"{tmp_path}/{name}.pq")
-    with pytest.raises(DataError, match=r"b.pq has a column 'value' and .*a.pq has none"):
+    with pytest.raises(DataError, match=r"b.pq has a column 'value' and .*a.pq does not"):
         load_table(tmp_path)
 
 
