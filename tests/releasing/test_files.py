@@ -247,8 +247,8 @@ def test_settings_that_cannot_be_are_refused() -> None:
         ({"held_out": 0.0}, "held_out .*is 0"),
         ({"held_out": 1.0}, r"held_out .*1\.0"),
         ({"transform": "low_rank", "rank": 0}, "rank is 0"),
-        ({"rank": 3}, "rank .*low_rank, not of linear"),
-        ({"scaled": True}, "scaled .*orthogonal, not of linear"),
+        ({"rank": 3}, "rank .*low_rank, not linear"),
+        ({"scaled": True}, "scaled .*orthogonal, not linear"),
     ]
     for settings, message in cases:
         with pytest.raises(DataError, match=message):
