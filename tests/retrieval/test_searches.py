@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -124,12 +125,10 @@ def test_every_metric_finds_what_a_loop_finds(
 ) -> None:
     """Rows of three versions at once, lengths that differ a hundredfold, ways back and forward.
 
-    Where a row has no norm of its target, as one read forward has none, candidates are re-ranked,
-    and as many are taken as there are rows.
+    Where a row has no norm of its target, as one read forward has none, candidates are re-ranked.
     """
     (seed, metric, target), (norms, some, zeros) = drawn, flags
-    few = {v: n if norms and v >= target else min(n, 60) for v, n in enumerate(counts)}
-    fields, rows, rng = stored(seed, few, spread, target, norms, zeros)
+    fields, rows, rng = stored(seed, dict(enumerate(counts)), spread, target, norms, zeros)
     if not fields:
         return
     queries = rng.standard_normal((2, 4 + target)).astype(np.float32)
@@ -150,10 +149,29 @@ def test_every_metric_finds_what_a_loop_finds(
 class _Matrix:
     """A store of one space, in one matrix product."""
 
+    place, id_type = "matrix", pa.int64()
+
     def __init__(self, stored: npt.NDArray[np.float32]) -> None:
         self._stored = stored
         self.rows_fetched = 0
         self.exact: list[bool] = []
+
+    def spaces(self) -> dict[int, Space]:
+        return {1: Space(1, self._stored.shape[1], "f")}
+
+    def state(self, version: int) -> object:
+        return len(self._stored)
+
+    def scan(self, version: int) -> Iterator[Rows]:
+        return (rows for rows, _ in self._scan(version, 100))
+
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, None]]:
+        for start in range(0, len(self._stored), size):
+            part = self._stored[start : start + size]
+            yield Rows(1, pa.array(range(start, start + len(part))), part), None
+
+    def _verify(self, rows: Rows, checks: None) -> None:
+        """They have no checksums."""
 
     def fetch(self, ids: pa.Array) -> list[Rows]:
         self.rows_fetched += len(ids)
@@ -274,15 +292,12 @@ def test_many_rows_near_by_cosine_need_few_fetches(lengths: str) -> None:
 
 
 def test_rows_near_by_cosine_where_there_is_no_line() -> None:
-    """Without norms they are the nearest; of zeros alone, any."""
+    """Of zeros alone, any."""
     line = line_of([3, 4], torch.Generator().manual_seed(0), kind="linear")
-    vectors = np.random.default_rng(0).normal(size=(20, 4))
     query = np.ones((1, 3), np.float32)
-    _, field = one_space(line, vectors, norms=False)
-    (hits,) = near_by_cosine([field], query, 5, None)
-    assert hits.ids.equals(by_cosine([field], query, 5, None)[0].ids)
-    (hits,) = near_by_cosine([one_space(line, 0 * vectors)[1]], query, 5, None)
-    assert len(hits) == 5
+    for norms in (False, True):
+        _, field = one_space(line, np.zeros((20, 4)), norms=norms)
+        assert len(near_by_cosine([field], query, 5, None)[0]) == 5
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
@@ -296,6 +311,87 @@ def test_a_search_returns_as_many_as_are_asked_for(
         _, field = one_space(line, rows, norms=norms)
         hits = SEARCHES[metric]([field], np.ones((1, 4), np.float32), 140, None)
         assert len(hits[0]) == 140
+
+
+def forward_line(
+    dims: tuple[int, int], singular: npt.NDArray[np.float64], rng: np.random.Generator
+) -> Line:
+    """Return a line whose forward map has these singular values, and an offset."""
+    old, new = dims
+    left = np.linalg.qr(rng.standard_normal((new, new)))[0][:, : len(singular)]
+    right = np.linalg.qr(rng.standard_normal((old, old)))[0][: len(singular)]
+    line = line_of([old, new], torch.Generator().manual_seed(0))
+    weight, offset = (left * singular) @ right, rng.standard_normal(new)
+    line.maps[0, 1] = torch.from_numpy(weight), torch.from_numpy(offset)
+    return line
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    drawn=st.tuples(st.integers(0, 2**31), st.sampled_from(["l2", "cosine"])),
+    dims=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    condition=st.sampled_from([1.0, 10.0, 1e4, np.inf]),
+    shape=st.tuples(st.integers(1, 400), st.integers(1, 30), st.sampled_from([0.0, 3.0, 100.0])),
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+def test_rows_that_are_read_forward_are_searched_exactly(
+    drawn: tuple[int, str],
+    dims: tuple[int, int],
+    condition: float,
+    shape: tuple[int, int, float],
+    flags: tuple[bool, bool, bool],
+) -> None:
+    """Maps that flatten directions, or whole planes; rows far from 0, of unlike lengths, equal
+    ones, zeros; queries near a row, and far from all; few candidates at first."""
+    (seed, metric), (count, k, centre), (long, some, few) = drawn, shape, flags
+    rng = np.random.default_rng(seed)
+    old, new = dims
+    singular = np.geomspace(1, 1 / condition, min(dims)) if condition < np.inf else np.zeros(1)
+    if condition == np.inf:
+        singular[0] = 1.0
+    maps = VersionMaps(cast(Lineage, forward_line(dims, singular, rng)))
+    vectors = centre + rng.standard_normal((count, old))
+    vectors *= np.exp(2 * long * rng.standard_normal((count, 1)))
+    vectors[: count // 8], vectors[count // 8 : count // 4] = 0.0, vectors[-1]
+    rows = np.hstack([vectors, maps.norms(vectors.astype(np.float32), 0)]).astype(np.float32)
+    store = DictionaryStore()
+    store.add_space(Space(0, old + 1, "f"))
+    store.upsert(Rows(0, pa.array(range(count)), rows))
+    read = maps.rows(rows[:, :old], 0, 1).astype(np.float64)
+    near = read[rng.integers(0, count, 2)] + 0.1 * rng.standard_normal((2, new))
+    queries = np.vstack([near, 1 + 9 * rng.standard_normal((1, new))]).astype(np.float32)
+    among = sorted(rng.choice(count, size=max(1, count // 2), replace=False)) if some else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metric_search, "WIDER", 2)
+        patch.setattr(metric_search, "LEAST", 1)
+        patch.setattr(metric_search, "MOST", 64 if few else 1 << 20)
+        found = SEARCHES[metric]([Field(store, maps, 0, 1, old, old + 1)], queries, k, among)
+    for query, scores, hits in zip(queries, scores_of(metric, queries, read), found, strict=True):
+        best = np.sort(scores if among is None else scores[among])[::-1][:k]
+        ids = hits.ids.to_numpy()
+        assert len(set(ids.tolist())) == len(ids) == len(best)
+        # By cosine a score is known as well as float32 knows a row's direction and its share.
+        rounding = 1e-6 if metric == "l2" else 3e-5
+        scale = np.abs(best).max() if metric == "l2" else 1.0
+        blur = 1e-6 * (query.astype(np.float64) ** 2).sum() if metric == "l2" else 0.0
+        assert (scores[ids] >= best - rounding * scale - blur).all()
+        np.testing.assert_allclose(hits.scores, scores[ids], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_the_nearest_row_is_found_below_any_number_of_larger_products(metric: str) -> None:
+    """Twenty thousand long rows have larger inner products than the one that is nearest."""
+    rng = np.random.default_rng(0)
+    rows = np.hstack([np.full((20_000, 1), 50.0), 40 * rng.standard_normal((20_000, 7))])
+    rows[777] = np.eye(8)[0]
+    _, field = one_space(linear_line(8)[0], rows, target=1, norms=False)
+    (hits,) = SEARCHES[metric]([field], 1.01 * np.eye(8, dtype=np.float32)[:1], 1, None)
+    assert hits.ids.to_pylist() == [777]
+    # Norms without a fit would have needed every row.
+    assert field.norms.above - field.norms.below > 1000
+    (again,) = SEARCHES[metric]([field], 1.01 * np.eye(8, dtype=np.float32)[:1], 20_001, None)
+    assert len(again) == 20_000
+    assert again.ids[0].as_py() == 777
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
@@ -347,9 +443,8 @@ def test_distances_are_those_of_float64_where_rows_are_far_from_0_and_near_each_
     exact = -((queries[:, None].astype(np.float64) - vectors.astype(np.float64)) ** 2).sum(-1)
     for hits, own in zip(by_distance([field], queries, 5, None), exact, strict=True):
         best = np.argsort(-own)[:5]
-        if norms:
-            assert hits.ids.to_pylist() == best.tolist()
-            np.testing.assert_allclose(hits.scores, own[best], rtol=1e-4)
+        assert hits.ids.to_pylist() == best.tolist()
+        np.testing.assert_allclose(hits.scores, own[best], rtol=1e-4)
         assert (hits.scores <= 0).all()
         np.testing.assert_allclose(hits.scores, own[hits.ids.to_numpy()], rtol=1e-4)
     # A distance that is past float32.

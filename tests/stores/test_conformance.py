@@ -33,13 +33,15 @@ from hypothesis.stateful import (
 )
 from numpy.testing import assert_allclose
 from tests.support.agreement import Id, as_dict, same_hits, same_rows, scores_of
-from tests.support.lineages import lineage_of, read_as
+from tests.support.lineages import lineage_of, read_as, vectors_of
 from tests.support.store_kinds import STORES
 from tests.support.store_pairs import DIMS, NEW, OLD, Pair
 
 from evergram.errors import DataError, IntegrityError, ShapeError, StoreError
+from evergram.retrieval import metric_search
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
+from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores.open_store import KINDS, open_store
 from evergram.stores.store import Hits, ReadableStore, Rows, Space, Store
 
@@ -449,6 +451,45 @@ def test_every_store_searches_a_past_version_on_its_own_index(tmp_path: Path, ki
                 best = np.argsort(-row)[:5].tolist()
                 assert len(set(hits.ids.to_pylist()) & set(best)) >= 4, "the index's recall"
                 assert_allclose(hits.scores, row[hits.ids.to_numpy()], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_every_metric_is_exact_while_rows_are_stale(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a row was written whose length the rows before do not foretell."""
+    lineage = lineage_of(tmp_path / "line")
+    monkeypatch.setattr(metric_search, "LEAST", 2)
+    ids, maps = np.arange(300), VersionMaps(lineage)
+    queries = np.random.default_rng(1).standard_normal((3, 10)).astype(np.float32) * 3
+    with STORES[kind](tmp_path, "int64") as store:
+        for version in (0, 1, 2):
+            of = lineage.manifest(version)
+            space = Space(version, of.dim + version + 1, of.fingerprint)
+            store.add_space(space)
+            some = ids[version :: 1 if version == 0 else 4]
+            store.upsert(stored_rows(maps, space, pa.array(some), vectors_of(version)[some]))
+        reader = Reader(lineage, {"object": store})
+        before = store.state(0)
+        compare(reader, ids, queries)
+        store.delete([0])
+        long = np.full((1, 6), 60, np.float32)
+        store.upsert(stored_rows(maps, store.spaces()[0], pa.array([999]), long))
+        assert store.state(0) != before
+        ids = np.append(ids[1:], 999)
+        compare(reader, ids, np.vstack([queries, reader.embed([999], 2).vectors]))
+
+
+def compare(reader: Reader, ids: Any, queries: Any) -> None:
+    rows = reader.embed(ids.tolist(), 2).vectors.astype(np.float64)
+    metrics: list[Metric] = ["l2", "cosine"]
+    for metric in metrics:
+        for k in (1, 7, 400):
+            found = reader.search(queries, k, 2, metric=metric)
+            for scores, hits in zip(scores_of(metric, queries, rows), found, strict=True):
+                assert hits.ids.to_pylist()[:7] == ids[np.argsort(-scores)[: min(k, 7)]].tolist()
+                assert len(hits) == min(k, len(ids))
+                assert_allclose(hits.scores, np.sort(scores)[::-1][:k], rtol=1e-3, atol=1e-4)
 
 
 def test_every_kind_that_an_address_names_is_enrolled() -> None:

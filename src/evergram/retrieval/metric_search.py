@@ -8,8 +8,9 @@ Source: docs/method.md, "One index for all versions".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,12 +18,24 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evergram.errors import DataError
+from evergram.retrieval.norm_fits import NormFit
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
-from evergram.stores.store import Floats, Hits, ReadableStore, merge_hits, places_among, scores_by
+from evergram.stores.store import (
+    Doubles,
+    Floats,
+    Hits,
+    ReadableStore,
+    Rows,
+    best_by,
+    merge_hits,
+    places_among,
+    scores_by,
+)
 
 Metric = Literal["ip", "l2", "cosine"]
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
-# Candidates of a re-rank: at first for each result asked for; at least; and at most.
+# Candidates of a re-rank: at first for each result asked for; at least; and at most, beyond which
+# all rows are read, a block at a time.
 WIDER, LEAST, MOST = 4, 64, 16_384
 # Distances are computed anew where float32 leaves fewer digits of them than this.
 DIGITS = 1e-4
@@ -43,20 +56,30 @@ class Field:
     width: int
 
     @property
-    def norm(self) -> int | None:
-        """The coordinate that holds ‖z̃_j‖², scaled; None if it is not stored."""
-        stored = self.width > self.dim and self.target <= self.version
-        return self.dim + self.target if stored else None
+    def stored(self) -> bool:
+        """Whether ‖z̃‖² is stored with the rows."""
+        return self.width > self.dim and self.target <= self.version
+
+    @cached_property
+    def norms(self) -> NormFit:
+        """What stands for ‖z̃‖² in a search."""
+        if not self.stored:
+            return self.maps.norm_fit(self.store, self.version, self.target)
+        weight = np.zeros(self.width, dtype=np.float32)
+        weight[self.dim + self.target] = 1 / NORM_SCALE
+        return NormFit(weight)
 
     def linear(self, queries: Floats, by_norm: float | Floats = 0.0) -> tuple[Floats, Floats]:
-        """Return queries [Q, width] and offsets [Q] that score ⟨q, z̃⟩ + by_norm · ‖z̃‖²; without the
-        second term if norms are not stored."""
+        """Return queries [Q, width] and offsets [Q] that score ⟨q, z̃⟩ + by_norm · ‖z̃‖², with what
+        stands for it."""
         turned, offset = self.maps.affine(self.version, self.target).queries(queries)
         widened = np.zeros((len(queries), self.width), dtype=np.float32)
         widened[:, : self.dim] = turned
-        if self.norm is not None:
-            widened[:, self.norm] = by_norm / NORM_SCALE
-        return widened, np.zeros(len(queries), np.float32) if offset is None else offset
+        added = np.zeros(len(queries), np.float32) if offset is None else offset
+        if np.any(by_norm):
+            widened += np.multiply.outer(by_norm, self.norms.weight)
+            added = added + np.float32(by_norm * self.norms.offset)
+        return widened, added
 
     def search(
         self, queries: Floats, offsets: Floats, k: int, ids: Ids, exact: bool = False
@@ -78,6 +101,18 @@ class Field:
             hits, vectors = hits.where(there), vectors[there]
         return hits, self.maps.rows(vectors, self.version, self.target).astype(np.float64)
 
+    def all_rows(self, metric: Metric, queries: Floats, k: int, ids: Ids) -> list[Hits]:
+        """Return the k best rows of each query by reading them all."""
+
+        def blocks() -> Iterator[Rows]:
+            parts = self.store.scan(self.version) if ids is None else self.store.fetch(ids)
+            for rows in parts:
+                if rows.version == self.version:
+                    own = rows.vectors[:, : self.dim]
+                    yield replace(rows, vectors=self.maps.rows(own, self.version, self.target))
+
+        return best_by(metric, queries, k, blocks(), self.version, self.store.id_type)
+
 
 def by_vectors(hits: Hits, vectors: npt.NDArray[Any], query: Floats, metric: Metric = "ip") -> Hits:
     """Return hits with the scores of a query [D] and their vectors [n, D], best first."""
@@ -91,7 +126,7 @@ def by_inner_product(fields: Sequence[Field], queries: Floats, k: int, ids: Ids)
 
 
 def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
-    """Return the k largest −‖q − z̃‖² = 2⟨q, z̃⟩ − ‖z̃‖² − ‖q‖²; without stored norms by a re-rank.
+    """Return the k largest −‖q − z̃‖² = 2⟨q, z̃⟩ − ‖z̃‖² − ‖q‖², by one search if norms are stored.
 
     Of rows that are far nearer to a query than to 0 the three terms nearly cancel out, and float32
     leaves few digits of the difference: these are ranked anew by the difference of the vectors.
@@ -102,66 +137,90 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
             "A distance to a query is not finite: it has a number above 1.7e38; give shorter "
             "vectors."
         )
-    if any(field.norm is None for field in fields):
-        wide = _candidates(16, k)
-        return [_nearest(fields, query, k, ids, wide)[0] for query in queries]
-    # Beyond float32 a score is infinite; the service refuses to answer with one.
-    with np.errstate(over="ignore", invalid="ignore"):
-        single = power.astype(np.float32)
-        asked = [field.linear(2 * queries, -1.0) for field in fields]
-        # A row's norm is one small number of it, and weighs as much here as all others together.
-        best = _at_once(fields, [(q, c - single) for q, c in asked], k, ids, exact=True)
-    for i, hits in enumerate(best):
-        if len(hits) and _error(power[i], hits.scores[0]) > DIGITS * -hits.scores[0]:
-            best[i] = _proved_nearest(fields, queries[i], k, ids)
-    return best
+    found: list[list[Hits]] = [[] for _ in queries]
+    stored = [field for field in fields if field.stored]
+    if stored:
+        # Beyond float32 a score is infinite; the service refuses to answer with one.
+        with np.errstate(over="ignore", invalid="ignore"):
+            single = power.astype(np.float32)
+            asked = [field.linear(2 * queries, -1.0) for field in stored]
+            # A row's norm is one small number of it, and weighs as much here as all others
+            # together.
+            asked = [(q, c - single) for q, c in asked]
+            best = _at_once(stored, asked, k, ids, exact=True)
+        blurred = []
+        for i, hits in enumerate(best):
+            if len(hits) and _error(power[i], hits.scores[0]) > DIGITS * -hits.scores[0]:
+                blurred.append(i)
+            else:
+                found[i].append(hits)
+        _find_nearest(stored, queries, k, ids, found, blurred)
+    rest = [field for field in fields if not field.stored]
+    _find_nearest(rest, queries, k, ids, found, range(len(queries)))
+    return [merge_hits(parts, k) for parts in found]
 
 
-def _error(power: float, score: float) -> float:
+def _error(power: Any, score: Any) -> Any:
     """Return about how far float32 may be from the score of a query with ‖q‖² = `power`: all terms
     are at most (‖q‖ + ‖z̃‖)², and ‖z̃‖ at most ‖q‖ + ‖q − z̃‖."""
-    largest: float = (2 * np.sqrt(power) + np.sqrt(max(-float(score), 0.0))) ** 2
-    return 2.0**-22 * largest
+    return 2.0**-22 * (2 * np.sqrt(power) + np.sqrt(np.maximum(-score, 0.0))) ** 2
 
 
-def _proved_nearest(fields: Sequence[Field], query: Floats, k: int, ids: Ids) -> Hits:
-    """Return the k nearest rows by distances in float64, of so many candidates that no other row
-    can be among them, or `MOST`."""
-    power = float((query.astype(np.float64) ** 2).sum())
-    width = _candidates(WIDER, k)
-    while True:
-        best, last = _nearest(fields, query, k, ids, width)
-        if width >= MOST or not len(best):
-            return best
-        worst = float(best.scores[-1])
-        if last - power < worst - _error(power, worst):
-            return best
-        width = min(MOST, WIDER * width)
-
-
-def _nearest(
-    fields: Sequence[Field], query: Floats, k: int, ids: Ids, width: int
-) -> tuple[Hits, float]:
-    """Return the k nearest of `width` candidates of each field to a query [D_j], and the best score
-    2⟨q, z̃⟩ − ‖z̃‖² that a row may have which is no candidate; −∞ if there is none."""
-    parts, left = [], -np.inf
-    for field in fields:
-        asked, offset = field.linear(2 * query[None], -1.0)
-        hits = field.search(asked, offset, width, ids, exact=field.norm is not None)[0]
-        if len(hits) >= width:
-            left = max(left, float(hits.scores[-1]))
-        hits, read = field.read(hits)
-        parts.append(hits.ranked(-((read - query.astype(np.float64)) ** 2).sum(axis=1)))
-    return merge_hits(parts, k), left
+def _find_nearest(
+    fields: Sequence[Field],
+    queries: Floats,
+    k: int,
+    ids: Ids,
+    found: list[list[Hits]],
+    which: Iterable[int],
+) -> None:
+    """Add to what was found for some of the queries the k nearest rows, by distances in float64: of
+    as many candidates that no other row can be among them."""
+    if not fields:
+        return
+    places, width = list(which), max(field.norms.needed for field in fields) + 1
+    width = max(_candidates(WIDER, k), min(MOST, width))
+    while places:
+        if width > MOST:
+            for field in fields:
+                hits = field.all_rows("l2", queries[places], k, ids)
+                for place, one in zip(places, hits, strict=True):
+                    found[place].append(one)
+            return
+        asked = queries[places].astype(np.float64)
+        power = (asked**2).sum(axis=1)
+        # For each field and query what the scores of candidates are at most.
+        most: list[Doubles] = []
+        for field in fields:
+            linear, offset = field.linear(2 * queries[places], -1.0)
+            above = field.norms.rounding(linear) - field.norms.below - power
+            some = field.search(linear, offset, width, ids, exact=True)
+            for i, hits in enumerate(some):
+                most.append(hits.scores + above[i])
+                hits, read = field.read(hits)
+                found[places[i]].append(hits.ranked(-((read - asked[i]) ** 2).sum(axis=1)))
+        left = []
+        for i, place in enumerate(places):
+            best = merge_hits(found[place], k)
+            found[place] = [best]
+            worst = float(best.scores[-1]) if len(best) == k else -np.inf
+            least = worst - _error(power[i], worst)
+            needed = max(int((m >= least).sum()) for m in most[i :: len(places)])
+            # Where all candidates may be so near, others may be.
+            if needed >= width:
+                left.append(place)
+            for field in fields:
+                field.norms.needed = max(needed, field.norms.needed * 7 // 8)
+        places, width = left, WIDER * width
 
 
 def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
     """Return the k largest ⟨q, z̃⟩ / ‖q‖‖z̃‖; that of a row of zeros is 0.
 
-    The candidates of an inner product are re-ranked. If norms are stored the result is proved:
-    with t the k-th cosine so far, and √n ≥ a + b n between the smallest and the largest ‖z̃‖² (the
-    chord of a concave function), each row that is better has ⟨q, z̃⟩ − t‖q‖b‖z̃‖² ≥ t‖q‖a. That is
-    one more inner product, and when the candidates by it reach below t‖q‖a, nothing is left out.
+    The candidates of an inner product are re-ranked, and the result is proved: with t the k-th
+    cosine so far, and √n ≥ a + b n between the smallest and the largest ‖z̃‖² (the chord of a
+    concave function), each row that is better has ⟨q, z̃⟩ − t‖q‖b‖z̃‖² ≥ t‖q‖a. That is one more
+    inner product, and when the candidates by it reach below t‖q‖a, nothing is left out.
     """
     unit = _unit(queries)
     parts_of_query: list[list[Hits]] = [[] for _ in queries]
@@ -178,10 +237,8 @@ def near_by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -
     Of the best of these by cosine, `LEAST`, let t be the least cosine. The rows have the largest
     ⟨q, z̃⟩ − t‖q‖‖z̃‖, in which ‖z̃‖ is the least of m/2 + ‖z̃‖²/2m, its tangents at lengths m that
     lie at equal ratios between the smallest and the largest ‖z̃‖: one for each octave, at most
-    `TANGENTS`. Without stored norms they are the rows of `by_cosine`.
+    `TANGENTS`.
     """
-    if any(field.norm is None for field in fields):
-        return by_cosine(fields, queries, k, ids)
     unit = _unit(queries)
     firsts = [_with_norms(field, unit, WIDER * LEAST, ids) for field in fields]
     ends = [end for _, end in firsts if end is not None] or [(0.0, 0.0)]
@@ -241,12 +298,11 @@ def _with_norms(
     field: Field, unit: Floats, k: int, ids: Ids
 ) -> tuple[list[Hits], tuple[float, float] | None]:
     """Return the k best by inner product of each query of length 1, and the smallest and largest
-    ‖z̃‖², in one pass over the rows; None without stored norms, or without rows."""
+    ‖z̃‖², in one pass over the rows; None without rows."""
     asked, offsets = field.linear(unit)
-    if field.norm is None:
-        return field.search(asked, offsets, k, ids), None
-    ends = np.zeros((2, field.width), dtype=np.float32)
-    ends[:, field.norm] = [-1 / NORM_SCALE, 1 / NORM_SCALE]
+    if not field.stored:
+        return field.search(asked, offsets, k, ids), field.norms.ends
+    ends = np.multiply.outer([-1, 1], field.norms.weight)
     asked = np.concatenate([asked, ends])
     offsets = np.concatenate([offsets, np.zeros(2, np.float32)])
     *first, lowest, highest = field.search(asked, offsets, k, ids)
@@ -272,13 +328,17 @@ def _proved(
         else:
             # A negative t wants √n from above: its tangent at `high`².
             slope, height = 1 / (2 * high), high / 2
+        if width > MOST:
+            return merge_hits([best, *field.all_rows("cosine", query[None], k, ids)], k)
         asked, offset = field.linear(query[None], -t * slope)
         hits = field.search(asked, offset, width, ids)[0]
         best = merge_hits([best, _by_cosine(field, query, hits)], k)
-        slack = 1e-5 * high
-        if len(hits) < width or width >= MOST or float(hits.scores[-1]) < t * height - slack:
+        norms = field.norms
+        least = t * (height + slope * (norms.below if t > 0 else norms.above))
+        slack = 1e-5 * high + float(norms.rounding(asked)[0])
+        if len(hits) < width or float(hits.scores[-1]) < least - slack:
             break
-        width = min(MOST, WIDER * width)
+        width *= WIDER
     return best
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +13,8 @@ import torch
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.stores.store import Floats, Rows, Space
+from evergram.retrieval.norm_fits import READ, Block, NormFit, fit_norms
+from evergram.stores.store import Floats, ReadableStore, Rows, Space
 from evergram.tracing import span
 
 # A stored squared norm is scaled by this: for vectors of length up to some hundreds it is then a
@@ -58,6 +61,8 @@ class VersionMaps:
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
         self._made: dict[tuple[int, int], AffineMap | None] = {}
+        self._fits: dict[tuple[str, int, int], tuple[object, NormFit]] = {}
+        self._fitting = threading.Lock()
 
     def dim(self, version: int) -> int:
         """Return D of a version."""
@@ -104,6 +109,33 @@ class VersionMaps:
             columns.append((read**2).sum(axis=1) * NORM_SCALE)
         with np.errstate(over="ignore"):
             return np.stack(columns, axis=1).astype(np.float32)
+
+    def norm_fit(self, store: ReadableStore, version: int, target: int) -> NormFit:
+        """Return a fit of ‖z̃_j‖² to a store's rows of a version. They are read the first time, and
+        again only after rows were added. Raises: LineageError: as `affine`."""
+        key, state = (store.place, version, target), store.state(version)
+        known = self._fits.get(key)
+        if known is None or known[0] != state:
+            with self._fitting:
+                known = self._fits.get(key)
+                if known is None or known[0] != state:
+                    fit = self._fit(store, version, target)
+                    known = self._fits[key] = state, fit
+        return known[1]
+
+    def _fit(self, store: ReadableStore, version: int, target: int) -> NormFit:
+        way = self.affine(version, target)
+        dim = None if way.transposed is None else len(way.transposed)
+
+        def blocks() -> Iterator[Block]:
+            # Not a kind's own scan, which looks for rows that a later version replaces: the bounds
+            # then hold of these, too.
+            for rows in ReadableStore.scan(store, version, READ):
+                read = way.rows(rows.vectors[:, :dim]).astype(np.float64)
+                yield rows.vectors, (read**2).sum(axis=1)
+
+        with span("norms", source=version, target=target):
+            return fit_norms(blocks(), store.spaces()[version].dim)
 
     def _map(self, source: int, target: int) -> AffineMap | None:
         """Return the map; None if it is not affine."""

@@ -318,7 +318,7 @@ CREATE = (
     # For a space that is small compared with the others.
     "create index {of_version} on {table} (version)",
     "create table {meta} (version bigint primary key, dim integer not null,"
-    " fingerprint text not null)",
+    " fingerprint text not null, writes bigint not null default 0)",
     # One row at most: which side the store holds.
     "create table {side} (one boolean primary key default true check (one), side text not null)",
 )
@@ -343,7 +343,7 @@ ROWS = "select id, version, vector_send(vector), check_ from {table} where "
 FACTS = (
     "select version, dim, fingerprint,"
     " exists (select from {table} as vectors where vectors.version = space.version),"
-    " to_regclass(quote_ident({name} || '_v' || version || '_hnsw')) is not null"
+    " to_regclass(quote_ident({name} || '_v' || version || '_hnsw')) is not null, writes"
     " from {meta} as space order by version"
 )
 
@@ -429,10 +429,13 @@ class PgvectorStore(Store):
 
     def filled(self) -> dict[int, Space]:
         # To count is to look at every row.
-        return {v: Space(v, dim, mark) for v, dim, mark, any_row, _ in self._facts() if any_row}
+        return {v: Space(v, dim, mark) for v, dim, mark, any_row, *_ in self._facts() if any_row}
 
     def _facts(self) -> list[Any]:
         return self._ask(FACTS) if self._moment is None else self._moment
+
+    def state(self, version: int) -> object:
+        return [writes for number, *_, writes in self._facts() if number == version]
 
     def count(self) -> dict[int, int]:
         return dict(
@@ -514,6 +517,9 @@ class PgvectorStore(Store):
             " vector = excluded.vector, check_ = excluded.check_",
             version=rows.version,
         )
+        count = self._sql(
+            "update {meta} set writes = writes + 1 where version = {version}", version=rows.version
+        )
         parts = [order[i : i + WRITTEN_AT_ONCE] for i in range(0, len(order), WRITTEN_AT_ONCE)]
 
         def write(connection: Connection) -> None:
@@ -525,6 +531,8 @@ class PgvectorStore(Store):
                         checks[part].tolist(),
                     ]
                     connection.execute(query, values)
+                # Last, as other writers of the version wait from here on.
+                connection.execute(count)
 
         self._connections.run(write)
 
@@ -562,7 +570,7 @@ class PgvectorStore(Store):
         among = "" if ids is None else " and id = any(%s::{ids})"
         filtered = [] if ids is None else [ids.to_pylist()]
         dim = queries.shape[1]
-        halves = dim > LONGEST and any(v == version and there for v, *_, there in self._facts())
+        halves = dim > LONGEST and any(v == version and there for v, *_, there, _ in self._facts())
         product = SQL("{0} <#> %s::{1}")
         inline = {"dim": dim, "version": version, "k": k}
         by_index, by_all = (

@@ -396,6 +396,9 @@ class SnapshotStore(Store):
             counts[segment.version] += segment.living
         return {version: count for version, count in counts.items() if count}
 
+    def state(self, version: int) -> object:
+        return [one.record.vectors for one in self._current().of(version)]
+
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         view = copy(self)
         # A generation never changes, and its files stay mapped though others remove them.

@@ -425,6 +425,11 @@ class ReadableStore(Reopened, ABC):
         held = self.count()
         return {version: space for version, space in self.spaces().items() if version in held}
 
+    def state(self, version: int) -> object:
+        """Return what differs after a row of a version was added or replaced; it may be the same
+        after one was removed. A kind that cannot tell returns another each time."""
+        return object()
+
     def where(self, conditions: Filter) -> Self:
         """Return a view of the rows whose metadata fulfil a filter; `docs/stores.md`, "Filters".
 

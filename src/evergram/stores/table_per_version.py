@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -162,6 +163,9 @@ class TablePerVersionStore(Store):
     def spaces(self) -> dict[int, Space]:
         return self._record()[1]
 
+    def state(self, version: int) -> object:
+        return self._record()[0].get(f"state{version}")
+
     def count(self) -> dict[int, int]:
         counts = {version: self._count(version) for version in self.spaces()}
         return {version: count for version, count in counts.items() if count}
@@ -228,6 +232,10 @@ class TablePerVersionStore(Store):
         found, block = pa.concat_arrays(keys), np.concatenate(vectors)
         return [best_first(found, products(query[None], block)[0], k) for query in queries]
 
+    def _set_fields(self, fields: dict[str, Any]) -> None:
+        """Set some fields of the record; the others stay."""
+        self._save({**self._record()[0], **fields})
+
     def _add_space(self, space: Space) -> None:
         with self._writing() as store:
             record, spaces = store._record()
@@ -244,6 +252,7 @@ class TablePerVersionStore(Store):
     def _write(self, rows: Rows, checks: Checks) -> None:
         with self._writing() as store:
             store._put(rows, checks)
+            store._set_fields({f"state{rows.version}": uuid4().hex})
             for version in store.spaces():
                 if version != rows.version:
                     store._remove(version, rows.ids)
