@@ -468,7 +468,9 @@ def test_every_metric_is_exact_while_rows_are_stale(
             space = Space(version, of.dim + version + 1, of.fingerprint)
             store.add_space(space)
             some = ids[version :: 1 if version == 0 else 4]
-            store.upsert(stored_rows(maps, space, pa.array(some), vectors_of(version)[some]))
+            store.upsert(
+                stored_rows(maps, space, pa.array(some), vectors_of(version)[some].numpy())
+            )
         reader = Reader(lineage, {"object": store})
         before = store.state(0)
         compare(reader, ids, queries)

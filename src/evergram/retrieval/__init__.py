@@ -4,7 +4,8 @@ Read in this order:
 
 1. `reader`: `Reader`, a lineage and its stores.
 2. `version_maps`: from the version that a row was made with to the one that is asked for.
-   `metric_search`: distance and cosine on an index that knows inner products alone.
+   `metric_search`: distance and cosine on an index that knows inner products alone. `norm_fits`:
+   what stands for lengths that are not stored.
 3. `fill`: the stores of a lineage are filled, checked and opened. `backfill`: refresh a store's
    older rows, worst first. `version_sidecar`: rows and hits at an old version, by a few bytes of
    each old vector.

@@ -178,13 +178,13 @@ def _find_nearest(
     as many candidates that no other row can be among them."""
     if not fields:
         return
-    places, width = list(which), max(field.norms.needed for field in fields) + 1
-    width = max(_candidates(WIDER, k), min(MOST, width))
+    places, more = list(which), max(field.norms.more for field in fields)
+    width = max(_candidates(WIDER, k), min(MOST, k + more + 1))
     while places:
         if width > MOST:
             for field in fields:
-                hits = field.all_rows("l2", queries[places], k, ids)
-                for place, one in zip(places, hits, strict=True):
+                every = field.all_rows("l2", queries[places], k, ids)
+                for place, one in zip(places, every, strict=True):
                     found[place].append(one)
             return
         asked = queries[places].astype(np.float64)
@@ -210,7 +210,7 @@ def _find_nearest(
             if needed >= width:
                 left.append(place)
             for field in fields:
-                field.norms.needed = max(needed, field.norms.needed * 7 // 8)
+                field.norms.more = max(needed - k, field.norms.more * 7 // 8)
         places, width = left, WIDER * width
 
 
@@ -333,9 +333,9 @@ def _proved(
         asked, offset = field.linear(query[None], -t * slope)
         hits = field.search(asked, offset, width, ids)[0]
         best = merge_hits([best, _by_cosine(field, query, hits)], k)
-        norms = field.norms
-        least = t * (height + slope * (norms.below if t > 0 else norms.above))
-        slack = 1e-5 * high + float(norms.rounding(asked)[0])
+        fit = field.norms
+        least = t * (height + slope * (fit.below if t > 0 else fit.above))
+        slack = 1e-5 * high + float(fit.rounding(asked)[0])
         if len(hits) < width or float(hits.scores[-1]) < least - slack:
             break
         width *= WIDER

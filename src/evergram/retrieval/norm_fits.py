@@ -31,7 +31,7 @@ class NormFit:
         weight: float32 [width].
         ends: the smallest and the largest ‖z̃‖², or a little beyond; None if they are not known.
         largest: the largest size of each coordinate of x, [width].
-        needed: about how many candidates a proof by it has needed.
+        more: about how many candidates more than results the last proofs by it needed.
     """
 
     weight: Floats
@@ -40,12 +40,12 @@ class NormFit:
     above: float = 0.0
     ends: tuple[float, float] | None = None
     largest: Floats | float = 0.0
-    needed: int = 0
+    more: int = 0
 
     def rounding(self, linear: Floats) -> Doubles:
         """Return how far float32 may be from the scores of queries [Q, width], [Q]: a share of the
         sum of all terms' sizes; 0 where the norm is a coordinate, whose users allow for it."""
-        sizes: Doubles = (np.abs(linear) * np.float64(self.largest)).sum(axis=1)
+        sizes: Doubles = (np.abs(linear) * np.asarray(self.largest, np.float64)).sum(axis=1)
         return 2.0**-22 * sizes
 
 
