@@ -342,7 +342,7 @@ def test_rows_that_are_read_forward_are_searched_exactly(
     flags: tuple[bool, bool, bool],
 ) -> None:
     """Maps that flatten directions, or whole planes; rows far from 0, of unlike lengths, equal
-    ones, zeros; queries near a row, and far from all; few candidates at first."""
+    ones, zeros; queries near a row, far from all, and opposite to them; few candidates at first."""
     (seed, metric), (count, k, centre), (long, some, few) = drawn, shape, flags
     rng = np.random.default_rng(seed)
     old, new = dims
@@ -359,7 +359,8 @@ def test_rows_that_are_read_forward_are_searched_exactly(
     store.upsert(Rows(0, pa.array(range(count)), rows))
     read = maps.rows(rows[:, :old], 0, 1).astype(np.float64)
     near = read[rng.integers(0, count, 2)] + 0.1 * rng.standard_normal((2, new))
-    queries = np.vstack([near, 1 + 9 * rng.standard_normal((1, new))]).astype(np.float32)
+    queries = np.vstack([near, 1 + 9 * rng.standard_normal(new), -0.01 - read.sum(axis=0)])
+    queries = queries.astype(np.float32)
     among = sorted(rng.choice(count, size=max(1, count // 2), replace=False)) if some else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metric_search, "WIDER", 2)
