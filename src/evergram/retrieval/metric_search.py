@@ -144,9 +144,8 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
         with np.errstate(over="ignore", invalid="ignore"):
             single = power.astype(np.float32)
             asked = [field.linear(2 * queries, -1.0) for field in stored]
-            # A row's norm is one small number of it, and weighs as much here as all others
-            # together.
             asked = [(q, c - single) for q, c in asked]
+            # A row's norm is one small number of it, and weighs as much as all others together.
             best = _at_once(stored, asked, k, ids, exact=True)
         blurred = []
         for i, hits in enumerate(best):
@@ -176,11 +175,8 @@ def _find_nearest(
 ) -> None:
     """Add to what was found for some of the queries the k nearest rows, by distances in float64: of
     as many candidates that no other row can be among them."""
-    if not fields:
-        return
-    places, more = list(which), max(field.norms.more for field in fields)
-    width = max(_candidates(WIDER, k), min(MOST, k + more + 1))
-    while places:
+    places, width = list(which), _candidates(16, k)
+    while places and fields:
         if width > MOST:
             for field in fields:
                 every = field.all_rows("l2", queries[places], k, ids)
@@ -205,12 +201,9 @@ def _find_nearest(
             found[place] = [best]
             worst = float(best.scores[-1]) if len(best) == k else -np.inf
             least = worst - _error(power[i], worst)
-            needed = max(int((m >= least).sum()) for m in most[i :: len(places)])
             # Where all candidates may be so near, others may be.
-            if needed >= width:
+            if any((m >= least).sum() >= width for m in most[i :: len(places)]):
                 left.append(place)
-            for field in fields:
-                field.norms.more = max(needed - k, field.norms.more * 7 // 8)
         places, width = left, WIDER * width
 
 

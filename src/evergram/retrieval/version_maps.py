@@ -13,8 +13,8 @@ import torch
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.norm_fits import READ, Block, NormFit, fit_norms
-from evergram.stores.store import Floats, ReadableStore, Rows, Space
+from evergram.retrieval.norm_fits import READ, NormFit, fit_norms
+from evergram.stores.store import Doubles, Floats, ReadableStore, Rows, Space
 from evergram.tracing import span
 
 # A stored squared norm is scaled by this: for vectors of length up to some hundreds it is then a
@@ -114,20 +114,17 @@ class VersionMaps:
         """Return a fit of ‖z̃_j‖² to a store's rows of a version. They are read the first time, and
         again only after rows were added. Raises: LineageError: as `affine`."""
         key, state = (store.place, version, target), store.state(version)
-        known = self._fits.get(key)
-        if known is None or known[0] != state:
-            with self._fitting:
-                known = self._fits.get(key)
-                if known is None or known[0] != state:
-                    fit = self._fit(store, version, target)
-                    known = self._fits[key] = state, fit
+        with self._fitting:
+            known = self._fits.get(key)
+            if known is None or known[0] != state:
+                known = self._fits[key] = state, self._fit(store, version, target)
         return known[1]
 
     def _fit(self, store: ReadableStore, version: int, target: int) -> NormFit:
         way = self.affine(version, target)
         dim = None if way.transposed is None else len(way.transposed)
 
-        def blocks() -> Iterator[Block]:
+        def blocks() -> Iterator[tuple[Floats, Doubles]]:
             # Not a kind's own scan, which looks for rows that a later version replaces: the bounds
             # then hold of these, too.
             for rows in ReadableStore.scan(store, version, READ):
