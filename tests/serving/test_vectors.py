@@ -386,11 +386,11 @@ def test_what_is_no_filter_is_refused(adopted: tuple[TestClient, str], served: R
         ({}, "filter"),
         ({"year": {}}, "filter"),
         ({"category": {"like": "n%"}}, "filter"),
-        ({"title": "Title 1"}, "may name category, year"),
-        ({"category\" = 'news' or \"category": "x"}, "may name category, year"),
+        ({"title": "Title 1"}, "allowed are category, year"),
+        ({"category\" = 'news' or \"category": "x"}, "allowed are category, year"),
         ({"year": "2001"}, "of type int4, with a text"),
         ({"year": {"gte": True}}, "of type int4, with a boolean"),
         ({"category": "x\0"}, "texts without NUL"),
     ):
         refused(filtered(adopted[0], conditions), 400, words)
-    refused(filtered(served.http, {"category": "news"}), 400, "ids and vectors alone")
+    refused(filtered(served.http, {"category": "news"}), 400, "only ids and vectors")

@@ -140,7 +140,7 @@ def test_a_full_disk_undoes_the_whole_write(store: Any) -> None:
     store.upsert(constant(range(10)))
     with store._writing() as view:
         view._ask("pragma max_page_count = 20")
-    with pytest.raises(StoreError, match=r"full.*disk has room"):
+    with pytest.raises(StoreError, match=r"full.*disk has space"):
         store.upsert(constant(range(5, 20_000), value=2.0))
     np.testing.assert_array_equal(store.fetch(range(10))[0].vectors, 1.0)
     assert store.count() == {0: 10}

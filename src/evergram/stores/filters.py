@@ -1,4 +1,4 @@
-"""Filters by metadata, in the small form that a client of the service may send."""
+"""Metadata filters, in the simple form that clients of the service may send."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FORM = (
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on one field: "in" one of the values, or "gt", "gte", "lt", "lte" than the one;
-    all values are of one type, and ints and floats are one."""
+    """One condition on a field: "in" with several values, or "gt", "gte", "lt" or "lte" with one.
+    All values have the same type; ints and floats count as one type."""
 
     field: str
     operator: str
@@ -33,34 +33,34 @@ class Condition:
 
 
 def read_conditions(conditions: Filter) -> list[Condition]:
-    """Return the conditions of a filter, all of which must hold. Raises: DataError: it has another
-    form."""
+    """Parse a filter into conditions that must all hold. Raises: DataError: it is malformed."""
     if not isinstance(conditions, Mapping) or not 1 <= len(conditions) <= MOST_FIELDS:
         raise DataError(f"A filter needs 1 to {MOST_FIELDS} fields: {FORM}.")
-    read: list[Condition] = []
-    for field, asked in conditions.items():
-        if isinstance(asked, Mapping):
-            parts = [(operator, [bound]) for operator, bound in asked.items()]
+    parsed: list[Condition] = []
+    for field, given in conditions.items():
+        if isinstance(given, Mapping):
+            parts = [(operator, [bound]) for operator, bound in given.items()]
         else:
-            parts = [("in", list(asked) if isinstance(asked, (list, tuple)) else [asked])]
-        operators = SIGNS if isinstance(asked, Mapping) else ("in",)
-        fits = isinstance(field, str) and _is_value(field) and bool(parts)
+            parts = [("in", list(given) if isinstance(given, (list, tuple)) else [given])]
+        operators = SIGNS if isinstance(given, Mapping) else ("in",)
+        is_valid = isinstance(field, str) and _is_value(field) and bool(parts)
         for operator, values in parts:
             one_type = all(map(_is_value, values)) and len(set(map(_type, values))) == 1
-            fits = fits and operator in operators and one_type and len(values) <= MOST_VALUES
-        if not fits:
+            is_valid = is_valid and operator in operators and one_type
+            is_valid = is_valid and len(values) <= MOST_VALUES
+        if not is_valid:
             raise DataError(
                 f"The field {str(field)[:80]!r} of a filter is wrong; {FORM}, with 1 to "
                 f"{MOST_VALUES:,} values of one type: texts without NUL, booleans, or finite "
-                "numbers, the whole ones of at most 64 bits."
+                "numbers (integers of at most 64 bits)."
             )
-        read += [Condition(field, operator, tuple(values)) for operator, values in parts]
-    return read
+        parsed += [Condition(field, operator, tuple(values)) for operator, values in parts]
+    return parsed
 
 
 def _is_value(value: object) -> bool:
     if isinstance(value, str):
-        # Neither a NUL nor half of a pair of surrogates.
+        # No NUL and no lone surrogate.
         return re.search("[\0\ud800-\udfff]", value) is None
     if isinstance(value, float):
         return math.isfinite(value)
@@ -79,36 +79,36 @@ def type_of(condition: Condition) -> str:
 
 
 def allowed_conditions(conditions: Filter, allowed: Sequence[str]) -> list[Condition]:
-    """Return the conditions of a filter. Raises: DataError: it has another form, or the operator
-    did not allow filters to name one of its fields."""
-    read = read_conditions(conditions)
-    for field in [one.field for one in read if one.field not in allowed]:
+    """Parse a filter. Raises: DataError: it is malformed, or it uses a field that the operator does
+    not allow in filters."""
+    parsed = read_conditions(conditions)
+    for field in [condition.field for condition in parsed if condition.field not in allowed]:
         names = ", ".join(sorted(allowed))
-        can = f"it may name {names}" if names else "no field may be named"
+        rule = f"allowed are {names}" if names else "no field is allowed"
         raise DataError(
-            f"A filter names the field {field[:80]!r}; {can}, which the operator sets in the "
-            "store's address by filter=COLUMN,COLUMN."
+            f"A filter uses the field {field[:80]!r}; {rule}. The operator sets the allowed fields "
+            "in the store's address, by filter=COLUMN,COLUMN."
         )
-    return read
+    return parsed
 
 
 def of_other_type(condition: Condition, column_type: str) -> DataError:
-    """Return the error for values that a column of a type is not compared with."""
+    """Return the error for values that cannot be compared with a column of this type."""
     return DataError(
         f"A filter compares the field {condition.field[:80]!r}, of type {column_type}, with a "
-        f"{type_of(condition)}; numbers are compared with numbers, booleans with one or several "
-        "booleans, and texts, dates (such as '2026-01-31') and UUIDs with texts."
+        f"{type_of(condition)}; compare numbers with numbers, booleans with booleans, and texts, "
+        "dates (such as '2026-01-31') and UUIDs with texts."
     )
 
 
 def moment_of(condition: Condition, text: str, column_type: str) -> datetime:
-    """Return a date or a time, which without a zone is of UTC. Raises: DataError: it is none."""
+    """Parse a date or time; without a time zone it is in UTC. Raises: DataError: it is invalid."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise DataError(
             f"A filter compares the field {condition.field[:80]!r}, of {column_type}, with "
-            f"{text[:40]!r}; give a date such as '2026-01-31', and in a column of times perhaps "
+            f"{text[:40]!r}; give a date such as '2026-01-31', or for a column of times also "
             "'2026-01-31T12:00:00'."
         ) from None

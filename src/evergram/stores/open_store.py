@@ -1,4 +1,4 @@
-"""The table of kinds of store, and the way from an address to a store."""
+"""The table of store kinds, and the function that opens a store by its address."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import overload
 from evergram.errors import DataError
 from evergram.stores.store import ID_TYPES, ReadableStore, Store
 
-# By the scheme of its addresses, the module of a kind and its class. The module is imported when a
-# store is opened: its client need not be installed. A new kind is one line: docs/extend/store.md.
+# By address scheme: the module and class of each kind. Modules are imported only when a store is
+# opened, so their clients need not be installed. To add a kind, see docs/extend/store.md.
 KINDS = {
     "snapshot": ("snapshot_store", "SnapshotStore"),
     "postgresql": ("pgvector_store", "PgvectorStore"),
@@ -41,8 +41,8 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
         raise DataError(f"Ids cannot be of type {create!r}; a store holds int64 or string.")
     scheme, colon, _ = address.partition(":")
     if scheme not in KINDS:
-        # One letter and a colon are a drive; more is a scheme, perhaps a misspelt one. A password
-        # must not become the name of a folder, and is not repeated.
+        # One letter and a colon are a Windows drive; anything longer is an unknown scheme. Do not
+        # use an address with a password as a folder name, and do not print it.
         if colon and (re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme) or "@" in address):
             raise DataError(
                 f"No kind of store has the scheme {scheme!r}; give a folder's path, or an address "

@@ -1,9 +1,9 @@
-"""The default store: immutable files in a folder, mapped into memory.
+"""The default store: immutable files in a folder, memory-mapped.
 
-Rows of one version that were written together are a segment: `SHA.vectors` has the vectors, float32
-[n, D], and `SHA.arrow` their ids in ascending order and their checksums. `SHA.dead` has a bit for
-each row that is gone, `SHA.faiss` is an index. No file is ever changed, and each is named by its
-SHA-256. `store.json` lists them; to commit is to replace it.
+Rows of one version that are written together form a segment: `SHA.vectors` has the vectors, float32
+[n, D], and `SHA.arrow` their ids in ascending order and their checksums. `SHA.dead` has one bit per
+row, set if the row is deleted; `SHA.faiss` is an index. Files never change and are named by their
+SHA-256. `store.json` lists them; a commit replaces it.
 """
 
 from __future__ import annotations
@@ -48,30 +48,31 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 1
 NAME = "store.json"
-# Rows that are copied at once.
+# Rows copied at once.
 BLOCK = 16_384
-WAIT = 10.0  # seconds, for another process that writes
-# Rows that an index is built from: exact search of fewer is fast.
+WAIT = 10.0  # seconds to wait for another process that writes
+# Minimum number of rows for an index; exact search of fewer rows is fast.
 INDEXED_FROM = 200_000
-# This many segments of about one size become one of the next: a row is rewritten log_8 N times,
-# and there are at most 7 segments of each size.
+# This many segments of similar size are merged into one of the next size. A row is rewritten
+# log_8 N times, and there are at most 7 segments of each size.
 FANOUT = 8
-# Scores computed at once: few enough to stay in the processor's cache until the best are picked.
+# Scores computed at once, few enough for the processor's cache.
 SCORES = 1 << 19
 LEAST_ROWS, MOST_ROWS = 1024, 1 << 16
+# The index must have this recall of the nearest rows, measured on a sample of stored rows.
 RECALL, NEAREST, SAMPLE = 0.95, 10, 200
-# Rows that centres are found with, for each list; faiss asks for 39 at least.
+# Training rows per list for finding centres; faiss needs at least 39.
 TRAINING = 40
-# Scores [Q, b], and the rows [b] of a segment, or those of each query [Q, b].
+# Scores [Q, b], and the rows [b] of a segment, or [Q, b] if they differ by query.
 Scored = tuple[Floats, Places]
 Mask: TypeAlias = npt.NDArray[np.bool_]
-# Anybody can write a checksum: no other file is read, or removed, in place of a segment's.
+# The pattern prevents a forged store.json from naming files outside the folder.
 Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class IndexRecord:
-    """A faiss index of a segment: how many lists it has, and how many a search looks into."""
+    """A faiss index of a segment: its number of lists, and the number that a search probes."""
 
     sha256: Sha
     lists: int
@@ -80,7 +81,7 @@ class IndexRecord:
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """Rows that were written together: the SHA-256 of their files, and how many are gone."""
+    """Rows that were written together: the SHA-256 of their files, and the number deleted."""
 
     version: int
     dim: int
@@ -104,7 +105,7 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class SnapshotRecord:
-    """What `store.json` says."""
+    """The content of `store.json`."""
 
     id_type: str
     generation: int = 0
@@ -115,12 +116,12 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The files of a segment, mapped into memory.
+    """The files of a segment, memory-mapped.
 
     Args:
         vectors: [n, D]; ids, keys and checks [n] are in the same order, ascending by key.
-        dead: bool [n], rows that are gone; None where there are none.
-        index: faiss's; None without one, and where faiss is not installed.
+        dead: bool [n], True for deleted rows; None if there are none.
+        index: the faiss index; None without an index or if faiss is not installed.
     """
 
     record: SegmentRecord
@@ -132,7 +133,7 @@ class Segment:
     index: Any
 
     def find(self, ids: pa.Array, keys: Keys) -> tuple[Places, Places]:
-        """Return which of some ids [n] have a living row, in their order, and the rows."""
+        """Return the indices of the ids [n] that have a living row, in order, and these rows."""
         which, rows = find(self.keys, ids, keys, lambda rows: self.ids.take(pa.array(rows)))
         if self.dead is None:
             return which, rows
@@ -140,11 +141,11 @@ class Segment:
         return which[living], rows[living]
 
     def living(self) -> Places:
-        """Return the rows that are not gone."""
+        """Return the rows that are not deleted."""
         return np.arange(len(self.keys)) if self.dead is None else np.flatnonzero(~self.dead)
 
     def take(self, rows: Places, ids: pa.Array | None = None) -> tuple[Rows, Checks]:
-        """Return copies of rows [n], whose ids may be known, with the checksums that they have."""
+        """Return copies of rows [n] with their stored checksums; `ids` are their ids if known."""
         if ids is None:
             ids = self.ids.take(pa.array(rows))
             ids = ids if pa.types.is_integer(ids.type) else ids.cast(pa.string())
@@ -158,14 +159,14 @@ class Segment:
 
 
 def read_segment(folder: Path, record: SegmentRecord, known: Segment | None = None) -> Segment:
-    """Map the files of a segment, but for those of `known`, which stay mapped. Raises:
-    IntegrityError. FileNotFoundError."""
+    """Map the files of a segment, reusing those already mapped in `known`. Raises: IntegrityError,
+    FileNotFoundError."""
 
     def path_of(sha256: str, kind: str) -> Path:
         path = folder / f"{sha256}.{kind}"
         if digest_of(path) != sha256:
             raise IntegrityError(
-                f"{path} is not what was written; restore the store from a copy, or fill it again."
+                f"{path} is damaged; restore the store from a copy, or fill it again."
             )
         return path
 
@@ -192,16 +193,16 @@ def read_segment(folder: Path, record: SegmentRecord, known: Segment | None = No
 def write_segment(
     folder: Path, space: Space, blocks: Iterable[tuple[Rows, Checks]]
 ) -> list[SegmentRecord]:
-    """Write rows of a version; a later row of an id replaces the one before. Vectors go to the disk
-    as they come, and ids are in memory until the end. Returns: the segment; none without a row."""
+    """Write rows of a version; if an id is repeated, its last row counts. Vectors are written as
+    they arrive, and ids are kept in memory. Returns: the segment, or an empty list without rows."""
     path, ids, checks = folder / "new", [], []
     with path.open("wb") as file:
-        for rows, some in blocks:
+        for rows, block_checks in blocks:
             file.write(np.ascontiguousarray(rows.vectors, dtype="<f4").data)
             is_text = pa.types.is_string(rows.ids.type)
-            # The offsets of a string array have 32 bits.
+            # string arrays have 32-bit offsets, which may overflow.
             ids.append(rows.ids.cast(pa.large_string()) if is_text else rows.ids)
-            checks.append(some)
+            checks.append(block_checks)
     if not ids:
         return []
     joined = pa.concat_arrays(ids)
@@ -209,7 +210,7 @@ def write_segment(
     order: Places = np.argsort(keys, kind="stable")
     ranked = keys[order]
     if (ranked[1:] == ranked[:-1]).any():
-        # The first of an id when counted from the end.
+        # Keep the last row of each id: the first one in reversed order.
         codes = joined.dictionary_encode().indices.to_numpy()[::-1]
         last = np.zeros(len(joined), dtype=bool)
         last[len(joined) - 1 - np.unique(codes, return_index=True)[1]] = True
@@ -245,18 +246,18 @@ def digest_of(path: Path) -> str:
 
 
 def named_by_digest(path: Path, kind: str) -> str:
-    """Sync a file that is whole now, and rename it. Returns: its SHA-256."""
+    """Sync a complete file and rename it to its digest. Returns: its SHA-256."""
     sha256 = digest_of(path)
     commit(path, path.with_name(f"{sha256}.{kind}"), sync_parent=False)
     return sha256
 
 
 class Generation:
-    """A snapshot at one moment: its record and its segments, which never change, so that threads
-    read one generation while the next is written.
+    """The state of a snapshot after one commit: its record and segments. It never changes, so
+    threads can read one generation while the next is written.
 
-    `store.json` stays open, so that no later one can get its inode: a look at the inode then tells
-    whether there is another generation.
+    `store.json` stays open, so that no later file can reuse its inode. Comparing inodes then shows
+    whether there is a newer generation.
 
     Raises: OSError. IntegrityError: a file is damaged. FormatError: a later Evergram wrote it.
     """
@@ -270,19 +271,19 @@ class Generation:
             self._identity = _identity(os.fstat(self._descriptor))
 
     def of(self, version: int) -> list[Segment]:
-        return [one for one in self.segments if one.record.version == version]
+        return [segment for segment in self.segments if segment.record.version == version]
 
     def is_newest(self) -> bool:
-        """Return whether `store.json` is still this one, or was the last one there: who has a store
-        open goes on reading it when another process removes it."""
+        """Return True if `store.json` is still this file or was removed: an open store remains
+        readable if another process removes it."""
         try:
-            status = os.stat(self._path)  # noqa: PTH116 - asked at every call
+            status = os.stat(self._path)  # noqa: PTH116 - faster than Path.stat, called often
         except FileNotFoundError:
             return True
         return self._identity == _identity(status)
 
     def __del__(self) -> None:
-        # Not earlier: a thread may be comparing inodes.
+        # Do not close it earlier: another thread may be comparing inodes.
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
@@ -313,7 +314,7 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
 
 
 def write_record(path: Path, record: SnapshotRecord) -> None:
-    """Replace `store.json` by one rename."""
+    """Replace `store.json` atomically."""
     body: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(record)}
     text = json.dumps({"sha256": _digest(body), "store": body}, indent=1)
     write_bytes(path, text.encode() + b"\n")
@@ -325,19 +326,19 @@ def _digest(body: Any) -> str:
 
 class SnapshotStore(Store):
     """A folder with `store.json` and the segments that it lists. One process writes at a time, any
-    number read, and each of their calls sees what was acknowledged before it.
+    number of processes read, and each read sees all writes acknowledged before it.
 
-    A version that was loaded is one segment. Rows that are written later, as by a backfill, are
-    small segments beside it, which are merged, and rows that they replace are marked as gone.
+    `load` writes a version as one segment. Rows written later, e.g. by a backfill, form small
+    segments, which are merged over time; rows that they replace are marked as deleted.
 
-    A file is compared with its SHA-256 when it is opened, a row with its checksum when it is
-    fetched or found by a search. One kind of damage goes unnoticed until the store is opened again:
-    bytes damaged while a file is open can keep a row out of a search's results.
+    Files are checked against their SHA-256 when opened, and rows against their checksum when
+    fetched or found by a search. One kind of damage is not noticed until the store is reopened: if
+    bytes are damaged while a file is open, a search may miss a row.
     """
 
     kind: ClassVar[str] = "snapshot"
 
-    # The generation that a view reads; None where each call reads the newest.
+    # The generation that a view reads; None if each call reads the newest.
     _moment: Generation | None = None
 
     def __init__(self, path: Path) -> None:
@@ -345,13 +346,13 @@ class SnapshotStore(Store):
         self.address = f"snapshot:{path}"
         self._generation: Generation | None = None
         self._refreshing, self._one_writer = threading.RLock(), threading.RLock()
-        # Processes are kept apart by the file, threads of this one by the other lock.
+        # The file lock is for other processes, `_one_writer` for threads of this process.
         self._file_lock = file_lock(path / ".lock", thread_local=False)
         self.id_type = ID_TYPES[self._record.id_type]
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> SnapshotStore:
-        """See `open_store`. Raises: IntegrityError: a file of it is not what was written."""
+        """See `open_store`. Raises: IntegrityError: a file is damaged."""
         path = Path(address.removeprefix("snapshot:"))
         record, segments = path / NAME, path / "segments"
         try:
@@ -360,11 +361,11 @@ class SnapshotStore(Store):
                     raise DataError(
                         f"There is no store at {path}; give a store's folder, or fill it."
                     )
-                # Writing would remove them.
+                # Writing removes unlisted files, so never adopt a folder with other files.
                 if segments.is_dir() and any(segments.iterdir()) and not record.exists():
                     raise StoreError(
-                        f"{path} cannot be made a store: it has a folder 'segments' with other "
-                        f"files, and no {NAME}; give another folder."
+                        f"{path} cannot become a store: it has a folder 'segments' with other "
+                        f"files, but no {NAME}; give another folder."
                     )
                 segments.mkdir(parents=True, exist_ok=True)
                 with file_lock(path / ".lock", timeout=WAIT):
@@ -401,7 +402,7 @@ class SnapshotStore(Store):
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         view = copy(self)
-        # A generation never changes, and its files stay mapped though others remove them.
+        # A generation never changes, and its files stay mapped even if others remove them.
         view._moment = self._current()
         return work(view)
 
@@ -412,9 +413,9 @@ class SnapshotStore(Store):
     def load(self, space: Space, blocks: Iterable[Rows]) -> int:
         """Write all rows of a version into one segment and return their number.
 
-        The rows are acknowledged together at the end; killed before that, none of them is there.
+        All rows are committed together at the end; if the process is killed before, none is stored.
 
-        Raises: as `upsert`; DataError: rows of another version.
+        Raises: as `upsert`; DataError: a block has rows of another version.
         """
         self.add_space(space)
         total = 0
@@ -425,7 +426,7 @@ class SnapshotStore(Store):
                 if block.version != space.version:
                     raise DataError(
                         f"Rows of version {block.version} cannot be loaded as version "
-                        f"{space.version}; load each version by itself."
+                        f"{space.version}; load each version separately."
                     )
                 rows = self.checked(block)
                 total += len(rows)
@@ -439,30 +440,30 @@ class SnapshotStore(Store):
         return total
 
     def build_index(self) -> list[int]:
-        """Index by faiss each version with at least INDEXED_FROM rows that are in no index, as one
-        segment, unless comparing all rows is as fast. Rows written later are searched exactly
-        beside the index.
+        """Build a faiss index for each version with at least INDEXED_FROM rows that are not
+        indexed, merged into one segment, unless exact search is as fast. Rows written later are
+        searched exactly, in addition to the index.
 
-        Raises: DataError: an index is needed, and faiss is not installed.
+        Raises: DataError: an index is needed, but faiss is not installed.
         """
         with self._writing():
             for version in self.spaces():
                 segments = [s for s in self._current().of(version) if s.record.index is None]
-                if sum(one.record.living for one in segments) < INDEXED_FROM:
+                if sum(segment.record.living for segment in segments) < INDEXED_FROM:
                     continue
                 if len(segments) > 1 or segments[0].dead is not None:
                     segments = [self._merged(segments)]
                 index = build(self._segments, segments[0])
                 if index is not None:
                     self._replace(segments, [replace(segments[0].record, index=index)])
-        return sorted({one.version for one in self._record.segments if one.index is not None})
+        return sorted({s.version for s in self._record.segments if s.index is not None})
 
     @property
     def _record(self) -> SnapshotRecord:
         return self._current().record
 
     def _current(self) -> Generation:
-        """Return the generation of a view, else the newest. Raises: IntegrityError, StoreError."""
+        """Return a view's generation, otherwise the newest. Raises: IntegrityError, StoreError."""
         if self._moment is not None:
             return self._moment
         generation = self._generation
@@ -479,17 +480,17 @@ class SnapshotStore(Store):
         with self._refreshing:
             while True:
                 before, after = self._generation, Generation(path)
-                known = {one.record.ids: one for one in before.segments} if before else {}
+                known = {s.record.ids: s for s in before.segments} if before else {}
                 try:
                     after.segments = tuple(
-                        read_segment(self._segments, one, known.get(one.ids))
-                        for one in after.record.segments
+                        read_segment(self._segments, record, known.get(record.ids))
+                        for record in after.record.segments
                     )
                 except FileNotFoundError as error:
-                    # Another process may have committed a later generation meanwhile.
+                    # Another process may have committed a newer generation in the meantime.
                     if after.is_newest():
                         raise IntegrityError(
-                            f"A file that {path} lists is not there ({error.filename or error}); "
+                            f"A file that {path} lists is missing ({error.filename or error}); "
                             "restore the store from a copy, or fill it again."
                         ) from None
                     continue
@@ -498,13 +499,14 @@ class SnapshotStore(Store):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold the write lock, and delete all files that are not listed, before and after: those of
-        a write that was killed or failed, and replaced ones. Raises: StoreError."""
+        """Hold the write lock, and delete all unlisted files before and after: those of killed or
+        failed writes, and replaced ones. Raises: StoreError."""
         try:
             with self._one_writer, self._file_lock.acquire(timeout=WAIT):
                 if self._file_lock.lock_counter > 1:
                     raise StoreError(
-                        f"{self.address} is being loaded; what gives the blocks cannot write to it."
+                        f"{self.address} is being loaded; the source of its blocks must not write "
+                        "to it."
                     )
                 self._clear()
                 try:
@@ -521,36 +523,35 @@ class SnapshotStore(Store):
             ) from error
 
     def _clear(self) -> None:
-        """Delete all files that are not listed. A reader that has one mapped keeps it; one that
-        cannot be deleted is left to a later write."""
-        listed = {name for one in self._record.segments for name in one.files}
+        """Delete all unlisted files. Readers can still use files that they have mapped; a file that
+        cannot be deleted now is deleted by a later write."""
+        listed = {name for segment in self._record.segments for name in segment.files}
         with suppress(OSError):
             for path in self._segments.iterdir():
                 if path.name not in listed:
                     path.unlink()
 
     def _commit(self, **changed: Any) -> None:
-        """Replace `store.json` by one with other fields, and delete the files that it does not
-        list."""
+        """Commit a record with changed fields, and delete unlisted files."""
         before = self._record
         record = replace(before, generation=before.generation + 1, **changed)
         try:
             sync(self._segments)
             write_record(self._path / NAME, record)
         except OSError as error:
-            # It may have come after the rename.
+            # If the error came after the rename, the write has taken effect.
             if self._record.generation == before.generation:
                 raise
             raise StoreError(
-                f"{self.address} was written, and the disk does not confirm it: "
-                f"{error.strerror or error}; write the same again."
+                f"{self.address} was written, but the disk did not confirm it: "
+                f"{error.strerror or error}; write the same rows again."
             ) from error
         self._clear()
 
     def _add(self, ids: pa.Array, keys: Keys, records: list[SegmentRecord]) -> None:
-        """Commit segments of some ids, whose other rows are gone from then on. Then merge segments
+        """Commit new segments with these ids, whose other rows are deleted. Then merge segments
         until there are few."""
-        left = []
+        remaining = []
         for segment in self._current().segments:
             rows, record = segment.find(ids, keys)[1], segment.record
             if len(rows):
@@ -561,33 +562,33 @@ class SnapshotStore(Store):
                 sha256 = named_by_digest(path, "dead")
                 record = replace(record, gone=record.gone + len(rows), dead=sha256)
             if record.living:
-                left.append(record)
-        if (segments := (*left, *records)) == self._record.segments:
+                remaining.append(record)
+        if (segments := (*remaining, *records)) == self._record.segments:
             return
         self._commit(segments=segments)
-        # Where there is no room, a later write merges them: the rows are acknowledged already.
+        # The rows are committed. If the disk is full now, a later write merges the segments.
         with suppress(OSError):
-            while some := _next_merge(self._current()):
-                self._merged(some)
+            while to_merge := _next_merge(self._current()):
+                self._merged(to_merge)
 
     def _merged(self, segments: list[Segment]) -> Segment:
         """Merge segments of one version into one and return it."""
         first = segments[0].record
 
-        def proved() -> Iterator[tuple[Rows, Checks]]:
+        def verified() -> Iterator[tuple[Rows, Checks]]:
             for segment in segments:
                 for rows, checks in segment.blocks(BLOCK):
-                    # A damaged row must not get a new hash.
+                    # Verify before writing: a damaged row must not get a valid file hash.
                     self._verify(rows, checks)
                     yield rows, checks
 
         space = self.spaces()[first.version]
-        self._replace(segments, write_segment(self._segments, space, proved()))
+        self._replace(segments, write_segment(self._segments, space, verified()))
         return self._current().segments[-1]
 
     def _replace(self, segments: list[Segment], records: list[SegmentRecord]) -> None:
-        removed = [one.record for one in segments]
-        others = [one for one in self._record.segments if one not in removed]
+        removed = [segment.record for segment in segments]
+        others = [record for record in self._record.segments if record not in removed]
         self._commit(segments=(*others, *records))
 
     def _add_space(self, space: Space) -> None:
@@ -618,9 +619,9 @@ class SnapshotStore(Store):
         for segment in self._current().segments:
             which, rows = segment.find(ids, keys)
             if len(rows):
-                # The checksum tells where a row is another id's.
-                mine = ids if len(which) == len(ids) else ids.take(pa.array(which))
-                blocks.append(segment.take(rows, mine))
+                # Pass the requested ids: the checksum then detects a row of another id.
+                found_ids = ids if len(which) == len(ids) else ids.take(pa.array(which))
+                blocks.append(segment.take(rows, found_ids))
         return blocks
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
@@ -633,19 +634,19 @@ class SnapshotStore(Store):
         if not len(queries):
             return []
         segments = self._current().of(version)
-        asked = None if ids is None else (ids, keys_of(ids))
-        # Rows are numbered through all segments.
-        starts = np.cumsum([0, *(one.record.rows for one in segments)])
+        wanted = None if ids is None else (ids, keys_of(ids))
+        # Rows are numbered consecutively over all segments.
+        starts = np.cumsum([0, *(segment.record.rows for segment in segments)])
 
         def scored() -> Iterator[Scored]:
             for segment, start in zip(segments, starts, strict=False):
-                among = None if asked is None else segment.find(*asked)[1]
+                among = None if wanted is None else segment.find(*wanted)[1]
                 for scores, rows in scored_rows(segment, queries, k, among):
                     yield scores, rows + start
 
         best = []
         for rows, query in zip(best_rows(len(queries), k, scored()), queries, strict=True):
-            # Scores are made from copies of the rows that were compared with their checksums.
+            # Compute the final scores from copies of the rows after verifying their checksums.
             found, scores = [pa.array([], self.id_type)], [np.zeros(0, np.float32)]
             of_segment = np.searchsorted(starts, rows, "right") - 1
             for number in np.unique(of_segment):
@@ -658,23 +659,23 @@ class SnapshotStore(Store):
 
 
 def _next_merge(generation: Generation) -> list[Segment]:
-    """Return segments of one version to merge into one; none if there are few enough."""
-    alike: dict[tuple[int, int], list[Segment]] = {}
+    """Return segments of one version to merge into one; an empty list if there are few enough."""
+    by_size: dict[tuple[int, int], list[Segment]] = {}
     for segment in generation.segments:
         record = segment.record
-        # Half of it is gone: rewriting halves what searches compare and what the disk holds.
+        # Rewrite a segment if more than half of its rows are deleted.
         if 2 * record.living < record.rows:
             return [segment]
         size = (record.rows.bit_length() - 1) // 3  # ⌊log_8 rows⌋
-        same = alike.setdefault((record.version, size), [])
-        same.append(segment)
-        if len(same) == FANOUT:
-            return same
+        same_size = by_size.setdefault((record.version, size), [])
+        same_size.append(segment)
+        if len(same_size) == FANOUT:
+            return same_size
     return []
 
 
-# Searches in a segment: of all its rows, or by a faiss index (IVF), whose lists a query is compared
-# with a few of.
+# Search in a segment: over all rows, or with a faiss index (IVF), of which a query probes a few
+# lists.
 
 
 def faiss_module() -> Any:
@@ -689,19 +690,19 @@ def faiss_module() -> Any:
 
 
 def best_rows(queries: int, k: int, scored: Iterable[Scored]) -> list[Places]:
-    """Return for each query the rows [≤k] with the largest scores above −∞, in any order."""
+    """Return, for each query, the rows [≤k] with the largest scores above −∞, in any order."""
     best = [(np.zeros(0, np.float32), np.zeros(0, np.int64))] * queries
-    # The k-th best, which a row must exceed; −∞ until there are k.
+    # The k-th best score so far, which a row must exceed; −∞ until there are k.
     limits = np.full(queries, -np.inf, dtype=np.float32)
     for scores, rows in scored:
         for i in np.flatnonzero(scores.max(axis=1, initial=-np.inf) > limits):
             chosen = np.flatnonzero(scores[i] > limits[i])
             chosen = chosen[_largest(scores[i, chosen], k)]
-            mine = (rows if rows.ndim == 1 else rows[i])[chosen]
+            chosen_rows = (rows if rows.ndim == 1 else rows[i])[chosen]
             joined = np.concatenate([best[i][0], scores[i, chosen]])
-            kept = _largest(joined, k)
-            best[i] = joined[kept], np.concatenate([best[i][1], mine])[kept]
-            if len(kept) == k:
+            top = _largest(joined, k)
+            best[i] = joined[top], np.concatenate([best[i][1], chosen_rows])[top]
+            if len(top) == k:
                 limits[i] = best[i][0].min()
     return [rows for _, rows in best]
 
@@ -713,7 +714,7 @@ def _largest(scores: Floats, k: int) -> Places:
 
 
 def scored_rows(segment: Segment, queries: Floats, k: int, rows: Places | None) -> Iterator[Scored]:
-    """Yield living rows, or `rows` alone, with their scores; the k best are among them."""
+    """Yield scored rows that include the k best living rows, or the k best of `rows`."""
     if rows is None and segment.index is not None:
         found = _by_index(segment, queries, min(k, segment.record.living))
         if found is not None:
@@ -731,23 +732,22 @@ def scored_rows(segment: Segment, queries: Floats, k: int, rows: Places | None) 
 
 
 def _by_index(segment: Segment, queries: Floats, k: int) -> Scored | None:
-    """Return the k nearest living rows of each query; None if half of the lists would be compared,
-    which takes as long as all rows, or a sum of faiss is past float32, which may hide that its end
-    is not."""
+    """Return the k nearest living rows of each query. Return None if at least half of the lists
+    would be probed, which is as slow as exact search, or if a score overflows float32 in faiss, in
+    which case only our exact `products` are reliable."""
     record = segment.record.index
     assert record is not None
-    # Lists with four times as many rows as are looked for.
+    # Probe lists with at least four times k rows.
     probes = max(record.probes, -(-4 * k * record.lists // segment.record.living))
     if 2 * probes >= record.lists:
         return None
     scores, rows = _nearest(segment, segment.index, queries, k, probes)
-    whole = rows.min(initial=0) >= 0 and bool(np.isfinite(scores).all())
-    return (scores, rows) if whole else None
+    is_complete = rows.min(initial=0) >= 0 and bool(np.isfinite(scores).all())
+    return (scores, rows) if is_complete else None
 
 
 def _nearest(segment: Segment, index: Any, queries: Floats, k: int, probes: int) -> Scored:
-    """Return the k living rows [Q, k] with the largest scores in the nearest lists; −1 where these
-    have fewer rows."""
+    """Return the k best living rows in the probed lists, [Q, k], padded with −1."""
     faiss, settings = faiss_module(), {"nprobe": probes}
     if segment.dead is not None:
         bits = np.packbits(~segment.dead, bitorder="little")
@@ -757,26 +757,26 @@ def _nearest(segment: Segment, index: Any, queries: Floats, k: int, probes: int)
 
 
 def build(folder: Path, segment: Segment) -> IndexRecord | None:
-    """Index a segment, and write the index; return None if the recall of stored rows as queries
-    takes half of the lists or more: comparing all rows is then about as fast. Raises: DataError: no
-    faiss. StoreError."""
+    """Build and write the index of a segment. Return None if reaching RECALL, with stored rows as
+    queries, needs half of the lists or more, as exact search is then about as fast. Raises:
+    DataError: faiss is not installed. StoreError."""
     faiss, vectors = faiss_module(), segment.vectors
     dim = vectors.shape[1]
     lists = max(1, min(round(2 * len(vectors) ** 0.5), len(vectors) // TRAINING))
     rows = np.sort(np.random.default_rng(0).permutation(len(vectors))[: lists * TRAINING])
     centres = faiss.Kmeans(dim, lists, niter=10, seed=0, min_points_per_centroid=1)
     centres.train(vectors[rows])
-    # A row is in the list of its nearest centre, also where lengths differ; a query looks into
-    # the lists with the largest inner products.
+    # Rows are assigned to the nearest centre (L2), even if their lengths differ; queries probe the
+    # lists whose centres have the largest inner products.
     near, inner = faiss.IndexFlatL2(dim), faiss.IndexFlatIP(dim)
     near.add(centres.centroids)
     inner.add(centres.centroids)
     index = faiss.IndexIVFFlat(inner, dim, lists, faiss.METRIC_INNER_PRODUCT)
     for start in range(0, len(vectors), MOST_ROWS):
         block = np.ascontiguousarray(vectors[start : start + MOST_ROWS])
-        # Both arrays must live until faiss has read them.
-        _, places = near.search(block, 1)
-        index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(places))
+        # swig_ptr does not keep arrays alive, so hold both in variables.
+        _, centre_numbers = near.search(block, 1)
+        index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(centre_numbers))
     probes = _enough_probes(index, segment, lists)
     if probes is None:
         return None
@@ -790,17 +790,16 @@ def build(folder: Path, segment: Segment) -> IndexRecord | None:
 
 
 def _enough_probes(index: Any, segment: Segment, lists: int) -> int | None:
-    """Return the number of lists that give the recall; None if it is half of them or more."""
+    """Return the number of lists to probe for RECALL; None if it is half of them or more."""
     sample = np.random.default_rng(1).permutation(segment.living())[:SAMPLE]
     queries = segment.vectors[sample]
     compared = scored_rows(segment, queries, NEAREST, segment.living())
     truth = [set(rows.tolist()) for rows in best_rows(len(queries), NEAREST, compared)]
-    wanted, probes = sum(map(len, truth)), 1
+    total, probes = sum(map(len, truth)), 1
     while 2 * probes < lists:
         found = _nearest(segment, index, queries, NEAREST, probes)[1].tolist()
-        if sum(len(one.intersection(f)) for one, f in zip(truth, found, strict=True)) >= (
-            RECALL * wanted
-        ):
+        hits = sum(len(true.intersection(rows)) for true, rows in zip(truth, found, strict=True))
+        if hits >= RECALL * total:
             return probes
         probes *= 2
     return None

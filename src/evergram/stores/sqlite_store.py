@@ -1,9 +1,9 @@
 """A store in one SQLite file.
 
-Its tables are `NAME_record`, and `NAME_v3` for version 3, whose vectors are what the extension
-sqlite-vec reads.
+Its tables are `NAME_record` and, for version 3, `NAME_v3`, with vectors in the format of the
+extension sqlite-vec.
 
-All rows are compared in each search, so it is exact; SQLite's transactions keep an id in one space.
+Searches compare all rows, so they are exact; transactions keep each id in one space.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-WAIT = 60.0  # seconds, for another process that writes
-# Connections that wait for the next call; each reader at the same moment needs one.
+WAIT = 60.0  # seconds to wait for another process that writes
+# Maximum number of idle connections; each concurrent reader needs one.
 IDLE = 8
-# Rows that a search compares at once.
+# Rows compared at once in a search.
 BLOCK = 8_192
 
 
@@ -53,17 +53,17 @@ class SqliteStore(TablePerVersionStore):
     kind: ClassVar[str] = "sqlite"
     two_steps: ClassVar[bool] = False
 
-    # The connection that a view of one moment has; None where each call borrows one.
+    # A view's connection; None if each call borrows one.
     _connection: apsw.Connection | None = None
 
     def __init__(self, place: str, name: str, create: str | None) -> None:
         super().__init__(place, name, create)
-        # Readers do not wait for writers where these write into a log (WAL), which a copy of a file
-        # may lack. It changes the file, so only one that is known to hold a store.
+        # In WAL mode, readers do not wait for writers. A copied file may have another mode. Setting
+        # it changes the file, so do it only now that the file is known to be a store.
         until = time.monotonic() + WAIT
         with self._lent() as connection, self._errors():
             while connection.pragma("journal_mode") != "wal":
-                # SQLite does not wait by itself here, where two change it at once.
+                # SQLite's busy timeout does not apply here, so retry.
                 try:
                     connection.pragma("journal_mode", "wal")
                     break
@@ -87,8 +87,8 @@ class SqliteStore(TablePerVersionStore):
     def _errors(self) -> Iterator[None]:
         """Raise every error of SQLite as a StoreError."""
         todo = (
-            "see that it is an SQLite file that may be read and written, with its folder, and that "
-            "the disk has room; or restore it from a copy"
+            "check that it is an SQLite file, that it and its folder are readable and writable, "
+            "and that the disk has space; or restore it from a copy"
         )
         with errors_as_store_errors(self.address, todo):
             try:
@@ -109,7 +109,7 @@ class SqliteStore(TablePerVersionStore):
             with self._errors():
                 connection = apsw.Connection(str(self._path), flags=self._flags)
                 connection.set_busy_timeout(round(WAIT * 1000))
-                # A commit is on the disk when it returns, whatever this SQLite was built to do.
+                # Make commits durable, whatever the default of this SQLite build is.
                 connection.execute("pragma synchronous = full")
         try:
             yield connection
@@ -119,9 +119,9 @@ class SqliteStore(TablePerVersionStore):
 
     @contextmanager
     def _view(self, begin: str = "begin") -> Iterator[Self]:
-        """Yield a view with a transaction: one that sees the file as it is now, and only that, or,
-        with "begin immediate", the one that writes; it is whole, and on the disk, when the block
-        ends, or undone where it raises."""
+        """Yield a view in a transaction: a read transaction that sees the file as it is now or,
+        with "begin immediate", a write transaction. It is committed durably when the block ends,
+        and rolled back if the block raises."""
         if self._connection is not None:
             yield self
             return
@@ -129,7 +129,7 @@ class SqliteStore(TablePerVersionStore):
             try:
                 with self._errors():
                     connection.execute(begin)
-                    # The first question fixes the moment.
+                    # SQLite takes the snapshot at the first query.
                     connection.execute("select 1 from sqlite_master limit 1").fetchall()
                 view = copy(self)
                 view._connection = connection
@@ -137,7 +137,7 @@ class SqliteStore(TablePerVersionStore):
                 with self._errors():
                     connection.execute("commit")
             finally:
-                # SQLite has itself ended a transaction that a full disk broke, say.
+                # SQLite may already have rolled back, for example if the disk is full.
                 if connection.in_transaction:
                     with self._errors():
                         connection.execute("rollback")
@@ -148,7 +148,7 @@ class SqliteStore(TablePerVersionStore):
 
     def _close_surplus(self) -> None:
         while len(self._idle) > (0 if self._closed else IDLE):
-            # What was written is on the disk already; the last one to leave only tidies up the log.
+            # Errors do not matter: all commits are on disk, and closing only cleans up the WAL.
             with suppress(apsw.Error, IndexError):
                 self._idle.pop().close()
 
@@ -157,11 +157,11 @@ class SqliteStore(TablePerVersionStore):
             return work(view)
 
     def build_index(self) -> list[int]:
-        """Build nothing: every search compares all rows."""
+        """Do nothing: every search compares all rows."""
         return []
 
     def filled(self) -> dict[int, Space]:
-        # To count is to look at every page.
+        # Do not count the rows, which would read every page.
         with self._view() as view:
             spaces, query = view.spaces(), "select 1 from {} limit 1"
             return {v: spaces[v] for v in spaces if view._ask(query.format(view._table(v)))}
@@ -189,8 +189,8 @@ class SqliteStore(TablePerVersionStore):
     def _save(self, record: dict[str, Any]) -> None:
         if not self._has_table(f"{self._name}_record"):
             query = "select name from sqlite_master where lower(name) glob lower(?) || '_v[0-9]*'"
-            for (theirs,) in self._ask(query, self._name):
-                raise not_ours(f"table {theirs}", self.address)
+            for (foreign_table,) in self._ask(query, self._name):
+                raise not_ours(f"table {foreign_table}", self.address)
         table = f'"{self._name}_record"'
         self._ask(f"create table if not exists {table} (record text)")
         self._ask(f"delete from {table}")
@@ -200,10 +200,11 @@ class SqliteStore(TablePerVersionStore):
         table = f"{self._name}_v{space.version}"
         if self._has_table(table):
             raise not_ours(f"table {table}", self.address)
-        # Pages of rows are read in the order of the rowid, in which they lie in the file; that of a
-        # text id is a column, as a VACUUM would else change it.
-        number = pa.types.is_integer(self.id_type)
-        keys = "id integer primary key" if number else "place integer primary key, id text unique"
+        # `_scan` reads rows in the order of the rowid, which is their order in the file. For text
+        # ids the rowid is an explicit column, because a VACUUM could otherwise change it.
+        is_number = pa.types.is_integer(self.id_type)
+        number_key, text_key = "id integer primary key", "place integer primary key, id text unique"
+        keys = number_key if is_number else text_key
         self._ask(f'create table "{table}" ({keys}, vector blob, checksum integer)')
 
     def _has_table(self, table: str) -> bool:
@@ -234,14 +235,14 @@ class SqliteStore(TablePerVersionStore):
             return super(SqliteStore, view)._read(ids)
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
-        # Page by page: no transaction stays open, in which the log of writes would only grow.
+        # Read page by page: during a long transaction, the WAL could not be checkpointed.
         query = f"select id, vector, checksum, rowid from {self._table(version)}"
         after, last = "", list[int]()
         while cells := self._ask(f"{query}{after} order by rowid limit ?", *last, size):
             if last and cells[-1][3] <= last[0]:
                 raise StoreError(
-                    f"{self.address} has rows out of their order: its file is damaged; restore it "
-                    "from a copy."
+                    f"{self.address} has rows out of order: its file is damaged; restore it from a "
+                    "copy."
                 )
             yield self._block(version, cells)
             after, last = " where rowid > ?", [cells[-1][3]]
@@ -255,7 +256,7 @@ class SqliteStore(TablePerVersionStore):
             blocks = view._scan(version, BLOCK)
             scored = ((rows.ids, products(queries, rows.vectors)) for rows, _ in blocks)
             best = best_of(len(queries), k, scored, self.id_type)
-            # The best are read again, and compared with their checksums.
+            # Read the best rows again, to verify their checksums.
             return [
                 view._best_among(version, query[None], k, found)[0]
                 for query, (found, _) in zip(queries, best, strict=True)
@@ -264,7 +265,7 @@ class SqliteStore(TablePerVersionStore):
     def _block(self, version: int, cells: list[Any]) -> tuple[Rows, Checks]:
         with self._errors():
             keys, raw, checks, *_ = zip(*cells, strict=True)
-            if len({len(one) for one in raw}) > 1:
+            if len({len(vector) for vector in raw}) > 1:
                 raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
             vectors = np.frombuffer(b"".join(raw), dtype="<f4").reshape(len(raw), -1)
             rows = Rows(version, pa.array(keys, self.id_type), vectors.astype(np.float32))
@@ -278,7 +279,7 @@ class SqliteStore(TablePerVersionStore):
         return self._ask_each(query, [values])
 
     def _ask_each(self, query: str, several: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Return the rows of a query that is asked with each of several values."""
+        """Return the rows of a query that is executed once for each tuple of values."""
         with self._view() as view, self._errors():
             assert view._connection is not None
             return list(view._connection.executemany(query, several))

@@ -1,5 +1,5 @@
-"""What stores of embeddings take and give, and their interface: rows of one side, each at the
-version that made it."""
+"""The interface of embedding stores, and its types: rows of one side, each with the version that
+embedded it."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Checks = npt.NDArray[np.uint32]
 Keys = npt.NDArray[Any]
 Places = npt.NDArray[np.int64]
 
-# Every database and file system takes such a name as it is.
+# Names that every database and file system accepts unchanged.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}")
-# Hits of a query that a search may return.
+# Maximum number of hits per query.
 MOST_HITS = 2**31 - 1
-# Rows whose products are summed anew in float64 at once.
+# Rows whose products are recomputed in float64 at once.
 SUMMED = 1024
-# The types of ids; one store holds one of them.
+# The id types; a store has one of them.
 ID_TYPES = {"int64": pa.int64(), "string": pa.string()}
 
 
@@ -55,8 +55,8 @@ class Space:
 
     Args:
         version: its number in the lineage.
-        dim: D of its vectors as they are stored.
-        fingerprint: of the version; a store refuses another one for the same number.
+        dim: D of the stored vectors.
+        fingerprint: the version's fingerprint; a store rejects a different one for the same number.
     """
 
     version: int
@@ -69,10 +69,10 @@ class Rows:
     """Rows that were embedded with one version.
 
     Args:
-        version: of their space.
-        ids: [n], int64 or string, each once.
+        version: the version of their space.
+        ids: [n], int64 or string, distinct.
         vectors: float32 [n, D], finite.
-    Raises: ShapeError, DataError: they are not that.
+    Raises: ShapeError: wrong shape. DataError: wrong dtype.
     """
 
     version: int
@@ -83,18 +83,18 @@ class Rows:
         if self.vectors.ndim != 2 or len(self.ids) != len(self.vectors):
             raise ShapeError(
                 f"Rows have {len(self.ids)} ids and vectors of shape {list(self.vectors.shape)}; "
-                "vectors must be [n, D], one for each id."
+                "vectors must be [n, D], one per id."
             )
         if self.vectors.dtype != np.float32:
-            raise DataError(f"Vectors are {self.vectors.dtype}; a store holds float32.")
+            raise DataError(f"Vectors are {self.vectors.dtype}; they must be float32.")
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def without(self, ids: pa.Array) -> Rows:
-        kept = pc.invert(pc.is_in(self.ids, value_set=ids))
-        vectors = self.vectors[kept.to_numpy(zero_copy_only=False)]
-        return Rows(self.version, self.ids.filter(kept), vectors)
+        mask = pc.invert(pc.is_in(self.ids, value_set=ids))
+        vectors = self.vectors[mask.to_numpy(zero_copy_only=False)]
+        return Rows(self.version, self.ids.filter(mask), vectors)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Hits:
     Args:
         ids: [n].
         scores: float32 [n], descending.
-        versions: int64 [n], the version that each row was embedded with.
+        versions: int64 [n], the version with which each row was embedded.
     """
 
     ids: pa.Array
@@ -115,31 +115,31 @@ class Hits:
         return len(self.ids)
 
     def first(self, k: int) -> Hits:
-        """Return the best k."""
+        """Return the first k hits."""
         return Hits(self.ids.slice(0, k), self.scores[:k], self.versions[:k])
 
     def where(self, kept: npt.NDArray[np.bool_]) -> Hits:
-        """Return those that are kept, bool [n], in their order."""
+        """Return the hits where the mask `kept`, bool [n], is True."""
         return Hits(self.ids.filter(pa.array(kept)), self.scores[kept], self.versions[kept])
 
     def ranked(self, scores: npt.NDArray[np.floating[Any]]) -> Hits:
-        """Return them with other scores [n], best first; of one score in the order they have."""
+        """Return the hits with new scores [n], best first; ties keep their order."""
         order = np.argsort(-scores, kind="stable")
         ids = self.ids.take(pa.array(order))
-        # A score beyond float32 is infinite, which is no error of the program.
+        # Scores that overflow float32 become infinite, which is allowed.
         with np.errstate(over="ignore"):
             return Hits(ids, scores[order].astype(np.float32), self.versions[order])
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """Embeddings in the order of the ids that were asked for.
+    """Embeddings in the order of the requested ids.
 
     Args:
-        version: j, the version they are read as.
-        ids: [n], as asked.
-        vectors: float32 [n, D_j]; zeros where an id is not stored.
-        sources: [n], the version that each was computed from; -1 if the id is not stored.
+        version: j, the version as which they are read.
+        ids: [n], the requested ids.
+        vectors: float32 [n, D_j]; zeros for ids that are not stored.
+        sources: [n], the version from which each was computed; -1 for ids that are not stored.
     """
 
     version: int
@@ -149,7 +149,7 @@ class Embedded:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Return how many were computed from each version."""
+        """The number of vectors computed from each version; -1 counts missing ids."""
         return dict(Counter(self.sources.tolist()))
 
     @property
@@ -159,12 +159,12 @@ class Embedded:
 
 
 def row_checks(rows: Rows) -> Checks:
-    """Return a checksum of id, version and vector of each row, uint32 [n].
+    """Return a checksum of each row's id, version and vector, uint32 [n].
 
-    It is stored with the row and compared when the row is fetched, so that no damaged vector, and
-    none under another id, is returned. It is Σ_i m_i w_i modulo 2³², with w the 32-bit words of a
-    row and m odd: any change to one word changes it, and changes to several go unseen once in 2³².
-    A CRC would do as much, but row by row; this is computed for all rows at once.
+    It is stored with the row and compared when the row is read, so that a damaged vector or a
+    vector of another id is never returned. It is Σ_i m_i w_i modulo 2³², with w the 32-bit words of
+    a row and m odd: a change of one word always changes it, and changes of several words go
+    undetected with probability 2⁻³². Unlike a CRC, it is vectorised over rows.
     """
     vectors = np.ascontiguousarray(rows.vectors, dtype="<f4").view("<u4")
     odd = _multipliers(vectors.shape[1] + 3)
@@ -176,14 +176,14 @@ def row_checks(rows: Rows) -> Checks:
         keys[:, 0] = np.fromiter(texts, dtype=np.uint32, count=len(rows))
     checks: Checks = np.einsum("nd,d->n", vectors, odd[3:], dtype=np.uint32)
     checks += keys @ odd[1:3]
-    # Plus one, so that a row of zeros under id 0 has another checksum than zero.
+    # Add 1, so that the checksum of a zero vector with id 0 is not 0.
     checks += np.uint32((1 + int(odd[0]) * rows.version) & 0xFFFFFFFF)
     return checks
 
 
 @lru_cache
 def _multipliers(count: int) -> Checks:
-    """Return odd numbers without a pattern: the finaliser of MurmurHash3 of 1, 2, …"""
+    """Return pseudo-random odd numbers: MurmurHash3's finaliser applied to 1, 2, …"""
     mixed = np.arange(1, count + 1, dtype=np.uint32)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         mixed ^= mixed >> np.uint32(shift)
@@ -194,14 +194,14 @@ def _multipliers(count: int) -> Checks:
 def places_among(
     ids: pa.Array, others: pa.Array
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return which of the ids are among others, bool [n], and where there these are, in order."""
+    """Return a mask of the ids that are among `others`, bool [n], and their indices there."""
     places = pc.index_in(ids, value_set=others)
     return places.is_valid().to_numpy(zero_copy_only=False), places.drop_null().to_numpy()
 
 
 def keys_of(ids: pa.Array) -> Keys:
-    """Return numbers [n] by which ids are sorted and found: an integer's own, and a hash of a text,
-    the same in every process. Two texts may have one key, so compare the ids as well."""
+    """Return numbers [n] for sorting and finding ids: integers themselves, and hashes of texts that
+    are the same in every process. Different texts may have the same key, so compare ids as well."""
     if pa.types.is_integer(ids.type):
         return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int64)
     hashes = (text_key(key) for key in ids.to_pylist())
@@ -211,26 +211,26 @@ def keys_of(ids: pa.Array) -> Keys:
 def find(
     keys: Keys, wanted: pa.Array, wanted_keys: Keys, ids_at: Callable[[Places], pa.Array]
 ) -> tuple[Places, Places]:
-    """Return which of the wanted ids [n] are among some, and their places there.
+    """Return the indices of the wanted ids [n] that exist, and the rows where they are.
 
     Args:
-        keys: of these ids, ascending, at least one.
-        ids_at: returns the ids at some places.
+        keys: the keys of the existing ids, ascending, at least one.
+        ids_at: returns the ids of given rows.
     """
     if not pa.types.is_integer(wanted.type):
         begin = np.searchsorted(keys, wanted_keys)
         counts = np.searchsorted(keys, wanted_keys, "right") - begin
-        # Several texts may have one key.
+        # Check all rows with an equal key, because several texts may share it.
         which = np.repeat(np.arange(len(wanted_keys)), counts)
-        places = np.arange(len(which)) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
-        there = ids_at(places)
-        equal = pc.equal(there, wanted.take(pa.array(which)).cast(there.type))
+        rows = np.arange(len(which)) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
+        row_ids = ids_at(rows)
+        equal = pc.equal(row_ids, wanted.take(pa.array(which)).cast(row_ids.type))
         same = equal.to_numpy(zero_copy_only=False)
-        return which[same], places[same]
+        return which[same], rows[same]
     first, count = keys[0], len(keys)
     if int(keys[-1]) - int(first) == count - 1:
-        # Ids without a gap, as ids often are, are found by counting. What is smaller than the
-        # first wraps around, and is then past the last.
+        # The ids are consecutive, so subtraction finds them. Ids below the first wrap around to
+        # large numbers.
         steps = (wanted_keys - first).view(np.uint64)
         which = np.flatnonzero(steps < count)
         return which, steps[which].astype(np.int64)
@@ -245,13 +245,13 @@ def text_key(text: str) -> int:
 
 
 def joined_ids(parts: Sequence[pa.Array], id_type: pa.DataType) -> pa.Array:
-    """Return ids one after the other; with no part, none of the type."""
+    """Concatenate arrays of ids; without any, return an empty array of this type."""
     return pa.concat_arrays(parts) if parts else pa.array([], id_type)
 
 
 def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
-    """Return the best k of several lists of hits, each id once: at the latest version that has it,
-    with its largest score there."""
+    """Merge lists of hits into the best k, each id once: at the latest version that has it, with
+    its largest score there."""
     parts = [part for part in parts if len(part)] or list(parts[:1])
     if len(parts) == 1:
         return parts[0].first(k)
@@ -272,34 +272,31 @@ def best_first(ids: pa.Array, scores: Scores, k: int | None = None) -> tuple[pa.
 
 
 def check_k(k: object) -> None:
-    """Raises: DataError: `k`, of a search, is not an integer from 1 to `MOST_HITS`."""
+    """Raises: DataError: `k` is not an integer from 1 to `MOST_HITS`."""
     if not isinstance(k, (int, np.integer)) or not 1 <= k <= MOST_HITS:
-        raise DataError(
-            f"k is {k}; it must be at least 1, and a whole number of at most {MOST_HITS:,}."
-        )
+        raise DataError(f"k is {k}; it must be an integer from 1 to {MOST_HITS:,}.")
 
 
 def products(queries: Floats, block: Floats) -> Floats:
-    """Return inner products [Q, b], none NaN; one too large for float32 is infinite, as in every
-    store."""
+    """Return inner products [Q, b], never NaN; products that overflow float32 are infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         if len(queries) == 1:
             scores = np.asarray((block @ queries[0])[None])
         else:
             scores = np.asarray(queries @ block.T)
-        # Where a part of a sum is past float32, the sum is NaN or infinite, though it may be small.
-        # A sum of squares sees that in one pass, and is past float32 itself from 1e19 on.
+        # If a partial sum overflows float32, the result is NaN or infinite, even if the true sum is
+        # small. The sum of squares detects that in one pass (or overflows itself, from 1e19 on).
         if not np.isfinite(np.vdot(scores, scores)):
             rows = np.flatnonzero(~np.isfinite(scores).all(axis=0))
             for start in range(0, len(rows), SUMMED):
-                some = rows[start : start + SUMMED]
-                scores[:, some] = queries.astype(np.float64) @ block[some].T.astype(np.float64)
+                part = rows[start : start + SUMMED]
+                scores[:, part] = queries.astype(np.float64) @ block[part].T.astype(np.float64)
     return scores
 
 
 def scores_by(metric: str, queries: Doubles, vectors: Doubles) -> Doubles:
-    """Return the scores [Q, n] of queries [Q, D] with vectors [n, D] by "ip", "cosine" (0 for a
-    vector of zeros) or "l2", −‖q − z‖²."""
+    """Return the scores [Q, n] of queries [Q, D] with vectors [n, D], for the metric "ip",
+    "cosine" (0 for a zero vector) or "l2" (−‖q − z‖²)."""
     products: Doubles = queries @ vectors.T
     if metric == "ip":
         return products
@@ -316,13 +313,13 @@ def scores_by(metric: str, queries: Doubles, vectors: Doubles) -> Doubles:
 def best_by(
     metric: str, queries: Floats, k: int, blocks: Iterable[Rows], version: int, id_type: pa.DataType
 ) -> list[Hits]:
-    """Return for each query of [Q, D] the k best rows of some blocks, all of them compared; among
-    rows of one score the first. An id that is twice may be twice among them."""
-    asked = queries.astype(np.float64)
+    """Return, for each query [Q, D], the k best rows of all blocks, by exact comparison; ties go to
+    the first row. A repeated id may be repeated in the result."""
+    doubles = queries.astype(np.float64)
     scored = (
-        (rows.ids, scores_by(metric, asked, rows.vectors.astype(np.float64))) for rows in blocks
+        (rows.ids, scores_by(metric, doubles, rows.vectors.astype(np.float64))) for rows in blocks
     )
-    # A score beyond float32 is infinite, which is no error of the program.
+    # Scores that overflow float32 become infinite, which is allowed.
     with np.errstate(over="ignore"):
         return [
             Hits(ids, scores.astype(np.float32), np.full(len(ids), version, np.int64))
@@ -333,8 +330,8 @@ def best_by(
 def best_of(
     queries: int, k: int, scored: Iterable[tuple[pa.Array, Scores]], id_type: pa.DataType
 ) -> list[tuple[pa.Array, Scores]]:
-    """Return for each query the ids [≤k] with the largest scores, best first, and the scores; of
-    one score the first.
+    """Return, for each query, the ids [≤k] with the largest scores, best first, and the scores;
+    ties go to the first.
 
     Args:
         scored: blocks of ids [b] with their scores [Q, b].
@@ -343,7 +340,7 @@ def best_of(
     best *= queries
     for ids, block in scored:
         for i, scores in enumerate(block):
-            # The k largest in the order of the rows, and all that are equal to the k-th.
+            # The k largest and all that equal the k-th, in the order of the rows.
             first = np.arange(len(scores))
             if len(scores) > k:
                 first = np.flatnonzero(-scores <= np.partition(-scores, k - 1)[k - 1])
@@ -353,13 +350,12 @@ def best_of(
 
 
 class ReadableStore(Reopened, ABC):
-    """A store as it is read, or a view of it at one moment. Evergram also writes a `Store`.
+    """The reading interface of a store, or of a consistent view of it. `Store` adds writing.
 
     Args:
-        address: what `open_store` opens, without a password.
-        id_type: of its ids, int64 or string.
-    Raises, anywhere: StoreError: it cannot be reached or read. IntegrityError: a row is not what
-        was written.
+        address: the address for `open_store`, without a password.
+        id_type: the type of its ids, int64 or string.
+    Raises, anywhere: StoreError: it cannot be reached or read. IntegrityError: a row is damaged.
     """
 
     kind: ClassVar[str]
@@ -375,16 +371,16 @@ class ReadableStore(Reopened, ABC):
 
     @abstractmethod
     def spaces(self) -> dict[int, Space]:
-        """Return its spaces by version, ascending, also those without rows."""
+        """Return its spaces by version, ascending, including those without rows."""
 
     @abstractmethod
     def count(self) -> dict[int, int]:
-        """Return the number of rows of each version that has any."""
+        """Return the number of rows by version, for versions that have rows."""
 
     @abstractmethod
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        """Return the rows of the ids that are there, in parts of one version each, in any order;
-        several parts may be of one version."""
+        """Return the rows of the stored ids, as parts with one version each, in any order; several
+        parts may have the same version."""
 
     @abstractmethod
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
@@ -394,28 +390,27 @@ class ReadableStore(Reopened, ABC):
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        """Return for each query of [Q, D] the ids [≤k] of a space with the largest inner products,
-        best first, and the products [≤k]; among `ids` alone unless they are None.
+        """Return, for each query [Q, D], the ids [≤k] of a space with the largest inner products,
+        best first, and the products [≤k]; if `ids` is given, only among these.
 
         Args:
-            exact: whether to compare all rows where the index is a graph.
+            exact: compare all rows instead of using a graph index.
         """
 
     @abstractmethod
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
-        """Return what `work` returns for a view of the store at one moment.
+        """Call `work` with a consistent view of the store, and return its result.
 
-        A row that others move between versions meanwhile is in one of them in the view, never in
-        none.
+        In the view, a row that is being moved between versions is never missing.
 
         Args:
-            work: reads through the view and does nothing else, as it may be called more than once,
-                each time with another view.
+            work: reads through the view, without side effects: it may be called more than once,
+                each time with a new view.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
     # All kinds inherit these.
 
@@ -431,25 +426,25 @@ class ReadableStore(Reopened, ABC):
         return object()
 
     def where(self, conditions: Filter) -> Self:
-        """Return a view of the rows whose metadata fulfil a filter; `docs/stores.md`, "Filters".
+        """Return a view of the rows whose metadata match a filter; see docs/stores.md, "Filters".
 
-        Raises: DataError: the filter is wrong, or, in all stores that Evergram writes, there is no
-            metadata.
+        Raises: DataError: the filter is wrong, or the store has no metadata, as all stores that
+            Evergram writes.
         """
         raise DataError(
-            f"{self.address} was written by Evergram and holds ids and vectors alone, so that it "
+            f"{self.address} was written by Evergram and contains only ids and vectors, so it "
             "cannot be filtered by metadata: leave the filter out, search among 'ids', or read a "
             'table that has the metadata (docs/stores.md, "Your own table").'
         )
 
     def fetch(self, ids: pa.Array | Sequence[int | str]) -> list[Rows]:
-        """Return the rows of the ids that are there, in parts of one version each, in any order;
-        several parts may be of one version."""
-        asked = self.as_ids(ids)
-        if len(set(asked.to_pylist())) < len(asked):
-            asked = pc.unique(asked)
+        """Return the rows of the stored ids, as parts with one version each, in any order; several
+        parts may have the same version."""
+        wanted = self.as_ids(ids)
+        if len(set(wanted.to_pylist())) < len(wanted):
+            wanted = pc.unique(wanted)
         parts = []
-        for rows, checks in self._read(asked):
+        for rows, checks in self._read(wanted):
             self._verify(rows, checks)
             parts.append(rows)
         keys = joined_ids([rows.ids for rows in parts], self.id_type)
@@ -462,7 +457,7 @@ class ReadableStore(Reopened, ABC):
         return [rows for rows in latest if len(rows)]
 
     def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
-        """Yield all rows (of a version), in blocks of at most `size`, in any order."""
+        """Yield all rows (of one version, if given), in blocks of at most `size`, in any order."""
         for number in self.spaces() if version is None else [version]:
             for rows, checks in self._scan(number, size):
                 self._verify(rows, checks)
@@ -477,15 +472,15 @@ class ReadableStore(Reopened, ABC):
         ids: pa.Array | Sequence[int | str] | None = None,
         exact: bool = False,
     ) -> list[Hits]:
-        """Return for each query the k rows with the largest ⟨q_v, z⟩ + c_v, v a row's version.
+        """Return, for each query, the k rows with the largest ⟨q_v, z⟩ + c_v, v the row's version.
 
         Args:
-            queries: for each version to search in, float32 [Q, D_v]; every Q is the same.
-            k: at least 1; where there are fewer rows, fewer are returned.
-            offsets: for a version, c_v [Q]; 0 where it is left out.
-            ids: search among these alone.
-            exact: whether to leave out an index that these queries may mislead, as a graph of
-                inner products is by queries that rows are not like.
+            queries: by version to search in, float32 [Q, D_v], with the same Q.
+            k: at least 1; fewer hits are returned if there are fewer rows.
+            offsets: c_v [Q] by version; 0 for versions that are left out.
+            ids: search only among these.
+            exact: do not use an index that is unreliable for these queries; a graph of inner
+                products is unreliable for queries that are unlike the rows.
         """
         check_k(k)
         spaces = self.spaces()
@@ -503,18 +498,18 @@ class ReadableStore(Reopened, ABC):
             )
         among = None if ids is None else pc.unique(self.as_ids(ids))
         hits: list[list[Hits]] = [[] for _ in range(max(sizes, default=0))]
-        # Ascending: a row that moves on meanwhile is left out of a space only when it is in a later
-        # one, which is searched after.
+        # In ascending order: a row that is moved to a later version during the search leaves its
+        # old space only after it is in the new one, which is searched later.
         for version, block in sorted(queries.items()):
-            added = None if offsets is None else offsets.get(version)
+            offset = None if offsets is None else offsets.get(version)
             block = np.ascontiguousarray(block, dtype=np.float32)
             for i, (keys, scores) in enumerate(self._nearest(version, block, k, among, exact)):
-                shifted = scores if added is None else scores + added[i]
+                shifted = scores if offset is None else scores + offset[i]
                 hits[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
         return [merge_hits(parts, k) for parts in hits]
 
     def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:
-        """Return ids as this store's type. Raises: DataError: one is null, or of another type."""
+        """Convert ids to this store's type. Raises: DataError: one is null or has another type."""
         wanted = self.id_type
         if isinstance(ids, str | bytes):
             raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
@@ -524,14 +519,12 @@ class ReadableStore(Reopened, ABC):
                 return array
             if pa.types.is_null(array.type) and not len(array):
                 array = array.cast(wanted)
-            fits = is_text if pa.types.is_string(wanted) else pa.types.is_integer
-            if not fits(array.type):
-                raise DataError(f"Ids are {array.type}; those of {self.address} are {wanted}.")
+            has_type = is_text if pa.types.is_string(wanted) else pa.types.is_integer
+            if not has_type(array.type):
+                raise DataError(f"Ids are {array.type}; in {self.address} they are {wanted}.")
             converted = array.cast(wanted)
         except (pa.ArrowException, OverflowError, TypeError, UnicodeError) as error:
-            raise DataError(
-                f"Ids must all be {wanted}, as those of {self.address} are: {error}."
-            ) from None
+            raise DataError(f"Ids must all be {wanted}, as in {self.address}: {error}.") from None
         if converted.null_count:
             raise DataError("An id is null; every row needs one.")
         return converted
@@ -540,14 +533,13 @@ class ReadableStore(Reopened, ABC):
         wrong = np.flatnonzero(row_checks(rows) != checks)
         if len(wrong):
             raise IntegrityError(
-                f"The row of id {rows.ids[wrong[0]]} in {self.address} is not what was written "
-                "(its checksum differs); write it again, or restore the store."
+                f"The row of id {rows.ids[wrong[0]]} in {self.address} is damaged (its checksum "
+                "differs); write it again, or restore the store."
             )
 
     @property
     def place(self) -> str:
-        """The address independent of the current folder: equal for the same store, and only
-        then."""
+        """The address, independent of the current folder; equal if and only if the stores are."""
         return self.address
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -563,15 +555,15 @@ class ReadableStore(Reopened, ABC):
 
 class Store(ReadableStore):
     """Embeddings of one side, searched by inner product within the space of each version. Ids are
-    unique: a row written again replaces the one before, whatever its version.
+    unique: writing an id replaces its existing row, whatever its version.
 
-    `upsert`, `add_space`, `take_side` and `delete` are durable when they return. A store that was
-    killed meanwhile opens again with every row as it was before or after, and may hold an id in
-    two spaces until the id is written again or `remove_superseded` is called: both rows are whole,
-    `count` counts both, and searches, `fetch` and `scan` return the later version's alone.
+    `upsert`, `add_space`, `take_side` and `delete` are durable when they return. If a writer is
+    killed, each row is in its old or its new state. An id may then be in two spaces until it is
+    written again or `remove_superseded` is called: both rows are intact, `count` counts both, and
+    searches, `fetch` and `scan` return only the later version's row.
 
     Raises, anywhere: StoreError: it cannot be reached, written or read. IntegrityError: a row is
-        not what was written.
+        damaged.
     """
 
     # A kind of store implements these, and those of ReadableStore.
@@ -579,31 +571,31 @@ class Store(ReadableStore):
     @abstractmethod
     def build_index(self) -> list[int]:
         """Build the store's native index, if it has one, for its larger spaces, and return the
-        versions whose rows are in one now. Search is then faster and may miss some of the best;
+        versions that are indexed now. Searches are then faster but may miss some of the best rows;
         rows may be written before and after."""
 
     @abstractmethod
     def _add_space(self, space: Space) -> None:
-        """Add a space, durably, unless another process has added it."""
+        """Add a space durably, unless another process has added it."""
 
     @abstractmethod
     def _set_side(self, side: str) -> None:
-        """Set the side, durably, unless it is set already."""
+        """Set the side durably, unless it is set already."""
 
     @abstractmethod
     def _write(self, rows: Rows, checks: Checks) -> None:
-        """Write rows into their space and remove their ids from every other one."""
+        """Write rows into their space and remove their ids from all other spaces."""
 
     @abstractmethod
     def _delete(self, ids: pa.Array) -> None:
-        """Remove the rows of ids; some may not be there."""
+        """Remove the rows of ids; some may not exist."""
 
     # All kinds inherit these.
 
     def take_side(self, side: str) -> None:
-        """Make this the store of a side, for good.
+        """Assign this store to a side, permanently.
 
-        Raises: IntegrityError: it is the store of another one.
+        Raises: IntegrityError: it belongs to another side.
         """
         if self.side is None:
             self._set_side(side)
@@ -611,35 +603,34 @@ class Store(ReadableStore):
             raise other_side(self, side)
 
     def add_space(self, space: Space) -> None:
-        """Add the space of a version, unless it is there.
+        """Add the space of a version, unless it exists.
 
-        Raises: IntegrityError: the version is there with another fingerprint or dim.
+        Raises: IntegrityError: it exists with another fingerprint or dim.
         """
-        there = self.spaces().get(space.version)
-        if there is None:
+        existing = self.spaces().get(space.version)
+        if existing is None:
             self._add_space(space)
-            # Another process may have been quicker, with another one.
-            there = self.spaces()[space.version]
-        if there != space:
+            # Another process may have added a different one first.
+            existing = self.spaces()[space.version]
+        if existing != space:
             raise IntegrityError(
-                f"{self.address} holds version {space.version} with fingerprint "
-                f"{there.fingerprint} and dim {there.dim}, not {space.fingerprint} and "
+                f"{self.address} has version {space.version} with fingerprint "
+                f"{existing.fingerprint} and dim {existing.dim}, not {space.fingerprint} and "
                 f"{space.dim}: it belongs to another lineage; use another store."
             )
 
     def upsert(self, rows: Rows) -> None:
-        """Write rows, each in place of the one with its id.
+        """Write rows, replacing existing rows with the same ids.
 
-        Raises: DataError: an id twice, or none, or of another type; a value that is not finite;
-            a version without a space. ShapeError: another dim.
+        Raises: DataError: an id is repeated, null or has another type; a value is not finite; or
+            the version has no space. ShapeError: wrong dim.
         """
         rows = self.checked(rows)
         if len(rows):
             self._write(rows, row_checks(rows))
 
     def checked(self, rows: Rows) -> Rows:
-        """Return rows with ids of this store's type, if they may be written. Raises: as
-        `upsert`."""
+        """Validate rows and convert their ids to this store's type. Raises: as `upsert`."""
         space = self.spaces().get(rows.version)
         if space is None:
             raise DataError(
@@ -648,21 +639,21 @@ class Store(ReadableStore):
             )
         if rows.vectors.shape[1] != space.dim:
             raise ShapeError(
-                f"Vectors have dim {rows.vectors.shape[1]}; those of version {rows.version} in "
-                f"{self.address} have {space.dim}."
+                f"Vectors have dim {rows.vectors.shape[1]}; version {rows.version} in "
+                f"{self.address} has dim {space.dim}."
             )
         rows = Rows(rows.version, self.as_ids(rows.ids), rows.vectors)
         if len(rows) > len(pc.unique(rows.ids)):
-            raise DataError("An id is twice in one upsert; give each once.")
+            raise DataError("An id is repeated in one upsert; give each id once.")
         bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
         if len(bad):
             raise DataError(f"The vector of id {rows.ids[bad[0]]} is not finite.")
         return rows
 
     def load(self, space: Space, blocks: Iterable[Rows]) -> int:
-        """Write all rows of a version, block after block, and return their number.
+        """Write all rows of a version, block by block, and return their number.
 
-        Killed in between, some are written; loading again writes the same rows.
+        If it is killed, some rows have been written; it is safe to load them again.
         """
         self.add_space(space)
         total = 0
@@ -672,29 +663,29 @@ class Store(ReadableStore):
         return total
 
     def delete(self, ids: pa.Array | Sequence[int | str]) -> None:
-        """Remove rows; an id that is not there is no error."""
+        """Remove rows; ids that do not exist are ignored."""
         self._delete(self.as_ids(ids))
 
     def remove_superseded(self) -> int:
-        """Remove rows that a killed writer left although a later version has their id, and return
-        their number: 0 where a write is one transaction, which leaves none."""
+        """Remove rows that a killed writer left behind although a later version has their id, and
+        return their number. It is 0 for stores that write in one transaction."""
         return 0
 
 
 def other_side(store: ReadableStore, side: str) -> IntegrityError:
-    """Return the error for a store that is used for another side than its own."""
+    """Return the error for using a store for a side other than its own."""
     return IntegrityError(
-        f"{store.address} is the store of side {store.side!r} and cannot hold side {side!r}, as a "
-        "store holds one side; use another store."
+        f"{store.address} is the store of side {store.side!r} and cannot hold side {side!r}; use "
+        "another store."
     )
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a store in a database. Raises: DataError: no store may have it."""
+    """Return the name of a store in a database. Raises: DataError: the name is not allowed."""
     if not NAME.fullmatch(name):
         raise DataError(
-            f"{name!r} cannot be the name of a store; give one of at most 40 ASCII letters, "
-            "digits, _ and -, and no - in front."
+            f"{name!r} cannot be the name of a store; use at most 40 ASCII letters, digits, _ and "
+            "-, not starting with -."
         )
     return name
 
@@ -706,16 +697,16 @@ def no_store(shown: str) -> DataError:
 @contextmanager
 def errors_as_store_errors(
     shown: str,
-    todo: str = "see that it may be read and written, with its folder, and restore it from a copy "
-    "or fill another",
+    todo: str = "check that it and its folder are readable and writable, and restore it from a "
+    "copy or fill another",
 ) -> Iterator[None]:
-    """Raise every error of a client as a StoreError that ends with what to do."""
+    """Raise every error of a database client as a StoreError that says what to do."""
     try:
         yield
     except (EvergramError, GeneratorExit):
         raise
     except BaseException as error:
-        # A damaged file makes LanceDB panic, which is not an Exception.
+        # On a damaged file LanceDB raises PanicException, which is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         sentence = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
@@ -728,7 +719,7 @@ def was_closed(shown: str) -> StoreError:
 
 
 def not_ours(what: str, shown: str) -> StoreError:
-    """Return the error about what a store did not write, such as "table emb-v1"."""
+    """Return the error for an object of another program, such as "table emb-v1"."""
     return StoreError(
         f"There is a {what} that {shown} did not write; give another name after #, or rename it."
     )

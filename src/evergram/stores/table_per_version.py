@@ -1,4 +1,4 @@
-"""Stores that keep the space of each version in a table or a collection of its own."""
+"""Stores that keep each version in a separate table or collection."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from evergram.stores.store import (
 )
 
 FORMAT = 1
-# How many times as many rows are searched when later versions hold some of those that were found.
+# The factor by which a search is widened if later versions supersede some of its hits.
 WIDER = 4
 
 
 class TablePerVersionStore(Store):
-    """A store that keeps an id in one space: by a transaction, or, where there is none over several
-    tables (`two_steps`), by the order of its steps: a row is written first and removed from the
-    other spaces after, and readers look a second time for ids that they did not find. Killed in
-    between, it has the id in two spaces and loses none; searches and `scan` leave out the row of
-    the earlier version, which the next write of the id removes, or `remove_superseded`."""
+    """A store that keeps each id in one space, by transactions or, if there are none across tables
+    (`two_steps`), by the order of steps: a row is first written and then removed from other spaces,
+    and readers look a second time for ids that they did not find. If a writer is killed in between,
+    the id is in two spaces and never lost: searches and `scan` ignore the earlier version's row,
+    until the next write of the id or `remove_superseded` removes it."""
 
     two_steps: ClassVar[bool] = True
 
-    # The record that a view of one moment has; None where each call reads it.
+    # A view's record; None if each call reads it.
     _moment: Mapping[str, Any] | None = None
 
     def __init__(self, place: str, name: str, create: str | None) -> None:
@@ -66,7 +66,9 @@ class TablePerVersionStore(Store):
         """See `open_store`."""
         place, _, name = address.removeprefix(f"{cls.kind}:").rpartition("#")
         if not place:
-            raise DataError(f"{address!r} is not an address of a store: {cls.kind}:PLACE#NAME.")
+            raise DataError(
+                f"{address!r} is not a store address of the form {cls.kind}:PLACE#NAME."
+            )
         return cls(place, checked_name(name), create)
 
     @property
@@ -78,27 +80,27 @@ class TablePerVersionStore(Store):
 
     @abstractmethod
     def _connect(self, create: bool) -> None:
-        """Open the database. Raises: DataError: the place is wrong, or nothing is there, unless it
-        is to be created."""
+        """Open the database. Raises: DataError: the address is wrong, or nothing exists there and
+        `create` is False."""
 
     @abstractmethod
     def _load(self) -> Mapping[str, Any] | None:
-        """Return the record as `_save` wrote it last; None without one. Raises: as reading JSON
-        does: it is damaged."""
+        """Return the record that `_save` wrote last, or None. Raises: errors of JSON parsing, if it
+        is damaged."""
 
     @abstractmethod
     def _save(self, record: dict[str, Any]) -> None:
-        """Write the record, durably."""
+        """Write the record durably."""
 
     @abstractmethod
     def _make_table(self, space: Space) -> None:
-        """Make the table of a space, in place of an empty one that a killed writer left. Raises:
-        StoreError: another program's."""
+        """Create the table of a space, replacing an empty one that a killed writer left. Raises:
+        StoreError: the table belongs to another program."""
 
     @abstractmethod
     def _writing(self) -> AbstractContextManager[Self]:
-        """Hold the write lock, without which two writers that move an id to different spaces could
-        each remove the row that the other has written, and return the store to write to."""
+        """Hold the write lock and return the store to write to. Without the lock, two writers that
+        move an id to different spaces could each remove the row that the other wrote."""
 
     @abstractmethod
     def _put(self, rows: Rows, checks: Checks) -> None:
@@ -106,11 +108,11 @@ class TablePerVersionStore(Store):
 
     @abstractmethod
     def _remove(self, version: int, ids: pa.Array) -> None:
-        """Remove ids from a space; many are not in it."""
+        """Remove ids from a space; many may not be in it."""
 
     @abstractmethod
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
-        """Yield the rows of the ids that are in a space, in parts that are not empty."""
+        """Yield the rows of the ids that are in a space, in non-empty parts."""
 
     @abstractmethod
     def _count(self, version: int) -> int:
@@ -120,13 +122,13 @@ class TablePerVersionStore(Store):
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
-        """As `_nearest`, in one table, whatever the others hold."""
+        """Search like `_nearest`, in one table only, ignoring the others."""
 
     # All kinds inherit these.
 
     def _found(self) -> tuple[Mapping[str, Any], dict[int, Space]] | None:
-        """Return the record, and the spaces in it, by version; None without one. Raises:
-        FormatError: it is of a later format. StoreError: it is damaged, or no record."""
+        """Return the record and its spaces by version, or None without a record. Raises:
+        FormatError: it has a later format. StoreError: it is damaged or not a record."""
         try:
             raw = self._load() if self._moment is None else self._moment
             if raw is None:
@@ -144,7 +146,7 @@ class TablePerVersionStore(Store):
             if isinstance(error, EvergramError):
                 raise
             raise StoreError(
-                f"{self.address} cannot be read: it is something else, or its record is damaged "
+                f"{self.address} cannot be read: it is not a store, or its record is damaged "
                 f"({type(error).__name__}: {error}); give another name after #, or restore it from "
                 "a copy."
             ) from error
@@ -186,15 +188,15 @@ class TablePerVersionStore(Store):
                 if not len(superseded):
                     continue
                 with self._writing() as store:
-                    # Another writer may have moved some of them since.
+                    # Check again under the lock: another writer may have moved some of them.
                     superseded = store._superseded(version, superseded)
                     store._remove(version, superseded)
                 removed += len(superseded)
         return removed
 
     def _superseded(self, version: int, ids: pa.Array) -> pa.Array:
-        """Return those of the ids of a space that a later one has too: a writer put them there
-        and has not yet removed them here, or was killed before."""
+        """Return the ids of a space that are also in a later space: a writer has added them there
+        but not yet removed them here, or was killed in between."""
         later = [number for number in self.spaces() if number > version] if self.two_steps else []
         parts = [rows.ids for number in later if len(ids) for rows, _ in self._get(number, ids)]
         return joined_ids(parts, self.id_type).unique()
@@ -208,13 +210,13 @@ class TablePerVersionStore(Store):
             hits = joined_ids([keys for keys, _ in best], self.id_type)
             superseded = self._superseded(version, hits.unique())
             for keys, scores in best:
-                kept = pc.invert(pc.is_in(keys, value_set=superseded))
-                mask = kept.to_numpy(zero_copy_only=False)
-                living.append((keys.filter(kept).slice(0, k), scores[mask][:k]))
-            # A table that gave fewer than it was asked for has no more.
+                is_living = pc.invert(pc.is_in(keys, value_set=superseded))
+                mask = is_living.to_numpy(zero_copy_only=False)
+                living.append((keys.filter(is_living).slice(0, k), scores[mask][:k]))
+            # A table that returned fewer rows than requested has no more.
             if all(
-                len(kept) == k or len(keys) < width
-                for (kept, _), (keys, _) in zip(living, best, strict=True)
+                len(living_keys) == k or len(keys) < width
+                for (living_keys, _), (keys, _) in zip(living, best, strict=True)
             ):
                 return living
             width *= WIDER
@@ -222,7 +224,7 @@ class TablePerVersionStore(Store):
     def _best_among(
         self, version: int, queries: Floats, k: int, ids: pa.Array
     ) -> list[tuple[pa.Array, Floats]]:
-        """As `_best`, by reading the rows of the ids: that is exact and needs no index."""
+        """Search like `_best` by reading the rows of the ids, which is exact and needs no index."""
         keys = [pa.array([], self.id_type)]
         vectors = [np.zeros((0, queries.shape[1]), dtype=np.float32)]
         for rows, checks in self._get(version, ids):
@@ -259,7 +261,7 @@ class TablePerVersionStore(Store):
 
     def _delete(self, ids: pa.Array) -> None:
         with self._writing() as store:
-            # Ascending: if it is killed in between, an earlier row of an id is not left alone.
+            # In ascending order: if it is killed, no earlier row of an id reappears.
             for version in store.spaces():
                 store._remove(version, ids)
 
@@ -267,13 +269,13 @@ class TablePerVersionStore(Store):
         spaces = list(self.spaces())
         parts: list[tuple[Rows, Checks]] = []
         missing = ids
-        # A row that moves to a later version while we look is met in either; one that moves back
-        # may slip from a space not yet read into one that was, and is met the second time.
+        # A row that moves to a later version during the read is found in one of them. A row that
+        # moves to an earlier version can be missed, but the second pass finds it.
         for _ in range(2 if len(spaces) > 1 and self.two_steps else 1):
             fresh = [part for version in spaces for part in self._get(version, missing)]
             parts += fresh
-            there = joined_ids([rows.ids for rows, _ in fresh], self.id_type)
-            missing = missing.filter(pc.invert(pc.is_in(missing, value_set=there)))
+            found_ids = joined_ids([rows.ids for rows, _ in fresh], self.id_type)
+            missing = missing.filter(pc.invert(pc.is_in(missing, value_set=found_ids)))
             if not len(missing):
                 break
         return parts
