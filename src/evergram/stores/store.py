@@ -644,7 +644,7 @@ class Store(ReadableStore):
             )
         rows = Rows(rows.version, self.as_ids(rows.ids), rows.vectors)
         if len(rows) > len(pc.unique(rows.ids)):
-            raise DataError("An id is repeated in one upsert; give each id once.")
+            raise DataError("An id occurs twice in one upsert; give each id once.")
         bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
         if len(bad):
             raise DataError(f"The vector of id {rows.ids[bad[0]]} is not finite.")
