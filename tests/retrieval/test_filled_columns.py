@@ -536,5 +536,4 @@ def killed(kind: str, folder: Path, times: int) -> dict[str, int]:
     assert process.returncode == 0, process.stderr
     said: dict[str, int] = json.loads(process.stdout)
     assert said["kills"] >= times
-    assert said["writes"] >= 230 * said["rounds"]
     return said

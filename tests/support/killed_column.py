@@ -14,8 +14,9 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,17 @@ TRIGGER = """
 """
 
 
-def forked(work: Callable[[], Any]) -> Any:
-    """Return what a fork returned, None if it was killed. The clients of databases have threads, so
-    this process opens none. Raises: RuntimeError: it failed by itself."""
+def forked(work: Callable[[], Iterable[Any]]) -> tuple[list[Any], bool]:
+    """Return what a fork has yielded, and whether it was killed. The clients of databases have
+    threads, so this process opens none. Raises: RuntimeError: it failed by itself."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         code = 1
         try:
             os.close(reading)
-            os.write(writing, json.dumps([work()]).encode())
+            for one in work():
+                os.write(writing, json.dumps(one).encode() + b"\n")
             code = 0
         except BaseException as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
@@ -69,11 +71,10 @@ def forked(work: Callable[[], Any]) -> Any:
         answer += more
     os.close(reading)
     _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM):
-        return None
-    if status:
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM)
+    if status and not killed:
         raise RuntimeError("the work failed by itself")
-    return json.loads(answer)[0]
+    return [json.loads(line) for line in answer.splitlines()], killed
 
 
 class OwnTable:
@@ -84,23 +85,32 @@ class OwnTable:
         self.lineage = lineage_of(folder / "line", 2, ROWS, canaries=2)
         if kind == "pgvector-table":
             postgres()  # of this process, not of a fork
-        self.address = forked(self.make).replace("&v0=e0", "&v0=e0&v1=e1")
-        self.before = forked(self.others)
+        else:
+            # What the client imports, but no thread of it: each fork would take seconds.
+            for module in ("pandas", "pyarrow.dataset", "pyarrow.substrait", "lance_namespace"):
+                import_module(module)
+        ((address, self.before), _) = forked(self.make)
+        self.address = str(address)
 
-    def make(self) -> str:
+    def make(self) -> Iterator[str]:
         address = own_store(self.kind, self.folder / "own", ROWS, {0: range(BARE.start)})
         if self.kind == "pgvector-table":
             table = address.partition("#table=")[2].partition("&")[0]
             postgres().sql(TRIGGER.format(table=table))
-        return address
+        self.address = address.replace("&v0=e0", "&v0=e0&v1=e1")
+        yield self.address
+        yield self.others()
 
     def others(self) -> str:
         """Return all of the table but the new column, as it is stored."""
         rows = contents(self.address)
         return repr([{k: v for k, v in rows[i].items() if k != "e1"} for i in sorted(rows)])
 
-    def run(self, what: str, seconds: float = 0.0, operations: int = 0) -> bool:
-        """Do a step of a backfill, and die after so many seconds or operations on files."""
+    def step(self, what: str, seconds: float = 0.0, operations: int = 0) -> Iterator[list[int]]:
+        """Check everything, then do a step of a backfill, and die in it after so many seconds or
+        operations on files."""
+        if what != "plan":
+            yield self.check()
         with open_store(self.address) as store:
             work = Backfill(self.lineage, store, "object")
             if operations:
@@ -108,15 +118,11 @@ class OwnTable:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             work.plan(BATCH) if what == "plan" else getattr(work, what)()
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return True
 
-    def killed(self, what: str, draw: random.Random) -> bool:
-        """Return whether a step was killed before its end."""
-        timed, share = draw.random() < 0.5, draw.random()
-        seconds = share * SECONDS[self.kind] if timed else 0.0
-        return not forked(
-            partial(self.run, what, seconds, 0 if timed else 1 + int(share * OPERATIONS))
-        )
+    def at_the_end(self) -> Iterator[Any]:
+        assert self.others() == self.before
+        assert "e1" not in next(iter(contents(self.address).values())), "the column is still there"
+        yield self.writes()
 
     def check(self) -> list[int]:
         """Check what holds at every moment. Returns: rows filled, and rows acknowledged."""
@@ -175,29 +181,23 @@ class OwnTable:
 
 def main(folder: Path, kind: str, kills: int) -> None:
     table, draw = OwnTable(folder, kind), random.Random(len(kind))
-    plan = partial(table.run, "plan")
-    assert forked(plan)
-    happened, rounds = 0, 1
+    happened, rounds, what = 0, 0, "plan"
     seen: set[int] = set()
-    while happened < kills:
-        happened += table.killed("apply", draw)
-        filled, done = forked(table.check)
-        seen.add(filled)
-        if done == ROWS:
-            while table.killed("rollback", draw):
-                happened += 1
-                forked(table.check)
-            assert forked(table.others) == table.before
-            assert forked(plan)
-            rounds += 1
-    assert forked(partial(table.run, "apply"))
-    assert forked(table.check) == [ROWS, ROWS]
-    assert forked(partial(table.run, "rollback"))
-    assert forked(table.others) == table.before
-    columns = forked(lambda: list(next(iter(contents(table.address).values()))))
-    assert "e1" not in columns, "the column that was added is still there"
-    result = {"kills": happened, "moments": len(seen), "rounds": rounds}
-    sys.stdout.write(json.dumps({**result, "writes": forked(table.writes)}))
+    while happened < kills or what != "plan":
+        timed, share = draw.random() < 0.5, draw.random()
+        limits = (share * SECONDS[kind], 0) if timed else (0.0, 1 + int(share * OPERATIONS))
+        if what == "plan" or happened >= kills:
+            limits = 0.0, 0
+        said, killed = forked(partial(table.step, what, *limits))
+        happened += killed
+        seen.update(filled for filled, _ in said)
+        if not killed:
+            rounds += what == "rollback"
+            what = {"plan": "apply", "apply": "rollback", "rollback": "plan"}[what]
+    ((writes,), _) = forked(table.at_the_end)
+    assert writes >= ROWS * rounds
+    result = {"kills": happened, "moments": len(seen), "rounds": rounds, "writes": writes}
+    sys.stdout.write(json.dumps(result))
 
 
 if __name__ == "__main__":
