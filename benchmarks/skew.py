@@ -8,8 +8,11 @@ median. SciFact's texts are encoded by one encoder after another and aligned as 
 
 from __future__ import annotations
 
+import gzip
+import json
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -23,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 import evergram
-from benchmarks import gowalla, judged_corpora, migrations
+from benchmarks import gowalla, migrations
 from benchmarks.defaults import STUDENT, one_thread
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.consumers import ConsumerRegistry, Probe
@@ -149,8 +152,9 @@ def _add_consumer(
 
 def _texts() -> SkewReport:
     """Return the report of texts, whose versions are the encoders in the order of their size."""
-    texts, _, _ = judged_corpora.available()["SciFact"]()
-    chosen = dict(list(texts.items())[:TEXTS])
+    with gzip.open(gowalla.DATA / "scifact" / "corpus.jsonl.gz", "rt") as lines:
+        records = [json.loads(line) for line in islice(lines, TEXTS)]
+    chosen = {record["_id"]: f"{record['title']} {record['text']}" for record in records}
     with tempfile.TemporaryDirectory() as name:
         folder, files = Path(name), []
         lineage, encoders = Lineage.create(folder / "lineage", "texts"), migrations.installed()
