@@ -93,7 +93,7 @@ def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
         errors.append(np.linalg.norm(read() - old.numpy()))
     assert errors[0] > 1.3 * errors[1] > 1.3 * 1.3 * errors[2]
     # One that is damaged now is left out, and said; so is a folder that is gone.
-    problem = "1 files of sidecars cannot be used; the log says why."
+    problem = "1 sidecar files cannot be used; the log says why."
     whole = Path("sidecars/v1.safetensors").read_bytes()
     Path("sidecars/v1.safetensors").write_bytes(whole[:-1])
     assert service.refresh()

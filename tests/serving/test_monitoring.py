@@ -421,7 +421,7 @@ def backfill(state: str) -> dict[str, Any]:
 
 
 BROKEN: list[tuple[dict[str, Any], str, str]] = [
-    ({"probe": {"holds": False, "last": 0.7}}, "consumers", "auc is 0.7, and at least 0.8"),
+    ({"probe": {"holds": False, "last": 0.7}}, "consumers", "auc is 0.7; it must be at least 0.8"),
     ({"probe": {"failed": True, "holds": False}}, "consumers", "could not be run"),
     ({"consumer": {"version": None}}, "consumers", "v0"),
     ({"past": {"belied": "The certificate is belied."}}, "certificate", "belied"),

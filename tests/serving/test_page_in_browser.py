@@ -205,9 +205,9 @@ def test_one_version_and_nobody_and_retired_withdrawn_and_labelled(
     ):
         assert words in text(browser, f"#{part}")
     for name, words in (
-        ("traffic", "Nobody has asked for anything yet."),
+        ("traffic", "No requests yet."),
         ("rows", "Not known."),
-        ("backfill", "None is under way."),
+        ("backfill", "No backfill is running."),
     ):
         assert rows(browser, name) == [[words]]
     changes: list[dict[str, Any]] = [

@@ -32,7 +32,7 @@ from evergram.errors import EvergramError, IntegrityError, StoreError, UnknownVe
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.errors import RefusedError, clean, error_response
-from evergram.serving.request_handler import FREE, PAGES, PART, BodyBudget, HeldBody
+from evergram.serving.request_handler import CHUNK_OVERHEAD, FREE, PAGES, BodyBudget, HeldBody
 from evergram.serving.requests import (
     REQUESTS,
     EmbeddingsRequest,
@@ -697,18 +697,18 @@ def test_bodies_take_of_the_budget_what_they_hold_until_the_last_holder_leaves()
     read(budget, b"x" * FREE)
     assert budget.held == 0
     large = read(budget, b"x" * FREE, b"y" * 100)
-    assert budget.held == 100 + PART
+    assert budget.held == 100 + CHUNK_OVERHEAD
     with pytest.raises(RefusedError) as refusal:
         read(budget, b"x" * (FREE + 1000))
     assert (refusal.value.status, refusal.value.code) == (503, "busy")
     large.hold()
     large.leave()
-    assert budget.held == 100 + PART
+    assert budget.held == 100 + CHUNK_OVERHEAD
     large.leave()
     assert budget.held == 0
     wide = BodyBudget(10**9)
     read(wide, *[b"x"] * 3000)
-    assert wide.held == 3000 + 2999 * PART - FREE
+    assert wide.held == 3000 + 2999 * CHUNK_OVERHEAD - FREE
 
 
 FLOATS = arrays(

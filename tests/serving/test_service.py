@@ -137,7 +137,7 @@ def test_a_change_that_cannot_be_loaded_is_reported_and_the_old_version_served(
         if problem:
             ready = fresh.get("/readyz")
             assert ready.status_code == 200
-            assert "version 2 is served on" in ready.json()["problem"]
+            assert "still serving version 2" in ready.json()["problem"]
             assert str(fresh.folder) not in ready.text
             assert "lineage.json" in caplog.text
             assert version_of(fresh) == 2
@@ -164,7 +164,7 @@ def test_an_unexpected_error_of_an_encoder_is_a_problem_and_leaves_no_store_open
             assert not service.refresh()
     (problem,) = service.problems
     assert "ZeroDivisionError" in problem
-    assert "version 2 is served on" in problem
+    assert "still serving version 2" in problem
     assert caplog.text.count("Traceback") == 1
     assert [store.closed for store in stores] == [False, True, True]
     assert service.refresh()
@@ -361,7 +361,7 @@ def test_a_look_that_fails_is_tried_again(
 
     monkeypatch.setattr(fresh.service, "check_stores", check_stores)
     until(lambda: len(looks) >= 3)
-    assert caplog.text.count("Refreshing the service failed; it is tried again.") == 1
+    assert caplog.text.count("Refreshing the service failed; it will be retried.") == 1
 
 
 def test_each_file_has_a_stamp_of_its_own_also_elsewhere(tmp_path: Path) -> None:

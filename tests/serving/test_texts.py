@@ -128,11 +128,11 @@ def test_without_the_recorded_encoder_strings_are_ids_or_refused(
     lineage_of(tmp_path / "plain", versions=1, text=True)
     with running(tmp_path / "plain", ServedTexts(ADDRESSES)) as http:
         assert embed(http, ["7"]).status_code == 200
-        refused(embed(http, ["7"], input_type="query"), 503, "records no encoder of text")
+        refused(embed(http, ["7"], input_type="query"), 503, "records no text encoder")
         assert http.post("/v1/search", json={"input": "7"}).status_code == 400
     for address, words in (
-        (ADDRESSES[2], "none of those that may be opened"),
-        ("recorded", "none of those that may be opened"),
+        (ADDRESSES[2], "is not allowed by --encoder"),
+        ("recorded", "is not allowed by --encoder"),
         (f"{HERE}:absent", "cannot be opened"),
     ):
         CALLS.clear()
@@ -156,7 +156,7 @@ def test_what_cannot_be_encoded_is_refused(limited: TestClient) -> None:
     body: dict[str, Any]
     for body, status, words in (
         ({"input": [[1, 2], [3]]}, 400, "arrays of tokens"),
-        ({"input": [1, 2]}, 400, "holds whole numbers, not texts"),
+        ({"input": [1, 2]}, 400, "has integers, not texts"),
         ({"input": ["word1", " \n"]}, 400, "an empty text at 1"),
         ({"input": ["word1", "w" * 51]}, 413, "51 characters, more than 50"),
         ({"input": ["word1"] * 9}, 413, "9 inputs are more than the 8"),
@@ -357,7 +357,7 @@ def test_a_failing_encoder_is_named_and_not_asked_again_until_a_check_passes(
 
         texts.check = failing  # type: ignore[method-assign]
         recovered(http, texts)
-        assert "Checking the encoders of text failed" in caplog.text
+        assert "Checking the text encoders failed" in caplog.text
 
 
 def odd(texts: list[str]) -> Any:
@@ -556,7 +556,7 @@ def test_a_number_that_goes_to_another_version_is_encoded_by_its_encoder() -> No
         with pytest.raises(TextEncoderError, match="was replaced"):
             texts.encode(1, TEXTS, "document", SECOND, wait=wait)
     texts.load(lineage_with(1, FIRST, None))
-    with pytest.raises(TextEncoderError, match="records no encoder"):
+    with pytest.raises(TextEncoderError, match="records no text encoder"):
         texts.encode(1, TEXTS, "document")
 
 
@@ -572,7 +572,7 @@ def test_each_version_has_its_encoder_and_only_new_texts_are_encoded(lineage: Li
     assert texts.problem is None
     assert_allclose(texts.encode(1, repeated, "document"), word_vectors(repeated, 1, 12), rtol=1e-5)
     # Version 0 is read through the chain: its encoder is not opened.
-    with pytest.raises(TextEncoderError, match="records no encoder"):
+    with pytest.raises(TextEncoderError, match="records no text encoder"):
         texts.encode(0, repeated, "document")
     CALLS.clear()
     more = ["word9", *repeated, "word4"]

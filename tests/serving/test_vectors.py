@@ -265,7 +265,7 @@ def test_what_cannot_be_reranked_is_refused(half_moved: Lineage, tmp_path: Path)
     other = ServedTexts(ADDRESSES[:1], documents=Documents(half_moved.path.parent / "texts.csv"))
     for texts, status, code, words in (
         (None, 400, "rerank", "without --encoder"),
-        (ServedTexts(ADDRESSES), 400, "rerank", "without the texts"),
+        (ServedTexts(ADDRESSES), 400, "rerank", "without --encoder or --texts"),
         (other, 503, "text_encoder", "version 1"),
     ):
         with http_of(half_moved.path, texts=texts) as http:

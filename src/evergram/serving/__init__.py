@@ -1,13 +1,13 @@
-"""The service: embeddings, search and transforms over HTTP, and the client that asks for them.
+"""The HTTP service for embeddings, search and transforms, and its Python client.
 
-`serve` runs a service as the command does; `listen` returns its `Server` first. `create_app` makes
-an ASGI application of a `Service`, for a server of your own. These need `evergram[serve]`.
+`serve` runs a service until it is stopped; `listen` returns a `Server` to run yourself.
+`create_app` builds an ASGI application from a `Service`. These need `evergram[serve]`.
 
-Read `settings`, `service` (a lineage as it is now, reloaded when it changes), `app` (the
-application and its routes), `server` (from a lineage to a listening server). A request passes
-`connections` (limits on sockets), `access` (hosts and tokens), `request_handler` (body, threads,
-time, counting), `requests` (its schema) and `vector_routes` or a list of `answers`. `dashboard/` is
-the page and its data. `client` needs httpx, NumPy and pyarrow alone.
+Read in this order: `settings`, `service` (a lineage that is reloaded when it changes), `app` (the
+application and its routes), `server` (listens on a socket). A request passes through `connections`
+(limits on sockets), `access` (hosts and tokens), `request_handler` (body, threads, time limit,
+metrics), `requests` (its schema), and `vector_routes` or the listings in `answers`. `dashboard/`
+has the web page and its data. `client` needs only httpx, NumPy and pyarrow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may read what: tokens and versions, and the hosts and web pages that may ask."""
+"""Access control: which versions a token may read, and which hosts and web pages may call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from evergram.errors import LineageError, UnknownVersionError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.serving.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.errors import JSON, ErrorResponse, RefusedError, error_response
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings, is_address, is_loopback
 
@@ -29,9 +29,9 @@ class Access:
     """The rights of one request.
 
     Args:
-        name: the consumer's name; "admin", or "" where no token is needed.
-        default: version or label that is read where the request names none; None for production.
-        allowed: versions and labels that may be read; None for all.
+        name: the consumer's name; "admin" for the administrator, "" if no token is needed.
+        default: version or label to read if the request names none; None for production.
+        allowed: versions and labels that the token may read; None for all.
     """
 
     name: str
@@ -39,52 +39,50 @@ class Access:
     allowed: tuple[str, ...] | None = None
 
     def readable(self, lineage: Lineage) -> set[int]:
-        """Return the versions that may be read now, labels followed to where they are now."""
+        """Return the versions that may be read, with each label resolved to its current version."""
         if self.allowed is None:
             return set(lineage.readable)
         versions = set()
-        for what in self.allowed:
+        for name in self.allowed:
             try:
-                versions.add(lineage.resolve(what))
-            except LineageError:  # a label that is gone, a version that was retired
+                versions.add(lineage.resolve(name))
+            except LineageError:  # the label was removed, or the version was retired
                 continue
         return versions
 
-    def version(self, lineage: Lineage, what: int | str | None) -> int:
-        """Return the number of a version or label; the default's where it is None. A consumer gets
-        the same answer for every version that it may not read, whether the version exists or
-        not."""
+    def version(self, lineage: Lineage, name: int | str | None) -> int:
+        """Return the number of a version or label; None means the default. A consumer gets the same
+        answer for every version that it may not read, whether or not the version exists."""
         if self.allowed is None:
-            return lineage.resolve(what)
+            return lineage.resolve(name)
         readable = self.readable(lineage)
-        asked = self.default if what is None else what
+        name = self.default if name is None else name
         try:
-            number = lineage.resolve(asked)
+            number = lineage.resolve(name)
         except LineageError:
             number = None
         if number in readable:
             return number
         listed = ", ".join(f"v{n}" for n in sorted(readable)) or "none"
-        # As consumers' rights name it: "v0", or a label.
-        text = str(asked).removeprefix("v")
-        if (f"v{int(text)}" if text.isascii() and text.isdigit() else str(asked)) in self.allowed:
-            gone = f"There is no version {asked!r} any more; this token may read {listed}."
+        # `allowed` has entries such as "v0", or labels.
+        text = str(name).removeprefix("v")
+        if (f"v{int(text)}" if text.isascii() and text.isdigit() else str(name)) in self.allowed:
+            gone = f"Version {name!r} no longer exists; this token may read {listed}."
             raise UnknownVersionError(gone)
-        what = f"This token may not read version {asked!r}; it may read {listed}."
-        raise RefusedError(403, "forbidden_version", what)
+        refusal = f"This token may not read version {name!r}; it may read {listed}."
+        raise RefusedError(403, "forbidden_version", refusal)
 
-    def require_admin(self, what: str) -> None:
+    def require_admin(self, page: str) -> None:
         """Refuse a consumer's token."""
         if self.allowed is not None:
-            refusal = f"{what} is for the administrator; ask with that token."
-            raise RefusedError(403, "forbidden", refusal)
+            raise RefusedError(403, "forbidden", f"{page} needs the administrator's token.")
 
 
 def authenticate(
     settings: ServiceSettings, consumers: ConsumerRegistry, tokens: bool, headers: Sequence[str]
 ) -> Access:
-    """Return the rights of a request with these headers `Authorization`; `tokens`: whether any
-    consumer has one. Several headers are refused, as a proxy may have checked another one."""
+    """Return the rights of a request with these `Authorization` headers; `tokens`: whether any
+    consumer has one. Two headers are refused, because a proxy may have checked the other one."""
     if len(headers) > 1:
         several = "The header 'Authorization' was sent more than once; send one."
         raise RefusedError(400, "several_tokens", several)
@@ -100,18 +98,18 @@ def authenticate(
         return Access("admin")
     consumer = consumers.authenticate(token)
     if consumer is None:
-        unknown = "This token is not known; 'evergram consumer token' issues one."
+        unknown = "Unknown token; 'evergram consumer token' issues one."
         raise RefusedError(401, "unknown_token", unknown)
     return Access(consumer.name, consumer.pinned, tuple(consumer.allowed))
 
 
 class HostCheck:
-    """Middleware that answers requests for a foreign host, or of a foreign page, with a refusal.
+    """Middleware that refuses requests to a foreign host, or from a web page of another origin.
 
-    A page whose name is made to lead to this machine (DNS rebinding) could read everything that an
-    open service answers; only the host in the request gives it away. A page of another origin
-    cannot read answers, but can send requests. A page has no token, so where the service asks for
-    tokens any host may be named. Refusals are counted in `errors`, by their code.
+    A web page whose domain is pointed at this machine (DNS rebinding) could read everything that an
+    open service answers; only the Host header reveals it. A page of another origin cannot read
+    answers, but can send requests. Pages have no token, so a service that needs tokens accepts any
+    host. Refusals are counted in `errors` by code.
     """
 
     def __init__(
@@ -132,26 +130,25 @@ class HostCheck:
         await answer(scope, receive, send)
 
     def _check(self, headers: Headers, method: str, http: str) -> None:
-        """Refuse a foreign host, and a foreign page."""
         match = _HOST.fullmatch(headers.get("host", "").strip())
-        # In lower case and without brackets; "" where it cannot be read.
+        # In lower case, without brackets; "" if missing or malformed.
         host = "" if match is None else match[1].strip("[]").rstrip(".").lower()
-        # HTTP/1.0 names no host, and no browser speaks it.
+        # HTTP/1.0 requests need no Host header, and browsers do not send HTTP/1.0.
         if not self._is_ours(host) and (http != "1.0" or "host" in headers):
             todo = f"start it with '--allowed-host {host or 'NAME'}'"
             foreign = f"The host {host or 'none'!r} is not a name of this service; {todo}."
             raise RefusedError(421, "host", foreign)
         page = headers.get("origin")
         if page is not None:
-            other = not self._is_own_page(page, host, match[2] if match else None)
+            foreign_page = not self._is_own_page(page, host, match[2] if match else None)
         else:
             site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
-            linked = method == "GET" and mode == "navigate"
-            other = site in ("cross-site", "same-site") and not linked
-        if other:
-            what = f"A web page of {(page or 'another origin')[:80]!r} made this request"
-            allowed = "only the service's own pages, and those of an '--allowed-host', may"
-            raise RefusedError(403, "origin", f"{what}; {allowed}.")
+            followed_link = method == "GET" and mode == "navigate"
+            foreign_page = site in ("cross-site", "same-site") and not followed_link
+        if foreign_page:
+            sent = f"This request was sent by a web page of {(page or 'another origin')[:80]!r}"
+            allowed = "only the service's own pages and those of an '--allowed-host' may do that"
+            raise RefusedError(403, "origin", f"{sent}; {allowed}.")
 
     def _is_ours(self, host: str) -> bool:
         settings = self._settings
@@ -161,12 +158,12 @@ class HostCheck:
             return False
         if is_loopback(host) or host == settings.host.lower() or self._is_listed(host, "*"):
             return True
-        # Only a name can be made to lead elsewhere; an address cannot.
+        # DNS rebinding needs a name; it cannot redirect a numeric address.
         return not is_loopback(settings.host) and is_address(host)
 
-    def _is_listed(self, host: str, *anything: str) -> bool:
+    def _is_listed(self, host: str, *wildcards: str) -> bool:
         return any(
-            pattern in anything
+            pattern in wildcards
             or host == pattern
             or (pattern.startswith("*.") and host.endswith(pattern[1:]))
             for pattern in map(str.lower, self._settings.allowed_hosts)
@@ -175,17 +172,16 @@ class HostCheck:
     def _is_own_page(self, page: str, host: str, port: str | None) -> bool:
         try:
             parts = urlsplit(page)
-            named = (parts.hostname or "").rstrip(".")
-            asked = str(parts.port) if parts.port else _PORTS.get(parts.scheme)
+            page_host = (parts.hostname or "").rstrip(".")
+            page_port = str(parts.port) if parts.port else _PORTS.get(parts.scheme)
         except ValueError:
             return False
-        if parts.scheme not in _PORTS or not named:
+        if parts.scheme not in _PORTS or not page_host:
             return False
-        same = host and named == host and asked in ((port,) if port else _PORTS.values())
-        return bool(same) or self._is_listed(named)
+        ports = (port,) if port else _PORTS.values()
+        return (page_host == host and page_port in ports) or self._is_listed(page_host)
 
 
 def refusal_response(refusal: ErrorResponse, **headers: str) -> Response:
-    """Return a refusal as Starlette sends it, with more headers."""
-    more = {**refusal.headers, **headers}
-    return Response(refusal.body, refusal.status, more, "application/json")
+    """Return a refusal as a Starlette response with additional headers."""
+    return Response(refusal.body, refusal.status, {**refusal.headers, **headers}, JSON)

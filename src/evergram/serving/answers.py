@@ -1,5 +1,4 @@
-"""What a route is asked and answers: one call and its answer; schemas of all answers; and the lists
-of versions and models."""
+"""A call and its answer, the schemas of all answers, and the listings of versions and models."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ from evergram.serving.settings import ServiceSettings
 
 @dataclass(frozen=True)
 class Call:
-    """One request, and everything that its answer is made from.
+    """One request, with everything needed to answer it.
 
     Args:
-        arrow_in, arrow_out: whether the body is an Arrow stream, and whether the answer is to be.
+        arrow_in, arrow_out: whether the body is, and the answer must be, an Arrow stream.
         fingerprint: fingerprint that the request's header claims for its vectors.
-        may_wait: whether its thread may wait for an encoder of text.
+        may_wait: whether this thread may wait for a text encoder.
     """
 
     state: ServedState
@@ -46,8 +45,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer as it is sent: `sources` is version to the number of rows that were computed from
-    it."""
+    """An answer; `sources` maps a version to the number of rows that were computed from it."""
 
     body: bytes
     media: str
@@ -64,8 +62,8 @@ class Origin(_AnswerModel):
     """The version of an answer's vectors, and the versions that they were computed from.
 
     Args:
-        version: the version that the answer is read as.
-        computed_from: the version whose encoder made each row; -1 of an id that is not stored.
+        version: the version that the vectors are in.
+        computed_from: the version whose encoder made each row; -1 for an id that is not stored.
         fingerprint: the fingerprint of `version`.
     """
 
@@ -82,7 +80,7 @@ class Embedding(_AnswerModel):
 
 
 class Usage(_AnswerModel):
-    """OpenAI's count of tokens; there are none here, so both are 0."""
+    """OpenAI's token counts; always 0."""
 
     prompt_tokens: int
     total_tokens: int
@@ -97,7 +95,7 @@ class EmbeddingsAnswer(_AnswerModel):
 
 
 class SearchOrigin(Origin):
-    """As `Origin`; `scores` is there if they are calibrated."""
+    """Like `Origin`; `scores` is present if they are calibrated."""
 
     scores: Literal["calibrated"] | None = None
 
@@ -115,7 +113,7 @@ class SearchResult(_AnswerModel):
 
 
 class SearchAnswer(_AnswerModel):
-    """The hits of each query; `evergram.computed_from` names each version of theirs once."""
+    """The hits of each query; `evergram.computed_from` lists their distinct source versions."""
 
     object: Literal["list"]
     data: list[SearchResult]
@@ -144,9 +142,9 @@ class VersionAnswer(_AnswerModel):
 
 class VersionsAnswer(_AnswerModel):
     """The versions that the token may read, oldest first, and the sides that can be read and
-    searched, the default one first.
+    searched, the default side first.
 
-    `default` is true of the version that is read where a request names none. `computed_from` are
+    `default` is true for the version that a request gets if it names none. `computed_from` lists
     the versions of the stores' rows. `warnings` are sentences for readers of the version."""
 
     object: Literal["list"]
@@ -172,7 +170,7 @@ class Liveness(_AnswerModel):
 
 
 class Ready(_AnswerModel):
-    """Readiness; `problem` names the change that cannot be loaded, or the store that is silent."""
+    """Readiness; `problem` describes a change that cannot be loaded or a store that is down."""
 
     ready: bool
     version: int
@@ -196,14 +194,14 @@ def versions(state: ServedState, access: Access) -> VersionsAnswer:
     stored = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
     warnings = version_warnings(lineage)
-    shown = {"version", "name", "dim", "created", "fingerprint"}
+    manifest_fields = {"version", "name", "dim", "created", "fingerprint"}
     answers = [
         VersionAnswer(
             labels=sorted(k for k, v in lineage.labels.items() if v == manifest.version),
             default=manifest.version == default,
             computed_from=stored,
             warnings=warnings[manifest.version],
-            **manifest.model_dump(include=shown),
+            **manifest.model_dump(include=manifest_fields),
         )
         for manifest in lineage.versions
         if manifest.version in readable
@@ -214,7 +212,7 @@ def versions(state: ServedState, access: Access) -> VersionsAnswer:
 
 
 def models(state: ServedState, access: Access) -> ModelsAnswer:
-    """Return the versions as OpenAI lists models: by number, by label, and by the bare name."""
+    """Return the versions in the format of OpenAI's model list: by number, label and bare name."""
     lineage, readable = state.lineage, access.readable(state.lineage)
     named = [(f"{lineage.name}@v{m.version}", m.version) for m in lineage.versions]
     named += [(f"{lineage.name}@{label}", n) for label, n in sorted(lineage.labels.items())]

@@ -1,6 +1,6 @@
-"""The ASGI application: its routes, their description, its middleware, its handling of errors."""
+"""The ASGI application: routes, their OpenAPI descriptions, middleware and error handling."""
 
-# No postponed annotations here: FastAPI reads them.
+# FastAPI reads annotations at run time, so they are not postponed here.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -26,13 +26,13 @@ from evergram.serving.settings import ServiceSettings
 from evergram.serving.vector_routes import embeddings, fold_in, search, transform
 from evergram.tracing import tracer_provider
 
-# What machines ask for every few seconds, which has no span.
-_SILENT = ("/healthz", "/readyz", "/metrics")
+# Pages that machines poll every few seconds; they get no trace spans.
+_UNTRACED = ("/healthz", "/readyz", "/metrics")
 _NOT_FOUND = {
-    404: "There is no such page, or not with a slash at its end; /openapi.json describes all.",
-    405: "This page does not take that method; /openapi.json says which it takes.",
+    404: "There is no such page; /openapi.json lists all (without a slash at the end).",
+    405: "This page does not accept that method; /openapi.json says which ones it does.",
 }
-# The page loads nothing from elsewhere, runs nothing inline, and no other page may frame it.
+# The page loads nothing from other hosts, has no inline scripts, and cannot be framed.
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
@@ -45,8 +45,9 @@ _PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 
 
 class _Application(FastAPI):
-    """Drops queries: no page has one, and spans would export what a client wrongly puts there.
-    Answers HEAD as GET, whose body the server leaves out. Describes the bodies of requests."""
+    """FastAPI with three changes. Query strings are dropped: no route takes one, and trace spans
+    would export whatever a client put there. HEAD is handled like GET; the server omits the body.
+    The OpenAPI schema describes the request bodies."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = {**scope, "query_string": b""}
@@ -63,15 +64,15 @@ class _Application(FastAPI):
             components = schema["components"]
             components["schemas"] |= models_json_schema(kinds, ref_template=_REF)[1]["$defs"]
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            # A token, or none where the service is open.
+            # A token, or none if the service is open.
             schema["security"] = [{"token": []}, {}]
             self.openapi_schema = schema
         return self.openapi_schema
 
 
 def create_app(service: Service, settings: ServiceSettings | None = None) -> FastAPI:
-    """Return a service as an ASGI application, which closes the service when it is shut down.
-    Raises: ServiceError: as `ServiceSettings.check`."""
+    """Return an ASGI application for a service, which it closes on shutdown.
+    Raises: ServiceError: see `ServiceSettings.check`."""
     settings = ServiceSettings() if settings is None else settings
     settings.check(service.tokens)
     handler = RequestHandler(service, settings)
@@ -90,16 +91,16 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
         summary="Embeddings at the version that each consumer was built on.",
         version=release("evergram"),
         lifespan=lifespan,
-        # FastAPI's pages load scripts from elsewhere.
+        # FastAPI's documentation pages load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
-        # A redirect would repeat the host of the request, whoever sent it.
+        # A redirect would repeat the request's Host header, which anyone can forge.
         redirect_slashes=False,
         telemetry={
             "tracing": tracer_provider() is not None,
             "tracer_provider": tracer_provider(),
             **{"metrics": False, "logs": False, "operation_spans": False},
-            "exclude": lambda scope: scope.get("path") in _SILENT,
+            "exclude": lambda scope: scope.get("path") in _UNTRACED,
         },
         responses=_errors(403, 421),
     )
@@ -109,7 +110,7 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
     app.include_router(dashboard_pages())
 
     async def failed(_: Request, error: Exception) -> Response:
-        """Give each error, a refusal of Starlette's own too, the form of the service's."""
+        """Return any error, including Starlette's own, in the service's error format."""
         headers = {}
         if isinstance(error, starlette.exceptions.HTTPException):
             headers = dict(error.headers or {})
@@ -127,7 +128,7 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
     def add(
         operation: Operation, summary: str, request: Any, answer: Any, column: str = ""
     ) -> None:
-        """Add a route; `column` is the one of a request that is an Arrow stream."""
+        """Add a route; `column` is the Arrow column of its requests, "" if it takes only JSON."""
         name = operation.__name__.replace("_", "-")
         path = f"/v1/{name}"
         body = {JSON: {"schema": {"$ref": _REF.format(model=request.__name__)}}}
@@ -137,7 +138,7 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
             described = f"JSON, or an uncompressed Arrow stream with the column {column!r}."
         success = {
             "model": answer,
-            "description": "The rows, and what they were computed from.",
+            "description": "The rows, and the versions they were computed from.",
             "content": {ARROW: _STREAM},
             "headers": {
                 header: {"description": text, "schema": {"type": "string"}}
@@ -148,17 +149,17 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
         async def endpoint(request: Request) -> Response:
             return await handler.answer(request, path, operation)
 
-        sent = {"requestBody": {"required": True, "content": body, "description": described}}
+        extra = {"requestBody": {"required": True, "content": body, "description": described}}
         responses = {200: success, **_errors(*_REFUSED)}
-        route = app.post(path, name=name, summary=summary, responses=responses, openapi_extra=sent)
+        route = app.post(path, name=name, summary=summary, responses=responses, openapi_extra=extra)
         route(endpoint)
 
-    found, read = answers.SearchAnswer, answers.TransformAnswer
+    hits, vectors = answers.SearchAnswer, answers.TransformAnswer
     of_ids = "Embeddings of ids, or of texts"
     add(embeddings, of_ids, requests.EmbeddingsRequest, answers.EmbeddingsAnswer, "id")
-    add(search, "The nearest stored objects", requests.SearchRequest, found, "vector")
-    add(transform, "Vectors of another version", requests.TransformRequest, read, "vector")
-    add(fold_in, "Vectors of new queries", requests.FoldInRequest, read)
+    add(search, "The nearest stored objects", requests.SearchRequest, hits, "vector")
+    add(transform, "Vectors of another version", requests.TransformRequest, vectors, "vector")
+    add(fold_in, "Vectors of new queries", requests.FoldInRequest, vectors)
 
 
 def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
@@ -174,11 +175,11 @@ def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
         app.get(path, name=name, summary=summary, responses=responses)(endpoint)
 
     add("versions", answers.versions, "Versions that may be read", answers.VersionsAnswer)
-    listed = "Versions and labels, as OpenAI lists models"
+    listed = "Versions and labels, in the format of OpenAI's model list"
     add("models", answers.models, listed, answers.ModelsAnswer)
-    add("dashboard", handler.dashboard, "What the dashboard shows", DashboardData)
+    add("dashboard", handler.dashboard, "The dashboard's data", DashboardData)
 
-    @app.get("/healthz", summary="Whether the process lives")
+    @app.get("/healthz", summary="Whether the process is running")
     async def healthz() -> answers.Liveness:
         return answers.Liveness(status="ok")
 
@@ -201,8 +202,8 @@ def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
 
 
 def dashboard_pages() -> APIRouter:
-    """Return the routes `/` and `/dashboard/…`, for the files of the dashboard's page. They hold no
-    data, so everybody may load them."""
+    """Return the routes `/` and `/dashboard/…` for the dashboard's static files. They contain no
+    data, so they need no token."""
     static = {
         path.name: (path.read_bytes(), kind)
         for path in files("evergram.serving.dashboard").joinpath("static").iterdir()
@@ -213,10 +214,10 @@ def dashboard_pages() -> APIRouter:
 
     @routes.get("/")
     def page() -> Response:
-        return part("dashboard.html")
+        return static_file("dashboard.html")
 
     @routes.get("/dashboard/{name}")
-    def part(name: str) -> Response:
+    def static_file(name: str) -> Response:
         if name not in static:
             raise HTTPException(404, "The dashboard has no such file.")
         body, kind = static[name]
@@ -227,28 +228,28 @@ def dashboard_pages() -> APIRouter:
 
 _REF = "#/components/schemas/{model}"
 _STATUS = {
-    400: "What was asked cannot be done; the sentence says why.",
-    401: "A token is needed, or is not known.",
-    403: "The token may not read this version, or a web page of another origin asked.",
-    404: "There is no such version, or no such id.",
-    408: "The body stopped coming.",
-    409: "The vectors carry the fingerprint of another space; or a stored object has no text.",
-    413: "More than one request may hold.",
-    415: "The body is neither JSON nor an Arrow stream, or does not say which.",
-    421: "The service was asked for under a host name that it does not answer to.",
-    500: "What the service reads is damaged.",
-    503: "Too many requests wait, or a store does not answer; `Retry-After` says when.",
-    504: "It took longer than a request may.",
+    400: "The request is invalid; the message says why.",
+    401: "The token is missing or unknown.",
+    403: "The token may not read this version, or a web page of another origin sent the request.",
+    404: "The version or an id does not exist.",
+    408: "The client stopped sending the body.",
+    409: "The vectors have another version's fingerprint, or a stored object has no text.",
+    413: "The request exceeds a limit.",
+    415: "The body is neither JSON nor an Arrow stream, or its `Content-Type` is missing.",
+    421: "The request names a host that the service does not answer for.",
+    500: "The service's data is damaged.",
+    503: "Too many requests are waiting, or a store is down; `Retry-After` says when to retry.",
+    504: "The request took too long.",
 }
 _REFUSED = (400, 401, 403, 404, 408, 409, 413, 415, 421, 500, 503, 504)
 _STREAM = {"schema": {"type": "string", "format": "binary"}}
 _HEADERS = {
-    "x-evergram-version": "The version that the answer is read as.",
+    "x-evergram-version": "The version that the answer's vectors are in.",
     "x-evergram-computed-from": "The versions that it was computed from.",
-    "x-evergram-fingerprint": "Of the version that the answer is read as.",
+    "x-evergram-fingerprint": "The fingerprint of that version.",
 }
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's `responses` of a route for the statuses that it refuses with."""
+    """Return FastAPI's `responses` for the error statuses of a route."""
     return {s: {"model": answers.ErrorAnswer, "description": _STATUS[s]} for s in statuses}

@@ -1,4 +1,4 @@
-"""Read a service from Python, with the names and the results of `Reader`."""
+"""A Python client for the service, with the methods and results of `Reader`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _RETRIED = (502, 503)
 
 
 class Client(Reopened):
-    """A service at an address. Several threads may use one.
+    """A client for the service at a URL. It is thread-safe.
 
-    Every call only reads, so a call that did not arrive, or was answered 502 or 503, is retried.
+    All calls are read-only, so a call that fails to connect or is answered 502 or 503 is retried.
 
     >>> from evergram import Client
     >>> client = Client("http://127.0.0.1:8000", token="…")  # doctest: +SKIP
@@ -41,12 +41,12 @@ class Client(Reopened):
     (2, 4)
 
     Args:
-        token: the consumer's token, where the service asks for one.
-        timeout: seconds of one try.
-        retries: tries after the first.
-        transport: httpx's transport, in place of the network.
-    Raises: in any call, the errors of `Reader`, with the service's sentence. ServiceError: the
-        service cannot be reached, or the token is not known or may not read the version.
+        token: the consumer's token, if the service needs one.
+        timeout: seconds for each attempt.
+        retries: attempts after the first.
+        transport: an httpx transport to use instead of the network.
+    Raises: each method raises the errors of `Reader` with the service's message. ServiceError: the
+        service cannot be reached, or the token is unknown or may not read the version.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Client(Reopened):
             import httpx
         except ImportError:
             raise ServiceError("The client needs httpx: pip install 'evergram[client]'.") from None
-        # Checked here, as httpx's own error would show the token.
+        # Checked here because httpx's error message would show the token.
         if token is not None and not re.fullmatch(r"[!-~]+", token):
             raise ServiceError("The token must be printable ASCII without spaces.")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -90,20 +90,20 @@ class Client(Reopened):
         *,
         dimensions: int | None = None,
     ) -> Embedded:
-        """Return the embeddings of ids at a version; zeros and source -1 where an id is not stored.
+        """Return the embeddings of ids at a version; ids that are not stored get zeros, source -1.
 
         Args:
             version: a number, "v0" or a label; by default the version that the token is pinned to,
                 else production.
-            side: "query" or "candidate"; by default the service's own.
-            dimensions: as of `Reader.embed`.
+            side: "query" or "candidate"; by default the service's default side.
+            dimensions: see `Reader.embed`.
         """
         try:
             column = ids if isinstance(ids, pa.Array) else pa.array(_listed(ids, "ids"))
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise DataError(f"Ids must all be whole numbers, or all strings: {error}.") from None
-        asked = {"version": version, "side": side, "missing": "zeros", "dimensions": dimensions}
-        table = self._stream("/v1/embeddings", {"id": column}, asked)
+        fields = {"version": version, "side": side, "missing": "zeros", "dimensions": dimensions}
+        table = self._stream("/v1/embeddings", {"id": column}, fields)
         number = int(table.schema.metadata[b"evergram.version"])
         sources = table["computed_from"].to_numpy()
         return Embedded(number, table["id"].combine_chunks(), _vectors(table), sources)
@@ -116,15 +116,15 @@ class Client(Reopened):
         *,
         dimensions: int | None = None,
     ) -> Floats:
-        """Return the vectors [n, D] of texts at a version, which the service encodes.
+        """Let the service encode texts, and return their vectors [n, D] at a version.
 
         Args:
-            version: as for `embed`.
-            role: chooses the encoder's prompt.
-            dimensions: as of `Reader.embed`.
+            version: see `embed`.
+            role: selects the encoder's prompt.
+            dimensions: see `Reader.embed`.
         """
-        asked = {"input": _listed(texts, "texts"), "version": version, "input_type": role}
-        return _vectors(self._json("/v1/embeddings", {**asked, "dimensions": dimensions}))
+        fields = {"input": _listed(texts, "texts"), "version": version, "input_type": role}
+        return _vectors(self._json("/v1/embeddings", {**fields, "dimensions": dimensions}))
 
     def search(
         self,
@@ -144,24 +144,24 @@ class Client(Reopened):
 
         Args:
             version: the version of the vectors; default as for `embed`.
-            side: the side that is searched.
-            metric: by default as of `Reader.default_metric`.
-            ids: search among these ids only.
-            filter: search among rows whose metadata fulfil it, such as {"category": "news"}; see
+            side: the side to search.
+            metric: default from `Reader.default_metric`.
+            ids: search only these ids.
+            filter: search only rows whose metadata match, such as {"category": "news"}; see
                 docs/serving.md, "Filters".
             rerank: rank this many hits by the version's own vectors, see docs/serving.md.
-            scores, query_vectors: "calibrated" as the version itself gave them, which depends on
-                whose the vectors are, see `Reader.search`.
+            scores, query_vectors: "calibrated" puts scores on the version's own scale, which
+                depends on where the vectors come from, see `Reader.search`.
         """
         chosen = ids.to_pylist() if isinstance(ids, pa.Array) else ids
-        asked = {
+        fields = {
             **{"k": k, "version": version, "side": side, "metric": metric, "rerank": rerank},
             **{"scores": scores, "query_vectors": query_vectors},
             "ids": None if chosen is None else _listed(chosen, "ids"),
             "filter": None if filter is None else dict(filter),
         }
         columns = {"vector": _vector_column(queries)}
-        return _hits(self._stream("/v1/search", columns, asked))
+        return _hits(self._stream("/v1/search", columns, fields))
 
     def search_texts(
         self,
@@ -171,22 +171,22 @@ class Client(Reopened):
         role: Literal["query", "document"] = "query",
         **options: Any,
     ) -> list[Hits]:
-        """Return the k stored objects nearest to each of the texts, which the service encodes.
+        """Let the service encode texts, and return the k stored objects nearest to each.
 
         Args:
-            version: at which the texts and the objects are read; default as for `embed`.
-            role: chooses the encoder's prompt.
-            options: of `search`: side, metric, ids, filter, rerank and scores.
+            version: version of the texts' and objects' vectors; default as for `embed`.
+            role: selects the encoder's prompt.
+            options: side, metric, ids, filter, rerank and scores, see `search`.
         """
-        own = {"input": _listed(texts, "texts"), "input_type": role, "k": k, "version": version}
-        return _hits(self._json("/v1/search", {**own, **options}))
+        fields = {"input": _listed(texts, "texts"), "input_type": role, "k": k, "version": version}
+        return _hits(self._json("/v1/search", {**fields, **options}))
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
     ) -> Floats:
-        """Return vectors [n, D_source] of one version as another reads them, [n, D_target]."""
-        asked = {"source": source, "target": target}
-        return _vectors(self._stream("/v1/transform", {"vector": _vector_column(vectors)}, asked))
+        """Transform vectors [n, D_source] of one version to another, [n, D_target]."""
+        fields = {"source": source, "target": target}
+        return _vectors(self._stream("/v1/transform", {"vector": _vector_column(vectors)}, fields))
 
     def fold_in(
         self,
@@ -202,14 +202,14 @@ class Client(Reopened):
         Args:
             candidates: ids that a query met, or a list of such lists.
             weights: how often each was met, above 0.
-            version: that they are read as; default as for `embed`.
-            values: of the pairs, of a version that was trained on values.
+            version: the version to read them as; default as for `embed`.
+            values: the pairs' values, if the version was trained on values.
             missing: "skip" leaves out candidates that are not stored.
         """
         given = {"candidates": candidates, "weights": weights, "values": values}
         lists = {name: as_lists(x, name) for name, x in given.items() if x is not None}
-        asked = {**lists, "version": version, "missing": missing}
-        return _vectors(self._json("/v1/fold-in", asked))
+        fields = {**lists, "version": version, "missing": missing}
+        return _vectors(self._json("/v1/fold-in", fields))
 
     def versions(self) -> list[dict[str, Any]]:
         """Return the versions that the token may read, oldest first."""
@@ -226,16 +226,16 @@ class Client(Reopened):
         self.close()
 
     def _stream(
-        self, path: str, columns: Mapping[str, pa.Array], asked: Mapping[str, Any]
+        self, path: str, columns: Mapping[str, pa.Array], fields: Mapping[str, Any]
     ) -> pa.Table:
-        table = pa.table(dict(columns)).replace_schema_metadata({"evergram.request": _json(asked)})
+        table = pa.table(dict(columns)).replace_schema_metadata({"evergram.request": _json(fields)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         return self._table(path, sink.getvalue().to_pybytes(), ARROW)
 
-    def _json(self, path: str, asked: Mapping[str, Any]) -> pa.Table:
-        return self._table(path, _json(asked), JSON)
+    def _json(self, path: str, fields: Mapping[str, Any]) -> pa.Table:
+        return self._table(path, _json(fields), JSON)
 
     def _table(self, path: str, body: bytes, media: str) -> pa.Table:
         answer = self._send("POST", path, body, media)
@@ -270,7 +270,7 @@ class Client(Reopened):
 
 
 def _error(answer: httpx.Response) -> EvergramError:
-    """Return an answer that is no success as the error that it names."""
+    """Return the exception for an answer whose status is not 200."""
     try:
         error = answer.json()["error"]
         message, code = str(error["message"]), str(error["code"])
@@ -279,23 +279,23 @@ def _error(answer: httpx.Response) -> EvergramError:
     return RAISED.get(code, ServiceError)(message)
 
 
-def _json(asked: Mapping[str, Any]) -> bytes:
-    """Return the fields of a request that are set."""
+def _json(fields: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a request's fields, without those that are None."""
 
     def plain(value: object) -> object:
         if isinstance(value, np.generic):
             return value.item()
-        raise DataError(f"{value!r} is no id, version or number; give a whole number or a text.")
+        raise DataError(f"{value!r} is not an id, version or number; give an integer or a string.")
 
-    named = {name: value for name, value in asked.items() if value is not None}
-    return json.dumps(named, default=plain).encode()
+    present = {name: value for name, value in fields.items() if value is not None}
+    return json.dumps(present, default=plain).encode()
 
 
 def _vector_column(vectors: npt.ArrayLike) -> pa.Array:
     try:
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
     except (ValueError, TypeError):
-        raise ShapeError("Vectors must be numbers, all of one length.") from None
+        raise ShapeError("Vectors must be numbers, all of the same length.") from None
     rows = rows[None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or not rows.shape[1]:
         raise ShapeError(f"Vectors are {list(rows.shape)}; they must be [n, D].")
@@ -303,7 +303,7 @@ def _vector_column(vectors: npt.ArrayLike) -> pa.Array:
 
 
 def _hits(table: pa.Table) -> list[Hits]:
-    """Return the hits of each query of an answer."""
+    """Return the hits of each query in an answer."""
     ids, scores = table["id"].combine_chunks(), table["score"].to_numpy()
     versions = table["computed_from"].to_numpy()
     queries = np.arange(int(table.schema.metadata[b"evergram.queries"]) + 1)
@@ -319,5 +319,5 @@ def _vectors(table: pa.Table) -> Floats:
 
 def _listed(values: Iterable[Any], name: str) -> list[Any]:
     if isinstance(values, str | bytes):
-        raise DataError(f"{name} is the text {values[:40]!r}; give a list.")
+        raise DataError(f"{name} is the string {values[:40]!r}; give a list.")
     return list(values)

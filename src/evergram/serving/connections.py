@@ -1,10 +1,10 @@
-"""Limits on connections: how many there may be, and how long each may wait for its client.
+"""Limits on connections: how many may be open, and how long each may wait for its client.
 
 uvicorn closes a connection that is silent after an answer (`timeout_keep_alive`), and refuses
-requests beyond a number of connections (`limit_concurrency`). It waits for ever for the first byte
-of a request, for the rest of its headers, and for a client to take its answer; and it counts idle
-connections like busy ones. So a `LimitedProtocol` stands between the socket and uvicorn's protocol,
-of which it uses the interfaces of asyncio and of ASGI, and looks at its connection of h11.
+requests beyond a number of connections (`limit_concurrency`). But it waits forever for the first
+byte of a request, for the rest of its headers, and for a client to read its answer; and it counts
+idle connections like busy ones. So a `LimitedProtocol` sits between the socket and uvicorn's
+protocol. It relies on the asyncio and ASGI interfaces, and on the state of the h11 connection.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from evergram.serving.access import refusal_response
 from evergram.serving.errors import JSON, ErrorResponse, RefusedError, error_response
 from evergram.serving.settings import LONGEST, ServiceSettings
 
-# Connections beyond the limit that may ask; any further one takes the place of the oldest of them.
+# Connections beyond the limit that may still send a request; when full, the oldest is closed.
 EXTRA = 64
-# Pages that are answered however busy the service is.
+# Pages that are answered even if all connections are taken.
 HEALTH = ("/healthz", "/readyz")
-# Seconds that a request has to arrive whole before it is refused.
+# Seconds to wait for the rest of a request that will be refused.
 PATIENCE = 1.0
-# Seconds for which a service that is told to stop goes on answering, so that clients with an open
-# connection learn of it.
+# Seconds for which a stopping service keeps answering, so that clients with an open connection
+# are told to close it.
 DRAIN = 1.0
-# Bytes of a request's headers.
+# Maximum size of a request's headers in bytes.
 HEADERS = 1 << 14
-# Bytes that are read from a connection at once. An event loop by itself reads a quarter of a
-# megabyte, which in HTTP chunks of one byte each keeps it busy for more than a second.
+# Bytes to read from a connection at once. By default an event loop reads 256 KiB, and parsing
+# that many one-byte HTTP chunks would block it for more than a second.
 READ = 1 << 14
 _CLOSE = (b"connection", b"close")
 _CONNECTION: contextvars.ContextVar[LimitedProtocol] = contextvars.ContextVar("connection")
 
 
 class Wait(Enum):
-    """The event that a connection waits for. Where there is no room for a new connection, one that
-    waits for its client gives way, in this order, and of these the one that has waited longest;
-    only `ANSWER` keeps its place."""
+    """What a connection is waiting for. To make room for a new connection, one that waits for its
+    client is closed: the first state in this order, and within a state the one that has waited
+    longest. A connection in `ANSWER` is never closed."""
 
-    LINGER = auto()  # the client's end of a body that is no longer read: the request is answered
-    END = auto()  # the client taking what was written, before the connection closes
+    LINGER = auto()  # the end of a request body that nobody reads: the request is answered
+    END = auto()  # the client to read the remaining output, before the connection closes
     HEADERS = auto()  # the first request, or the rest of a request's headers
-    NEXT = auto()  # the next request, of which nothing has come
-    READER = auto()  # the client taking more of the answer
+    NEXT = auto()  # the next request; none of its bytes have arrived
+    READER = auto()  # the client to read more of the answer
     BODY = auto()  # the rest of a request's body
     ANSWER = auto()  # the service's answer
 
 
-# Those of which the client does not wait for an answer that is still to be written.
+# In these states the whole answer is written, or being written.
 _ANSWERED = (Wait.LINGER, Wait.END, Wait.READER)
 
 
@@ -70,30 +70,30 @@ _ANSWERED = (Wait.LINGER, Wait.END, Wait.READER)
 class Connections:
     """The open connections of a service."""
 
-    most: int  # may be open; `EXTRA` more may ask for a page of `HEALTH`
+    most: int  # maximum number; `EXTRA` more may request a page of `HEALTH`
     silence: float  # seconds that a client may be silent within a request
     keep_alive: float  # seconds that a connection stays open between two requests
-    ended: Callable[[str], None]  # called with the reason why the service closes a connection
-    stopping: bool = False  # every answer then says that its connection is closed
+    ended: Callable[[str], None]  # called with the reason when the service closes a connection
+    stopping: bool = False  # if True, every answer closes its connection
     open: set[LimitedProtocol] = field(default_factory=set)
     extra: dict[LimitedProtocol, None] = field(default_factory=dict)
 
     def add(self, new: LimitedProtocol) -> bool:
-        """Admit a connection, in place of a waiting one; return False where every one is busy."""
+        """Admit a connection, closing a waiting one if needed; return False if all are busy."""
         if new in self.open:
             return True
         if len(self.open) >= self.most:
-            first = min(self.open, key=lambda one: (one.waits.value, one.since))
-            if first.waits is Wait.ANSWER:
+            evicted = min(self.open, key=lambda open_: (open_.waits.value, open_.since))
+            if evicted.waits is Wait.ANSWER:
                 return False
-            self.remove(first)
-            first.give_way()
+            self.remove(evicted)
+            evicted.give_way()
         self.extra.pop(new, None)
         self.open.add(new)
         return True
 
     def add_extra(self, new: LimitedProtocol) -> None:
-        """Let a connection ask that was not admitted."""
+        """Let a connection that was not admitted send a request."""
         if len(self.extra) >= EXTRA:
             oldest = next(iter(self.extra))
             self.remove(oldest)
@@ -107,27 +107,27 @@ class Connections:
 
 
 class LimitedProtocol(asyncio.BufferedProtocol):
-    """Stands before a server's protocol, and closes a connection that waits too long. It reads
-    pieces of at most `READ` bytes, and between two of them lets the loop look at its other
-    connections: uvloop asks a protocol for the size of a piece only if it is a buffered one, and
-    reads up to 32 of them from one connection at once."""
+    """Wraps the server's protocol, and closes a connection that waits too long.
+
+    Reads at most `READ` bytes at a time, and gives other connections a turn between reads. It is a
+    buffered protocol because uvloop lets only those choose the read size; uvloop may read up to 32
+    times from one connection in a row."""
 
     def __init__(self, rules: Connections, inner: H11Protocol) -> None:
         self.rules, self.inner = rules, inner
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        # The event that it waits for, and since when.
         self.waits, self.since = Wait.ANSWER, 0.0
         self.transport: asyncio.Transport
-        self._piece = bytearray()
-        # Tasks that the server starts for its requests know their connection by this.
+        self._read_buffer = bytearray()
+        # Request tasks that the server starts find their connection in this context.
         self._context = contextvars.copy_context()
         self._context.run(_CONNECTION.set, self)
-        # The request that is worked on; whether there was one, whether its answer has begun, and
-        # whether the client takes no more of an answer.
+        # The ASGI scope of the current request.
         self._request: Any = None
-        self._asked = self.begun = self._write_paused = False
-        # Whether the server itself reads no more for now.
-        self.read_paused: bool = False
+        # Whether any request was received, and whether the current answer has started.
+        self._had_request = self.begun = False
+        # Whether the client has stopped reading, and whether the server has.
+        self._write_paused = self.read_paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
@@ -139,13 +139,13 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._settle()
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        self._piece = bytearray(READ)
-        return self._piece
+        self._read_buffer = bytearray(READ)
+        return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        # A silent connection keeps no piece.
-        piece, self._piece = self._piece, bytearray()
-        self.data_received(bytes(memoryview(piece)[:nbytes]))
+        # Release the buffer, so that idle connections use no memory for it.
+        buffer, self._read_buffer = self._read_buffer, bytearray()
+        self.data_received(bytes(memoryview(buffer)[:nbytes]))
         if nbytes == READ and self.transport.is_reading():
             self.transport.pause_reading()
             self.loop.call_soon(self._read_on)
@@ -159,12 +159,12 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             return
         try:
             self._context.run(self.inner.data_received, data)
-        except h11.LocalProtocolError:  # nonsense in a body that is no longer read
+        except h11.LocalProtocolError:  # invalid bytes in a body that nobody reads
             self.end("invalid")
             return
         if self.waits is Wait.BODY:
-            self.since = self.loop.time()  # it has waited for its client no longer
-        # After the task of a request that is complete has begun.
+            self.since = self.loop.time()  # the client has just sent something
+        # Later, so that the task of a complete request starts first.
         self.loop.call_soon(self._settle)
 
     def eof_received(self) -> None:
@@ -188,12 +188,12 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         for timer in (self._timer, self._reader_timer):
             if timer is not None:
                 timer.cancel()
-        # Of an error, uvicorn would keep its timer, and with it the connection, until that ends.
+        # Given an error, uvicorn would keep its timer, and so the connection, until it expires.
         self.inner.connection_lost(None)
 
     async def answer(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
-        """Let the application answer a request that may be answered."""
-        self._request, self._asked = scope, True
+        """Let the application answer a request, or refuse it."""
+        self._request, self._had_request = scope, True
         self._settle()
 
         async def sent(message: Any) -> None:
@@ -203,7 +203,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
                     message = {**message, "headers": [*message["headers"], _CLOSE]}
             last = message["type"] == "http.response.body" and not message.get("more_body")
             if last:
-                # The next request may have come; uvicorn reads it before it returns.
+                # If the next request has arrived, uvicorn parses it within `send`.
                 self.begun = False
             await send(message)
             if last:
@@ -212,7 +212,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         names = [name for name, _ in scope["headers"]]
         error = None
         if b"content-length" in names and b"transfer-encoding" in names:
-            # RFC 9112, 6.1: a proxy may have believed the other one.
+            # RFC 9112, 6.1: a proxy may have used the other header (request smuggling).
             both = "The request has both Content-Length and Transfer-Encoding; send one of them."
             error, why = RefusedError(400, "http", both), "invalid"
         elif not self.rules.add(self) and scope["path"] not in HEALTH:
@@ -223,7 +223,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
                 await app(scope, receive, sent)
                 return
             self.rules.ended(why)
-            # Closing while a part of the request is on its way could lose the answer.
+            # Closing before the whole request has arrived could lose the answer.
             with suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE):
                     while (await receive()).get("more_body"):
@@ -233,13 +233,13 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             self._end_request(scope)
 
     def _end_request(self, request: Any) -> None:
-        # The next one may have begun already.
+        # The next request may have started already.
         if self._request is request:
             self._request, self.begun = None, False
             self._settle()
 
     def give_way(self) -> None:
-        """Close the connection for a new one."""
+        """Close this connection to make room for a new one."""
         if self.waits in _ANSWERED:
             self.rules.ended("full")
             self.transport.abort()
@@ -248,19 +248,19 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self.end("full", busy if self.waits is Wait.BODY and not self.begun else None)
 
     def end(self, why: str, error: RefusedError | None = None) -> None:
-        """Close the connection, whatever its client does; `error` is sent to the client first."""
+        """Close the connection, after sending `error` if there is one."""
         self.rules.ended(why)
         if error is not None:
             self.transport.write(_written(error_response(error)))
         self.transport.close()
         self._settle()
 
-    def _part_has_come(self) -> bool:
-        """Return whether bytes of a request's headers have come, and not all."""
+    def _has_partial_headers(self) -> bool:
+        """Return whether some, but not all, bytes of a request's headers have arrived."""
         return bool(self.inner.conn.trailing_data[0])
 
     def _settle(self) -> None:
-        """Find the event that the connection waits for now, and start its clock."""
+        """Update the state that the connection waits in, and start its timer."""
         body = self.inner.conn.their_state is h11.SEND_BODY
         if self.transport.is_closing():
             now = Wait.END
@@ -271,7 +271,8 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         elif body:
             now = Wait.LINGER
         else:
-            now = Wait.NEXT if self._asked and not self._part_has_come() else Wait.HEADERS
+            idle = self._had_request and not self._has_partial_headers()
+            now = Wait.NEXT if idle else Wait.HEADERS
         if now is self.waits:
             return
         self.waits, self.since = now, self.loop.time()
@@ -289,7 +290,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             self.end("idle")
         elif self.waits is Wait.LINGER:
             self.end("unread_body")
-        elif self._part_has_come():
+        elif self._has_partial_headers():
             late = f"The headers were not complete after {self.rules.silence:g} seconds."
             self.end("headers", RefusedError(408, "slow", late))
         else:
@@ -310,8 +311,8 @@ class LimitedProtocol(asyncio.BufferedProtocol):
 
 
 class _ServersTransport:
-    """A connection's transport as the server's protocol has it: its own refusal of what is not HTTP
-    is sent in the form of all others, and nothing after the end."""
+    """The transport that the server's protocol writes to. It replaces uvicorn's refusal of invalid
+    HTTP by one in the service's format, and drops writes after the connection is closing."""
 
     def __init__(self, transport: asyncio.Transport, connection: LimitedProtocol) -> None:
         self._transport, self._connection = transport, connection
@@ -338,7 +339,7 @@ class _ServersTransport:
 
 
 def _written(response: ErrorResponse) -> bytes:
-    """Return an answer as it goes over the wire without waiting for a whole request."""
+    """Return the bytes of an HTTP/1.1 response that closes the connection."""
     headers = {
         "content-type": JSON,
         "content-length": str(len(response.body)),
@@ -351,15 +352,15 @@ def _written(response: ErrorResponse) -> bytes:
 
 
 class StoppingServer(uvicorn.Server):
-    """A server that, told to stop, first answers what has been sent; uvicorn closes idle
-    connections at once, also those with a request on its way."""
+    """A server that answers requests already sent before it stops; uvicorn closes idle connections
+    immediately, even if a request is on its way."""
 
     connections: Connections
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.connections.stopping = True
         end = time.monotonic() + DRAIN
-        # At least once: connections may have been made that are not accepted yet.
+        # Sleep at least once: some connections may not be accepted yet.
         await asyncio.sleep(0.1)
         while self.connections.open and not self.force_exit and time.monotonic() < end:
             await asyncio.sleep(0.05)
@@ -367,7 +368,7 @@ class StoppingServer(uvicorn.Server):
 
 
 def uvicorn_server(app: Any, settings: ServiceSettings, connections: Connections) -> uvicorn.Server:
-    """Return a uvicorn server of an application that keeps to the limits on connections."""
+    """Return a uvicorn server for an application, with limits on connections."""
 
     def protocol(**options: Any) -> asyncio.BaseProtocol:
         return LimitedProtocol(connections, H11Protocol(**options))
@@ -385,14 +386,14 @@ def uvicorn_server(app: Any, settings: ServiceSettings, connections: Connections
             host=settings.host,
             http=protocol,  # type: ignore[arg-type]
             ws="none",
-            # Refusals are counted in the metrics; a client must not fill the log.
+            # Refusals are counted in the metrics; clients must not be able to fill the log.
             log_level="error",
             access_log=False,
-            # Its own handlers would write another format; its errors go to the process's log.
+            # uvicorn's handlers do not write JSON; without them its errors go to the root logger.
             log_config=None if log_format() is LogFormat.json else LOGGING_CONFIG,
             server_header=False,
             h11_max_incomplete_event_size=HEADERS,
-            timeout_keep_alive=LONGEST,  # `Connections.keep_alive` is less
+            timeout_keep_alive=LONGEST,  # `Connections.keep_alive` ends first
             timeout_graceful_shutdown=max(1, int(settings.timeout)),
         )
     )

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, and as the client raises them again."""
+"""Errors as HTTP answers, and the exceptions that the client raises for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evergram.errors import (
 log: logging.Logger = logging.getLogger("evergram.serving")
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 
-# The status and the code of each error; the first class that fits counts.
+# The status and code of each error; the first matching class counts.
 _STATUS_AND_CODE: tuple[tuple[type[EvergramError], int, str], ...] = (
     (UnknownVersionError, 404, "unknown_version"),
     (IntegrityError, 500, "integrity"),
@@ -32,7 +32,7 @@ _STATUS_AND_CODE: tuple[tuple[type[EvergramError], int, str], ...] = (
     (ShapeError, 400, "shape"),
     (StoreError, 503, "store"),
 )
-# The error that the client raises for a code; ServiceError for any other code.
+# The exception that the client raises for a code; ServiceError for any other code.
 RAISED: dict[str, type[EvergramError]] = {
     **{code: kind for kind, _, code in _STATUS_AND_CODE},
     "unknown_id": DataError,
@@ -40,23 +40,23 @@ RAISED: dict[str, type[EvergramError]] = {
     "fingerprint": LineageError,
 }
 RETRY_AFTER = {503: "1"}
-# Characters of a message: it may repeat a part of the request.
+# Maximum characters of a message, which may quote the request.
 LONGEST = 1000
 
-# A message must not name a file of this machine, nor the address of a store or an encoder.
-# A comma is a part of it if the next character is.
+# Messages must not reveal this machine's files, nor the addresses of stores and encoders.
+# A comma belongs to an address if the next character does.
 _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.\-]*:(?://)?[^\s;,']*[/#](?:[^\s;,']|,(?=\S))*", re.I)
-# An encoder of text has an address, too, some of them with nothing of a store's in it.
+# Addresses of text encoders, some of which do not match `_ADDRESS`.
 _ENCODER = re.compile(r"\bpython:[\w.]+:\w+|\b(?:openai|sentence-transformers):[^\s;,']+", re.I)
 _PATH = re.compile(r"(?<![\w.])(?!/(?:v1|docs|healthz|readyz|metrics)\b)(?:~|\.{1,2})?/[^\s;,:']+")
 _SERVICE_FAULT = {
-    500: "What the service reads is damaged or cannot be read; its log says what.",
+    500: "The service's data is damaged or cannot be read; its log says which.",
     503: "A store cannot be reached or read at the moment; try again.",
 }
 
 
 class RefusedError(ServiceError):
-    """A refused request. Its message is sent as it is; `param` is the field that is wrong."""
+    """A refused request. Its message is sent unchanged; `param` is the invalid field."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -66,18 +66,18 @@ class RefusedError(ServiceError):
 
 
 def wrong(message: str, param: str | None = None) -> RefusedError:
-    """Return the refusal of a request that has not the form that it should have."""
+    """Return the refusal of a malformed request."""
     return RefusedError(400, "request", message, param)
 
 
 def too_much(message: str, param: str | None = None) -> RefusedError:
-    """Return the refusal of more than one request may ask for."""
+    """Return the refusal of a request that exceeds a limit."""
     return RefusedError(413, "limit", message, param)
 
 
 @dataclass(frozen=True)
 class ErrorResponse:
-    """An error as it is sent; `body` has the form of OpenAI's errors."""
+    """An error's HTTP response; `body` has the format of OpenAI's errors."""
 
     status: int
     code: str
@@ -86,7 +86,7 @@ class ErrorResponse:
 
 
 def error_response(error: Exception) -> ErrorResponse:
-    """Return the HTTP answer to an error. Faults of the service are logged, not described."""
+    """Return the HTTP response for an error. Server errors are logged, not described."""
     if isinstance(error, RefusedError):
         return _response(error.status, error.code, str(error), error.param)
     for kind, status, code in _STATUS_AND_CODE:
@@ -95,12 +95,12 @@ def error_response(error: Exception) -> ErrorResponse:
                 log.error("%s: %s", kind.__name__, error)
             return _response(status, code, _SERVICE_FAULT.get(status) or clean(str(error)))
     log.error("A request failed.", exc_info=error)
-    return _response(500, "internal", "The service failed; its log says how.")
+    return _response(500, "internal", "The service failed; its log says why.")
 
 
 def clean(message: str) -> str:
-    """Return a message without the machine's files and addresses."""
-    # Shortened first: the search for addresses takes time quadratic in the length.
+    """Return a message with this machine's files and addresses replaced."""
+    # Shorten first: the regular expressions take time quadratic in the length.
     message = _ENCODER.sub("the encoder", _shortened(message))
     return _PATH.sub("the lineage", _ADDRESS.sub("the store", message))
 

@@ -1,4 +1,4 @@
-"""The steps that every request passes: token, body, worker, time limit, counting."""
+"""The steps common to all requests: token, body, worker thread, time limit, metrics."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts import LOOK, EncoderWaitError
 from evergram.tracing import annotate
 
-# Bytes of each body that the budget does not count, so that a full budget keeps out large requests
-# only.
+# Bytes of each body that the budget does not count, so that a full budget refuses only large
+# requests.
 FREE = 1 << 16
-# Bytes of memory that a part of a body takes besides its own.
-PART = 64
+# Memory overhead in bytes of each chunk of a body.
+CHUNK_OVERHEAD = 64
 
 
 class BodyBudget:
-    """Bytes of bodies that all requests together may hold, counted by several threads."""
+    """A limit on the total bytes of all request bodies in memory; thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -44,7 +44,7 @@ class BodyBudget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Take bytes from the budget, if there are as many left; give them back where negative."""
+        """Take bytes from the budget, or refuse the request; a negative size returns bytes."""
         with self._lock:
             if size > 0 and self.held + size > self._most:
                 busy = "Too many large requests are being read already; try again."
@@ -53,7 +53,7 @@ class BodyBudget:
 
 
 class HeldBody:
-    """The body of one request, which counts to the budget until its last holder leaves."""
+    """The body of one request, which counts toward the budget until its last holder leaves."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self.content: bytes = b""
@@ -72,10 +72,10 @@ class HeldBody:
             self._budget.take(-self._taken)
 
     async def read(self, request: Request, limit: int, patience: float) -> None:
-        """Receive a body of at most `limit` bytes, with `patience` seconds from part to part. Bytes
-        are counted as they come, as the header of the length may be wrong or missing."""
+        """Receive a body of at most `limit` bytes, waiting `patience` seconds for each chunk.
+        Counts the bytes received, because the Content-Length header may be wrong or missing."""
         clock = asyncio.get_running_loop()
-        size, parts = 0, list[bytes]()
+        size, chunks = 0, list[bytes]()
         try:
             async with asyncio.timeout(patience) as waiting:
                 async for chunk in request.stream():
@@ -84,27 +84,27 @@ class HeldBody:
                     if size > limit:
                         long = f"The body is longer than {limit} bytes; send fewer rows at a time."
                         raise RefusedError(413, "limit", long)
-                    more = max(0, size + PART * len(parts) - FREE) - self._taken
+                    more = max(0, size + CHUNK_OVERHEAD * len(chunks) - FREE) - self._taken
                     if more > 0:
                         self._budget.take(more)
                         self._taken += more
-                    parts += [chunk] if chunk else []
+                    chunks += [chunk] if chunk else []
         except TimeoutError:
-            late = f"Nothing more of the body came for {patience:g} seconds; send it again."
+            late = f"No more of the body arrived for {patience:g} seconds; send it again."
             raise RefusedError(408, "slow", late) from None
-        self.content = b"".join(parts)
+        self.content = b"".join(chunks)
 
 
 def is_arrow(request: Request) -> bool:
-    """Return whether the header `Content-Type` says Arrow, and not JSON. A web page of another
-    origin can send texts and forms without asking first, but neither of these two."""
+    """Return True if the `Content-Type` is Arrow, False if it is JSON; refuse all others. A web
+    page of another origin can send text and forms without a CORS preflight, but not these two."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if coding == "identity" and kind in (JSON, ARROW):
         return kind == ARROW
-    problem = f"of the type {kind[:80]!r} and the encoding {coding[:80]!r}"
+    problem = f"The body has the type {kind[:80]!r} and the encoding {coding[:80]!r}"
     todo = f"send it with 'Content-Type: {JSON}' or '{ARROW}', and without 'Content-Encoding'"
-    raise RefusedError(415, "media_type", f"The body is {problem}; {todo}.")
+    raise RefusedError(415, "media_type", f"{problem}; {todo}.")
 
 
 T = TypeVar("T")
@@ -114,8 +114,7 @@ PATIENCE = 2.0
 
 
 class Workers:
-    """Threads next to the event loop, and a limit on the requests that wait for one; `busy` are
-    worked on, or wait."""
+    """A thread pool with a limit on waiting requests. `busy` counts running and waiting ones."""
 
     def __init__(self, size: int, waiting: int) -> None:
         self._pool = ThreadPoolExecutor(size, thread_name_prefix="evergram-worker")
@@ -124,8 +123,8 @@ class Workers:
         self._lock = threading.Lock()
 
     async def run(self, work: Callable[[], T], *held: HeldBody | ServedState) -> T:
-        """Run `work` in a worker's thread, and return its result; what it holds is left exactly
-        once, after the work has ended, was cancelled before it started, or was refused."""
+        """Run `work` in a worker thread and return its result. Each of `held` is left exactly once:
+        when the work has ended, was cancelled before it started, or was refused."""
         with self._lock:
             full = self.busy >= self._most
             self.busy += not full
@@ -138,14 +137,14 @@ class Workers:
 
         if full:
             ended(None, 0)
-            raise RefusedError(503, "busy", "Too many requests wait already; try again.")
+            raise RefusedError(503, "busy", "Too many requests are waiting; try again.")
         try:
-            # With the request's context, in which its span is open.
+            # In the request's context, which has its trace span.
             future = self._pool.submit(contextvars.copy_context().run, work)
-        except RuntimeError as error:  # closed, or the system lends no more threads
+        except RuntimeError as error:  # closed, or the system has no more threads
             ended(None)
-            ending = "The service is ending, or can start no thread; try again."
-            raise RefusedError(503, "busy", ending) from error
+            stopping = "The service is stopping, or cannot start a thread; try again."
+            raise RefusedError(503, "busy", stopping) from error
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
 
@@ -162,23 +161,23 @@ async def _repeat(
         try:
             await asyncio.get_running_loop().run_in_executor(thread, work)
         except Exception:
-            log.exception("%s failed; it is tried again.", what)
+            log.exception("%s failed; it will be retried.", what)
 
 
 Operation = Callable[[Call], Answer]
 Listing = Callable[[ServedState, Access], BaseModel | bytes]
 # Routes that the dashboard counts as traffic.
 VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform", "/v1/fold-in")
-# Refusals that may end once the service has loaded a new version. A forbidden version is among
-# them so that its refusal takes as long whether the version exists or not.
-_MAY_END = ("taking_up", "forbidden_version")
-# Pages of metrics that may wait for one that is being made.
+# Refusals that are retried after loading a new version. A forbidden version is among them so that
+# its refusal takes the same time whether or not the version exists.
+_RETRIED_AFTER_RELOAD = ("taking_up", "forbidden_version")
+# Requests for the metrics page that may wait for another one.
 PAGES = 8
 
 
 @dataclass
-class _Asked:
-    """A request on its way: its consumer is "" until it is authenticated."""
+class _RequestContext:
+    """A request in progress; `consumer` is "" until it is authenticated."""
 
     request: Request
     route: str
@@ -193,8 +192,8 @@ class RequestHandler:
         self.service, self.settings = service, settings
         self.metrics, self.traffic = Metrics(), TrafficLog()
         self.workers = Workers(settings.workers, settings.max_waiting)
-        # Apart, as an encoder of text may keep its requests waiting, which must hold neither the
-        # threads nor the connections of all others.
+        # A separate pool, because requests may wait long for a text encoder and must not block the
+        # threads and connections of all others.
         waiting = min(settings.max_waiting, settings.max_connections // 2)
         self.text_workers = Workers(settings.workers, waiting)
         self.bodies = BodyBudget(max(settings.max_buffered, settings.max_body))
@@ -205,12 +204,12 @@ class RequestHandler:
             lambda why: self.metrics.ended.labels(why).inc(),
         )
         self._pages = Workers(1, PAGES)
-        # Loading a new version may take long; its own thread keeps it apart from requests.
+        # Loading a new version may take long, so it has its own thread.
         self._refreshing = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
         self._refresh: Future[bool] | None = None
 
     async def watch(self) -> None:
-        """Look for changes of the lineage, its consumers and encoders of text, until cancelled."""
+        """Poll the lineage, its consumers and text encoders for changes until cancelled."""
         service = self.service
         pause = max(self.settings.poll, service.least_poll)
 
@@ -221,19 +220,19 @@ class RequestHandler:
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_repeat(look, pause, "Refreshing the service", self._refreshing))
-            # The refresh may be filling stores; revoked tokens must not wait for that.
+            # The refresh may be filling stores, and revoking a token must not wait for that.
             consumers = _repeat(service.refresh_consumers, pause, "Refreshing consumers")
             tasks.create_task(consumers)
             if service.texts is not None:
-                what = "Checking the encoders of text"
+                what = "Checking the text encoders"
                 tasks.create_task(_repeat(service.texts.check_if_due, LOOK, what))
 
     async def _reloaded(self, before: SharedReader) -> bool:
-        """Refresh the service, wait a moment, and return whether its reader is another."""
+        """Refresh the service, wait up to `PATIENCE`, and return whether its reader changed."""
         if self.service.least_poll:
             return False
-        # All requests that wait share one refresh that has not started yet: no queue of them
-        # grows behind a long one, which fills stores.
+        # All waiting requests share one refresh that has not started yet, so that they do not pile
+        # up behind a long one that fills stores.
         refresh = self._refresh
         if refresh is None or refresh.running() or refresh.done():
             refresh = self._refresh = self._refreshing.submit(self.service.refresh)
@@ -245,33 +244,33 @@ class RequestHandler:
         return self.service.shared is not before
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
-        """Return the answer of an operation on vectors, or the refusal of the request."""
-        asked = _Asked(request, route)
+        """Return the response of an operation on vectors, or the refusal of the request."""
+        context = _RequestContext(request, route)
         try:
             async with asyncio.timeout(self.settings.timeout):
-                answer = await self._operate(asked, operation)
+                answer = await self._operate(context, operation)
         except Exception as error:
-            return self._refuse(asked, error)
+            return self._refuse(context, error)
         annotate(version=answer.version)
         headers = {
             "x-evergram-version": str(answer.version),
             "x-evergram-computed-from": ",".join(str(v) for v in sorted(answer.sources)),
             "x-evergram-fingerprint": answer.fingerprint,
         }
-        self._count(asked, answer.version, 200)
+        self._count(context, answer.version, 200)
         self.metrics.served(answer.version, answer.sources)
         return Response(answer.body, 200, headers, answer.media)
 
     async def list(
         self, request: Request, route: str, listing: Listing, *, metrics: bool = False
     ) -> Response:
-        """Return the answer of a listing, or the refusal of the request. One page of `metrics` is
-        made at a time, as all set the same gauges; apart, as it is read most when threads wait."""
-        asked = _Asked(request, route)
+        """Return the response of a listing, or the refusal of the request. The `metrics` page has a
+        separate thread, for when the workers are busy: only one, as all pages set the gauges."""
+        context = _RequestContext(request, route)
         workers = self._pages if metrics else self.workers
 
         async def listed() -> BaseModel | bytes:
-            state, access = self._enter(asked)
+            state, access = self._enter(context)
             return await workers.run(lambda: listing(state, access), state)
 
         try:
@@ -280,36 +279,36 @@ class RequestHandler:
                 try:
                     answer = await listed()
                 except LineageError:
-                    # A publication since then has removed files of the version before.
+                    # A new publication may have removed files of the previous version.
                     if not await self._reloaded(before):
                         raise
                     answer = await listed()
         except Exception as error:
-            return self._refuse(asked, error)
+            return self._refuse(context, error)
         if isinstance(answer, bytes):
             return Response(answer, media_type=MEDIA)
-        self._count(asked, None, 200)
+        self._count(context, None, 200)
         headers = {"Cache-Control": "no-store"}
         return Response(answer.model_dump_json(), 200, headers, JSON)
 
-    async def _operate(self, asked: _Asked, operation: Operation) -> Answer:
-        # The token is checked before anything else of the request is read.
-        self._enter(asked)[0].leave()
-        headers, body = asked.request.headers, HeldBody(self.bodies)
+    async def _operate(self, context: _RequestContext, operation: Operation) -> Answer:
+        # Check the token before reading the body.
+        self._enter(context)[0].leave()
+        headers, body = context.request.headers, HeldBody(self.bodies)
         try:
-            arrow_in = is_arrow(asked.request)
-            await body.read(asked.request, self.settings.max_body, self.settings.silence)
+            arrow_in = is_arrow(context.request)
+            await body.read(context.request, self.settings.max_body, self.settings.silence)
             may_wait = reloaded = False
             while True:
                 before = self.service.shared
-                state, access = self._enter(asked)
+                state, access = self._enter(context)
                 call = Call(
                     *(state, access, self.settings, body.content, arrow_in),
                     arrow_out=ARROW in headers.get("accept", ""),
                     fingerprint=headers.get("x-evergram-fingerprint"),
                     may_wait=may_wait,
                 )
-                # A worker reads the body to the end, even after the request was given up.
+                # The worker uses the body until it ends, even if the request has timed out.
                 body.hold()
                 workers = self.text_workers if may_wait else self.workers
                 try:
@@ -317,35 +316,36 @@ class RequestHandler:
                 except EncoderWaitError:
                     may_wait = True
                 except (UnknownVersionError, RefusedError) as error:
-                    lasting = isinstance(error, RefusedError) and error.code not in _MAY_END
-                    if lasting or reloaded or not await self._reloaded(before):
+                    code = getattr(error, "code", "taking_up")
+                    retry = code in _RETRIED_AFTER_RELOAD and not reloaded
+                    if not retry or not await self._reloaded(before):
                         raise
                     reloaded = True
         finally:
             body.leave()
 
-    def _enter(self, asked: _Asked) -> tuple[ServedState, Access]:
+    def _enter(self, context: _RequestContext) -> tuple[ServedState, Access]:
         """Authenticate a request."""
         state = self.service.enter()
         try:
-            headers = asked.request.headers.getlist("authorization")
+            headers = context.request.headers.getlist("authorization")
             access = authenticate(self.settings, state.consumers, state.tokens, headers)
         except BaseException:
             state.leave()
             raise
-        asked.consumer = access.name
+        context.consumer = access.name
         return state, access
 
     def dashboard(self, state: ServedState, access: Access) -> DashboardData:
-        """Return the dashboard's data, to the administrator: it names consumers."""
+        """Return the dashboard's data. Only for the administrator, because it names consumers."""
         access.require_admin("The dashboard")
         live = self.traffic.live(state.reader, self.service.problems)
         facts = state.shared.published_facts
         return dashboard_data(state.reader.lineage, list(state.consumers.list()), live, facts)
 
     def metrics_page(self, _: ServedState, access: Access) -> bytes:
-        """Return the page for Prometheus, to the administrator: it names consumers."""
-        access.require_admin("The page of metrics")
+        """Return the metrics page. Only for the administrator, because it names consumers."""
+        access.require_admin("The metrics page")
         metrics, service, texts = self.metrics, self.service, self.service.texts
         documents = None if texts is None else texts.documents
         metrics.version.set(service.production)
@@ -360,25 +360,25 @@ class RequestHandler:
         return metrics.page()
 
     def close(self) -> None:
-        """Wait for the requests under way, and close the service."""
+        """Wait for running requests, and close the service."""
         for workers in (self.workers, self.text_workers, self._pages):
             workers.close()
         self._refreshing.shutdown(cancel_futures=True)
         self.service.close()
 
-    def _refuse(self, asked: _Asked, error: Exception) -> Response:
+    def _refuse(self, context: _RequestContext, error: Exception) -> Response:
         if isinstance(error, TimeoutError):
-            late = f"No answer within {self.settings.timeout:g} seconds; ask for less at a time."
+            late = f"No answer within {self.settings.timeout:g} seconds; send smaller requests."
             error = RefusedError(504, "timeout", late)
         elif isinstance(error, ClientDisconnect):
-            error = RefusedError(400, "disconnected", "The request ended before its body did.")
+            error = RefusedError(400, "disconnected", "The client closed the connection early.")
         refusal = error_response(error)
-        self._count(asked, None, refusal.status)
+        self._count(context, None, refusal.status)
         self.metrics.errors.labels(refusal.code).inc()
         return refusal_response(refusal)
 
-    def _count(self, asked: _Asked, version: int | None, status: int) -> None:
-        seconds = time.perf_counter() - asked.started
-        self.metrics.answered(asked.route, asked.consumer, version, status, seconds)
-        if asked.route in VECTORS:
-            self.traffic.answered(asked.consumer, version, status, seconds)
+    def _count(self, context: _RequestContext, version: int | None, status: int) -> None:
+        seconds = time.perf_counter() - context.started
+        self.metrics.answered(context.route, context.consumer, version, status, seconds)
+        if context.route in VECTORS:
+            self.traffic.answered(context.consumer, version, status, seconds)

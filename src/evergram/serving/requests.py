@@ -1,8 +1,8 @@
-"""What a request for vectors may say: its schemas in JSON, and its rows as an Arrow stream.
+"""Schemas of requests for vectors, in JSON or with their rows as an Arrow stream.
 
 A request may send its rows as an Arrow stream instead of `input`, `vector` or `vectors`. The other
-fields are then JSON under `evergram.request` in the stream's metadata. Nothing from outside is
-trusted: what could take much memory or time is counted before it is parsed.
+fields are then JSON under `evergram.request` in the stream's metadata. Clients are not trusted:
+limits on anything that costs memory or time are checked before parsing.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Text = Annotated[StrictStr, Field(max_length=1024)]
 # A number, "v0", or a label.
 Version = Annotated[StrictInt, Field(ge=0, lt=2**31)] | Annotated[StrictStr, Field(max_length=64)]
 SideName = Annotated[StrictStr, Field(max_length=64)]
-# Validation of a list stops at the first wrong element: an error takes far more memory than the
-# element that it is about.
+# Validation of a list stops at the first invalid element, because an error takes far more memory
+# than the element.
 Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
 Vectors = Annotated[list[Vector], Field(fail_fast=True)]
 Numbers = Annotated[list[Int64], Field(fail_fast=True)]
 Texts = Annotated[list[Text], Field(fail_fast=True)]
-# A text to encode; the service's own limit is `ServiceSettings.max_text`.
+# A text to encode; each service also has a limit, `ServiceSettings.max_text`.
 LONGEST_ID, LONGEST_TEXT = 1024, 1 << 17
 InputText = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
 InputTexts = Annotated[list[InputText], Field(fail_fast=True)]
@@ -54,13 +54,13 @@ Metric = Literal["ip", "l2", "cosine"]
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
-# Fields of a request.
+# Maximum number of fields of a request.
 MEMBERS = 64
-# Lists and objects, quotes, and commas of a JSON body, outside its texts: some in any, and more for
-# each row that it may have. Far more than honest bodies have: a vector has 1,024
-# coordinates on average, and larger requests are Arrow streams.
+# Limits on the number of brackets, quotes and commas in a JSON body, outside its strings: `FREE`,
+# and more for each row of `max_batch`. Real requests have far fewer: 1,024 values per row is a
+# vector of 1,024 coordinates, and larger requests should be Arrow streams.
 FREE, OF_A_ROW = 1 << 17, {"lists and objects": 64, "texts": 512, "values": 1024}
-# Columns that an error names, at most.
+# Maximum number of columns that an error lists.
 _NAMED = 5
 
 
@@ -70,7 +70,7 @@ def _default_of_null(value: Any) -> Any:
     return value
 
 
-# A field whose default is not null, which null stands for: clients send null for what is not set.
+# A field where null means the default: some clients send null for fields that are not set.
 OrDefault = Annotated[T, BeforeValidator(_default_of_null)]
 
 
@@ -83,19 +83,19 @@ class _RequestModel(BaseModel):
 class EmbeddingsRequest(_RequestModel):
     """A request for embeddings of ids, or of texts.
 
-    Whole numbers are ids, not OpenAI's tokens. In a lineage whose ids are integers, "17" is 17,
-    and "017" is another id.
+    Integers are ids, not OpenAI's tokens. If the lineage's ids are integers, "17" is the id 17, but
+    "017" is a different id.
 
     Args:
         model: "name@v0", "name@stable", or "name" for the token's pinned version, else production.
-        version: names the version in place of `model`.
-        side: "query" or "candidate"; "object" of a lineage of files.
-        dimensions: the version's own, or one that its encoder's record allows: vectors are cut to
-            their first coordinates and scaled to length 1.
-        missing: "zeros" answers an id that is not stored with zeros and `computed_from` -1.
+        version: the version, instead of `model`.
+        side: "query" or "candidate"; "object" in a lineage made from files.
+        dimensions: the version's dimension, or a smaller one that its text encoder allows: vectors
+            are cut to their first coordinates and scaled to length 1.
+        missing: "zeros" returns zeros and `computed_from` -1 for ids that are not stored.
         user: ignored.
         input_type: "id" for ids; "query" or "document" for texts to encode. By default strings are
-            texts in a lineage whose first version records an encoder of text, and ids in any other.
+            texts if the lineage's first version records a text encoder, otherwise ids.
     """
 
     model: Annotated[StrictStr, Field(max_length=256)] | None = None
@@ -130,29 +130,27 @@ class EmbeddingsRequest(_RequestModel):
 
 
 class SearchRequest(_RequestModel):
-    """A search for one of `input`, `vector`, `vectors` and `id`.
+    """A search by exactly one of `input`, `vector`, `vectors` and `id`.
 
     Args:
-        input: a text or a list of texts, encoded by the newest version's encoder and read as the
-            version, as `POST /v1/embeddings` does.
-        input_type: whether the texts are encoded as queries or as documents; as queries where it
-            is not given.
+        input: a text or a list of texts, encoded by the newest version's encoder and transformed to
+            the version, as in `POST /v1/embeddings`.
+        input_type: whether to encode the texts as queries (the default) or as documents.
         id: an id whose stored embedding is the query.
         id_side: the side of `id`; by default the searched side.
-        version: the version whose space the queries are in.
-        side: the side that is searched.
-        ids: search among these ids only.
-        filter: search among rows whose metadata fulfil all of these: a field is a value, one of a
-            list of values, or within bounds by "gt", "gte", "lt" and "lte".
-        fingerprint: the queries' fingerprint; the request is refused where the version's differs.
+        version: the version of the queries' vectors.
+        side: the side to search.
+        ids: search only these ids.
+        filter: search only rows whose metadata match all conditions: a field equals a value or one
+            of a list of values, or lies within the bounds "gt", "gte", "lt" and "lte".
+        fingerprint: the queries' fingerprint; the request is refused if the version's differs.
         rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
-            which are computed from texts where they are not stored, and kept.
-        scores: "calibrated" takes scores to those that the version itself gave.
+            which are computed from texts if they are not stored, and cached.
+        scores: "calibrated" maps scores to the scale of the version's own model.
         metric: by default the inner product, or cosine at a version before production whose own
             vectors have length 1.
-        query_vectors: with calibrated scores, whether the version's own model made the vectors, or
-            production's, which were read back; or the number of the version whose model did. For
-            texts and ids it is known.
+        query_vectors: for calibrated scores of `vector` or `vectors`, which model made them: "own"
+            (the version's), "read_back" (production's, transformed back), or a version's number.
     """
 
     k: OrDefault[Annotated[StrictInt, Field(ge=1)]] = 10
@@ -190,7 +188,7 @@ class SearchRequest(_RequestModel):
     @field_validator("filter", mode="before")
     @classmethod
     def _conditions(cls, value: Any) -> Any:
-        """Refuse what is no filter, which is never SQL: its values are bound parameters."""
+        """Refuse malformed filters. A filter is never SQL: its values are bound parameters."""
         if isinstance(value, dict):
             read_conditions(value)
         elif value is not None:
@@ -203,17 +201,16 @@ class SearchRequest(_RequestModel):
         strings = value if isinstance(value, list) else [value]
         texts = bool(strings) and all(isinstance(text, str) for text in strings)
         if value is not None and not texts:
-            raise ValueError("'input' is a text or a list of texts; ids are searched by with 'id'")
+            raise ValueError("'input' is a text or a list of texts; to search by an id, use 'id'")
         return value
 
 
 class TransformRequest(_RequestModel):
-    """Read vectors of version `source` as version `target`.
+    """Transform vectors of version `source` to version `target`.
 
     Args:
         target: by default the token's pinned version, else production.
-        fingerprint: the vectors' fingerprint; the request is refused where that of `source`
-            differs.
+        fingerprint: the vectors' fingerprint; the request is refused if `source` has another one.
     """
 
     source: Version
@@ -223,11 +220,11 @@ class TransformRequest(_RequestModel):
 
 
 class FoldInRequest(_RequestModel):
-    """The candidates that new queries met, one list a query.
+    """The candidates that new queries met, one list per query.
 
     Args:
-        weights: how often each was met, above 0; in lists as long as those of `candidates`.
-        values: of the pairs, for a version that was trained on values.
+        weights: how often each was met, above 0; lists of the same lengths as `candidates`.
+        values: the pairs' values, if the version was trained on values.
         missing: "skip" leaves out candidates that are not stored.
     """
 
@@ -245,23 +242,23 @@ REQUESTS: tuple[Any, ...] = (EmbeddingsRequest, SearchRequest, TransformRequest,
 
 
 def parse(kind: type[M], body: bytes, settings: ServiceSettings, rows: Any = None) -> M:
-    """Parse a request into its schema; `rows` stand for those that come as a stream."""
-    # Without escapes; a backslash outside a text is no JSON, and nothing behind it is parsed.
+    """Parse a request into its schema; `rows` are placeholder fields if the rows are a stream."""
+    # Remove escapes. A backslash outside a string is invalid, so nothing after it is parsed.
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     _refuse_many("texts", bare.count(b'"'), settings)
     bare = b"".join(bare.split(b'"')[::2])
     _refuse_many("lists and objects", bare.count(b"[") + bare.count(b"{"), settings)
     _refuse_many("values", bare.count(b","), settings)
     try:
-        sent = from_json(body)
+        fields = from_json(body)
     except ValueError as error:
         raise wrong(f"The body is not JSON: {error}.") from None
-    if not isinstance(sent, dict) or len(sent) > MEMBERS:
+    if not isinstance(fields, dict) or len(fields) > MEMBERS:
         raise wrong(f"The body is not a JSON object of at most {MEMBERS} fields.")
-    if rows is not None and rows.keys() & sent.keys():
-        raise wrong("The rows of the request are those of its stream; leave them out elsewhere.")
+    if rows is not None and rows.keys() & fields.keys():
+        raise wrong("The rows are in the Arrow stream; leave them out of 'evergram.request'.")
     try:
-        return kind.model_validate({**sent, **(rows or {})})
+        return kind.model_validate({**fields, **(rows or {})})
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         raise wrong(*problem_of(errors)) from None
@@ -273,9 +270,9 @@ def _refuse_many(what: str, count: int, settings: ServiceSettings) -> None:
 
 
 def problem_of(errors: list[Any]) -> tuple[str, str | None]:
-    """Return a sentence on the first of pydantic's errors, and the field that has it."""
-    # A field may be of several kinds, and each kind has its error. The one nearest to what was sent
-    # has more wrong with it than the type, or lies deepest.
+    """Return a sentence on the most relevant of pydantic's errors, and the name of its field."""
+    # If a field allows several types, each gives an error. The type closest to the value sent gives
+    # an error other than "wrong type", or the most deeply nested one.
     first = min(errors, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
     where = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
     where = [part if isinstance(part, int) else part[:80] for part in where]
@@ -285,9 +282,9 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
         return f"{reason}.", field
     reason = f"{reason[:1].lower()}{reason[1:]}"
     if field == "input":
-        return f"'input' is an id or a text, or a list of these of one type: {reason}.", field
-    place = "The request" if field is None else f"'{'.'.join(map(str, where))}'"
-    return f"{place} is wrong: {reason}.", field
+        return f"'input' is an id or a text, or a list of either: {reason}.", field
+    path = "The request" if field is None else f"'{'.'.join(map(str, where))}'"
+    return f"{path} is wrong: {reason}.", field
 
 
 REQUEST, FINGERPRINT = b"evergram.request", b"evergram.fingerprint"
@@ -295,8 +292,8 @@ REQUEST, FINGERPRINT = b"evergram.request", b"evergram.fingerprint"
 
 @dataclass(frozen=True)
 class Stream:
-    """A request that was sent as a stream: its rows, the JSON of the other fields, and the
-    fingerprint that it claims for the rows, None where it has none."""
+    """A request sent as an Arrow stream: its rows, the JSON of the other fields, and the
+    fingerprint that it claims for the rows, or None."""
 
     column: pa.ChunkedArray
     request: bytes
@@ -304,10 +301,11 @@ class Stream:
 
 
 def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
-    """Return the one column of a request of at most `limit` rows, and its metadata. Compressed
-    batches are refused: a few bytes of them may become any number of rows. The type of each message
-    is checked before Arrow reads it: Arrow takes it for granted, and a record batch that is read as
-    a schema ends the process."""
+    """Return the column of a request of at most `limit` rows, and its metadata.
+
+    Compressed batches are refused, because a few bytes can expand to any number of rows. Each
+    message's type is checked first, because Arrow crashes the process if it reads a record batch as
+    a schema."""
     rows, batches = 0, list[pa.RecordBatch]()
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
@@ -330,15 +328,15 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
     except (pa.ArrowException, OSError, ValueError, struct.error, StopIteration) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError("The body is not an Arrow stream that can be read.") from error
-    sent = pa.Table.from_batches(batches, schema)[column]
-    if sent.null_count:
-        row = pc.index(pc.is_null(sent), True).as_py() + 1
+        raise DataError("The body is not a valid Arrow stream.") from error
+    rows_column = pa.Table.from_batches(batches, schema)[column]
+    if rows_column.null_count:
+        row = pc.index(pc.is_null(rows_column), True).as_py() + 1
         raise DataError(f"The column {column!r} has a null in row {row}.")
     metadata = schema.metadata or {}
     claimed = metadata.get(FINGERPRINT)
     fingerprint = None if claimed is None else claimed.decode(errors="replace")
-    return Stream(sent, metadata.get(REQUEST, b"{}"), fingerprint)
+    return Stream(rows_column, metadata.get(REQUEST, b"{}"), fingerprint)
 
 
 def column_vectors(column: pa.ChunkedArray) -> Floats:
@@ -351,7 +349,7 @@ def column_vectors(column: pa.ChunkedArray) -> Floats:
         raise DataError("A vector has a null in it; send numbers only.")
     lengths = pc.unique(pc.list_value_length(rows)).to_pylist()
     if len(lengths) > 1:
-        raise DataError("The vectors are not all of one length.")
+        raise DataError("The vectors do not all have the same length.")
     # A float64 beyond float32's range becomes infinite; the reader refuses it.
     with np.errstate(over="ignore"):
         numbers: Floats = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float32)
@@ -362,7 +360,7 @@ def _check_schema(schema: pa.Schema, column: str) -> None:
     if schema.names != [column]:
         has = ", ".join(name[:40] for name in schema.names[:_NAMED]) or "none"
         has += ", …" if len(schema.names) > _NAMED else ""
-        raise DataError(f"The Arrow stream has the columns {has}; it takes one, {column!r}.")
+        raise DataError(f"The Arrow stream has the columns {has}; it must have only {column!r}.")
     kind = schema.field(column).type
     if column == "id":
         fits = kind in (pa.int64(), pa.int32(), pa.string(), pa.large_string(), pa.null())
@@ -378,7 +376,7 @@ def _check_schema(schema: pa.Schema, column: str) -> None:
 def _is_compressed(metadata: bytes) -> bool:
     """Return whether the flatbuffer of a record batch has the field `compression`.
 
-    pyarrow cannot be asked before it decompresses: a few bytes would become any number of rows.
+    pyarrow does not tell before it decompresses.
     Source: Arrow's `Message.fbs`: the header is the third field of Message, the compression the
         fourth of RecordBatch.
     """
@@ -389,7 +387,7 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int | None:
-    """Return the position of a field of a flatbuffer's table; None where it is absent."""
+    """Return the position of a field of a flatbuffer's table; None if it is absent."""
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     entry = 4 + 2 * number
     if entry >= struct.unpack_from("<H", metadata, vtable)[0]:

@@ -1,4 +1,4 @@
-"""Serve a lineage over HTTP: from a lineage to a server that listens."""
+"""Serve a lineage over HTTP: open it as a service, and listen on a socket."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from evergram.texts.record import RECORDED
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
-# Files that a process needs besides its connections: stores, logs, modules.
+# File descriptors reserved for other things than connections: stores, logs, modules.
 FILES = 256
 
 
 class Server:
-    """A service that listens at an address, made by `listen`; `run` answers its requests. Clients
-    may connect as soon as it is made; they wait until it runs."""
+    """A service listening at an address, created by `listen`; `run` answers its requests. Clients
+    can connect at once, and wait until `run` is called."""
 
     def __init__(
         self, service: Service, settings: ServiceSettings, listening: socket.socket
     ) -> None:
-        # Imported here, so that `listen` can name a package that is missing.
+        # Imported here so that `listen` can report a missing package.
         from evergram.serving.app import create_app
         from evergram.serving.connections import uvicorn_server
         from evergram.serving.metrics import export_traces
@@ -53,15 +53,15 @@ class Server:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the server's address and version, as `evergram serve --json`."""
+        """Return the server's address and version, as in `evergram serve --json`."""
         is_open = self.settings.is_open(self.service.tokens)
         return {"url": self.url, "version": self.service.production, "open": is_open}
 
     def run(self) -> None:
-        """Answer requests until the process is told to stop, or `stop` is called. In the main
-        thread, SIGTERM and SIGINT stop it after the requests under way."""
-        # Garbage collection leaves out what exists now: otherwise a request waits now and then
-        # while all imported modules are searched.
+        """Answer requests until `stop` is called or, in the main thread, SIGTERM or SIGINT is
+        received. Requests in progress are finished first."""
+        # Exclude existing objects from garbage collection: scanning all imported modules would
+        # delay a request from time to time.
         gc.collect()
         gc.freeze()
         try:
@@ -70,7 +70,7 @@ class Server:
             gc.unfreeze()
 
     def stop(self) -> None:
-        """Let `run` return after the requests under way. Any thread may call it."""
+        """Make `run` return after the requests in progress. Thread-safe."""
         self._uvicorn.should_exit = True
 
     def close(self) -> None:
@@ -97,10 +97,10 @@ def listen(
 
     Args:
         place: folder or address of the lineage.
-        port: 0 takes a free one.
-        stores: side to address of a store; by default the lineage's own snapshots.
-        settings: limits, and who may use it; `settings.host` is the address.
-    Raises: ServiceError: the address is taken, a package of `evergram[serve]` is missing, or as
+        port: 0 chooses a free port.
+        stores: maps a side to the address of a store; by default the lineage's snapshots.
+        settings: limits and access; `settings.host` is the address to listen on.
+    Raises: ServiceError: the address is taken, a package of `evergram[serve]` is missing, or see
         `ServiceSettings.check`. EvergramError: the lineage, its consumers or a store cannot be
         opened.
     """
@@ -124,7 +124,7 @@ def listen(
 def _service_of(
     place: str | Path, stores: Mapping[str, str] | None, settings: ServiceSettings
 ) -> Service:
-    """Return the service of a lineage, with the sidecars and encoders that the settings name."""
+    """Return the service of a lineage, with the sidecars and encoders from the settings."""
     for address in settings.encoders:
         if address != RECORDED:
             check_encoder_address(address)
@@ -145,18 +145,17 @@ def serve(
     stores: Mapping[str, str] | None = None,
     settings: ServiceSettings | None = None,
 ) -> None:
-    """Serve a lineage until the process is told to stop; `evergram serve` from Python.
+    """Serve a lineage until the process is told to stop, like `evergram serve`.
 
-    Args, Raises: as `listen`.
+    Args, Raises: see `listen`.
     """
     with listen(place, port=port, stores=stores, settings=settings) as server:
         server.run()
 
 
 def allowed_connections(wanted: int) -> int:
-    """Raise the process's limit of open files as far as the system allows, and return how many
-    connections it may then hold, at most `wanted`: at that limit it could neither accept nor close
-    one."""
+    """Raise the process's limit on open files if needed, and return how many connections fit below
+    it, at most `wanted`. At the limit, the process could not accept any connection."""
     try:
         import resource
     except ImportError:  # systems without such a limit
@@ -172,15 +171,15 @@ def allowed_connections(wanted: int) -> int:
     if soft == endless or soft >= files:
         return wanted
     allowed = max(1, soft - FILES)
-    sentence = "%d open files are allowed, so at most %d connections, not %d; see 'ulimit -n %d'."
+    sentence = "Only %d open files are allowed, so %d connections, not %d; run 'ulimit -n %d'."
     log.warning(sentence, soft, allowed, wanted, files)
     return allowed
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address. uvicorn would log a traceback of one in use."""
+    """Return a socket bound to an address. (uvicorn would log a traceback if it is in use.)"""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio otherwise leaves Nagle's algorithm on, and an answer of
+    # asyncio disables Nagle's algorithm only if the protocol is given; otherwise an answer of
     # several packets waits 40 ms for the client's delayed acknowledgement.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -191,7 +190,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         todo = "choose another with --port, above 1023"
         number = getattr(error, "errno", None)
         if number == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror | UnicodeError):
-            todo = "give --host a name or an address of this machine, such as 127.0.0.1, no port"
+            todo = "give --host a name or address of this machine without a port, such as 127.0.0.1"
         reason = getattr(error, "strerror", None) or error
-        raise ServiceError(f"{host}:{port} cannot be listened on: {reason}; {todo}.") from error
+        raise ServiceError(f"Cannot listen on {host}:{port}: {reason}; {todo}.") from error
     return listening

@@ -1,5 +1,5 @@
-"""A lineage as it is served: its reader and consumers, reloaded when they change, and the state of
-both that a request holds from its start to its end."""
+"""A served lineage: its reader and consumers, reloaded when they change, and the consistent state
+of both that a request holds from start to end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from evergram.serving.texts import ServedTexts
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
-# Seconds after which a change that could not be loaded is tried again.
+# Seconds until a change that could not be loaded is tried again.
 RETRY_AFTER = 10.0
-# Seconds between two looks at a lineage on another machine, at least.
+# Minimum seconds between two polls of a lineage on another machine.
 REMOTE_POLL = 10.0
 _RECORD, _CONSUMERS = "lineage.json", "consumers.json"
-# Identifies one state of a file: two equal stamps mean that nothing was written in between.
+# Identifies a state of a file: if two stamps are equal, nothing was written in between.
 FileStamp = tuple[object, ...]
 
 
@@ -39,16 +39,16 @@ class ChangeWatch:
         from evergram.lineage.remote import filesystem, local_folder
 
         folder = local_folder(place)
-        # None where the lineage is on another machine.
+        # None if the lineage is on another machine.
         self.folder: Path | None = None if folder is None else folder.resolve()
         self._remote = None if folder is not None else filesystem(str(place))
 
     def stamps(self) -> tuple[FileStamp, FileStamp]:
-        """Return the stamps of the lineage and of its consumers, as they are now."""
+        """Return the current stamps of the lineage and of its consumers."""
         return self._stamp(_RECORD), self._stamp(_CONSUMERS)
 
     def _stamp(self, name: str) -> FileStamp:
-        """Return a file's time, length and inode; of a remote file its content."""
+        """Return a file's modification time, length and inode; for a remote file, its content."""
         with suppress(FileNotFoundError):
             if self.folder is not None:
                 status = (self.folder / name).stat()
@@ -61,7 +61,7 @@ class ChangeWatch:
 
 
 class SharedReader:
-    """A reader that several requests use at once; it is closed after the last one."""
+    """A reader shared by several requests; it is closed when the last user leaves."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -70,11 +70,11 @@ class SharedReader:
 
     @cached_property
     def published_facts(self) -> PublishedFacts:
-        """The published facts. Only the first look reads them, from every published file."""
+        """The published facts, cached: the first access reads every published file."""
         return published_facts(self.reader.lineage)
 
     def enter(self) -> bool:
-        """Count one more user; return False where the reader is closed already."""
+        """Add a user; return False if the reader is already closed."""
         with self._lock:
             if not self._users:
                 return False
@@ -82,7 +82,7 @@ class SharedReader:
             return True
 
     def leave(self) -> None:
-        """Count one user less, and close the reader after the last."""
+        """Remove a user, and close the reader after the last."""
         with self._lock:
             self._users -= 1
             last = not self._users
@@ -92,13 +92,13 @@ class SharedReader:
 
 @dataclass(frozen=True)
 class ServedState:
-    """The state that one request sees from its start to its end, when it calls `leave`."""
+    """The state that one request sees from start to end; it then calls `leave`."""
 
     shared: SharedReader
     consumers: ConsumerRegistry
     tokens: bool  # whether a consumer has a token, or had one since the service started
-    # Where names and defaults are looked up. While the stores are being filled with a new version
-    # it is still the one before, and `reader` knows the new rows already.
+    # Resolves names and defaults. While the stores are being filled with a new version, this is
+    # still the previous lineage, but `reader` can already read the new rows.
     lineage: Lineage
     texts: ServedTexts | None = None
 
@@ -111,15 +111,15 @@ class ServedState:
 
 
 class Service:
-    """A lineage as it is now. Several threads may use one.
+    """A lineage that is reloaded when it changes. Thread-safe.
 
     Args:
         place: folder or address of the lineage.
-        stores: side to address of a store; by default the lineage's own snapshots.
-        texts: encoders of text; None opens none. The service closes them.
-        sidecars: by which objects are read as the version before; files that come, change or go in
-            its folders are taken up as a change of the lineage is.
-        open_reader: opens the lineage as it is on disk, in place of `Reader.open` on the stores.
+        stores: maps a side to the address of a store; by default the lineage's snapshots.
+        texts: text encoders, or None. The service closes them.
+        sidecars: sidecars for reading objects as the previous version. Added, changed and removed
+            files in their folders are reloaded like changes of the lineage.
+        open_reader: opens the lineage, instead of `Reader.open` on the stores.
     Raises: EvergramError: the lineage, its consumers, a store or a sidecar cannot be opened.
     """
 
@@ -133,19 +133,19 @@ class Service:
         open_reader: Callable[[], Reader] | None = None,
     ) -> None:
         self._watch = ChangeWatch(place)
-        # The whole path, so that an error names the folder wherever the process runs.
+        # An absolute path, so that error messages are clear.
         self._place = self._watch.folder or place
         self.texts = texts
         self._sidecars = files = SidecarFiles() if sidecars is None else sidecars
-        # Opens the lineage as it is on disk, and fills its stores if need be.
+        # Opens the lineage as it is on disk, and fills its stores if needed.
         self._open_reader = open_reader or partial(Reader.open, self._place, stores, sidecars=files)
-        # Whether rows of a new version can be read from the stores before they are all filled.
+        # Whether to read rows of a new version while the stores are being filled with them.
         self._reads_ahead = stores is None and open_reader is None
-        # Seconds between two looks, at least.
+        # Minimum seconds between two polls.
         self.least_poll: float = REMOTE_POLL if self._watch.folder is None else 0.0
         self._refreshing = threading.Lock()
         self._reading_consumers, self._switching = threading.Lock(), threading.Lock()
-        # Stamps before content: what changes in between is loaded at the next look.
+        # Read stamps before content, so that a change in between is loaded at the next poll.
         self._stamps = self._read_stamps()
         self._consumers_stamp = self._stamps[1]
         self._tried_stamps: tuple[FileStamp, FileStamp] | None = None
@@ -153,7 +153,7 @@ class Service:
         consumers, shared = ConsumerRegistry.open(self._place), self._opened()
         lineage = shared.reader.lineage
         self._state = ServedState(shared, consumers, has_tokens(consumers), lineage, texts)
-        # Why a change could not be loaded, and which store does not answer.
+        # Sentences: why a change could not be loaded, and which store does not answer.
         self.problem: str | None = None
         self.store_problem: str | None = None
 
@@ -162,18 +162,18 @@ class Service:
         return (*of_lineage, *self._sidecars.stamps()), of_consumers
 
     def enter(self) -> ServedState:
-        """Return the state as it is now; call `ServedState.leave` when done with it."""
+        """Return the current state; call `ServedState.leave` when done with it."""
         while True:
             state = self._state
             if state.shared.enter():
                 return state
-            # A reader that is replaced closes only after its successor is in place.
+            # A reader is closed only after it has been replaced, so try again with the new one.
             if state is self._state:
                 raise ServiceError("The service is closed; open it again.")
 
     @contextmanager
     def entered(self) -> Iterator[ServedState]:
-        """Hold the state as it is now for a `with` block."""
+        """Hold the current state for a `with` block."""
         state = self.enter()
         try:
             yield state
@@ -181,12 +181,13 @@ class Service:
             state.leave()
 
     def refresh(self) -> bool:
-        """Load what has changed of the lineage and its consumers; return True if anything was. What
-        cannot be loaded is logged and described in `problem`; the state before it is served on."""
+        """Reload the lineage and its consumers if they changed; return True if anything was loaded.
+
+        If loading fails, log it, set `problem`, and keep serving the previous state."""
         with self._refreshing:
             try:
                 stamps = self._read_stamps()
-            except Exception as error:  # each remote driver has its own
+            except Exception as error:  # each remote driver has its own exceptions
                 return self._failed("The lineage cannot be reached", error)
             if stamps == self._stamps and self.problem is None:
                 return False
@@ -196,9 +197,9 @@ class Service:
             return self._load(stamps)
 
     def refresh_consumers(self) -> None:
-        """Load changed consumers alone, without waiting for a `refresh` that fills stores: revoked
-        tokens must not stay valid until they are full. Errors are left to `refresh` to report."""
-        with suppress(Exception):  # each remote driver has its own
+        """Reload only the consumers, without waiting for a `refresh` that fills stores, so that
+        revoked tokens become invalid at once. `refresh` reports errors."""
+        with suppress(Exception):  # each remote driver has its own exceptions
             self._load_consumers(self._watch.stamps()[1])
 
     def _load_consumers(self, stamp: FileStamp) -> None:
@@ -207,7 +208,7 @@ class Service:
                 return
             consumers = ConsumerRegistry.open(self._place)
             with self._switching:
-                # A service that asked for tokens goes on asking when the file is gone.
+                # Once tokens were needed, they stay needed even if the file disappears.
                 tokens = self._state.tokens or has_tokens(consumers)
                 self._state = replace(self._state, consumers=consumers, tokens=tokens)
             self._consumers_stamp = stamp
@@ -217,23 +218,23 @@ class Service:
             self._load_consumers(stamps[1])
             if stamps[0] != self._stamps[0]:
                 if self._reads_ahead:
-                    # The stores are filled block by block, and rows of the new version must be
-                    # readable from the first block on. A LineageError means that a version with
-                    # rows in the stores was withdrawn: the reader before serves until they are
-                    # filled.
+                    # The stores are filled block by block, so from the first block on they have
+                    # rows of the new version, which must be readable. A LineageError means that a
+                    # version with rows in the stores was withdrawn: keep the previous reader until
+                    # the stores are filled.
                     with suppress(LineageError):
                         ahead = SharedReader(self._state.reader.carried(Lineage.open(self._place)))
                         self._switch(ahead, self._state.lineage)
                 filled = self._opened()
                 self._switch(filled, filled.reader.lineage)
-        except Exception as error:  # drivers and packages of encoders have their own
+        except Exception as error:  # drivers and encoder packages have their own exceptions
             return self._failed("The lineage has changed and cannot be loaded", error)
         changed = stamps != self._stamps
         self._stamps, self.problem = stamps, None
         return changed
 
     def _opened(self) -> SharedReader:
-        """Open the lineage as it is on disk, with its encoders; no error leaves a part open."""
+        """Open the lineage as it is on disk, with its encoders; on an error, close everything."""
         with ExitStack() as opened:
             shared = SharedReader(self._open_reader())
             opened.callback(shared.leave)
@@ -243,7 +244,7 @@ class Service:
         return shared
 
     def _switch(self, shared: SharedReader, lineage: Lineage) -> None:
-        """Serve this reader from now on; the one before closes after its last request."""
+        """Switch to this reader; the previous one is closed after its last request."""
         with self._switching:
             before = self._state
             self._state = replace(before, shared=shared, lineage=lineage)
@@ -258,19 +259,19 @@ class Service:
 
     @property
     def shared(self) -> SharedReader:
-        """The reader that is served now, without counting a user of it."""
+        """The current reader, without adding a user."""
         return self._state.shared
 
     @property
     def sidecar_problem_count(self) -> int:
-        """How many files and folders of sidecars cannot be used as they are; the log says why."""
+        """How many sidecar files and folders cannot be used; the log says why."""
         return len(self._sidecars.problems)
 
     @property
     def problems(self) -> list[str]:
         """What could not be loaded or reached, one sentence each."""
         count = self.sidecar_problem_count
-        unused = f"{count} files of sidecars cannot be used; the log says why." if count else None
+        unused = f"{count} sidecar files cannot be used; the log says why." if count else None
         of_texts = None if self.texts is None else self.texts.problem
         problems = (self.store_problem, self.problem, of_texts, unused)
         return [problem for problem in problems if problem is not None]
@@ -280,7 +281,7 @@ class Service:
         return self._state.lineage.production
 
     def check_stores(self) -> None:
-        """Ask each store a small question, and set `store_problem` to the first that fails."""
+        """Send each store a small request, and set `store_problem` for the first that fails."""
         with self.entered() as state:
             for side in state.reader.sides:
                 try:
@@ -293,14 +294,14 @@ class Service:
         self.store_problem = None
 
     def close(self) -> None:
-        """Close the reader after the last request, and the encoders of text."""
+        """Close the text encoders, and the reader after its last request."""
         self._state.leave()
         if self.texts is not None:
             self.texts.close()
 
     def _failed(self, what: str, error: Exception) -> bool:
-        """Set `problem`, and log it once, an unexpected one with its traceback. Returns: False."""
-        problem = f"{what} ({type(error).__name__}); version {self.production} is served on."
+        """Set and log `problem`, unexpected errors with a traceback. Return False."""
+        problem = f"{what} ({type(error).__name__}); still serving version {self.production}."
         if self.problem != problem:
             expected = isinstance(error, EvergramError | OSError)
             log.error("%s %s", problem, error, exc_info=None if expected else error)

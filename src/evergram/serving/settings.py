@@ -1,4 +1,4 @@
-"""Limits of a service, and who may use it."""
+"""Settings of a service: its limits, and who may use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 from evergram.errors import ServiceError
 
-# Seconds that the system's timers take, of any unit.
+# Maximum seconds of a time-out: the system's timers accept it in any unit.
 LONGEST = 1_000_000
 ADMIN_TOKEN = "EVERGRAM_ADMIN_TOKEN"
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.I)
@@ -19,34 +19,34 @@ _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[
 class ServiceSettings:
     """
     Args:
-        host: address to listen on; without tokens, it must be one that only this machine reaches.
+        host: address to listen on; without tokens, it must be a loopback address.
         no_auth: let everybody read everything, wherever the service listens.
-        admin_token: token that reads every version, the dashboard's data and the metrics.
-        max_batch: ids, objects or vectors in one request.
-        max_k: results of one query.
-        max_hits: results of all queries of one request.
-        max_dim: coordinates of a vector in a request.
-        max_body: bytes of a request.
+        admin_token: token that can read every version, the dashboard's data and the metrics.
+        max_batch: maximum ids, objects or vectors in one request.
+        max_k: maximum results of one query.
+        max_hits: maximum results of all queries of one request.
+        max_dim: maximum dimension of a vector in a request.
+        max_body: maximum bytes of a request.
         timeout: seconds from the request's start to its answer.
-        workers: requests that are worked on at once; as many more may wait for an encoder of text.
-        max_waiting: requests that may wait for a worker; the next is answered 503.
-        poll: seconds between two looks at `lineage.json` and `consumers.json`.
-        allowed_hosts: names that requests may address the service by, besides those of loopback:
-            "shop.example", "*.example", or "*" for any.
-        max_buffered: bytes of all requests that are held in memory at once; at least of one.
-        max_connections: connections that are open at once.
-        silence: seconds that a client may be silent within a request: in its headers, from one
-            part of its body to the next, and while it should take an answer.
+        workers: requests processed at once; text encoders get as many workers again.
+        max_waiting: requests that may wait for a worker; further ones are answered 503.
+        poll: seconds between two checks for changes of `lineage.json` and `consumers.json`.
+        allowed_hosts: host names that requests may use, besides loopback names: "shop.example",
+            "*.example", or "*" for any.
+        max_buffered: total bytes of request bodies in memory; one request always fits.
+        max_connections: maximum open connections.
+        silence: seconds that a client may be silent within a request: while it sends headers or
+            body, or should read the answer.
         keep_alive: seconds that a connection stays open between two requests.
-        encoders: addresses of the encoders of text that may be opened, see docs/text.md; "recorded"
-            stands for those that versions record. None are opened without one.
-        max_text: characters of a text.
-        text_cache: bytes of the vectors of recent texts.
+        encoders: addresses of text encoders that may be opened, see docs/text.md; "recorded" allows
+            those recorded in versions. If empty, none are opened.
+        max_text: maximum characters of a text.
+        text_cache: bytes for cached vectors of recent texts.
         canary_every: seconds between two checks that encoders are still the recorded ones.
-        texts: file of the ids and texts of stored objects, with which a search may re-rank.
-        kept: folder where the vectors of these texts are saved; None forgets them at the end.
-        sidecars: files, and folders of them, by which stored objects are read as the version
-            before; sidecar_depth: hits of a query that a search reads by them.
+        texts: file with the ids and texts of stored objects, so that searches can re-rank.
+        kept: folder for saving the vectors of these texts; None keeps them in memory only.
+        sidecars: sidecar files, or folders of them, for reading objects as the previous version.
+        sidecar_depth: hits of a query for which a search uses sidecars.
     """
 
     host: str = "127.0.0.1"
@@ -65,8 +65,8 @@ class ServiceSettings:
     max_buffered: int = 256 * 2**20
     max_connections: int = 1000
     silence: float = 10.0
-    # Longer than clients and proxies keep theirs (httpx 5 s, nginx 60, Go 90): the side that closes
-    # first must be the one that knows that no request is on its way.
+    # Longer than clients and proxies keep theirs (httpx 5 s, nginx 60, Go 90), so that the client
+    # closes first: only it knows that no request is on its way.
     keep_alive: float = 120.0
     encoders: tuple[str, ...] = ()
     max_text: int = 32_768
@@ -83,8 +83,8 @@ class ServiceSettings:
         return self.no_auth or (is_loopback(self.host) and not guarded)
 
     def check(self, tokens: bool) -> None:
-        """Refuse settings that would let anybody in, that no request could match, or that need
-        others; `tokens`: whether any consumer has one. Raises: ServiceError."""
+        """Refuse settings that are unsafe, invalid, or incomplete; `tokens`: whether any consumer
+        has one. Raises: ServiceError."""
         if not self.host:
             raise ServiceError("--host is empty; give an address of this machine, or 0.0.0.0.")
         for name in ("timeout", "silence", "keep_alive", "canary_every", "poll"):
@@ -105,12 +105,12 @@ class ServiceSettings:
         if not (self.no_auth or is_loopback(self.host) or tokens or self.admin_token is not None):
             raise ServiceError(
                 f"Others can reach {self.host}, and no consumer has a token; add one ('evergram "
-                f"consumer token'), set {ADMIN_TOKEN}, bind to 127.0.0.1, or say --no-auth."
+                f"consumer token'), set {ADMIN_TOKEN}, bind to 127.0.0.1, or pass --no-auth."
             )
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or an address is this machine's own."""
+    """Return whether a host name or address is a loopback one."""
     return host == "localhost" or (is_address(host) and ip_address(host).is_loopback)
 
 
@@ -123,7 +123,7 @@ def is_address(host: str) -> bool:
 
 
 def admin_token() -> str | None:
-    """Return the administrator's token from the environment; None where it is not set."""
+    """Return the administrator's token from the environment, or None."""
     token = os.environ.get(ADMIN_TOKEN) or None
     if token is not None and not re.fullmatch(r"[!-~]+", token):
         raise ServiceError(f"{ADMIN_TOKEN} must be printable ASCII without spaces.")

@@ -1,5 +1,5 @@
-"""Strings in requests, encoded by the newest version's encoder, cached and checked; and the texts
-of stored objects, with the vectors that searches had computed of them."""
+"""Encode strings in requests with checked text encoders and a cache; and the texts of stored
+objects, with the vectors that searches have computed from them."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ from evergram.vector_files.open_embeddings import (
 log: logging.Logger = logging.getLogger("evergram.serving")
 Record = TextEncoderRecord | None
 
-# Bytes of an entry besides its text and its vector: key, array and links.
+# Bytes of a cache entry besides its text and vector: key, array header and links.
 OVERHEAD = 400
-# Seconds between two looks whether a check is due.
+# Seconds between two tests of whether a check is due.
 LOOK = 0.5
 # Seconds until an encoder that failed its check is tried again.
 RETRY_AFTER = 10.0
-# Texts that are encoded before their vectors are kept: what a request that ran out of time had
-# encoded is there for the next.
+# Texts per call of the encoder. Each call's vectors are kept, so a retry of a request that ran out
+# of time continues where it stopped.
 BATCH = 64
 
 
 class VectorCache:
-    """Vectors of recent texts, up to `most` bytes: the least recently used are dropped first."""
+    """An LRU cache for vectors of texts, of at most `most` bytes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -70,7 +70,7 @@ class VectorCache:
         return len(self._entries)
 
     def get(self, key: Hashable) -> Vectors | None:
-        """Return the vector [D] of a key; None if it is not held."""
+        """Return the vector [D] of a key, or None."""
         with self._lock:
             if key not in self._entries:
                 return None
@@ -78,30 +78,30 @@ class VectorCache:
             return self._entries[key][0]
 
     def put(self, key: Hashable, vector: Vectors, size: int) -> None:
-        """Hold a vector [D] under a key of `size` bytes, if there is room for it at all."""
-        whole = size + vector.nbytes + OVERHEAD
-        if whole > self.most:
+        """Store a vector [D] under a key of `size` bytes, unless it exceeds the cache's size."""
+        entry_size = size + vector.nbytes + OVERHEAD
+        if entry_size > self.most:
             return
-        # A row of a batch would keep the whole batch in memory.
-        own = vector.copy()
+        # Copied, because a view of one row would keep the whole batch in memory.
+        vector = vector.copy()
         with self._lock:
             before = self._entries.pop(key, None)
-            self.held += whole - (0 if before is None else before[1])
-            self._entries[key] = own, whole
+            self.held += entry_size - (0 if before is None else before[1])
+            self._entries[key] = vector, entry_size
             while self.held > self.most:
                 self.held -= self._entries.popitem(last=False)[1][1]
 
 
 class EncoderWaitError(Exception):
-    """A request needs an encoder of text, for which its thread may not wait."""
+    """A request needs a text encoder, but its thread may not wait for one."""
 
 
 class TextEncoderError(ServiceError):
-    """A version's encoder cannot be used; the message for clients names no address."""
+    """A version's encoder cannot be used; the message is safe for clients (no addresses)."""
 
 
 class UnencodableTextError(DataError):
-    """The encoder works, and cannot encode a text: None where it is not known which of several."""
+    """The encoder works but cannot encode `text`; None if it is unknown which of several."""
 
     def __init__(self, version: int, what: str, text: str | None) -> None:
         self.subject: str = f"The encoder of version {version} {what}"
@@ -110,8 +110,8 @@ class UnencodableTextError(DataError):
 
 
 class CheckedEncoder:
-    """A version's encoder, which `opened` returns, used only while it is the recorded one; `failed`
-    is called when it fails, or turns out to be another. Several threads may use one."""
+    """A version's text encoder, opened by `opened` and used only while it matches its record;
+    `failed` is called when it fails or no longer matches. Thread-safe."""
 
     def __init__(
         self,
@@ -122,17 +122,17 @@ class CheckedEncoder:
     ) -> None:
         self.version: int = version
         self.record: TextEncoderRecord = record
-        # Why it may not be used, for clients; None while it may.
+        # Why the encoder cannot be used, for clients; None if it can.
         self.problem: str | None = f"The encoder of version {version} is not open yet."
         self._opened, self._failed = opened, failed
         self._encoder: RecordedEncoder | None = None
         self._checking = threading.Lock()
-        # Stands for the encoder in keys of caches, until it fails.
+        # Identifies the encoder in cache keys; replaced when the encoder fails.
         self.key: object = object()
 
     def check(self) -> bool:
-        """Open the encoder if it is not open, compare its canaries, and set or lift `problem`.
-        Return whether it is the recorded one."""
+        """Open the encoder if needed, compare its canaries, and set or clear `problem`. Return
+        whether it matches its record."""
         try:
             with self._checking, self._failures():
                 if self._encoder is None:
@@ -142,7 +142,7 @@ class CheckedEncoder:
         except TextEncoderError:
             return False
         if self.problem is not None:
-            log.info("Strings are encoded by the encoder of version %d.", self.version)
+            log.info("The text encoder of version %d works.", self.version)
         self.problem = None
         return True
 
@@ -159,7 +159,7 @@ class CheckedEncoder:
             try:
                 vectors = self._encoder.encode(texts, role)
             except (DataError, TextsFailedError) as error:
-                # Whose failure it is, the encoder's or a text's, its canaries show.
+                # The canaries tell whether the encoder or the text is at fault.
                 self._encoder.check()
                 text = texts[0] if len(texts) == 1 else None
                 what = "cannot encode"
@@ -169,26 +169,26 @@ class CheckedEncoder:
                 else:
                     log.warning("Version %d: the encoder fails on a text. %s", self.version, error)
                 raise UnencodableTextError(self.version, what, text) from error
-        # A check may have failed while the texts were encoded.
+        # A check in another thread may have failed in the meantime.
         self.require()
         return vectors
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Set `problem` to what the encoder raises in a `with` block."""
+        """Convert the encoder's errors in a `with` block to `problem` and a TextEncoderError."""
         try:
             yield
         except UnencodableTextError:
             raise
         except BusyError as error:
-            busy = f"The encoder of version {self.version} is at work on other texts; try again."
+            busy = f"The encoder of version {self.version} is busy with other texts; try again."
             raise TextEncoderError(busy) from error
         except EvergramError as error:
             what = "cannot be opened" if self._encoder is None else "fails"
             if isinstance(error, MismatchError):
                 what = "is not the one that the version was published with"
                 if self._encoder is None:
-                    what = "is none of those that may be opened (--encoder)"
+                    what = "is not allowed by --encoder"
             problem = f"The encoder of version {self.version} {what}, so strings are not encoded."
             if self.problem != problem:
                 log.error("%s %s", problem, error)
@@ -198,12 +198,12 @@ class CheckedEncoder:
 
 
 class MissingTextError(ServiceError):
-    """An object is stored, and its text is not among those that were given."""
+    """A stored object has no text in the file of --texts."""
 
 
 @dataclass
-class _Kept:
-    """The kept vectors of a version. Its encoder was checked after the first `checked` of them."""
+class _VersionVectors:
+    """The cached vectors of a version; the first `checked` were made before a passed check."""
 
     fingerprint: str
     record: Record
@@ -212,16 +212,16 @@ class _Kept:
 
 
 class Documents:
-    """Texts by id, and their vectors by version, kept from their first use. Threads may share one.
+    """Texts by id, and their vectors by version, cached after their first use. Thread-safe.
 
-    Vectors are saved once a check of the encoder that came after them has passed; all others are
-    dropped when a check fails.
+    Vectors are saved after a later check of the encoder has passed; if a check fails, all vectors
+    that are not saved yet are dropped.
 
     Args:
-        path: the file of ids and texts. It is read again when it has changed and an id is asked for
-            that it did not have: a text that was corrected is as it was until then, and its kept
-            vector stays the old text's.
-        folder: where vectors are saved, a file for each save; None keeps them in memory alone.
+        path: the file of ids and texts. It is read again only if it has changed and an id is
+            missing. So a corrected text is not noticed before that, and its cached vector stays
+            that of the old text.
+        folder: folder for saving vectors, one file per save; None keeps them in memory only.
     Raises: DataError: the file cannot be read.
     """
 
@@ -229,24 +229,24 @@ class Documents:
         self.path: Path = path
         self.folder: Path | None = folder
         self._stamp: tuple[int, int] | None = None
-        # By the text of the id: a CSV's 5 is the stored "5", too.
+        # Keys are strings, so that an integer 5 in a CSV file matches the stored id "5".
         self._texts: dict[str, str] = {}
-        self._kept: dict[int, _Kept] = {}
+        self._versions: dict[int, _VersionVectors] = {}
         self._lock, self._saving = threading.Lock(), threading.Lock()
         self._read()
 
     def texts_of(self, ids: pa.Array) -> list[str]:
         """Return the texts of ids."""
-        asked = [str(id_) for id_ in ids.to_pylist()]
-        if not self._texts.keys() >= set(asked):
+        keys = [str(id_) for id_ in ids.to_pylist()]
+        if not self._texts.keys() >= set(keys):
             with self._lock:
                 self._read()
         texts = self._texts
-        absent = next((id_ for id_ in asked if id_ not in texts), None)
+        absent = next((id_ for id_ in keys if id_ not in texts), None)
         if absent is not None:
-            todo = "add it to the file, or leave 'rerank' out"
-            raise MissingTextError(f"The id {absent[:40]} has no text in that of --texts; {todo}.")
-        return [texts[id_] for id_ in asked]
+            todo = "add it, or leave 'rerank' out"
+            raise MissingTextError(f"The file of --texts has no id {absent[:40]}; {todo}.")
+        return [texts[id_] for id_ in keys]
 
     def kept(
         self,
@@ -256,58 +256,58 @@ class Documents:
         encode: Callable[[list[str]], Vectors],
         encoder: Record = None,
     ) -> KeptVectors:
-        """Return the kept vectors of a version, with those that were saved before; `encode` and
-        `encoder` are of the version's model. A file that cannot be used is logged."""
+        """Return the cache of a version's vectors, with those loaded from saved files. `encode` and
+        `encoder` belong to the version's model. Files that cannot be used are logged."""
         with self._lock:
-            kept = self._kept.get(version)
-            # A lineage restored from a copy may have published another version under the number.
-            if kept is not None and kept.fingerprint == fingerprint:
-                return kept.vectors
+            cached = self._versions.get(version)
+            # A lineage restored from a backup may have published another version with this number.
+            if cached is not None and cached.fingerprint == fingerprint:
+                return cached.vectors
             vectors = KeptVectors(lambda ids: encode(self.texts_of(ids)), dim, BATCH)
             saved = [] if self.folder is None else self.folder.glob(f"{fingerprint[:16]}-*.parquet")
             for path in sorted(saved):
                 try:
                     if open_embeddings(path).provenance.get(FINGERPRINT) != fingerprint:
-                        raise DataError(f"{path} is not of the version {fingerprint}.")
+                        raise DataError(f"{path} does not have version {fingerprint}.")
                     vectors.load(path)
                 except EvergramError as error:
-                    log.error("Kept vectors are computed again: %s", error)
-            self._kept[version] = _Kept(fingerprint, encoder, vectors, len(vectors))
+                    log.error("Saved vectors are computed again: %s", error)
+            self._versions[version] = _VersionVectors(fingerprint, encoder, vectors, len(vectors))
             return vectors
 
     def counts(self) -> dict[int, int]:
-        """Return the number of kept vectors by version."""
+        """Return the number of cached vectors by version."""
         with self._lock:
-            return {version: len(kept.vectors) for version, kept in self._kept.items()}
+            return {version: len(cached.vectors) for version, cached in self._versions.items()}
 
     def save(self, version: int, count: int) -> None:
-        """Write those of the first `count` vectors that are not saved yet: the version's encoder
-        was checked after they were computed. A failure is logged."""
+        """Save those of the first `count` vectors that are not saved yet. They must have been
+        computed before the encoder's last check. Failures are logged."""
         with self._saving:
-            kept = self._kept.get(version)
-            if kept is None or count <= kept.checked:
+            cached = self._versions.get(version)
+            if cached is None or count <= cached.checked:
                 return
             try:
                 if self.folder is not None:
-                    ids, vectors = kept.vectors.rows(kept.checked, count)
-                    mark = provenance_of(kept.fingerprint, kept.fingerprint)
-                    if kept.record is not None:
-                        mark[TEXT_ENCODER] = kept.record.model_dump_json()
+                    ids, vectors = cached.vectors.rows(cached.checked, count)
+                    provenance = provenance_of(cached.fingerprint, cached.fingerprint)
+                    if cached.record is not None:
+                        provenance[TEXT_ENCODER] = cached.record.model_dump_json()
                     self.folder.mkdir(parents=True, exist_ok=True)
-                    name = f"{kept.fingerprint[:16]}-{uuid.uuid4().hex}.parquet"
-                    write_vectors(self.folder / name, [(ids, torch.from_numpy(vectors))], mark)
-                kept.checked = count
+                    path = self.folder / f"{cached.fingerprint[:16]}-{uuid.uuid4().hex}.parquet"
+                    write_vectors(path, [(ids, torch.from_numpy(vectors))], provenance)
+                cached.checked = count
             except (EvergramError, OSError) as error:
                 log.error("The vectors of version %d cannot be saved: %s", version, error)
 
     def distrust(self, version: int) -> None:
-        """Drop the vectors that no check came after: the encoder is another, or unknown."""
+        """Drop the vectors made since the last passed check: they may be from another encoder."""
         with self._lock:
-            if version in self._kept:
-                self._kept[version].vectors.drop_after(self._kept[version].checked)
+            if version in self._versions:
+                self._versions[version].vectors.drop_after(self._versions[version].checked)
 
     def _read(self) -> None:
-        """Read the file if it is another than the one that was read."""
+        """Read the file if it has changed."""
         try:
             stat = self.path.stat()
             stamp = stat.st_mtime_ns, stat.st_size
@@ -320,17 +320,15 @@ class Documents:
 
 
 class ServedTexts:
-    """Encodes texts as versions do, while their encoders are the recorded ones.
-
-    Several threads may use one.
+    """Encodes texts with the versions' text encoders while these match their records; thread-safe.
 
     Args:
-        addresses: encoders that may be opened; "recorded" stands for the address that a version
-            records, which is never one of `addresses.TRUSTED_ONLY`: those must be named here.
-        cache: bytes of the vectors of recent texts.
+        addresses: encoders that may be opened; "recorded" allows the address that a version
+            records, unless it is one of `addresses.TRUSTED_ONLY`, which must be listed here.
+        cache: bytes for cached vectors of recent texts.
         every: seconds between two checks of the canaries.
-        limit: seconds in which a request must be answered. A text waits for its turn for half of
-            it, and a model elsewhere has half of it for a batch.
+        limit: seconds in which a request must be answered. Half of it is the limit for waiting for
+            the encoder, and for a remote encoder's answer to a batch.
     """
 
     def __init__(
@@ -345,8 +343,8 @@ class ServedTexts:
         self._addresses, self._every, self._limit = tuple(addresses), every, limit
         self._cache = VectorCache(cache)
         self._encoders: dict[int, CheckedEncoder] = {}
-        # By address and prompts: versions of the same encoder share it. One that no version uses
-        # any more is freed after its last call.
+        # Versions with the same address and prompts share an encoder. It is freed when no version
+        # uses it any more.
         self._open = WeakValueDictionary[tuple[str, Prompts], TextEncoder]()
         self._loading, self._opening = threading.Lock(), threading.Lock()
         self._checked_at = monotonic()
@@ -354,26 +352,26 @@ class ServedTexts:
 
     @property
     def problem(self) -> str | None:
-        """Why strings cannot be encoded at production or a later version; None if they can."""
+        """Why production or a later version cannot encode strings; None if all can."""
         encoders = sorted(self._encoders.items())
         problems = (e.problem for n, e in encoders if n >= self._production and e.problem)
         return next(problems, None)
 
     def can_encode(self, version: int) -> bool:
-        """Return whether a version's own encoder is open, and is the recorded one."""
+        """Return whether a version's own encoder is open and matches its record."""
         encoder = self._encoders.get(version)
         return encoder is not None and encoder.problem is None
 
     def load(self, lineage: Lineage) -> None:
-        """Open and check the encoders of production and of later versions; those of the production
-        before stay, for requests under way. What fails is tried again by `check`."""
+        """Open and check the encoders of production and later versions; keep those of the previous
+        production for requests in progress. `check` retries failures."""
         with self._loading:
             production = lineage.production
-            kept = min(self._production, production)
-            encoders = {n: e for n, e in self._encoders.items() if n >= kept}
+            oldest = min(self._production, production)
+            encoders = {n: e for n, e in self._encoders.items() if n >= oldest}
             for manifest in lineage.versions:
                 n, record = manifest.version, manifest.text_encoder
-                # A lineage restored from a copy may have published another version under a number.
+                # A lineage restored from a backup may have another version with this number.
                 if n < production or (n in encoders and encoders[n].record == record):
                     continue
                 encoders.pop(n, None)
@@ -384,7 +382,7 @@ class ServedTexts:
             before, self._encoders, self._production = self._encoders, encoders, production
             for n, encoder in before.items():
                 if encoders.get(n) is not encoder:
-                    self._distrust(n)  # no check will come after its vectors
+                    self._distrust(n)  # its new vectors will not be checked any more
 
     def encode(
         self,
@@ -395,29 +393,29 @@ class ServedTexts:
         *,
         wait: bool = True,
     ) -> Vectors:
-        """Return the vectors [n, D] of texts, as a version's encoder makes them. One that has
-        another `record` than that of the caller's lineage is refused. Raises: EncoderWaitError: it
-        must encode, and may not `wait`."""
+        """Return the vectors [n, D] of texts from a version's encoder, which must have the `record`
+        in the caller's lineage, if given. Raises: EncoderWaitError: some texts are not in the
+        cache, and `wait` is False."""
         encoder = self._encoders.get(version)
         if encoder is None:
-            raise TextEncoderError(f"Version {version} records no encoder of text; ask for ids.")
+            raise TextEncoderError(f"Version {version} records no text encoder; send ids.")
         if record is not None and encoder.record != record:
             raise TextEncoderError(f"The encoder of version {version} was replaced; try again.")
         encoder.require()
-        # Where the encoder fails meanwhile, what is put under this key is not found again.
+        # If the encoder fails in the meantime, its key changes and these entries are never used.
         key = encoder.key
-        held = {text: self._cache.get((key, role, text)) for text in texts}
-        absent = [text for text, vector in held.items() if vector is None]
+        rows = {text: self._cache.get((key, role, text)) for text in texts}
+        absent = [text for text, vector in rows.items() if vector is None]
         if absent:
             if not wait:
                 raise EncoderWaitError
             for text, vector in zip(absent, encoder.encode(absent, role), strict=True):
                 self._cache.put((key, role, text), vector, 4 * len(text))
-                held[text] = vector
-        return np.stack([row for text in texts if (row := held[text]) is not None])
+                rows[text] = vector
+        return np.stack([row for text in texts if (row := rows[text]) is not None])
 
     def is_due(self) -> bool:
-        """Return whether a check is due: every so often, sooner after a failure."""
+        """Return whether a check is due; after a failure, checks are more frequent."""
         pause = self._every if self.problem is None else min(self._every, RETRY_AFTER)
         return monotonic() - self._checked_at >= pause
 
@@ -426,16 +424,16 @@ class ServedTexts:
             self.check()
 
     def check(self) -> None:
-        """Compare the canaries of all encoders, and open those that could not be opened."""
+        """Compare the canaries of all encoders, and open those that could not be opened before."""
         for encoder in self._encoders.values():
-            # What is kept while the check runs may be of an encoder replaced after it.
+            # Count before the check: vectors made during it may be from an encoder replaced since.
             counts = {} if self.documents is None else self.documents.counts()
             if encoder.check() and self.documents is not None:
                 self.documents.save(encoder.version, counts.get(encoder.version, 0))
         self._checked_at = monotonic()
 
     def close(self) -> None:
-        """Save the kept vectors, after a last check, and release all encoders."""
+        """Save the cached vectors after a last check, and close all encoders."""
         if self.documents is not None and self.documents.folder is not None:
             self.check()
         for encoder in list(self._open.values()):
@@ -446,7 +444,7 @@ class ServedTexts:
             self.documents.distrust(version)
 
     def _shared(self, address: str, prompts: Prompts) -> TextEncoder:
-        """Return the encoder at an address with prompts, opened once."""
+        """Return the encoder with this address and prompts, opened only once."""
         with self._opening:
             encoder = self._open.get((address, prompts))
             if encoder is None:

@@ -1,4 +1,4 @@
-"""The routes of vectors, from a request's bytes to an answer's, in a worker's thread."""
+"""The routes for vectors: from a request's bytes to the answer's bytes, in a worker thread."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from evergram.texts.text_encoder import Role
 
 Sources = npt.NDArray[np.int64]
 QUERY, CANDIDATE = "query", "candidate"
-# Candidates of the queries that a full request may have on average.
+# A fold-in request may have this many candidates per query, on average over `max_batch` queries.
 MET = 32
-# Ids that an error names, at most.
+# Maximum number of ids that an error lists.
 _NAMED = 5
 _INTEGER = re.compile(INTEGER, re.ASCII)
 
@@ -79,7 +79,7 @@ def embeddings(call: Call) -> Answer:
         with _looking_up():
             found = reader.embed(ids.drop_null(), version, side)
         vectors, sources = found.vectors, found.sources
-        if ids.null_count:  # strings that are no id that could be stored
+        if ids.null_count:  # strings that cannot be ids of this store
             valid = ids.is_valid().to_numpy(zero_copy_only=False)
             vectors = np.zeros((len(ids), vectors.shape[1]), dtype=np.float32)
             sources = np.full(len(ids), -1, dtype=np.int64)
@@ -88,9 +88,9 @@ def embeddings(call: Call) -> Answer:
             missing = [str(inputs[row])[:40] for row in np.flatnonzero(sources < 0).tolist()]
             first = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
             what = f"{len(missing)} of {len(ids)} ids are not stored on side {side!r}: {first}."
-            unknown = f"{what} Leave them out, or ask with 'missing': 'zeros'."
+            unknown = f"{what} Leave them out, or send 'missing': 'zeros'."
             raise RefusedError(404, "unknown_id", unknown, "input")
-    # After the backward transform: the coordinates that are kept are the version's own first ones.
+    # Cut after the backward transform, so that these are the version's first coordinates.
     vectors = vectors if dims is None else cut(vectors, dims)
     encoding = options.encoding_format
     return vectors_answer(call, version, side, vectors, sources, ids=ids, encoding=encoding)
@@ -103,7 +103,7 @@ def search(call: Call) -> Answer:
     version = call.access.version(call.lineage, options.version)
     _check_fingerprints(call, options, stream, version)
     side = reader.default_side if options.side is None else options.side
-    store, whose = reader.store(side), options.query_vectors
+    store, query_vectors = reader.store(side), options.query_vectors
     queries: Floats | list[str]
     query_side: str | None = None
     encode: Callable[[int], Floats] | None = None
@@ -111,41 +111,42 @@ def search(call: Call) -> Answer:
         queries = column_vectors(stream.column)
     elif options.input is not None:
         if options.input_type is None and not _strings_are_texts(call.lineage):
-            what = "The first version of this lineage records no encoder of text, so texts"
+            what = "The first version of this lineage records no text encoder, so texts"
             raise wrong(f"{what} need an 'input_type', query or document.", "input")
         queries = [options.input] if isinstance(options.input, str) else options.input
         _check_count(len(queries), settings.max_batch, "input", "input")
         _check_texts(queries, settings)
-        whose = "own" if version >= call.lineage.production else "read_back"
+        query_vectors = "own" if version >= call.lineage.production else "read_back"
     elif options.id is not None:
         query_side = side if options.id_side is None else options.id_side
-        queries, whose = _of_id(call, options, version, side)
+        queries, query_vectors = _id_query(call, options, version, side)
     else:
         queries = _vectors(options.vectors or [options.vector or []], settings)
     _check_rerank(call, options, version)
-    wider, most_k, most = options.rerank or options.k, settings.max_k, settings.max_hits
+    depth, most_k, most = options.rerank or options.k, settings.max_k, settings.max_hits
     if options.k > most_k:
         reason = f"k is {options.k}; it may be at most {most_k}."
         raise RefusedError(400, "limit", reason, "k")
-    if len(queries) * wider > most:
-        many = f"{len(queries)} queries of {wider} results each are more than the {most} results "
-        raise too_much(f"{many}of one request.")
+    if len(queries) * depth > most:
+        reason = f"{len(queries)} queries with {depth} results each exceed the limit of {most}"
+        raise too_much(f"{reason} results per request.")
     ids = None
     if options.ids is not None:
         _check_count(len(options.ids), settings.max_batch, "ids", "id")
         ids = _as_ids(store, options.ids).drop_null()
-    if isinstance(queries, list):  # texts are encoded after every limit was checked
+    if isinstance(queries, list):  # encode texts only after checking all limits
         role, texts = options.input_type or "query", queries
         encode = lambda version: _encoded(call, version, texts, role)  # noqa: E731
         queries = encode(version)
     calibrated = options.scores == "calibrated"
     if calibrated and isinstance(options.query_vectors, int):
-        call.lineage.resolve(options.query_vectors)  # one that is unknown is a slip, and stays one
-    made: Any = {"query_side": query_side, "query_vectors": whose}
+        # Outside `_looking_up`: an unknown version here is the client's error, so no retry.
+        call.lineage.resolve(options.query_vectors)
+    how: Any = {"query_side": query_side, "query_vectors": query_vectors}
     with _looking_up():
         if options.rerank is None:
-            made |= {"metric": options.metric, "filter": options.filter, "scores": options.scores}
-            hits = reader.search(queries, options.k, version, side, ids=ids, **made)
+            how |= {"metric": options.metric, "filter": options.filter, "scores": options.scores}
+            hits = reader.search(queries, options.k, version, side, ids=ids, **how)
             return _hits_answer(call, version, side, hits, calibrated=calibrated)
         hits = _reranked(call, options, queries, version, side, ids, encode)
     return _hits_answer(call, version, side, hits)
@@ -161,7 +162,7 @@ def transform(call: Call) -> Answer:
     source = call.access.version(call.lineage, options.source)
     target = call.access.version(call.lineage, options.target)
     _check_fingerprints(call, options, stream, source)
-    # Values that overflow are refused when the answer is written.
+    # Overflows are refused when the answer is written.
     with np.errstate(over="ignore", invalid="ignore"):
         vectors = call.state.reader.transform(vectors, source, target)
     sources = np.full(len(vectors), source, dtype=np.int64)
@@ -171,7 +172,7 @@ def transform(call: Call) -> Answer:
 def fold_in(call: Call) -> Answer:
     """Answer `POST /v1/fold-in`."""
     if call.arrow_in:
-        raise RefusedError(415, "request", "Candidates of new queries are sent as JSON.")
+        raise RefusedError(415, "request", "Send the candidates of new queries as JSON.")
     reader, settings = call.state.reader, call.settings
     options = parse(FoldInRequest, call.body, settings)
     version = call.access.version(call.lineage, options.version)
@@ -187,7 +188,7 @@ def fold_in(call: Call) -> Answer:
         if options.missing == "error":
             unknown = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False)).tolist()
             raise unknown_candidates([keys[row] for row in unknown], len(ids))
-        numbers = [None if rows is None else _where_known(rows, met) for rows in numbers]
+        numbers = [None if rows is None else _of_known_ids(rows, met) for rows in numbers]
         met = [row.drop_null() for row in met]
     how: Any = {"version": version, "missing": options.missing}
     with _looking_up():
@@ -198,7 +199,7 @@ def fold_in(call: Call) -> Answer:
 
 @contextmanager
 def _looking_up() -> Iterator[None]:
-    """Refuse rows of the stores that are of a version that the service has not loaded yet."""
+    """Refuse the request if the store has rows of a version that is not loaded yet."""
     try:
         yield
     except UnknownVersionError as error:
@@ -216,8 +217,8 @@ def vectors_answer(
     ids: pa.Array | None = None,
     encoding: str | None = None,
 ) -> Answer:
-    """Return the answer of vectors [n, D], computed from the versions `sources` [n]. The `encoding`
-    is "float" or "base64" (little-endian float32) of OpenAI's form, or None of plain vectors."""
+    """Return the answer with vectors [n, D], computed from the versions `sources` [n]. `encoding`
+    is "float" or "base64" (little-endian float32) for OpenAI's format, None for plain vectors."""
     if not np.isfinite(vectors).all():
         raise DataError("A vector is not finite at its version; give shorter vectors.")
     vectors = np.ascontiguousarray(vectors, dtype="<f4")
@@ -241,7 +242,7 @@ def vectors_answer(
 def _hits_answer(
     call: Call, version: int, side: str, results: Sequence[Hits], *, calibrated: bool = False
 ) -> Answer:
-    """Return the answer of the hits of each query."""
+    """Return the answer with the hits of each query."""
     if not all(np.isfinite(hits.scores).all() for hits in results):
         raise DataError("A score is not finite; give shorter vectors.")
     counts = Counter(source for hits in results for source in hits.versions.tolist())
@@ -250,7 +251,7 @@ def _hits_answer(
         origin["scores"] = "calibrated"
     answer: dict[str, Any]
     if call.arrow_out:
-        # One row a hit, with the number of its query.
+        # One row per hit, with the number of its query.
         lengths = [len(hits) for hits in results]
         id_type = call.state.reader.store(side).id_type
         scores = np.concatenate([hits.scores for hits in results]).astype(np.float32, copy=False)
@@ -278,28 +279,29 @@ def _answer(
     answer: dict[str, Any],
     counts: Mapping[int, int],
 ) -> Answer:
-    """Return an answer of these columns or, in JSON, of these fields."""
+    """Return an answer with these Arrow columns or JSON fields."""
     fingerprint = call.lineage.manifest(version).fingerprint
-    named = {"version": version, **origin, "fingerprint": fingerprint}
+    evergram = {"version": version, **origin, "fingerprint": fingerprint}
     model = f"{call.lineage.name}@v{version}"
     if call.arrow_out:
-        every = {"model": model, **named}
-        metadata = {f"evergram.{k}": str(v) for k, v in every.items() if v is not None}
+        fields = {"model": model, **evergram}
+        metadata = {f"evergram.{k}": str(v) for k, v in fields.items() if v is not None}
         batch = pa.record_batch(list(answer.values()), names=list(answer))
         batch = batch.replace_schema_metadata(metadata)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
         return Answer(sink.getvalue().to_pybytes(), ARROW, version, fingerprint, counts)
-    named["computed_from"] = answer.pop("computed_from")
-    fields = {"object": "list", **answer, "model": model, "evergram": named}
-    # A float32 has the fewest digits that give the same float32 again.
+    evergram["computed_from"] = answer.pop("computed_from")
+    fields = {"object": "list", **answer, "model": model, "evergram": evergram}
+    # orjson writes a float32 with the fewest digits that round-trip.
     body = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     return Answer(body, JSON, version, fingerprint, counts)
 
 
 def _read(call: Call, column: str, kind: type[M], rows: dict[str, Any]) -> tuple[M, Stream | None]:
-    """Return a request, and the stream that has its rows, in place of which it has `rows`."""
+    """Return the parsed request and, if its rows are an Arrow stream, that stream; the request then
+    has the placeholder fields `rows`."""
     if not call.arrow_in:
         return parse(kind, call.body, call.settings), None
     stream = read_stream(call.body, column, call.settings.max_batch)
@@ -307,21 +309,21 @@ def _read(call: Call, column: str, kind: type[M], rows: dict[str, Any]) -> tuple
 
 
 def _as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
-    """Return ids in the store's type, null where a string cannot be an id that is stored. OpenAI's
-    client sends strings. Where the store's ids are integers, a string stands for one if it is
-    written as `evergram.ids` writes integers: "17" is 17, and "017" is another id."""
-    numbers = pa.types.is_int64(store.id_type)
+    """Return ids in the store's type, null for strings that cannot be stored ids. OpenAI's client
+    sends only strings, so if the store's ids are integers, a string is converted if it is the form
+    that `evergram.ids` writes: "17" is 17, but "017" is a different id."""
+    integer_ids = pa.types.is_int64(store.id_type)
     if isinstance(keys, pa.Array):
-        if not pa.types.is_null(keys.type) and numbers != pa.types.is_integer(keys.type):
-            expected = "whole numbers" if numbers else "strings"
+        if not pa.types.is_null(keys.type) and integer_ids != pa.types.is_integer(keys.type):
+            expected = "integers" if integer_ids else "strings"
             raise DataError(f"Ids are {expected} here; {keys.type} was given.")
         return store.as_ids(keys)
-    given_numbers = not len(keys) or isinstance(keys[0], int)
-    if not numbers:
-        if len(keys) and given_numbers:
-            raise DataError("Ids are strings here; whole numbers were given.")
+    integer_keys = not len(keys) or isinstance(keys[0], int)
+    if not integer_ids:
+        if len(keys) and integer_keys:
+            raise DataError("Ids are strings here; integers were given.")
         return store.as_ids(keys)
-    if given_numbers:
+    if integer_keys:
         return pa.array(keys, pa.int64())
     integers = [int(key) if len(key) <= 20 and _INTEGER.fullmatch(key) else 2**63 for key in keys]
     return pa.array([n if -(2**63) <= n < 2**63 else None for n in integers], pa.int64())
@@ -332,19 +334,19 @@ def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floa
     _check_count(len(rows), settings.max_batch, "vectors", "vector")
     longest = max(map(len, rows))
     if longest > settings.max_dim:
-        long = f"A vector has {longest} coordinates; at most {settings.max_dim} are read."
+        long = f"A vector has {longest} coordinates; the limit is {settings.max_dim}."
         raise too_much(long, "vectors")
     if any(len(row) != longest for row in rows):
-        raise ShapeError("The vectors are not all of one length.")
+        raise ShapeError("The vectors do not all have the same length.")
     # A float64 beyond float32's range becomes infinite; the reader refuses it.
     with np.errstate(over="ignore"):
         return np.asarray(rows, dtype=np.float64).astype(np.float32)
 
 
 def _check_count(count: int, limit: int, field: str, what: str) -> None:
-    """Refuse more elements than one request may have."""
+    """Refuse a request with more than `limit` elements of a kind."""
     if count > limit:
-        raise too_much(f"{count} {what}s are more than the {limit} of one request.", field)
+        raise too_much(f"{count} {what}s exceed the limit of {limit} per request.", field)
 
 
 def _model_version(call: Call, options: EmbeddingsRequest) -> int:
@@ -352,26 +354,26 @@ def _model_version(call: Call, options: EmbeddingsRequest) -> int:
     name, access, lineage = call.lineage.name, call.access, call.lineage
     if options.model is None or options.model == name:
         return access.version(lineage, options.version)
-    named, at, what = options.model.rpartition("@")
-    if not at or named != name:
-        known = f"there is {name!r}, and its versions as '{name}@v0'"
-        raise UnknownVersionError(f"There is no model {options.model!r} here; {known}.")
-    return access.version(lineage, what)
+    prefix, at, version = options.model.rpartition("@")
+    if not at or prefix != name:
+        known = f"this service has {name!r}, with versions such as '{name}@v0'"
+        raise UnknownVersionError(f"There is no model {options.model!r}; {known}.")
+    return access.version(lineage, version)
 
 
 def _strings_are_texts(lineage: Lineage) -> bool:
-    """Return whether strings are texts where a request does not say: as the first version says, so
-    that nothing that is published later changes what a client sends."""
+    """Return whether strings are texts by default. The first version decides, so that a later
+    publication does not change the meaning of requests."""
     return lineage.versions[0].text_encoder is not None
 
 
 def _text_role(call: Call, options: EmbeddingsRequest, inputs: Any) -> Role | None:
-    """Return whether the inputs of a request are queries or documents; None if they are ids."""
+    """Return the role if the inputs of a request are texts; None if they are ids."""
     role = options.input_type
     if call.arrow_in:
         if role in ("query", "document"):
-            what = "texts are sent as strings in JSON; leave 'input_type' out."
-            raise wrong(f"'input' holds no texts: {what}", "input_type")
+            what = "An Arrow stream holds ids; send texts as JSON, or leave 'input_type' out."
+            raise wrong(what, "input_type")
         return None
     strings = isinstance(inputs[0], str)
     if role is None:
@@ -382,10 +384,10 @@ def _text_role(call: Call, options: EmbeddingsRequest, inputs: Any) -> Role | No
             raise wrong(f"'input' is wrong: {what}", "input")
         return None
     if not strings:
-        what = "'input' holds whole numbers, not texts; ids need the 'input_type' 'id'."
+        what = "'input' has integers, not texts; ids need the 'input_type' 'id'."
         raise wrong(what, "input")
     if options.side is not None:
-        raise wrong("'side' is of ids; texts have an 'input_type', query or document.", "side")
+        raise wrong("'side' is for ids; texts have an 'input_type', query or document.", "side")
     _check_texts(inputs, call.settings)
     return role
 
@@ -397,11 +399,11 @@ def _check_texts(texts: Sequence[str], settings: ServiceSettings) -> None:
             raise wrong(f"'input' has an empty text at {number}; leave it out.", "input")
         if len(text) > settings.max_text:
             long = f"The text at {number} has {len(text)} characters, more than {settings.max_text}"
-            raise too_much(f"{long}; cut it into parts.", "input")
+            raise too_much(f"{long}; split it.", "input")
 
 
-def _where_known(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[list[float]]:
-    """Return the numbers of the ids that are not null."""
+def _of_known_ids(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[list[float]]:
+    """Return only the numbers that belong to ids that are not null."""
     if [*map(len, numbers)] != [*map(len, met)]:
         raise ShapeError("weights and values must be as long as the candidates.")
     return [
@@ -410,23 +412,22 @@ def _where_known(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[li
     ]
 
 
-def _of_id(call: Call, request: SearchRequest, version: int, side: str) -> tuple[Floats, int]:
-    """Return the vector [1, D] of the id of a search, read as a version, and the version whose
-    model made it."""
+def _id_query(call: Call, request: SearchRequest, version: int, side: str) -> tuple[Floats, int]:
+    """Return the vector [1, D] of a search's id at a version, and the version of its model."""
     reader = call.state.reader
     id_side = side if request.id_side is None else request.id_side
     ids = _as_ids(reader.store(id_side), [request.id])
     if not ids.null_count:
         if request.rerank is not None and id_side == side:
             _check_rerank(call, request, version)
-            own, vectors = reader.own_rows(ids, version, side)
-            # A text is not enough to be encoded: the object must be stored at some version.
-            if not len(own) and any(len(rows) > 0 for rows in reader.store(side).fetch(ids)):
+            own_ids, vectors = reader.own_rows(ids, version, side)
+            # Encode the text only if the object is stored at some version.
+            if not len(own_ids) and any(len(rows) > 0 for rows in reader.store(side).fetch(ids)):
                 with _refusals():
                     return _kept(call, version).of(ids), version
-            if len(own):
+            if len(own_ids):
                 return vectors, version
-        # Calibrated scores are of rows read by the backward transform, and so is their query.
+        # Calibration expects the backward transform's vectors, so sidecars are not used for it.
         with _looking_up():
             embedded = reader.embed(ids, version, id_side, sidecars=request.scores == "raw")
         if embedded.sources[0] >= 0:
@@ -438,31 +439,32 @@ def _of_id(call: Call, request: SearchRequest, version: int, side: str) -> tuple
 def _check_fingerprints(
     call: Call, options: SearchRequest | TransformRequest, stream: Stream | None, version: int
 ) -> None:
-    """Refuse vectors that claim the fingerprint of another version."""
-    own = call.lineage.manifest(version).fingerprint
+    """Refuse vectors that claim another version's fingerprint."""
+    expected = call.lineage.manifest(version).fingerprint
     of_stream = None if stream is None else stream.fingerprint
     for fingerprint in (call.fingerprint, of_stream, options.fingerprint):
-        if fingerprint is not None and fingerprint != own:
-            what = f"The vectors are of another space: their fingerprint is {fingerprint[:80]}"
-            refusal = f"{what}, and version {version} has {own}; name the right version."
+        if fingerprint is not None and fingerprint != expected:
+            what = f"The vectors are not of version {version}: their fingerprint is"
+            refusal = f"{what} {fingerprint[:80]}, not {expected}; name the right version."
             raise RefusedError(409, "fingerprint", refusal)
 
 
 def _encoded(call: Call, version: int, texts: Sequence[str], role: Role) -> Floats:
-    """Return vectors [n, D] of texts of a role, read as a version: production encodes them, or a
-    later version itself."""
-    source, served = max(version, call.lineage.production), call.state.texts
-    if served is None:
-        what = "This service was started without an encoder of text (--encoder); ask for ids."
+    """Return vectors [n, D] of texts at a version. Texts for versions before production are encoded
+    by production's encoder and transformed."""
+    source, encoders = max(version, call.lineage.production), call.state.texts
+    if encoders is None:
+        what = "This service was started without a text encoder (--encoder); send ids."
         raise RefusedError(400, "text_encoder", what, "input")
     record = call.lineage.manifest(source).text_encoder
     with _refusals(texts):
-        vectors = served.encode(source, texts, role, record, wait=call.may_wait)
+        vectors = encoders.encode(source, texts, role, record, wait=call.may_wait)
     return call.state.reader.transform(vectors, source, version)
 
 
 def _check_rerank(call: Call, options: SearchRequest, version: int) -> None:
-    """Refuse a search that cannot be re-ranked, or for whose texts this thread may not wait."""
+    """Refuse a search that cannot be re-ranked. Raises: EncoderWaitError: this thread may not wait
+    for the text encoder."""
     rerank, most = options.rerank, call.settings.max_k
     if rerank is None:
         return
@@ -472,11 +474,11 @@ def _check_rerank(call: Call, options: SearchRequest, version: int) -> None:
     texts, production = call.state.texts, call.lineage.production
     problem = None
     if version < production:
-        problem = f"Version {version} is before production, version {production}; name a later one"
+        problem = f"Version {version} is older than production ({production}); name a later one"
     elif texts is None or texts.documents is None:
-        problem = "This service was started without --encoder, or without the texts (--texts)"
+        problem = "This service was started without --encoder or --texts"
     elif call.lineage.manifest(version).text_encoder is None:
-        problem = f"Version {version} records no encoder of text; name a version that does"
+        problem = f"Version {version} records no text encoder; name a version that does"
     if problem is not None:
         raise RefusedError(400, "rerank", f"{problem}, or leave 'rerank' out.", "rerank")
     if not call.may_wait:
@@ -492,8 +494,8 @@ def _reranked(
     ids: pa.Array,
     encode: Callable[[int], Floats] | None = None,
 ) -> list[Hits]:
-    """Return the hits of a search that `_check_rerank` let pass, by the version's own vectors.
-    `encode` encodes the queries as a version's own model does; None if they are not texts."""
+    """Return the hits of a search that passed `_check_rerank`, ranked by the version's own vectors.
+    `encode` encodes the queries with a version's own model; None if they are not texts."""
     texts = call.state.texts
 
     def old_queries(older: int) -> Floats | None:
@@ -509,18 +511,19 @@ def _reranked(
 
 
 def _kept(call: Call, version: int) -> KeptVectors:
-    """Return the kept vectors of a version, and its encoder."""
+    """Return the cached vectors of a version, which encode missing ones when needed."""
     texts, manifest = call.state.texts, call.lineage.manifest(version)
     assert texts is not None
     assert texts.documents is not None
     record = manifest.text_encoder
-    encode = lambda some: texts.encode(version, some, "document", record)  # noqa: E731
+    encode = lambda batch: texts.encode(version, batch, "document", record)  # noqa: E731
     return texts.documents.kept(version, manifest.fingerprint, manifest.dim, encode, record)
 
 
 @contextmanager
 def _refusals(texts: Sequence[str] | None = None) -> Iterator[None]:
-    """Raise errors of an encoder as refusals of the request: of its texts, or else of hits."""
+    """Convert encoder errors to refusals. `texts` are the request's texts; None if the encoder
+    worked on the texts of hits."""
     try:
         yield
     except TextEncoderError as error:

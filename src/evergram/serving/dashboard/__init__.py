@@ -1,7 +1,7 @@
-"""The JSON of the dashboard, whose page is in `static/`: facts of a lineage, its consumers and the
-running service, and the rule that says whether all is well.
+"""The dashboard's JSON (its page is in `static/`): facts about a lineage, its consumers and the
+running service, and an overall health state.
 
-The rule fails closed: what nobody measured is not well, it is not known.
+The health state fails closed: what was not measured is "not known", never "well".
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import UNREADABLE, BackfillProgress, backfill_progress
 from evergram.retrieval.reader import Reader
 
-# Digits of a fingerprint that are shown.
+# Displayed digits of a fingerprint.
 DIGITS = 12
-# Requests of which the times are remembered, and seconds for which a failure counts.
+# Number of requests whose latency is kept, and seconds for which a failure counts.
 REMEMBERED, WINDOW = 2_000, 600.0
-# Seconds for which a count of a store's rows is kept: some stores look at each row to count them.
+# Seconds for which a store's row count is cached: some stores scan all rows to count them.
 COUNTED_FOR = 5.0
 
 
@@ -38,7 +38,7 @@ def _finite(value: Any) -> Any:
     return value if value is not None and math.isfinite(value) else None
 
 
-# NaN and infinity, which JSON cannot hold, are not known, and neither is None.
+# None means "not known". So do NaN and infinity, which JSON cannot represent.
 Finite = Annotated[float | None, BeforeValidator(_finite)]
 
 
@@ -47,8 +47,8 @@ class _Facts(BaseModel):
 
 
 class StepFacts(_Facts):
-    """The backward transform from a version to the one before it: its error, that at publication,
-    and its largest singular value. A withdrawn version has the identity."""
+    """The backward transform from a version to the previous one: its measured error, its error
+    estimated at publication, its largest singular value. The identity for a withdrawn version."""
 
     kind: str
     error: Finite = None
@@ -60,13 +60,13 @@ class PastFacts(_Facts):
     """The newest version read as a past one; errors are relative to the past vectors' length.
 
     Args:
-        unseen: how many canaries alignment never saw; 0 if they are too few to measure.
-        error: what `lineage check` holds to a limit, on these if there are enough: `Reading.error`.
-        cosine: on these, or else on all canaries.
-        canaries, measured: how many canaries there are, and the error on all of them.
-        estimate, bound, amplification: of the certificate.
+        unseen: number of canaries not used for alignment; 0 if there are too few to measure on.
+        error: `Reading.error`, which `lineage check` limits: on unseen canaries if possible.
+        cosine: on the unseen canaries, or else on all canaries.
+        canaries, measured: the number of all canaries, and the error on them.
+        estimate, bound, amplification: from the certificate.
         history: the error at every version since, by version.
-        belied: a sentence, where the measured error is far above the certificate's bound.
+        belied: a sentence if the measured error is far above the certificate's bound, or None.
     """
 
     unseen: int
@@ -82,16 +82,16 @@ class PastFacts(_Facts):
 
 
 class VersionFacts(_Facts):
-    """One version. `created` and `withdrawn` of a withdrawn one say when and why it was withdrawn.
+    """One version. If it was withdrawn, `created` and `withdrawn` say when and why.
 
     Args:
-        encoder: its kind; "file" where the embeddings came from a file; None of a withdrawn one.
+        encoder: its kind; "file" if the embeddings came from a file; None if withdrawn.
         fingerprint: its first 12 digits.
-        quality: "model", "popularity", "alone" to metric to value.
-        errors, sample: standard errors of `quality`, and a sentence on the sample of queries that
-            they are of; None where all queries were ranked.
-        step: None of the first version.
-        past: None of the newest version, and of those that are no longer read.
+        quality: maps "model", "popularity" and "alone" to metrics and their values.
+        errors, sample: standard errors of `quality`, and a sentence about the sample of queries;
+            empty and None if all queries were ranked.
+        step: None for the first version.
+        past: None for the newest version and for versions that are no longer read.
     """
 
     version: int
@@ -111,14 +111,14 @@ class VersionFacts(_Facts):
 
 
 class ProbeFacts(_Facts):
-    """A consumer's probe: its own model, measured on the vectors that it would read.
+    """A consumer's probe: the consumer's model, evaluated on the vectors that it would read.
 
     Args:
-        limit: the least value that is good enough; the most, where `less_is_better`.
-        values: the value at each version that was read as the consumer's, by version.
-        last: the value at the newest version; None where it was not measured.
-        holds: whether `last` is good enough; None where there is no limit, or no `last`.
-        failed: whether the probe could not be run on the newest; `metrics.json` says why.
+        limit: the minimum acceptable value; the maximum if `less_is_better`.
+        values: the value when each version was read as the consumer's, by version.
+        last: the value at the newest version; None if it was not measured.
+        holds: whether `last` is within the limit; None if there is no limit or no `last`.
+        failed: whether the probe could not be run on the newest version; see `metrics.json`.
     """
 
     metric: str
@@ -131,7 +131,7 @@ class ProbeFacts(_Facts):
 
 
 class ConsumerFacts(_Facts):
-    """One consumer; `version` is what `pinned` is now, None where that label is gone."""
+    """One consumer; `version` is what `pinned` resolves to, None if the label was removed."""
 
     name: str
     pinned: str
@@ -141,8 +141,8 @@ class ConsumerFacts(_Facts):
 
 
 class Traffic(_Facts):
-    """Requests of one consumer ("" without a token) to one version, since the service started;
-    `errors` were refused or failed."""
+    """Requests of one consumer ("" without a token) for one version since the service started;
+    `errors` counts those refused or failed."""
 
     consumer: str
     version: int | None
@@ -151,9 +151,9 @@ class Traffic(_Facts):
 
 
 class Live(_Facts):
-    """Facts of the running service: how many requests it `failed` to answer in the last ten
-    minutes; `problems` are sentences on what it could not load or reach; `latency_ms` has "p50" and
-    "p99" of the last requests; `rows` are those of each side, by version."""
+    """Facts about the running service: how many requests `failed` in the last ten minutes,
+    sentences about what it could not load or reach (`problems`), "p50" and "p99" of the last
+    requests' latencies, and the number of stored `rows` by side and version."""
 
     started: str | None = None
     traffic: list[Traffic] = []
@@ -165,27 +165,27 @@ class Live(_Facts):
 
 
 class Reason(_Facts):
-    """One reason why not all is well; `part` is the part of the page that has more."""
+    """A reason why the state is not "well"; `part` is the section of the page with details."""
 
     kind: Literal["broken", "not known"]
     part: str
     sentence: str
 
 
-# A reason that was found: its kind, part and sentence.
+# Kind, part and sentence of a `Reason`.
 _Found = tuple[Literal["broken", "not known"], str, str]
 
 
 class Health(_Facts):
-    """Whether all is well; the reasons that something is broken come first."""
+    """The overall state, with its reasons; "broken" ones come first."""
 
     state: Literal["well", "not well", "not known"]
     reasons: list[Reason]
 
 
 class DashboardData(_Facts):
-    """Everything on the page, put together `at` that time; the published files were compared with
-    their hashes and with each other when `checked` says, both ISO 8601."""
+    """All data of the page. `at` is when it was collected, `checked` when the published files were
+    verified against their hashes and each other; both ISO 8601."""
 
     lineage: str
     at: str
@@ -200,9 +200,9 @@ class DashboardData(_Facts):
 
 @dataclass(frozen=True)
 class PublishedFacts:
-    """Facts that are slow to read, and stay as they are until the next publication: the metrics,
-    the backward transform and the reading of each version, what the lineage's files say of each
-    other that cannot be, and when all of this was read."""
+    """Facts that are slow to read and do not change until the next publication: the metrics,
+    backward transform and reading of each version, contradictions between the lineage's files, and
+    the time at which these were read."""
 
     metrics: Mapping[int, Mapping[str, Any]]
     steps: Mapping[int, StepFacts]
@@ -212,13 +212,13 @@ class PublishedFacts:
 
 
 def published_facts(lineage: Lineage) -> PublishedFacts:
-    """Read the facts of a lineage from its published files, each compared with its hash. Raises:
+    """Read the facts of a lineage from its published files, verifying each file's hash. Raises:
     UnknownVersionError: nothing is published. IntegrityError: a file is damaged."""
     lineage.check()
     past = {r.version: _past(r) for r in diagnosis.diagnose_lineage(lineage)}
     numbers = [m.version for m in lineage.versions]
     steps = {n: StepFacts(kind="identity") for n in lineage.withdrawn}
-    for before, n in pairwise(numbers):  # the one before that is not withdrawn
+    for before, n in pairwise(numbers):  # withdrawn versions are skipped
         (reading,) = diagnosis.read_versions(lineage, [before], n)
         kind = lineage.chain.transforms[n - 1].kind
         steps[n] = StepFacts(kind=kind, error=reading.error, **_certified(reading))
@@ -232,8 +232,8 @@ def dashboard_data(
     live: Live,
     published: PublishedFacts | None = None,
 ) -> DashboardData:
-    """Return everything that the page shows; with the `published` facts, if they were read before,
-    no file is read. Raises: as `published_facts`."""
+    """Return all data of the page. Reads no files if `published` facts are given. Raises: see
+    `published_facts`."""
     facts = published_facts(lineage) if published is None else published
     versions = [_version(lineage, n, facts) for n in range(lineage.next_version)]
     shown = []
@@ -241,9 +241,9 @@ def dashboard_data(
         version = None
         with suppress(LineageError):
             version = lineage.resolve(consumer.pinned)
-        known = consumer.model_dump(include={"name", "pinned", "since"})
+        fields = consumer.model_dump(include={"name", "pinned", "since"})
         probe = _probe(lineage.newest, consumer, facts.metrics)
-        shown.append(ConsumerFacts(version=version, probe=probe, **known))
+        shown.append(ConsumerFacts(version=version, probe=probe, **fields))
     return DashboardData(
         lineage=lineage.name,
         at=_now(),
@@ -263,10 +263,10 @@ def _now() -> str:
 
 def _version(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:
     withdrawal = lineage.withdrawn.get(version)
-    known: dict[str, Any] = {"withdrawn": None, "encoder": None, "quality": {}}
+    fields: dict[str, Any] = {"withdrawn": None, "encoder": None, "quality": {}}
     if withdrawal is not None:
         fingerprint = withdrawal.fingerprint
-        known |= {"created": withdrawal.when, "withdrawn": withdrawal.reason}
+        fields |= {"created": withdrawal.when, "withdrawn": withdrawal.reason}
     else:
         manifest, metrics = lineage.manifest(version), published.metrics[version]
         quality = {
@@ -276,10 +276,10 @@ def _version(lineage: Lineage, version: int, published: PublishedFacts) -> Versi
         }
         fingerprint, sampled = manifest.fingerprint, metrics.get("sampled")
         errors = {model: diagnosis.standard_errors(sampled, model) for model in quality}
-        known |= {"created": manifest.created, "quality": quality}
-        known["encoder"] = "file" if manifest.encoder is None else manifest.encoder.kind
-        known["errors"] = {model: each for model, each in errors.items() if each}
-        known["sample"] = diagnosis.sample_sentence(sampled)
+        fields |= {"created": manifest.created, "quality": quality}
+        fields["encoder"] = "file" if manifest.encoder is None else manifest.encoder.kind
+        fields["errors"] = {model: values for model, values in errors.items() if values}
+        fields["sample"] = diagnosis.sample_sentence(sampled)
     return VersionFacts(
         version=version,
         name=f"{lineage.name}@v{version}",
@@ -289,7 +289,7 @@ def _version(lineage: Lineage, version: int, published: PublishedFacts) -> Versi
         retired=version in lineage.retired,
         step=published.steps.get(version),
         past=published.past.get(version),
-        **known,
+        **fields,
     )
 
 
@@ -316,21 +316,21 @@ def _certified(reading: diagnosis.Reading) -> dict[str, float | None]:
 def _probe(
     newest: int, consumer: Consumer, published: Mapping[int, Mapping[str, Any]]
 ) -> ProbeFacts | None:
-    """Return the probe's values at publications since the consumer was pinned as it is now."""
+    """Return the probe's values at all publications since the consumer's pin was last changed."""
     probe = consumer.probe
     if probe is None:
         return None
     values: dict[int, float] = {}
     if probe.baseline is not None:
         values[probe.baseline.version] = probe.baseline.value
-    failed, own = False, (consumer.name, consumer.pinned, probe.metric)
+    failed, key = False, (consumer.name, consumer.pinned, probe.metric)
     for n, metrics in published.items():
         for reading in metrics.get("probes", ()):
-            if (reading["consumer"], reading["pinned"], reading["metric"]) != own:
+            if (reading["consumer"], reading["pinned"], reading["metric"]) != key:
                 continue
             if _finite(reading["value"]) is not None:
                 values[n] = reading["value"]
-            # The reason is left out: it may name files of the machine.
+            # The reason is not shown, because it may name files of the machine.
             failed = n == newest and n not in values
     less = probe.metric == "rmse"
     limit = probe.max if less else probe.min
@@ -356,8 +356,8 @@ def health(
     live: Live,
     contradictions: Sequence[str] = (),
 ) -> Health:
-    """Return whether all is well, and the reasons where it is not; past versions are read from the
-    `newest`, and `contradictions` of the lineage are a sentence each."""
+    """Return the overall state and its reasons. `contradictions` are sentences about the lineage's
+    files."""
     found = [
         *_of_consumers(consumers, newest),
         *(("broken", "versions", sentence) for sentence in contradictions),
@@ -381,15 +381,15 @@ def _of_consumers(consumers: Sequence[ConsumerFacts], newest: int) -> Iterator[_
         if consumer.version is None:
             sentence = f"Consumer {name} is pinned to {consumer.pinned}, which does not exist."
         elif probe is None:
-            # Who reads the newest version reads it as it was published: nothing can be lost.
+            # A consumer of the newest version gets its vectors untransformed, without any error.
             if consumer.version == newest:
                 continue
-            broken, sentence = False, f"Consumer {name} has no probe: what it keeps is unknown."
+            broken, sentence = False, f"Consumer {name} has no probe, so its quality is not known."
         elif probe.failed:
             sentence = f"The probe of {name} could not be run."
         elif probe.holds is False and probe.last is not None and probe.limit is not None:
-            asked = f"{'at most' if probe.less_is_better else 'at least'} {probe.limit:.3g}"
-            value = f"{probe.metric} is {probe.last:.3g}, and {asked} is asked for"
+            limit = f"{'at most' if probe.less_is_better else 'at least'} {probe.limit:.3g}"
+            value = f"{probe.metric} is {probe.last:.3g}; it must be {limit}"
             sentence = f"The probe of {name} is beyond its limit: {value}."
         elif probe.limit is None:
             broken, sentence = False, f"The probe of {name} has no limit."
@@ -402,14 +402,14 @@ def _of_consumers(consumers: Sequence[ConsumerFacts], newest: int) -> Iterator[_
 
 def _of_versions(versions: Sequence[VersionFacts]) -> Iterator[_Found]:
     for version, past in ((v.version, v.past) for v in versions):
-        if past is None:  # the newest, or one that is no longer read
+        if past is None:  # the newest version, or one that is no longer read
             continue
         if past.belied is not None:
             yield "broken", "certificate", past.belied
         elif past.bound is None:
             yield "not known", "certificate", f"Version {version} has no certificate."
         elif not past.canaries:
-            sentence = f"Version {version} has no canaries: its certificate cannot be checked."
+            sentence = f"Version {version} has no canaries, so its certificate cannot be checked."
             yield "not known", "certificate", sentence
 
 
@@ -433,25 +433,25 @@ def _of_stores(versions: Sequence[VersionFacts], live: Live) -> Iterator[_Found]
             idle = "a while" if backfill.idle is None else f"{abs(backfill.idle):,.0f} seconds"
             done = f"{backfill.done:,} of {backfill.total:,} rows are done"
             todo = "'evergram store backfill apply' resumes it"
-            sentence = f"{name} stalled: nothing was written for {idle}, {done}; {todo}."
+            sentence = f"{name} has stalled: no progress for {idle}; {done}; {todo}."
             yield "broken", "store", sentence
 
 
 class TrafficLog:
-    """Counts of all requests, and how long the last ones took."""
+    """Counts of all requests, and the latencies of the last ones."""
 
     def __init__(self) -> None:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._requests: Counter[tuple[str, int | None]] = Counter()
         self._errors: Counter[tuple[str, int | None]] = Counter()
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
-        # When requests failed.
+        # Times of failed requests.
         self._failed: deque[float] = deque(maxlen=REMEMBERED)
         self._counted = -COUNTED_FOR
         self._rows: dict[str, dict[int, int]] | None = None
 
     def answered(self, consumer: str, version: int | None, status: int, seconds: float) -> None:
-        """Record one request; called from the event loop alone."""
+        """Record one request; called only from the event loop."""
         key = consumer, version
         self._requests[key] += 1
         self._errors[key] += status >= 400
@@ -460,8 +460,7 @@ class TrafficLog:
             self._failed.append(monotonic())
 
     def live(self, reader: Reader, problems: list[str]) -> Live:
-        """Return the facts as they are now, with `problems`: what could not be loaded or reached,
-        a sentence each."""
+        """Return the current facts; `problems` are sentences, see `Live`."""
         now = monotonic()
         if now - self._counted >= COUNTED_FOR:
             self._rows, self._counted = None, now
@@ -471,7 +470,7 @@ class TrafficLog:
             Traffic(consumer=key[0], version=key[1], requests=requests, errors=self._errors[key])
             for key, requests in self._requests.copy().items()
         ]
-        # Requests that were refused before their version was known come first.
+        # Requests refused before their version was resolved come first.
         traffic.sort(key=lambda row: (row.consumer, -1 if row.version is None else row.version))
         times = list(self._seconds.copy())
         p50, p99 = np.percentile(times or [0.0], [50, 99]).tolist()

@@ -1,11 +1,11 @@
-// The chain of versions as a picture: newest at the right, arrows back, flags above, consumers below.
+// Draws the chain of versions: newest on the right, arrows back, labels above, consumers below.
 
 import { count, cut, number, picture, plural, svg } from "./elements.js";
 
 const NODE = { width: 84, height: 50 };
 const FLAG = 26;
 const PILL = 26;
-const SHOWN = 4; // consumers hanging at one version; the rest are counted
+const SHOWN = 4; // consumers drawn below a version; the rest are counted
 
 const short = (text) => cut(text, 20);
 const textWidth = (text) => text.length * 7 + 22;
@@ -64,7 +64,7 @@ function arrow(from, to, y, step) {
   return svg("g", {},
     svg("path", { d: `M${from} ${y} H${to + 9}`, class: "arrow" }),
     svg("path", { d: `M${to + 3} ${y} l9 -5 v10 z`, class: "arrow-head" }),
-    // A withdrawn version left no step: the next one leads to the version before it.
+    // A withdrawn version has no step: the next one leads to the version before it.
     step.kind === "identity"
       ? null : text(middle, y - 9, number(error), error === null ? "small" : "value"),
     text(middle, y + 18, step.kind.replaceAll("_", " "), "small"));
@@ -108,7 +108,7 @@ export function drawChain(node, note, data) {
     who,
     "The table below has the error of every step.",
   ].join(" ");
-  // A refresh leaves the reader where they are; the first picture shows the newest.
+  // A refresh keeps the scroll position; the first drawing shows the newest version.
   const before = node.querySelector("svg") ? node.scrollLeft : Number.MAX_SAFE_INTEGER;
   node.replaceChildren(
     picture(width, height, `Chain of versions of ${data.lineage}`, description, ...parts));

@@ -1,4 +1,4 @@
-// Two charts: quality, and alignment error. Each mark has a shape of its own.
+// Two charts: quality and alignment error. Each series has a different mark.
 
 import { html, number, picture, svg } from "./elements.js";
 

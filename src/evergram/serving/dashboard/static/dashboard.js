@@ -1,4 +1,4 @@
-// Asks for the data every few seconds while the page is looked at, and draws what has changed.
+// Polls the data every few seconds while the page is visible, and redraws what has changed.
 
 import { drawChain } from "./chain.js";
 import { drawErrors, drawQuality } from "./charts.js";
@@ -9,15 +9,15 @@ import {
   summary,
 } from "./tables.js";
 
-const EVERY = 2000; // milliseconds from one answer to the next question
-const PATIENCE = 10000; // until a question is given up
+const EVERY = 2000; // milliseconds from one answer to the next request
+const PATIENCE = 10000; // time-out of a request in milliseconds
 const KEY = "evergram-token";
 
 let data = null;
-let drawn = ""; // the lineage's part of the data as it was last drawn
+let drawn = ""; // JSON of the data last drawn, without its live part
 let timer = null;
 let asking = false;
-let given = false; // whether the person has just given the token that is tried now
+let given = false; // whether the user has just entered the current token
 
 function metrics() {
   const found = new Set(data.versions.flatMap((v) => Object.keys(v.quality.model ?? {})));
@@ -69,7 +69,7 @@ function draw() {
 }
 
 function say(sentence) {
-  // Said once, not at every try: a live region speaks when it changes.
+  // Set only on a change, because screen readers read a live region each time it is set.
   if (at("status").textContent !== sentence) at("status").textContent = sentence;
 }
 
@@ -91,9 +91,9 @@ function askForToken() {
 }
 
 function failed(reason) {
-  const kept = data ? ` What is shown is from ${time(data.at)}.` : "";
+  const shown = data ? ` This data is from ${time(data.at)}.` : "";
   drawStale();
-  say(`The dashboard could not be refreshed: ${reason}.${kept} It tries again every few seconds.`);
+  say(`The dashboard could not be refreshed: ${reason}.${shown} It tries again every few seconds.`);
 }
 
 async function ask() {

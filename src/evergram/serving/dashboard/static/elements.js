@@ -1,4 +1,4 @@
-// Elements and how numbers are written. Text is always set as text, never parsed as HTML.
+// Helpers to create elements and format values. Text is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -36,7 +36,7 @@ export const time = (value) => clock.format(new Date(value));
 export const cut = (text, length) =>
   text.length > length ? `${text.slice(0, length - 1)}…` : text;
 
-// Seconds in words, as coarse as one wants to know them.
+// A duration with its unit, rounded.
 export function lasting(seconds) {
   if (missing(seconds)) return UNKNOWN;
   const whole = Math.round(Math.abs(seconds));
@@ -52,7 +52,7 @@ export function date(value) {
 
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
-// A picture with a name and a description, which is all of it that a screen reader says.
+// An image with a title and a description for screen readers.
 let named = 0;
 export function picture(width, height, title, description, ...children) {
   const id = `picture-${(named += 1)}`;
@@ -68,7 +68,7 @@ export function picture(width, height, title, description, ...children) {
   );
 }
 
-// rows: a list of cells each, the first of which names the row. numeric: columns set to the right.
+// rows: lists of cells; the first cell is the row's header. numeric: right-aligned columns.
 export function table(node, caption, header, rows, { numeric = [], empty = "Nothing." } = {}) {
   const kind = (i) => (numeric.includes(i) ? "number" : null);
   const body = rows.map((cells) =>

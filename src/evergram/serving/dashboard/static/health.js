@@ -1,4 +1,4 @@
-// The line at the top: whether all is well, as the service decided, and the reasons with links.
+// The line at the top: the overall state computed by the service, and the reasons with links.
 
 import { at, html, plural } from "./elements.js";
 
@@ -11,13 +11,13 @@ const SIGNS = {
 function show([sign, words, kind], more, reasons) {
   at("health").className = kind;
   const line = `${sign} ${words}${more}`;
-  // Said once, not at every refresh.
+  // Set only on a change, so that screen readers read it once.
   if (at("verdict").textContent !== line) at("verdict").textContent = line;
   const items = reasons.map(({ kind: of, part, sentence }) =>
     html("li", {}, `${of === "broken" ? "✕" : "?"} ${sentence} `,
       html("a", { href: `#${part}-part` }, `See ${part}`)));
   const list = at("reasons");
-  // The focus stays on its link while the reasons are the same.
+  // Keep the elements, and so the keyboard focus, while the reasons are the same.
   const before = list.textContent;
   if (before !== items.map((item) => item.textContent).join("")) list.replaceChildren(...items);
   list.hidden = !items.length;
@@ -33,5 +33,5 @@ export function drawHealth({ state, reasons }) {
   show(SIGNS[state], counts.length ? `: ${counts.join(", ")}` : "", reasons);
 }
 
-// What was true at the last refresh need not be true now.
+// The last known state may be out of date.
 export const drawStale = () => show(SIGNS["not known"], ": the service does not answer", []);

@@ -1,4 +1,4 @@
-// The colour scheme: as the system has it, or as the reader chose. Runs before anything is drawn.
+// The colour scheme: the system's, or the user's choice. Runs before anything is drawn.
 
 (() => {
   const KEY = "evergram-scheme";
@@ -28,7 +28,7 @@
       try {
         localStorage.setItem(KEY, choice.value);
       } catch {
-        // Then it holds until the page is left.
+        // Storage may be forbidden: the choice then lasts until the page is closed.
       }
     });
   });

@@ -1,18 +1,18 @@
-// One search by id, read as two versions: the hits of each, and which of them are the same.
+// One search by id at two versions: the hits of each, and which of them are the same.
 
 import { at, html, number, plural, table } from "./elements.js";
 
-const PATIENCE = 30000; // milliseconds until a question is given up
-const KEY = "evergram-token"; // as the dashboard keeps it
-const OFFERED = 50; // ids in the list
+const PATIENCE = 30000; // time-out of a request in milliseconds
+const KEY = "evergram-token"; // shared with the dashboard
+const OFFERED = 50; // suggested ids
 
 let versions = [];
-let given = false; // whether the person has just given the token that is tried now
-let asked = 0; // searches so far: an answer that comes after a later one was asked is not shown
+let given = false; // whether the user has just entered the current token
+let asked = 0; // searches so far; answers to earlier searches are dropped
 
 class Refused extends Error {}
 
-// Ids become text: a number of 64 bits is more than JavaScript can hold.
+// Ids become strings, because JavaScript's numbers cannot represent all 64-bit integers.
 const parse = (text) => JSON.parse(text.replace(/"id":\s*(-?\d+)/g, '"id":"$1"'));
 
 async function ask(path, body) {
@@ -38,7 +38,7 @@ async function ask(path, body) {
   try {
     sentence = JSON.parse(text).error.message;
   } catch {
-    // A proxy before the service has answers of its own.
+    // A proxy in front of the service may send other answers.
   }
   throw new Refused(sentence);
 }
@@ -90,7 +90,7 @@ async function start() {
   offerIds();
 }
 
-// Some ids to take: those nearest to the first axis. The service has no list of all.
+// Suggested ids: those nearest to the first axis, as the service cannot list ids.
 async function offerIds() {
   const version = versions.at(-1);
   const vector = Array.from({ length: version.dim }, (_, i) => (i ? 0 : 1));
@@ -100,14 +100,14 @@ async function offerIds() {
     const answer = await ask("search", { vector, k: OFFERED, version: version.version, side });
     at("ids").replaceChildren(...answer.data[0].hits.map(({ id }) => html("option", { value: id })));
   } catch {
-    // An id can be typed all the same.
+    // The user can still type an id.
   }
 }
 
 async function hits(version, id, k) {
   const side = at("side").value;
   const own = at("id-side").value;
-  // The object itself is nearest to itself at any version, which says nothing.
+  // Leave out the object itself, which is nearest to itself at any version.
   const answer = await ask("search",
     { id, id_side: own, side, version, k: own === side ? k + 1 : k });
   return answer.data[0].hits.filter((hit) => own !== side || hit.id !== id).slice(0, k);

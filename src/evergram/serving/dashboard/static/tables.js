@@ -1,4 +1,4 @@
-// Everything that is a table, and the facts at the top.
+// All tables, and the facts at the top.
 
 import { broken, states } from "./chain.js";
 import { UNKNOWN, at, count, date, html, lasting, number, plural, table } from "./elements.js";
@@ -21,14 +21,14 @@ export function drawFacts(data) {
       html("span", { class: note.startsWith("✕") ? "bad" : "muted" }, note)))));
 }
 
-// A withdrawn version's step is the identity: there is nothing to know.
+// A withdrawn version's step is the identity, so it has no error.
 const step = (s) => s && s.kind !== "identity"
   ? [number(s.error), number(s.estimate), number(s.amplification)] : ["–", "–", "–"];
 
 export function drawVersions(data) {
   const pinned = (version) => data.consumers.filter((c) => c.version === version).length;
   table(at("versions"), "Versions, newest first",
-    ["version", "state", "labels", "created", "dims", "encoder", "way back", "error", "error, estimate", "amplification", "consumers", "fingerprint"],
+    ["version", "state", "labels", "created", "dims", "encoder", "transform", "error", "estimated error", "amplification", "consumers", "fingerprint"],
     data.versions.toReversed().map((v) => [
       `v${v.version}`,
       [...states(v, data), ...(v.withdrawn ? [`(${v.withdrawn})`] : [])].join(" "),
@@ -45,7 +45,7 @@ export function drawVersions(data) {
 
 const WHO = ["model", "popularity", "alone"];
 
-// A metric, with ± its standard error where it is of a sample of queries.
+// A metric's value, with ± its standard error if it was measured on a sample of queries.
 function measured(v, who, metric) {
   const error = v.errors?.[who]?.[metric];
   return number(v.quality[who]?.[metric]) + (error === undefined ? "" : ` ±${number(error)}`);
@@ -69,7 +69,7 @@ export function drawAlignment(data) {
     past.map(({ version, past: p }) =>
       [`v${version}`, number(p.error), number(p.measured), number(p.estimate), number(p.bound)]),
     { numeric: [1, 2, 3, 4], empty: "There is no past version yet." });
-  table(at("certificate"), `Version ${data.newest} read as each past version: what is certified, what is seen`,
+  table(at("certificate"), `Version ${data.newest} read as each past version: certified and measured errors`,
     ["version", "unseen", "error", "cosine", "canaries", "error of all", "estimate", "bound", "amplification", "error since"],
     past.map(({ version, past: p }) => [
       `v${version}`, count(p.unseen), number(p.error), number(p.cosine), count(p.canaries), number(p.measured),
@@ -114,14 +114,14 @@ export function drawConsumers(data) {
 export function drawTraffic(live) {
   const latency = live.latency_ms;
   at("latency").textContent = latency
-    ? `Time to answer: ${number(latency.p50)} ms in the middle (p50), ${number(latency.p99)} ms for the slowest hundredth (p99).`
-    : "Time to answer: not known.";
+    ? `Latency: ${number(latency.p50)} ms median (p50), ${number(latency.p99)} ms at the 99th percentile (p99).`
+    : "Latency: not known.";
   table(at("traffic"), live.started ? html("span", {}, "Since the service started, ", date(live.started)) : "Since the service started",
     ["consumer", "version", "requests", "errors"],
     live.traffic.map((t) => [
       t.consumer || "(no token)", version(t.version), count(t.requests),
       t.errors ? html("span", { class: "bad" }, `▲ ${count(t.errors)}`) : "0",
-    ]), { numeric: [2, 3], empty: "Nobody has asked for anything yet." });
+    ]), { numeric: [2, 3], empty: "No requests yet." });
 }
 
 function state(backfill) {
@@ -137,7 +137,7 @@ export function drawStore(live) {
   table(at("backfill"), "Backfill", ["side", "to version", "state", "rows done"],
     live.backfill.map((b) => [b.side, `v${b.version}`, state(b),
       `${count(b.done)} of ${count(b.total)}${b.total ? ` (${Math.floor((100 * b.done) / b.total)} %)` : ""}`]),
-    { numeric: [3], empty: "None is under way." });
+    { numeric: [3], empty: "No backfill is running." });
 }
 
 export const summary = (data) =>
