@@ -112,7 +112,7 @@ def test_files_say_what_they_are_and_others_are_refused(
     # can they follow as version 2, or stand for version 1.
     new = put(tmp_path, 2)
     wrong: list[tuple[tuple[object, ...], str]] = [
-        (("transform", files[0], *back, "--from", 1), "but of its version 0"),
+        (("transform", files[0], *back, "--from", 1), "is that of version 0"),
         (("transform", tmp_path / "back.npy", *back[:-1], tmp_path / "x.npy"), "version 0"),
         (("align", 1, files[0], "--lineage", lineage), "version 0"),
         (("align", files[0], new, "--lineage", lineage), "version 0"),

@@ -95,7 +95,7 @@ def test_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: Co
     assert set(later.json["certificate"]) == {"1"}
     checked = shop("lineage check l --max-bound 9")
     assert checked.code == 1
-    assert "Version 0: nothing is known of its bound" in checked.err
+    assert "Version 0: its bound is unknown" in checked.err
     assert "the transform of version 1 was measured on 0 objects" in checked.err
 
 

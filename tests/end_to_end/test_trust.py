@@ -66,7 +66,7 @@ def test_names_are_made_by_one_rule(evergram: Command, imported_lineage: Path, n
         ("consumer add l --pin v0 --", name),
         ("lineage label l --", name, "0"),
     ):
-        assert "a name is made of letters" in evergram.refused(command, *words)
+        assert "a name consists of letters" in evergram.refused(command, *words)
     assert not Path("new").exists()
 
 

@@ -103,7 +103,7 @@ def test_a_consumer_moves_to_another_version_with_a_probe_of_its_own(
     moved = registry.repin("a", "2", resolve)
     assert (moved.pinned, moved.allowed) == ("v2", ("v2", "stable"))
     registry.add("b", "v0", resolve, probe=probe)
-    with pytest.raises(LineageError, match="The probe of 'b' reads v0; give the one for v1"):
+    with pytest.raises(LineageError, match="The probe of 'b' reads v0; give one for v1"):
         registry.repin("b", "v1", resolve)
     before = registry.get("b").probe
     assert before is not None
@@ -130,7 +130,7 @@ def test_a_refused_consumer_changes_nothing(tmp_path: Path, probe: Probe) -> Non
         with pytest.raises(UnknownVersionError):
             registry.add("b", pinned, resolve, allowed=allowed)
     gone = probe.model_copy(update={"data": str(tmp_path / "gone")})
-    with pytest.raises(LineageError, match="the lineage is as it was"):
+    with pytest.raises(LineageError, match="the lineage is unchanged"):
         registry.add("b", "v0", resolve, probe=gone)
     assert (tmp_path / "consumers.json").read_bytes() == before
     assert [c.name for c in registry.list()] == ["a"]

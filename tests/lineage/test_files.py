@@ -238,7 +238,7 @@ def test_other_numbers_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ids", "dim", "named"),
     [
-        ([1], 3, r"object\.parquet .* shape \[1, 3\], its manifest the dim 8"),
+        ([1], 3, r"object\.parquet .* shape \[1, 3\], but its manifest has dim 8"),
         ([1, None], 8, "1 missing"),
     ],
 )
@@ -344,7 +344,7 @@ def test_a_new_lineage_takes_no_folder_of_other_files(tmp_path: Path) -> None:
         if files in taken:
             Lineage.create(folder, "shop")
             continue
-        with pytest.raises(LineageError, match=r"holds other files .* give an empty folder"):
+        with pytest.raises(LineageError, match=r"has other files .* give an empty folder"):
             Lineage.create(folder, "shop")
 
 

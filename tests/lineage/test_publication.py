@@ -123,7 +123,7 @@ def test_a_transform_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         publish_next(lineage, artefact(5))
     assert contents(lineage.path) == before
     empty = Lineage.create(tmp_path / "new")
-    with pytest.raises(ShapeError, match="Version 0 has no version before it and takes no"):
+    with pytest.raises(ShapeError, match="Version 0 has no previous version, so it takes no"):
         publish_next(empty, artefact(3, 2))
     assert not empty.path.exists()
 
@@ -389,12 +389,12 @@ ROWS = torch.ones(2, 3)
         ([1, "a"], ROWS, "shop ids cannot be published"),
         ([2**63, 1], ROWS, "shop ids cannot be published"),
         (None, ROWS, "shop ids cannot be published"),
-        ([1, 2], ROWS.long(), r"are of torch\.int64; they must be floats"),
-        ([1, 2], [[1.0] * 3] * 2, "are of list; they must be floats"),
-        ([1, 2], np.ones((2, 3), dtype=np.int32), "are of int32; they must be floats"),
-        ([1, 2], torch.ones(2, 4), r"are \[2, 4\] for 2 ids; with dim 3"),
-        ([1], ROWS, r"are \[2, 3\] for 1 ids"),
-        ([1, 2], torch.ones(2), r"are \[2\] for 2 ids"),
+        ([1, 2], ROWS.long(), r"are torch\.int64; they must be floats"),
+        ([1, 2], [[1.0] * 3] * 2, "are list; they must be floats"),
+        ([1, 2], np.ones((2, 3), dtype=np.int32), "are int32; they must be floats"),
+        ([1, 2], torch.ones(2, 4), r"shape \[2, 4\]; with 2 ids and dim 3 it must be \[2, 3\]"),
+        ([1], ROWS, r"shape \[2, 3\]; with 1 ids"),
+        ([1, 2], torch.ones(2), r"shape \[2\]; with 2 ids"),
     ],
 )
 def test_a_block_that_cannot_be_read_again_is_refused(
@@ -570,4 +570,4 @@ def test_a_trained_model_is_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFi
     kept = {"object": (pa.array(map(str, range(100))), block(NOW, 100)[1])}
     with caplog.at_level(logging.WARNING):
         check_transform_on_canaries(trained, kept, lineage.canaries(0))
-    assert "does not lead from these vectors" in caplog.text
+    assert "does not map these vectors" in caplog.text

@@ -166,7 +166,7 @@ def test_a_publication_that_breaks_off_leaves_it_as_it_was(
                 message = str(error)
         if not message:
             break
-        assert "the line is dead; the lineage is as it was" in message
+        assert "the line is dead; the lineage is unchanged" in message
         # Every reader has what there was, and so does the object itself.
         after = bucket_files()
         assert {name: after[name] for name in before} == before
@@ -368,7 +368,7 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
         raise ConnectionError("no route")
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
-    with pytest.raises(LineageError, match=f"{PLACE} cannot be read: no route; the lineage is as"):
+    with pytest.raises(LineageError, match=f"{PLACE} cannot be read: no route; the lineage is un"):
         Lineage.open(PLACE)
     with pytest.raises(LineageError, match="cannot be written: no route"):
         publish_next(lineage, artefact(4, 3))
@@ -401,7 +401,7 @@ def test_a_lost_connection_says_that_the_upload_may_have_arrived(
         real = MemoryFileSystem.cat_file
         answers = iter([real, refuse])
         patch.setattr(MemoryFileSystem, "cat_file", lambda *a, **o: next(answers)(*a, **o))
-        with pytest.raises(LineageError, match=r"\(the line is dead\), and whether it arrived is"):
+        with pytest.raises(LineageError, match=r"\(the line is dead\), so it is unknown whether"):
             storage.replace("lineage.json", b"new", None)
 
 

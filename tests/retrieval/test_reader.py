@@ -206,7 +206,7 @@ def test_new_queries_are_computed_at_the_version_that_the_rows_are_of(tmp_path: 
     without = folding_lineage(tmp_path / "without", forms=False)
     with (
         closing(Reader.open(without)) as reader,
-        pytest.raises(LineageError, match="published without what folding in needs"),
+        pytest.raises(LineageError, match="published without a query form"),
     ):
         reader.fold_in(met, version=0)
 

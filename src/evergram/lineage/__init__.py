@@ -1,17 +1,17 @@
-"""A lineage: a folder of immutable versions, each with its transform back to the one before.
+"""A lineage: a folder of immutable versions, each with a transform back to the previous one.
 
 Read in this order:
 
-1. `record`: `lineage.json` with every change of it as a pure function, and a version's manifest
+1. `record`: `lineage.json`, with every change to it as a pure function, and a version's manifest
    (`docs/lineage.md`).
-2. `artefact`: the contents of a version, as they are given and as files.
-3. `lineage`: `Lineage`, everything that is read and changed. `view`: embeddings read as a past
-   version, and vectors of new queries.
-4. `publication`: the gate, and the writing of a version, with the objects that every version keeps.
-5. `diagnosis`: how well each version is read, and what its readers should know.
-6. `consumers`: who reads which version. `score_maps`: scores as a version gave them.
-7. `locks` and `remote`: one writer at a time, links and permissions; lineages at `s3://…` and the
-   like.
+2. `artefact`: the contents of a version, in memory and as files.
+3. `lineage`: `Lineage`, with all reads and changes. `view`: embeddings read as a past version, and
+   vectors of new queries.
+4. `publication`: checks a version and writes it, including the canaries.
+5. `diagnosis`: how well each version can be read, and warnings for its readers.
+6. `consumers`: who reads which version. `score_maps`: scores on a past version's scale.
+7. `locks` and `remote`: one writer at a time, symbolic links and permissions; lineages in object
+   stores (`s3://…`).
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """

@@ -31,12 +31,12 @@ from evergram.lineage.record import (
 )
 from evergram.lineage.remote import CONSUMERS, Remote, local_folder
 
-# Returns the number of a version, by its number in text or a label.
+# Returns a version's number, given as a string, or that of a label.
 Resolve = Callable[[str], int]
 
 
 class Baseline(StrictRecord):
-    """The value of a probe when it was added, its version, and the number of its objects."""
+    """The value of a probe when it was added, with the version and number of objects."""
 
     version: int = Field(ge=0)
     value: float
@@ -44,9 +44,9 @@ class Baseline(StrictRecord):
 
 
 class Probe(StrictRecord):
-    """A consumer's own model and an evaluation file, both kept in the lineage's folder. Before the
-    files are copied there, `model` and `data` are their paths outside of it, and the hashes, if
-    there are any, are of the contents that were tried."""
+    """A consumer's model and an evaluation file, both stored in the lineage's folder. Before they
+    are copied there, `model` and `data` are the paths of the original files, and the hashes, if
+    any, those of the contents that were tested."""
 
     model: str
     model_sha256: str = ""
@@ -54,7 +54,7 @@ class Probe(StrictRecord):
     data_sha256: str = ""
     side: str
     metric: Literal["auc", "accuracy", "rmse"]
-    # The least value that is good enough; for rmse, of which less is better, the largest.
+    # The minimum acceptable value; for rmse, the maximum.
     min: float | None = Field(default=None, ge=0, le=1)
     max: float | None = Field(default=None, ge=0)
     baseline: Baseline | None = None
@@ -63,7 +63,7 @@ class Probe(StrictRecord):
     def _limit_fits(self) -> Self:
         right, wrong = ("max", "min") if self.metric == "rmse" else ("min", "max")
         if getattr(self, wrong) is not None:
-            raise ValueError(f"{self.metric} takes {right} as its limit, not {wrong}")
+            raise ValueError(f"the limit of {self.metric} is {right}, not {wrong}")
         return self
 
 
@@ -72,7 +72,7 @@ class Consumer(StrictRecord):
 
     Args:
         pinned: "v0" or a label: the version that it reads by default.
-        allowed: versions and labels that it may read; the pinned one is among them.
+        allowed: versions and labels that it may read, including the pinned one.
     """
 
     name: Name
@@ -94,13 +94,13 @@ class ConsumersRecord(ChecksummedRecord):
 
 
 FOLDER = "probes"
-# Seconds that a change of consumers waits for the lock, which a publication holds while it writes.
+# Seconds to wait for the lock, which a publication holds while it writes.
 PATIENCE = 30.0
 
 
 class ConsumerRegistry:
-    """The consumers of a lineage. Every change is read, made and written under the lineage's lock;
-    the changes of other processes are seen when it is opened again."""
+    """The consumers of a lineage. Each change reads, edits and writes the file under the lineage's
+    lock. To see changes of other processes, open it again."""
 
     def __init__(self, folder: Path, record: ConsumersRecord, remote: Remote | None) -> None:
         self.folder = folder
@@ -109,9 +109,8 @@ class ConsumerRegistry:
 
     @classmethod
     def open(cls, path: str | Path) -> ConsumerRegistry:
-        """Return the consumers of the lineage in a folder or at an address; there may be none.
-        Raises: LineageError: out of reach. FormatError: of a later format. IntegrityError:
-        damaged."""
+        """Open the consumers of the lineage in a folder or at an address. Raises: LineageError: it
+        cannot be reached. FormatError: a later format. IntegrityError: the file is damaged."""
         folder = local_folder(path)
         if folder is not None:
             return cls(folder, _read(folder), None)
@@ -121,11 +120,11 @@ class ConsumerRegistry:
         return cls(remote.folder, record, remote)
 
     def list(self) -> tuple[Consumer, ...]:
-        """Return all consumers, by name."""
+        """Return all consumers, sorted by name."""
         return self._record.consumers
 
     def get(self, name: str) -> Consumer:
-        """Return a consumer. Raises: LineageError: there is none of that name."""
+        """Return a consumer. Raises: LineageError: no consumer has this name."""
         consumers = {consumer.name: consumer for consumer in self._record.consumers}
         if name not in consumers:
             known = f"{', '.join(consumers) or 'none'}{did_you_mean(name, consumers)}"
@@ -142,37 +141,37 @@ class ConsumerRegistry:
         contact: str | None = None,
         probe: Probe | None = None,
     ) -> Consumer:
-        """Add a consumer; with a probe, its two files are copied into the lineage's folder.
+        """Add a consumer. The two files of its probe are copied into the lineage's folder.
 
         Args:
             pinned: the version or label that it reads.
-            resolve: `Lineage.resolve` of a lineage that has just been opened: it is called under
-                the lock, so that nobody is pinned to a version that was retired meanwhile.
+            resolve: `Lineage.resolve` of a lineage that has just been opened. It is called under
+                the lock, so that nobody is pinned to a version that was retired in the meantime.
             allowed: versions and labels that it may read in addition to `pinned`.
-            probe: with the paths of the files as they are now.
+            probe: with the paths of the original files.
         Raises: UnknownVersionError: no such version or label. LineageError: the name is taken or
-            cannot be one, or the folder cannot be written; nothing is then changed.
+            invalid, or the folder cannot be written. Nothing is changed on an error.
         """
         check_name(name, "the name of a consumer")
         with self._editing(name):
-            # Some disks do not tell capital letters apart, and each consumer has a folder.
+            # Each consumer has a folder, and some file systems ignore case.
             for other in (c.name for c in self._record.consumers):
                 if other.lower() == name.lower():
-                    raise LineageError(f"There is a consumer {other!r} already; choose another.")
-            reads = dict.fromkeys(_pin(what, resolve) for what in (pinned, *allowed))
+                    raise LineageError(f"Consumer {other!r} already exists; choose another name.")
+            readable = dict.fromkeys(_pin(version, resolve) for version in (pinned, *allowed))
             added = Consumer(
                 name=name,
-                pinned=next(iter(reads)),
-                allowed=tuple(reads),
+                pinned=next(iter(readable)),
+                allowed=tuple(readable),
                 since=_today(),
                 contact=contact,
-                probe=None if probe is None else self._keep(name, probe),
+                probe=None if probe is None else self._copy_probe(name, probe),
             )
             self._replace(None, added)
         return added
 
     def remove(self, name: str) -> None:
-        """Remove a consumer. Raises: LineageError: there is none, or it cannot be written."""
+        """Remove a consumer. Raises: LineageError: it does not exist or cannot be written."""
         with self._editing(name):
             self._replace(self.get(name))
 
@@ -185,39 +184,40 @@ class ConsumerRegistry:
         probe: Probe | None = None,
         drop_probe: bool = False,
     ) -> Consumer:
-        """Pin a consumer to another version or label. It may no longer read the one that it was
-        pinned to, and keeps all other permissions.
+        """Pin a consumer to another version or label. It may no longer read the previous one, but
+        keeps all other permissions.
 
-        A probe's model reads one version's space, so a consumer with a probe needs one for the new
-        version, or loses it.
+        A probe's model works with the vectors of one version, so a consumer with a probe needs a
+        new one, or none.
 
         Args:
-            probe: for the new version; `drop_probe` removes the one that it has.
-        Raises: as `add`.
+            probe: for the new version.
+            drop_probe: remove the current probe.
+        Raises: see `add`.
         """
         with self._editing(name):
             before = self.get(name)
-            place = _pin(pinned, resolve)
-            if before.probe is not None and place != before.pinned and not (probe or drop_probe):
+            pin = _pin(pinned, resolve)
+            if before.probe is not None and pin != before.pinned and not (probe or drop_probe):
                 raise LineageError(
-                    f"The probe of {name!r} reads {before.pinned}; give the one for {place} with "
-                    "--probe and --data, or leave it off with --drop-probe."
+                    f"The probe of {name!r} reads {before.pinned}; give one for {pin} with "
+                    "--probe and --data, or remove it with --drop-probe."
                 )
-            others = [what for what in before.allowed if what != before.pinned]
-            kept = None if drop_probe else before.probe
+            others = [version for version in before.allowed if version != before.pinned]
+            old_probe = None if drop_probe else before.probe
             changes = {
-                "pinned": place,
-                "allowed": tuple(dict.fromkeys([place, *others])),
-                "since": before.since if place == before.pinned else _today(),
-                "probe": kept if probe is None else self._keep(name, probe),
+                "pinned": pin,
+                "allowed": tuple(dict.fromkeys([pin, *others])),
+                "since": before.since if pin == before.pinned else _today(),
+                "probe": old_probe if probe is None else self._copy_probe(name, probe),
             }
             after = before.model_copy(update=changes)
             self._replace(before, after)
         return after
 
     def issue_token(self, name: str) -> str:
-        """Return a new token, which replaces the one before. Only its hash is kept, so it cannot be
-        returned again. Raises: LineageError: as `remove`."""
+        """Return a new token, which replaces the previous one. Only its hash is stored, so you
+        cannot see it again. Raises: LineageError: see `remove`."""
         token = secrets.token_urlsafe(32)
         with self._editing(name):
             before = self.get(name)
@@ -225,61 +225,61 @@ class ConsumerRegistry:
         return token
 
     def authenticate(self, token: str) -> Consumer | None:
-        """Return the consumer with this token; None if none has it. It takes the same time for any
-        token, so that timing does not help to guess one."""
+        """Return the consumer with this token, or None. Takes the same time for any token, to
+        prevent timing attacks."""
         digest = _digest(token)
         consumers = self._record.consumers
         owners = [c for c in consumers if hmac.compare_digest(digest, c.token_sha256 or "")]
         return owners[-1] if owners else None
 
     def probe_files(self, probe: Probe) -> tuple[Path, Path]:
-        """Return the paths of the model and the data, compared with their hashes. Raises:
-        IntegrityError: one is missing or damaged, or its path leads out of `probes/`."""
+        """Return the paths of the model and the data, after verifying their hashes. Raises:
+        IntegrityError: one is missing or damaged, or its path is outside of `probes/`."""
         check = check_files if self._remote is None else self._remote.check_files
         paths = []
-        for name, published in ((probe.model, probe.model_sha256), (probe.data, probe.data_sha256)):
+        for name, digest in ((probe.model, probe.model_sha256), (probe.data, probe.data_sha256)):
             path = self.folder / name
             if Path(name).parts[:1] != (FOLDER,) or ".." in Path(name).parts:
-                named = f"{self.folder / CONSUMERS} names the file {name!r} for a probe"
-                raise IntegrityError(f"{named}, outside of {FOLDER}/; restore it from a copy.")
+                outside = f"has a probe with the file {name!r}, outside of {FOLDER}/"
+                raise IntegrityError(f"{self.folder / CONSUMERS} {outside}; restore it.")
             check_inside(self.folder, path)
-            check(path.parent, {path.name: published})
+            check(path.parent, {path.name: digest})
             paths.append(path)
         return paths[0], paths[1]
 
-    def _keep(self, name: str, probe: Probe) -> Probe:
-        """Copy the files of a consumer's probe into the lineage; return the probe with these paths.
-        On any error the folder's files are as they were."""
+    def _copy_probe(self, name: str, probe: Probe) -> Probe:
+        """Copy the files of a consumer's probe into the lineage; return the probe with the new
+        paths. On an error, the folder is unchanged."""
         files = {"model": Path(probe.model), "data": Path(probe.data)}
-        # A folder of its own: the files may be those of the probe that it replaces.
-        here = f"{FOLDER}/{name}/{secrets.token_hex(8)}"
+        # A new folder each time, as the previous probe may have files of the same name.
+        target = f"{FOLDER}/{name}/{secrets.token_hex(8)}"
         for folder in (self.folder / FOLDER, self.folder / FOLDER / name):
             make_folder(folder, self._mode)
-        kept: dict[str, str] = {}
-        with new_folder(self.folder / here, self._mode) as part:
-            for what, source in files.items():
-                name = f"model{source.suffix.lower()}" if what == "model" else "data.parquet"
-                shutil.copyfile(source, part / name)
-                digest = sha256(part / name)
-                if getattr(probe, f"{what}_sha256") not in ("", digest):
+        changes: dict[str, str] = {}
+        with new_folder(self.folder / target, self._mode) as unfinished:
+            for field, source in files.items():
+                name = f"model{source.suffix.lower()}" if field == "model" else "data.parquet"
+                shutil.copyfile(source, unfinished / name)
+                digest = sha256(unfinished / name)
+                if getattr(probe, f"{field}_sha256") not in ("", digest):
                     raise LineageError(f"{source} was changed after its probe was run; try again.")
-                kept |= {what: f"{here}/{name}", f"{what}_sha256": digest}
+                changes |= {field: f"{target}/{name}", f"{field}_sha256": digest}
         if self._remote is not None:
-            self._remote.upload(here)
-        return probe.model_copy(update=kept)
+            self._remote.upload(target)
+        return probe.model_copy(update=changes)
 
     def _remove_former_probes(self, name: str) -> None:
-        mine = Path(FOLDER) / name
-        used = {Path(c.probe.model).parent for c in self._record.consumers if c.probe is not None}
-        kept = {folder.name for folder in used if folder.parent == mine}
-        for left in (self.folder / mine).glob("*"):
-            if left.name not in kept:
-                remove_tree(left)
+        parent = Path(FOLDER) / name
+        folders = {Path(c.probe.model).parent for c in self._record.consumers if c.probe}
+        used = {folder.name for folder in folders if folder.parent == parent}
+        for folder in (self.folder / parent).glob("*"):
+            if folder.name not in used:
+                remove_tree(folder)
         if self._remote is not None:
-            self._remote.keep_only(mine.as_posix(), kept)
+            self._remote.keep_only(parent.as_posix(), used)
 
     def _replace(self, before: Consumer | None, *after: Consumer) -> None:
-        """Write the record with a consumer in the place of another, or of none."""
+        """Write the record with `before` replaced by `after`, either of which may be absent."""
         others = [c for c in self._record.consumers if c is not before]
         ordered = tuple(sorted([*others, *after], key=lambda c: c.name))
         record = ConsumersRecord(format_version=FORMAT_VERSION, consumers=ordered)
@@ -288,13 +288,13 @@ class ConsumerRegistry:
 
     @property
     def _mode(self) -> int:
-        """Permissions of `consumers.json` and of probes, which hold hashes of tokens and consumers'
-        own models: those of the lineage, but never for everybody on the machine."""
+        """Permissions of `consumers.json` (which has hashes of tokens) and of probes: those of the
+        lineage, but never readable for everybody."""
         return file_mode(self.folder) & 0o660
 
     @contextmanager
     def _editing(self, name: str) -> Iterator[None]:
-        """Hold the lock, with the record as it is on disk now; on any error it is as it was."""
+        """Hold the lock, and read the current record from disk; restore it on an error."""
         before, tidy, remote = self._record, partial(self._remove_former_probes, name), self._remote
         where = str(self.folder) if remote is None else remote.address
         elsewhere = nullcontext() if remote is None else remote.editing(tidy)
@@ -311,7 +311,7 @@ class ConsumerRegistry:
 
 
 def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
-    """Return the version that each consumer is pinned to, without those whose label is gone."""
+    """Return the version that each consumer is pinned to, except for labels that were removed."""
     pins = {}
     for consumer in ConsumerRegistry.open(path).list():
         with suppress(UnknownVersionError):
@@ -323,10 +323,10 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _pin(what: str, resolve: Resolve) -> str:
-    """Return a version as it is written down: "v0" for a number, or the label."""
-    number = resolve(what)
-    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
+def _pin(version: str, resolve: Resolve) -> str:
+    """Return the recorded form of an existing version: "v0" for a number, or the label."""
+    number = resolve(version)
+    return f"v{number}" if re.fullmatch(r"v?\d+", version) else version
 
 
 def _today() -> str:

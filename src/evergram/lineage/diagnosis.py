@@ -1,4 +1,4 @@
-"""How well every past version is read, and what the readers of each version should know."""
+"""How well every past version can be read, and warnings for the readers of each version."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from evergram.lineage.publication import (
 from evergram.lineage.record import STABLE, read_manifest
 from evergram.vector_files.open_embeddings import open_embeddings
 
-# A metric of fewer test queries is no ground to publish on: of thirty, one query that is found or
-# lost is three percent of what can be reached.
+# Metrics on fewer test queries are too noisy to publish on: with 30, a single query makes a
+# difference of 3 %.
 LEAST_QUERIES = 30
-# Relative; the same files give the same error but for rounding.
+# Relative tolerance of an error computed again from the same files, for rounding.
 SAME = 1e-3
-# ‖canary − vector‖ over ‖vector‖, at most.
+# Maximum ‖canary − vector‖ / ‖vector‖.
 CANARY_ROUNDING = 1e-3
-# Of each version and side, ids (as strings) and vectors at publication.
+# By version and side: ids (as strings) and vectors at publication.
 Canaries = Mapping[int, Mapping[str, Block]]
-# A published version never changes, so its warnings are read once for each opened lineage.
+# Published versions never change, so their warnings are cached for each opened lineage.
 _cache: WeakKeyDictionary[Lineage, dict[int, list[str]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The quality of reading version j from the newest, k; a value that is not known is None.
+    """The quality of reading version j from the newest version k; None for unknown values.
 
     Args:
-        measured: on all canaries, most of which alignment saw.
-        history: the relative error at every version since j, by version: of `error`, where it is
-            known, or else on all canaries.
-        unseen: on the canaries that no alignment between saw; None if they are fewer than
-            `LEAST_OBJECTS`.
-        unknown: by name, why there is no "error" (on unseen canaries) or "certificate", or nothing
-            is known of a side, "side candidate".
+        measured: error on all canaries, most of which were used for alignment.
+        history: relative error at every version since j, by version: on unseen canaries if there
+            are enough, otherwise on all.
+        unseen: error on canaries that no alignment between j and k used; None if there are fewer
+            than `LEAST_OBJECTS`.
+        unknown: why a value is missing, by name: "error" (on unseen canaries), "certificate", or a
+            side such as "side candidate".
     """
 
     version: int
@@ -71,9 +71,9 @@ class Reading:
 
     @property
     def error(self) -> float | None:
-        """The relative error that is shown first and held to a limit: on canaries that alignment
-        never saw, or if they are too few the larger of the certificate's estimate and of what is
-        measured on all canaries; None if neither is known."""
+        """The relative error to report and to limit: on canaries that alignment never saw or, if
+        these are too few, the maximum of the certificate's estimate and the error on all canaries.
+        None if there is no certificate either."""
         if self.unseen is not None:
             return self.unseen.relative
         if self.certificate is None:
@@ -83,18 +83,20 @@ class Reading:
 
     @property
     def belied(self) -> str | None:
-        """A sentence, if the canaries belie the certificate; None if they do not."""
-        known, witness = self.certificate, self.unseen
-        # On all canaries, if too few are unseen, the error is seldom larger.
-        if witness is None and self.measured and self.measured.objects >= LEAST_OBJECTS:
-            witness = self.measured
-        if not known or not witness or not is_belied(known.relative_bound, witness.relative):
+        """A sentence if the canaries contradict the certificate, otherwise None."""
+        certificate, observed = self.certificate, self.unseen
+        # If too few are unseen, use all canaries: their error is rarely larger.
+        if observed is None and self.measured and self.measured.objects >= LEAST_OBJECTS:
+            observed = self.measured
+        if not certificate or not observed:
+            return None
+        if not is_belied(certificate.relative_bound, observed.relative):
             return None
         which = "objects that alignment never saw" if self.unseen else "canaries"
         return (
             f"Version {self.version}: its certificate bounds the error by "
-            f"{known.relative_bound:.4g}, and on {witness.objects} {which} it is "
-            f"{witness.relative:.4g}; upgrade again, and withdraw the newest version."
+            f"{certificate.relative_bound:.4g}, but on {observed.objects} {which} it is "
+            f"{observed.relative:.4g}; upgrade again, and withdraw the newest version."
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -103,14 +105,14 @@ class Reading:
 
 
 def diagnose_lineage(lineage: Lineage) -> list[Reading]:
-    """Return a reading of each past version that is read, oldest first."""
+    """Return a reading of each readable past version, oldest first."""
     return read_versions(lineage, lineage.readable[:-1])
 
 
 def read_versions(
     lineage: Lineage, versions: Iterable[int], source: int | None = None
 ) -> list[Reading]:
-    """Return a reading of each of some versions, from `source` or from the newest."""
+    """Return a reading of each of these versions from `source`, by default the newest."""
     newest = lineage.newest if source is None else source
     chain, errors, canaries = lineage.chain, lineage.step_errors, _canaries(lineage)
     shares = {n: unseen_share(lineage, n) for n in range(1, newest + 1)}
@@ -122,17 +124,17 @@ def read_versions(
             unknown["certificate"] = "; ".join(reasons)
         history = {}
         for k in (n for n in canaries if j <= n <= newest):
-            apart = _measure_unseen(chain, canaries, shares, k, j)[0] if k > j else None
-            if found := apart or measure_canaries(chain, canaries, k, j):
-                history[k] = found.relative
-        # Sides that both versions have canaries of, and next to none in common.
+            held_out = _measure_unseen(chain, canaries, shares, k, j)[0] if k > j else None
+            if measured := held_out or measure_canaries(chain, canaries, k, j):
+                history[k] = measured.relative
+        # Sides where both versions have canaries, but too few in common.
         past, now = canaries[j], canaries[newest]
         pairs = common_canaries(past, now)
         for side in sorted(past.keys() & now.keys()):
             common = len(pairs[side][0]) if side in pairs else 0
             if common < LEAST_OBJECTS <= min(len(past[side][0]), len(now[side][0])):
                 unknown[f"side {side}"] = (
-                    f"the two versions have {common} of its canaries in common, and "
+                    f"the two versions have only {common} of its canaries in common; "
                     f"{LEAST_OBJECTS} are needed"
                 )
         certificate = certify(chain, errors, newest, j)
@@ -148,33 +150,32 @@ def _canaries(lineage: Lineage) -> Canaries:
 def _measure_unseen(
     chain: Chain, canaries: Canaries, shares: Mapping[int, float | None], source: int, target: int
 ) -> tuple[Measured | None, str | None]:
-    """Return the error on the canaries that no alignment from `target` to `source` saw; or None and
-    why it is not known."""
+    """Return the error on canaries that no alignment from `target` to `source` used; or None and
+    the reason why it is unknown."""
     steps = range(target + 1, source + 1)
-    if silent := [str(n) for n in steps if shares[n] is None]:
-        versions = ", ".join(silent)
-        return None, f"which objects alignment never saw is not recorded of version {versions}"
+    if unrecorded := [str(n) for n in steps if shares[n] is None]:
+        versions = ", ".join(unrecorded)
+        return None, f"version {versions} does not record which objects alignment never saw"
     share = min(float(shares[n] or 0.0) for n in steps)
-    kept = {}
+    held_out = {}
     for side, (ids, vectors) in canaries[target].items():
-        apart = torch.from_numpy(id_hashes(ids)) < share * 2**32
-        kept[side] = ids.filter(pa.array(apart.numpy())), vectors[apart]
-    measured = measure_canaries(chain, {**canaries, target: kept}, source, target)
+        mask = torch.from_numpy(id_hashes(ids)) < share * 2**32
+        held_out[side] = ids.filter(pa.array(mask.numpy())), vectors[mask]
+    measured = measure_canaries(chain, {**canaries, target: held_out}, source, target)
     objects = 0 if measured is None else measured.objects
     if objects >= LEAST_OBJECTS:
         return measured, None
     return None, (
-        f"the two versions have {objects} canaries in common that alignment never saw, and "
+        f"the two versions have only {objects} canaries in common that alignment never saw; "
         f"{LEAST_OBJECTS} are needed"
     )
 
 
 def unseen_share(lineage: Lineage, version: int) -> float | None:
-    """Return the share of the objects that the alignment of a version never saw: those whose
-    `id_hashes` are below this share of 2³². It is 1 if nothing was fitted, and None if it is not
-    recorded."""
+    """Return the share of objects that were held out from a version's alignment: those whose
+    `id_hashes` are below this share of 2³². 1 if nothing was fitted, None if not recorded."""
     if version in lineage.withdrawn:
-        return 1.0  # an identity
+        return 1.0  # its transform is the identity
     share = lineage.metrics(version).get("overlap", {}).get("held_out_share")
     return float(share) if isinstance(share, int | float) else None
 
@@ -182,46 +183,46 @@ def unseen_share(lineage: Lineage, version: int) -> float | None:
 def past_limits(
     readings: list[Reading], *, error: float | None = None, bound: float | None = None
 ) -> list[str]:
-    """Return a sentence for each reading that is past a limit or is not known, or whose certificate
-    the canaries belie; and one if there are limits and no reading.
+    """Return a sentence for each reading that exceeds a limit, cannot be compared with it, or has a
+    certificate that the canaries contradict; and one if there are limits but no readings.
 
     Args:
-        error: the largest `Reading.error`; None is no limit.
-        bound: the certificate's largest, over √E‖z_j‖².
-    Raises: DataError: a limit is no number.
+        error: maximum `Reading.error`, or None.
+        bound: maximum bound of the certificate, relative to √E‖z_j‖², or None.
+    Raises: DataError: a limit is not a number.
     """
-    limits = {"error": error, "bound": bound}
-    asked = {name: limit for name, limit in limits.items() if limit is not None}
-    if any(map(math.isnan, asked.values())):
+    limits = {name: x for name, x in {"error": error, "bound": bound}.items() if x is not None}
+    if any(map(math.isnan, limits.values())):
         raise DataError("A limit is nan; it must be a number.")
-    if asked and not readings:
-        return ["No past version is read, so nothing can be held to a limit; leave them out."]
+    if limits and not readings:
+        return ["There is no readable past version to compare with the limits; leave them out."]
     sentences = []
     for reading in readings:
-        known, why = reading.certificate, reading.unknown
+        certificate, reasons = reading.certificate, reading.unknown
         sentences += [reading.belied] if reading.belied else []
-        silent = [name for name in why if asked and name.startswith("side ")]
-        values = {"error": reading.error, "bound": None if known is None else known.relative_bound}
-        for name, limit in asked.items():
+        unknown = [name for name in reasons if limits and name.startswith("side ")]
+        relative_bound = None if certificate is None else certificate.relative_bound
+        values = {"error": reading.error, "bound": relative_bound}
+        for name, limit in limits.items():
             value = values[name]
             if value is None or math.isnan(value):
-                silent.append(name)
+                unknown.append(name)
             elif value > limit:
-                past = f"its {name} is {value:.4g}, past the limit of {limit:g}"
-                sentences.append(f"Version {reading.version}: {past}.")
-        for name in silent:
-            reason = why.get("certificate" if name == "bound" else name, "it was not measured")
-            unknown = f"nothing is known of its {name}, and there are limits: {reason}"
-            sentences.append(f"Version {reading.version}: {unknown}.")
+                exceeded = f"its {name} is {value:.4g}, above the limit of {limit:g}"
+                sentences.append(f"Version {reading.version}: {exceeded}.")
+        for name in unknown:
+            reason = reasons.get("certificate" if name == "bound" else name, "it was not measured")
+            sentence = f"its {name} is unknown, so it cannot be compared with the limits: {reason}"
+            sentences.append(f"Version {reading.version}: {sentence}.")
     return sentences
 
 
-# Metrics of a sample of queries.
+# Metrics measured on a sample of queries.
 
 
 def standard_errors(sampled: Any, model: str) -> dict[str, float]:
-    """Return the standard error of each metric of a model that has one, from `sampled` of a
-    version's metrics; none where all queries were ranked."""
+    """Return the standard errors of a model's metrics, from `sampled` in a version's metrics; empty
+    if all queries were ranked."""
     try:
         errors = {name: float(error) for name, error in sampled["errors"][model].items()}
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -230,7 +231,7 @@ def standard_errors(sampled: Any, model: str) -> dict[str, float]:
 
 
 def sample_sentence(sampled: Any) -> str | None:
-    """Return a sentence on the sample's size and on ±; None where all queries were ranked."""
+    """Return a sentence on the sample's size and on ±; None if all queries were ranked."""
     if not isinstance(sampled, Mapping):
         return None
     drawn, sizes = "a sample of the test queries", [sampled.get(key) for key in ("queries", "of")]
@@ -240,7 +241,7 @@ def sample_sentence(sampled: Any) -> str | None:
 
 
 def with_error(value: str, error: float | None) -> str:
-    """Return a metric's text, with ± its standard error if it has one."""
+    """Append ± the standard error, if there is one, to a metric's text."""
     return value if error is None else f"{value} ±{error:.4f}"
 
 
@@ -248,13 +249,13 @@ def with_error(value: str, error: float | None) -> str:
 
 
 def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
-    """Return, for each version, a sentence on each thing that its readers should know."""
-    known = _cache.setdefault(lineage, {})
+    """Return, for each version, warnings for its readers, one sentence each."""
+    cached = _cache.setdefault(lineage, {})
     numbers = [m.version for m in lineage.versions]
-    if new := [n for n in numbers if n not in known]:
+    if new := [n for n in numbers if n not in cached]:
         errors = lineage.step_errors
-        known.update({n: [*_warnings(lineage, n, errors.get(n))] for n in new})
-    return {n: known[n] for n in numbers}
+        cached.update({n: [*_warnings(lineage, n, errors.get(n))] for n in new})
+    return {n: cached[n] for n in numbers}
 
 
 def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterable[str]:
@@ -262,42 +263,42 @@ def _warnings(lineage: Lineage, version: int, error: StepError | None) -> Iterab
     data, overlap = metrics.get("data", {}), metrics.get("overlap", {})
     if unknown := data.get("unknown_to_model"):
         yield (
-            f"It has no vectors of {unknown['query']:,} queries and {unknown['candidate']:,} "
-            "candidates of its data, as its model was kept as it was (upgrade.start = 'frozen')."
+            f"It has no vectors for {unknown['query']:,} queries and {unknown['candidate']:,} "
+            "candidates of its data, because its model was frozen (upgrade.start = 'frozen')."
         )
     queries = data.get("test_queries")
     if "untested" in metrics:
         yield metrics["untested"]
     elif queries is not None and queries < LEAST_QUERIES:
-        yield f"It was tested on {queries} queries only; metrics say little below {LEAST_QUERIES}."
+        yield f"It was tested on only {queries} queries; use at least {LEAST_QUERIES}."
     else:
         yield from below_popularity(metrics.get("metrics", {}))
     if version == 0:
         return
     if overlap.get("small"):
-        yield f"It has only {overlap['common']} objects in common with the version before it."
+        yield f"It has only {overlap['common']} objects in common with the previous version."
     if not metrics.get("alignment", {}).get("chance", {}).get("beaten", True):
-        yield "Its transform is no better than chance: it errs as much with the objects mixed up."
+        yield "Its transform is no better than chance: its error is as large on shuffled objects."
     if error is None:
-        yield "Its transform was published without a measured error, and has no certificate."
+        yield "Its transform was published without a measured error, so it has no certificate."
     elif not error.is_known:
-        measured = f"The error of its transform was measured on {error.objects} objects"
-        yield f"{measured}, and {LEAST_OBJECTS} are needed for a certificate."
+        measured = f"The error of its transform was measured on only {error.objects} objects"
+        yield f"{measured}; a certificate needs {LEAST_OBJECTS}."
     elif error.rms**2 >= error.power:
         share = 100 * error.rms / math.sqrt(error.power) if error.power else math.inf
-        yield f"Its transform errs by {share:.0f} % of the length of the past vectors."
+        yield f"Its transform's error is {share:.0f} % of the length of the past vectors."
 
 
 def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a warning that a model ranks test pairs worse than counts do, by every metric."""
+    """Return a warning if a model ranks test pairs worse than popularity, by every metric."""
     model, counts = metrics.get("model", {}), metrics.get("popularity", {})
     lower = [name for name in model if name in counts and model[name] < counts[name]]
     if not lower or len(lower) < len(model):
         return []
     name = lower[0]
     return [
-        f"It ranks test pairs worse than popularity does, by every metric ({name} is "
-        f"{model[name]:.4f}, and {counts[name]:.4f} by popularity); see 'evergram tune'."
+        f"It ranks test pairs worse than popularity, by every metric ({name} is "
+        f"{model[name]:.4f}, popularity's {counts[name]:.4f}); see 'evergram tune'."
     ]
 
 
@@ -305,18 +306,18 @@ def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def contradictions(lineage: Lineage) -> list[str]:
-    """Return a sentence on each contradiction: of transforms and canaries, of stored vectors and
-    canaries, of `stable` and stored vectors, and of `lineage.json` and the folders."""
+    """Return a sentence on each contradiction between transforms and canaries, stored vectors and
+    canaries, the label `stable` and stored vectors, or `lineage.json` and the folders."""
     found = [*_transforms(lineage), *_stored(lineage), *_folders(lineage)]
     stable = lineage.labels.get(STABLE)
     if stable is not None and stable not in lineage.versions_with_embeddings:
         what = f"The label {STABLE!r} is on version {stable}, whose vectors are not stored"
-        found.append(f"{what}; move it by 'evergram lineage promote'.")
+        found.append(f"{what}; move it with 'evergram lineage promote'.")
     return found
 
 
 def _transforms(lineage: Lineage) -> Iterable[str]:
-    """A transform has the error on canaries that it was published with."""
+    """Check that each transform has the same error on canaries as at publication."""
     canaries = _canaries(lineage)
     for before, n in pairwise(canaries):
         published = lineage.manifest(n).canary_error
@@ -325,14 +326,14 @@ def _transforms(lineage: Lineage) -> Iterable[str]:
             continue
         if not abs(measured.relative - published) <= SAME * (1 + published):
             yield (
-                f"The transform of version {n} errs by {measured.relative:.4g} on canaries of "
-                f"versions {before} and {n}, and by {published:.4g} when it was published; restore "
-                "the version from a copy."
+                f"The transform of version {n} has the error {measured.relative:.4g} on canaries "
+                f"of versions {before} and {n}, but had {published:.4g} when it was published; "
+                "restore the version from a copy."
             )
 
 
 def _stored(lineage: Lineage) -> Iterable[str]:
-    """The canaries are among the stored vectors."""
+    """Check that the canaries equal their stored vectors."""
     for n in lineage.versions_with_embeddings:
         for side, (ids, vectors) in lineage.canaries(n).items():
             sample = CanarySample(side, ids)
@@ -343,18 +344,18 @@ def _stored(lineage: Lineage) -> Iterable[str]:
                 yield f"Version {n}: {error}"
                 continue
             stored = sample.vectors[Vocabulary(sample.ids).rows(ids)]
-            # A NaN is at no distance.
+            # False for NaN.
             near = (stored - vectors).norm(dim=1) <= CANARY_ROUNDING * stored.norm(dim=1)
             if not bool(near.all()):
                 canary = f"The canary {ids[int((~near).nonzero()[0])].as_py()!r} of the side {side}"
-                what = "is not the vector that is stored; restore the version from a copy"
+                what = "differs from its stored vector; restore the version from a copy"
                 yield f"Version {n}: {canary} {what}."
 
 
 def _folders(lineage: Lineage) -> Iterable[str]:
-    """No whole version is there that the record does not know."""
+    """Check that there is no complete version that the record does not list."""
     if lineage.remote is not None:
-        return  # a mirror also has what was read before
+        return  # a mirror may have old files
     for folder in sorted((lineage.path / "versions").glob("[0-9]*")):
         number = int(folder.name) if folder.name.isdecimal() else -1
         if number < lineage.next_version:
@@ -364,6 +365,6 @@ def _folders(lineage: Lineage) -> Iterable[str]:
         except EvergramError:
             continue
         yield (
-            f"versions/{number} holds version {number}, created {created}, and lineage.json does "
-            "not list it; restore the newest lineage.json, as a publication removes the version."
+            f"versions/{number} holds version {number}, created {created}, but lineage.json does "
+            "not list it; restore the newest lineage.json; the next publication removes v{number}."
         )

@@ -1,4 +1,4 @@
-"""A lineage: its versions, read as any of them, and every way to change it."""
+"""`Lineage`: the versions of a lineage, reading them, and all changes."""
 
 from __future__ import annotations
 
@@ -54,72 +54,71 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:
-    """Return a side of those that `where` has: by default "candidate", or else the first."""
+    """Return `side` if it is one of the sides of `where`; by default "candidate", or the first."""
     if side is None:
         return "candidate" if "candidate" in sides else next(iter(sides))
     if side not in sides:
-        has = f"{' and '.join(sides)}{did_you_mean(side, sides)}"
-        raise LineageError(f"There is no side {side!r} in {where}; it has {has}.")
+        available = f"{' and '.join(sides)}{did_you_mean(side, sides)}"
+        raise LineageError(f"There is no side {side!r} in {where}; it has {available}.")
     return side
 
 
 @dataclass(frozen=True)
 class PairHistory:
-    """The pairs that a version of the lineage may not be tested on, as any was trained on them."""
+    """The pairs that versions were trained on, so that no version is tested on them."""
 
-    salt: str | None = None  # of their hashes; None before version 0, and in a lineage of files
+    salt: str | None = None  # of the hashes; None before version 0, and in a lineage of files
     trained: TrainedPairs = field(default_factory=TrainedPairs)
-    untested: str | None = None  # why no pair is known to be held out from all versions
+    untested: str | None = None  # why testing is impossible: some training pairs are unknown
 
     def new(self, trained: tuple[str, TrainedPairs] | None) -> TrainedPairs | None:
-        """Return the pairs of a version (with the salt of their hashes) that no version was trained
-        on before; None if that is not known."""
+        """Return the pairs of `trained` (salt and pairs) that no earlier version was trained on;
+        None if that is unknown."""
         if trained is None or self.untested is not None or self.salt not in (None, trained[0]):
             return None
         return trained[1].without(self.trained)
 
 
 class Lineage:
-    """A folder of versions, with the embeddings of the newest and of every version with a label.
+    """A folder of versions, with the embeddings of the newest version and of labelled ones.
 
     >>> from evergram import Lineage
     >>> lineage = Lineage.open("lineages/films")
     >>> [manifest.version for manifest in lineage.versions]
     [0, 1, 2]
-    >>> ids, vectors = lineage.embeddings("candidate")  # of production, as stored
+    >>> ids, vectors = lineage.embeddings("candidate")  # production's
     >>> vectors.shape[1] == lineage.manifest(2).dim
     True
 
-    It has the versions as they were when it was opened, see `open` and `create`. A version becomes
-    visible by one rename of `lineage.json`, and so does every change of labels.
+    Use `open` or `create`. The object is a snapshot: it does not see later changes. Every new
+    version and change of labels takes effect by one rename of `lineage.json`.
 
     Args:
-        path: the folder; of a lineage that lives elsewhere, its mirror.
+        path: the folder; for a remote lineage, its local mirror.
         record: `lineage.json`.
-        remote: where the lineage lives, if that is elsewhere.
-    Raises: IntegrityError: a manifest is damaged or is another version's.
+        remote: the remote storage, or None.
+    Raises: IntegrityError: a manifest is damaged or belongs to another version.
     """
 
     def __init__(self, path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
         self.path = path
         self.remote = remote
         self.record: LineageRecord = record
-        # Of the versions that there were when it was read.
         self._chain: Chain | None = None
         locks.check_inside(path, *(self.folder(n) / "manifest.json" for n in record.versions))
-        # By number, of all versions but the withdrawn.
+        # By number, without withdrawn versions.
         self.manifests: dict[int, Manifest] = {
             n: read_manifest(self.folder(n)) for n in record.versions
         }
         for n, manifest in self.manifests.items():
             if manifest.version != n or (manifest.transform is None) != (n == 0):
-                what = "holds the manifest of another version; restore it from a copy"
+                what = "has the manifest of another version; restore it from a copy"
                 raise IntegrityError(f"{self.folder(n)} {what}.")
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Open the lineage in a folder, or at an fsspec address such as `s3://bucket/shop`. Raises:
-        LineageError: there is none, it is damaged, of a later format or out of reach."""
+        LineageError: there is none, it is damaged, of a later format, or cannot be reached."""
         folder = local_folder(path)
         if folder is not None:
             locks.check_parts(folder)
@@ -129,19 +128,18 @@ class Lineage:
 
     @staticmethod
     def exists(path: str | Path) -> bool:
-        """Say whether there is a lineage, damaged or not. Raises: LineageError: out of reach."""
+        """Return whether a lineage exists, even if damaged. Raises: LineageError: out of reach."""
         if (folder := local_folder(path)) is None:
             return Remote(str(path)).pull() is not None
         return (folder / RECORD).exists()
 
     @classmethod
     def create(cls, path: str | Path, name: str = "embeddings") -> Self:
-        """Return a new lineage without versions; nothing is written before one is published.
+        """Return a new lineage without versions. Nothing is written until one is published.
 
         Args:
-            name: letters, digits, '.', '_' and '-', beginning with a letter or a digit.
-        Raises: LineageError: a lineage or other files are there already, or the name cannot be
-            used.
+            name: letters, digits, '.', '_' and '-', starting with a letter or digit.
+        Raises: LineageError: the folder has a lineage or other files, or the name is invalid.
         """
         check_name(name, "the name of a lineage")
         folder = local_folder(path)
@@ -166,34 +164,34 @@ class Lineage:
 
     def __repr__(self) -> str:
         numbers = ", ".join(map(str, self.readable)) or "none"
-        live = f", production {self.production}" if self.readable else ""
-        return f"Lineage({self.name!r} at {self.address}, versions {numbers}{live})"
+        production = f", production {self.production}" if self.readable else ""
+        return f"Lineage({self.name!r} at {self.address}, versions {numbers}{production})"
 
-    # Which versions there are.
+    # The versions.
 
     @property
     def address(self) -> str:
-        """The folder, or the address that `path` is a mirror of."""
+        """The folder, or the address of a remote lineage."""
         return str(self.path) if self.remote is None else self.remote.address
 
     @property
     def place(self) -> str:
-        """The address, independent of the current folder."""
+        """The address, with an absolute path for a folder."""
         return str(self.path.absolute()) if self.remote is None else self.remote.address
 
     @property
     def name(self) -> str:
-        """The name in its versions' names: version 3 of "shop" is "shop@v3"."""
+        """The lineage's name; version 3 of "shop" is called "shop@v3"."""
         return self.record.name
 
     @property
     def work_dir(self) -> Path:
-        """The folder in which a run keeps its checkpoints; it is removed by publication."""
+        """The folder for checkpoints of a training run; publication removes it."""
         return self.path / ".work"
 
     @property
     def versions(self) -> list[Manifest]:
-        """The manifests of all versions but the withdrawn, oldest first; see `retired`."""
+        """The manifests of all versions that are not withdrawn, oldest first; see `retired`."""
         return list(self.manifests.values())
 
     @property
@@ -203,12 +201,12 @@ class Lineage:
 
     @property
     def retired(self) -> list[int]:
-        """Versions that are no longer read, though the chain still leads through them."""
+        """Versions that can no longer be read, although the chain still goes through them."""
         return list(self.record.retired)
 
     @property
     def withdrawn(self) -> dict[int, Withdrawal]:
-        """The versions that were taken back, and why; each is an identity step in the chain."""
+        """The withdrawn versions, and why; each is an identity step in the chain."""
         return dict(self.record.withdrawn)
 
     @property
@@ -218,7 +216,7 @@ class Lineage:
 
     @property
     def next_version(self) -> int:
-        """The number that the next version gets."""
+        """The number of the next version."""
         return self.record.next_version
 
     @property
@@ -228,13 +226,13 @@ class Lineage:
 
     @property
     def labels(self) -> dict[str, int]:
-        """The version that each label is on."""
+        """Each label's version."""
         return dict(self.record.labels)
 
     @property
     def versions_with_embeddings(self) -> list[int]:
-        """The versions whose own embeddings are stored, ascending: the newest, and those that had a
-        label when the newest was published, or since."""
+        """The versions whose embeddings are stored, ascending: the newest, and those that had a
+        label when the newest was published or since then."""
         newest = self.record.versions[-1:]
         return [n for n in self.readable if n in newest or self.embeddings_folder(n).is_dir()]
 
@@ -254,16 +252,15 @@ class Lineage:
         return self.manifests[version]
 
     def version_of(self, fingerprint: str) -> int | None:
-        """Return the latest version, withdrawn or not, with this fingerprint; None if none has."""
-        known = {n: one.fingerprint for n, one in self.manifests.items()}
-        known |= {n: one.fingerprint for n, one in self.record.withdrawn.items()}
-        return max((n for n, one in known.items() if one == fingerprint), default=None)
+        """Return the latest version with this fingerprint, even if withdrawn, or None."""
+        records = {**self.manifests, **self.record.withdrawn}
+        return max((n for n, x in records.items() if x.fingerprint == fingerprint), default=None)
 
     def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
-        """Refuse vectors (`what`) of another version than they are said to be of.
+        """Refuse vectors (`what`) whose fingerprint does not match `version`.
 
-        A fingerprint is the version's own or that of the file it was made from; vectors of other
-        tools carry none, and are taken as said.
+        The fingerprint may be the version's, or that of the file that the version was made from.
+        Vectors without a fingerprint, from other tools, are accepted.
         Raises: LineageError: the fingerprint is another version's.
         """
         manifest = self.manifest(version)
@@ -272,10 +269,10 @@ class Lineage:
         sources = {m.source_fingerprint: n for n, m in self.manifests.items()}
         number = self.version_of(fingerprint)
         number = sources.get(fingerprint) if number is None else number
-        whose = "of no version of it" if number is None else f"of its version {number}"
+        match = "no version" if number is None else f"version {number}"
         raise LineageError(
-            f"{what} is not of version {version} of {self.address}, but {whose}: its fingerprint "
-            f"is {fingerprint}; name the right version."
+            f"{what} is not of version {version} of {self.address}: its fingerprint {fingerprint} "
+            f"is that of {match}; name the right version."
         )
 
     # The files of a version.
@@ -293,8 +290,8 @@ class Lineage:
         return VersionReader(self.folder(version), self.manifest(version), self.check_files)
 
     def recipe(self, version: int) -> dict[str, Any]:
-        """Return the whole recipe of a version as it was run. Raises: LineageError: the version
-        came from a file, and has no model."""
+        """Return the complete recipe that a version was trained with. Raises: LineageError: the
+        version came from a file and has no model."""
         manifest = self.manifest(version)
         if manifest.encoder is None:
             what = "came from a file of embeddings: it has no model and no recipe"
@@ -302,11 +299,11 @@ class Lineage:
         return manifest.recipe
 
     def metrics(self, version: int) -> dict[str, Any]:
-        """Return what was measured when a version was published."""
+        """Return the measurements made when a version was published."""
         return self.reader(version).metrics()
 
     def canaries(self, version: int) -> dict[str, Block]:
-        """Return, for each side, ids (as strings) and vectors [n, D] as they were published."""
+        """Return, by side, the ids (as strings) and vectors [n, D] of a version's canaries."""
         return self.reader(version).canaries()
 
     def moments(self, version: int) -> dict[str, Moments]:
@@ -314,11 +311,11 @@ class Lineage:
         return self.reader(version).moments()
 
     def stored(self, side: str, version: int | None = None) -> Path:
-        """Return the file of a version's vectors of a side, by default production's, compared with
+        """Return the file of a side's vectors at a version (default: production), after verifying
         its hash.
 
         Raises: LineageError: there is no such side, or the version's vectors are not stored.
-            IntegrityError: the file is not what was published.
+            IntegrityError: the file differs from the published one.
         """
         manifest = self.manifest(self.resolve(version))
         side_of(manifest.embeddings, self.address, side)
@@ -327,30 +324,30 @@ class Lineage:
         if not folder.is_dir():
             locks.unchanged(self.path, self.record, self.address, labels=True)
             if manifest.version != self.newest:
-                has = ", ".join(map(str, self.versions_with_embeddings))
+                available = ", ".join(map(str, self.versions_with_embeddings))
                 raise LineageError(
                     f"The embeddings of version {manifest.version} of {self.address} are not "
-                    f"stored, those of {has} are; read these as version {manifest.version}."
+                    f"stored; read those of {available} as version {manifest.version}."
                 )
         self.check_files(folder, {name: manifest.embeddings[side]})
         return folder / name
 
     def embeddings(self, side: str, version: int | None = None) -> tuple[pa.Array, Tensor]:
-        """Return the ids [N] and vectors [N, D_k] of a side of a version, by default production.
-        Raises: as `stored`."""
+        """Return the ids [N] and vectors [N, D_k] of a side at a version (default: production).
+        Raises: see `stored`."""
         number = self.resolve(version)
         path = self.stored(side, number)
         ids, vectors = read_embeddings(path)
         if vectors.shape != (len(ids), dim := self.manifest(number).dim) or ids.null_count:
             has = f"{len(ids)} ids ({ids.null_count} missing) and vectors of shape"
             shape = list(vectors.shape)
-            raise IntegrityError(f"{path} has {has} {shape}, its manifest the dim {dim}.")
+            raise IntegrityError(f"{path} has {has} {shape}, but its manifest has dim {dim}.")
         return ids, vectors
 
     @property
     def pair_history(self) -> PairHistory:
-        """The pairs that versions were trained on; none is tested on them. Withdrawn versions and
-        those that came from a file do not count."""
+        """The pairs that versions were trained on, without withdrawn versions and those that came
+        from a file."""
         record = self.record
         pairs = {
             number: self.reader(number).trained_pairs()
@@ -360,10 +357,11 @@ class Lineage:
         recorded = [trained for trained in pairs.values() if trained is not None]
         if len(recorded) == len(pairs) and (record.salt is not None or not record.versions):
             return PairHistory(record.salt, TrainedPairs().union(recorded))
-        silent = [n for n, trained in pairs.items() if trained is None] or record.versions
+        unrecorded = [n for n, trained in pairs.items() if trained is None] or record.versions
+        numbers = ", ".join(f"version {n}" for n in unrecorded)
         untested = (
-            f"No test figure: the training pairs of {', '.join(f'version {n}' for n in silent)} of "
-            f"{self.address} were not recorded; train a new lineage to have test figures."
+            f"No test metrics: the training pairs of {numbers} of {self.address} were not "
+            "recorded; train a new lineage to get test metrics."
         )
         return PairHistory(record.salt, untested=untested)
 
@@ -371,7 +369,7 @@ class Lineage:
 
     @property
     def chain(self) -> Chain:
-        """The backward transforms by version; that of a withdrawn version is the identity."""
+        """The backward transforms by version; the identity for withdrawn versions."""
         if self._chain is None:
             first = dim = self.manifest(0).dim
             transforms: list[Transform] = []
@@ -386,14 +384,14 @@ class Lineage:
 
     @property
     def active_chain(self) -> Chain:
-        """The backward transforms without those of withdrawn versions, which a new version need not
-        be aligned to; its steps are not numbered as the versions are."""
-        kept = [t for n, t in enumerate(self.chain.transforms, start=1) if n in self.manifests]
-        return Chain(kept, self.manifest(0).dim)
+        """The backward transforms without withdrawn versions, which a new version need not be
+        aligned to. Its steps are therefore not numbered like the versions."""
+        active = [t for n, t in enumerate(self.chain.transforms, start=1) if n in self.manifests]
+        return Chain(active, self.manifest(0).dim)
 
     @property
     def step_errors(self) -> dict[int, StepError]:
-        """Σ_i of every version that was published with one; zero for a withdrawn version."""
+        """Σ_i of every version that was published with one; zero for withdrawn versions."""
         errors = {}
         for n in range(1, self.next_version):
             dim = self.chain.dim(n - 1)
@@ -406,9 +404,9 @@ class Lineage:
     def forward(self, source: int, target: int) -> Affine | None:
         """Return the affine map from an earlier version to a later one.
 
-        Returns: W [D_target, D_source] and the offset [D_target], float64; None if a version on the
-            way was published without a forward map.
-        Raises: UnknownVersionError. LineageError: `target` is the earlier one.
+        Returns: W [D_target, D_source] and the offset [D_target], float64; None if a version in
+            between was published without a forward map.
+        Raises: UnknownVersionError. LineageError: `target` is earlier than `source`.
         """
         dim = self.manifest(source).dim
         self.manifest(target)
@@ -427,11 +425,11 @@ class Lineage:
         """Return the stored embeddings of one version, read as another.
 
         Args:
-            version: the version that they are read as; by default `source`, or else production.
-            source: the version whose embeddings are stored; by default production, as in a
-                service, or the newest to read a version after production.
+            version: the version to read them as; by default `source`, or else production.
+            source: the version whose embeddings are stored; by default production, as in the
+                service, or the newest if `version` is after production.
         Raises: UnknownVersionError. LineageError: the version is retired, or later than source.
-            IntegrityError: a file is not what was published.
+            IntegrityError: a file differs from the published one.
         """
         target = self.resolve(source if version is None else version)
         if source is None:
@@ -439,23 +437,23 @@ class Lineage:
         else:
             stored = self.resolve(source)
         chain, read_as = self.chain, self.manifest(target)
-        chain.is_affine(stored, target)  # Refuses a target that is later than the source.
+        chain.is_affine(stored, target)  # raises if the target is later than the source
         computed_from = self.manifest(stored).fingerprint
         return View(target, stored, read_as.dim, read_as.fingerprint, computed_from, self, chain)
 
-    # Which files are whole.
+    # Verification of files.
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
-        """Compare files of a folder of the lineage with their hashes, by name; a remote lineage's
-        are downloaded first. Raises: IntegrityError: a file is missing or damaged, or a link leads
-        out of the lineage."""
+        """Verify the hashes (by name) of files in one of the lineage's folders; files of a remote
+        lineage are downloaded first. Raises: IntegrityError: a file is missing or damaged, or a
+        symbolic link leads out of the lineage."""
         locks.check_inside(self.path, *(folder / name for name in hashes))
         (check_files if self.remote is None else self.remote.check_files)(folder, hashes)
 
     def check(self) -> int:
-        """Compare every published file with its hash. Returns: how many there are. Raises:
-        IntegrityError: one differs."""
-        checked = 1 + len(self.manifests)  # with lineage.json and manifests, when it was opened
+        """Verify the hash of every published file. Returns: the number of files. Raises:
+        IntegrityError: one is missing or damaged."""
+        checked = 1 + len(self.manifests)  # lineage.json and manifests were verified when opening
         for n, manifest in self.manifests.items():
             self.check_files(self.folder(n), manifest.files)
             checked += len(manifest.files)
@@ -471,7 +469,7 @@ class Lineage:
         """Put a label on a version, or move it there; `stable` is the label of production.
 
         Raises: UnknownVersionError: no such version. LineageError: the name cannot be a label; the
-            label is `stable` and the version's embeddings are not stored; or, as for all changes,
+            label is `stable`, but the version's embeddings are not stored; or, for all changes,
             another process has changed the lineage since it was opened, or is changing it.
         """
         stored = self.versions_with_embeddings
@@ -482,29 +480,29 @@ class Lineage:
 
         def without(record: LineageRecord) -> LineageRecord:
             after = record.without_label(name)
-            if left := sorted(self._pins(record).keys() - self._pins(after).keys()):
-                why = f"{', '.join(left)} must be pinned to another version first"
-                raise LineageError(f"The label {name!r} of {self.name} cannot be removed: {why}.")
+            if pinned := sorted(self._pins(record).keys() - self._pins(after).keys()):
+                todo = f"pin {', '.join(pinned)} to another version first"
+                raise LineageError(f"The label {name!r} of {self.name} cannot be removed; {todo}.")
             return after
 
         self._change(without)
 
     def promote(self, version: int | str = NEWEST) -> int:
-        """Put a version into production, an earlier one again too: the label `stable` moves to it.
-        Returns: its number. Raises: as `label`."""
+        """Put a version, which may be an earlier one, into production by moving the label `stable`.
+        Returns: its number. Raises: see `label`."""
         number = self.resolve(version)
         self.label(STABLE, number)
         return number
 
     def withdraw(self, version: int | str, reason: str) -> None:
-        """Take the newest version back; its number is never used again. Raises: LineageError: it is
-        not the newest, a label or a consumer is on it, or the embeddings of the version before are
-        not stored any more."""
+        """Remove the newest version; its number is never used again. Raises: LineageError: it is
+        not the newest, a label or consumer is pinned to it, or the embeddings of the previous
+        version are no longer stored."""
         number = self.resolve(version)
         if number != self.newest:
             raise LineageError(
-                f"Only the newest version, {self.newest}, can be withdrawn, not {number}: later "
-                "ones lead through it. 'evergram lineage retire' ends the reading of it."
+                f"Only the newest version, {self.newest}, can be withdrawn, not {number}, which "
+                "later versions depend on; to stop reads of it, run 'evergram lineage retire'."
             )
         if not reason.strip():
             raise LineageError("A withdrawal needs a reason; say why.")
@@ -528,8 +526,8 @@ class Lineage:
         self._chain = None
 
     def retire(self, version: int | str) -> None:
-        """End the reading of a version; the chain still leads through it. Raises: LineageError: it
-        is the newest, or a label or a consumer is on it."""
+        """Stop reads of a version; the chain still goes through it. Raises: LineageError: it is the
+        newest, or a label or consumer is pinned to it."""
         self._change(lambda record: record.with_retired(version, self._pins(record)))
 
     def _change(
@@ -537,8 +535,7 @@ class Lineage:
         change: Callable[[LineageRecord], LineageRecord],
         tidy: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a changed record, and tidy up under the same lock, as another may publish after
-        it."""
+        """Write a changed record, and tidy up before releasing the lock."""
         with self._writing():
             after = change(locks.unchanged(self.path, self.record, self.address, labels=True))
             locks.write_record(self.path, after, self.remote)
@@ -550,7 +547,7 @@ class Lineage:
         return locks.writing(self.path, self.address, elsewhere)
 
     def _pins(self, record: LineageRecord) -> dict[str, int]:
-        """Return the version that each consumer would read by default if this were the record."""
+        """Return the version that each consumer reads by default, according to this record."""
         return pinned_to(self.address, record.resolve)
 
     # Publication.
@@ -564,18 +561,18 @@ class Lineage:
     ) -> int:
         """Add a version. Returns: its number.
 
-        If consumers have probes, it must be published by `evergram.publish`, which runs them.
+        If consumers have probes, use `evergram.publish`, which runs them.
 
         Args:
-            promote: whether production moves to it. If not, `stable` stays on, or is put on, the
-                version in production now, whose embeddings are then kept.
-            gate: called with the artefact once it is known to fit; returns what is written, the
-                same but for its metrics, or raises.
-        Raises: ShapeError: the transform does not lead from it to the newest, or vectors are of
-            another dim. DataError: a vector is not finite; an id is missing or there twice; or
-            something else cannot be written. LineageError: it was made after another version; a
-            consumer's probe was not run on it; another process is publishing or has published
-            meanwhile; or the folder cannot be written; the lineage is then as it was.
+            promote: whether to put the version into production. If not, `stable` stays at or is set
+                to the current production version, whose embeddings are then kept.
+            gate: called with the artefact after the first checks; returns the artefact, possibly
+                with other metrics, or raises to stop the publication.
+        Raises: ShapeError: the transform does not lead to the newest version, or the vectors have
+            another dim. DataError: a vector is not finite, an id is missing or repeated, or
+            something else cannot be written. LineageError: it was made for another version; a
+            consumer's probe was not run on it; another process is publishing or has published in
+            the meantime; or the folder cannot be written. On an error, the lineage is unchanged.
         """
         check_artefact(artefact)
         number, past = self.next_version, {}
@@ -584,8 +581,8 @@ class Lineage:
             check_follows(artefact, self.address, newest, self.version_of)
             past = self.canaries(newest.version)
         elif artefact.transform is not None:
-            raise ShapeError("Version 0 has no version before it and takes no transform.")
-        # What was checked is what is written.
+            raise ShapeError("Version 0 has no previous version, so it takes no transform.")
+        # The gate may only change the metrics.
         artefact = replace(artefact, metrics=gate(artefact).metrics)
         new_pairs = self.pair_history.new(artefact.trained)
         with self._writing():
@@ -593,27 +590,27 @@ class Lineage:
             if number:
                 refuse_unprobed(self.address, artefact.metrics, number, record.resolve)
             locks.clear_left(self.path, record)
-            place = self.path, self.name, number
-            manifest = write_folders(place, artefact, past, self._files_before(), new_pairs)
+            target = self.path, self.name, number
+            manifest = write_folders(target, artefact, past, self._newest_files(), new_pairs)
             salt = None if artefact.trained is None else artefact.trained[0]
             record = record.with_version(promote=promote, salt=salt)
             locks.write_record(self.path, record, self.remote)
             self.record = record
             self.manifests[number], self._chain = manifest, None
-            # Under the lock, as another may publish the next version as soon as it is free.
-            kept = {number, *record.labels.values()}
+            # Before the lock is released, because then another process may publish a version.
+            needed = {number, *record.labels.values()}
             for stale in (self.path / "embeddings").iterdir():
-                if stale.name not in map(str, kept):
+                if stale.name not in map(str, needed):
                     remove_folder(stale)
             if self.remote is not None:
-                self.remote.keep_only("embeddings", map(str, kept))
+                self.remote.keep_only("embeddings", map(str, needed))
                 self.remote.keep_only("versions", map(str, record.versions))
         locks.clear_work(self.work_dir)
         return number
 
-    def _files_before(self) -> dict[str, Path]:
-        """Return the stored files of the newest version, by side; none if one is damaged, as the
-        next version can still be published then, without a forward map."""
+    def _newest_files(self) -> dict[str, Path]:
+        """Return the stored files of the newest version by side; empty if one is damaged, so that a
+        new version can still be published, without a forward map."""
         try:
             newest = self.versions[-1:]
             return {side: self.stored(side, m.version) for m in newest for side in m.embeddings}
@@ -621,27 +618,27 @@ class Lineage:
             return {}
 
     def check_ids(self, ids: Mapping[str, pa.Array]) -> None:
-        """Refuse ids, by side, that are text where those of the newest version are integers, or are
-        theirs in another Unicode normal form. Raises: DataError."""
-        check_ids(ids, self._files_before(), self.address)
+        """Refuse ids (by side) that are strings if the newest version's are integers, or that are
+        its ids in another Unicode normal form. Raises: DataError."""
+        check_ids(ids, self._newest_files(), self.address)
 
     # A training run.
 
     @contextmanager
     def training(self) -> Iterator[Path]:
-        """Yield `work_dir` for one run, and keep other processes (of this machine) from training
-        the lineage's next version meanwhile. An interrupted run's checkpoints stay in it; nothing
-        empty does. Raises: LineageError: another process trains it."""
+        """Yield `work_dir` for one run, and prevent other processes on this machine from training
+        the lineage's next version. Checkpoints of an interrupted run stay there. Raises:
+        LineageError: another process is training it."""
         with locks.training_claim(self.work_dir, str(self)):
             try:
                 yield self.work_dir
             finally:
-                # The contents of a cache are part of a checkpoint.
+                # The caches' contents are also in the checkpoint.
                 for cache in self.work_dir.glob("cache-*.bin"):
                     cache.unlink(missing_ok=True)
 
     def refuse_unwritable(self) -> None:
-        """Raises: LineageError: no version could be published, as nothing can be written."""
+        """Check that the folder is writable. Raises: LineageError: it is not."""
         try:
             try_writing(self.work_dir)
         except OSError as error:

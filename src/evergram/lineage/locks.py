@@ -1,4 +1,4 @@
-"""A lineage's folder: one writer at a time, links that lead out of it, and permissions."""
+"""A lineage's folder: the write lock, checks of symbolic links, and permissions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from evergram.lineage.record import LineageRecord, read_record
 from evergram.lineage.remote import RECORD, Remote
 
 LOCK = "training.lock"
-# The parts of a lineage that has nothing to read.
+# Contents of a lineage's folder if nothing is published.
 EMPTY = {".lock", "versions", "embeddings"}
-# The files and folders that this package reads and writes in a lineage's folder.
+# All files and folders of this package in a lineage's folder.
 PARTS = (
     *("lineage.json", "consumers.json", "versions", "embeddings", "probes", "stores"),
     *("backfills", ".work", ".lock"),
@@ -32,9 +32,12 @@ PARTS = (
 def writing(
     path: Path, where: str, elsewhere: AbstractContextManager[object], patience: float = 0
 ) -> Iterator[None]:
-    """Hold the lock of a lineage, and that `elsewhere` of the storage that `path` is a mirror of,
-    for a block; wait `patience` seconds for another process. A folder that is made for a first
-    publication, and is not one, is removed again. Errors call it `where`."""
+    """Hold the lock of a lineage in a `with` block, waiting `patience` seconds for other processes.
+
+    Args:
+        where: the lineage's address, for errors.
+        elsewhere: holds the lock of the remote storage, if `path` is its mirror.
+    A folder created for a first publication is removed again if the publication fails."""
     new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -43,28 +46,28 @@ def writing(
             try:
                 yield
             finally:
-                if new and {part.name for part in path.iterdir()} <= EMPTY:
+                if new and {entry.name for entry in path.iterdir()} <= EMPTY:
                     shutil.rmtree(path, ignore_errors=True)
     except Timeout:
-        busy = f"Another process is publishing to {where} or changing it; wait, and try again."
+        busy = f"Another process is publishing to {where} or changing it; wait and try again."
         raise LineageError(busy) from None
     except (OSError, SafetensorError) as error:
-        # An error of safetensors has the system's words in its text.
+        # The text of a SafetensorError includes the system's message.
         system = error if isinstance(error, OSError) else OSError(str(error))
-        reason = reason_and_remedy(system, "the lineage is as it was")
+        reason = reason_and_remedy(system, "the lineage is unchanged")
         raise LineageError(f"{where} cannot be written: {reason}.") from error
 
 
 def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
-    """Replace `lineage.json` by one rename, and one upload: readers see the old one or the new."""
+    """Replace `lineage.json` atomically, by one rename and one upload."""
     write_text(path / RECORD, record.to_json(), file_mode(path))
     if remote is not None:
         remote.commit()
 
 
 def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) -> LineageRecord:
-    """Return the record as it is on disk, if it is still as `opened`; with `labels`, also the
-    labels and the retired versions."""
+    """Return the record on disk, after checking that its versions are still those of `opened`; with
+    `labels`, also check the labels and retired versions."""
     file = path / RECORD
     current = read_record(file) if file.exists() else opened.model_copy(update={"versions": []})
     same = current.versions == opened.versions and current.withdrawn == opened.withdrawn
@@ -78,21 +81,20 @@ def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) ->
 
 
 def clear_left(path: Path, record: LineageRecord) -> None:
-    """Remove folders that are not of a published version: a killed publication left them."""
+    """Remove folders left by a killed publication, which belong to no published version."""
     for parent in (path / "versions", path / "embeddings"):
         make_folder(parent, file_mode(path))
-        for left in parent.iterdir():
-            if not (left.name.isdecimal() and int(left.name) in record.versions):
-                remove_tree(left)
+        for folder in parent.iterdir():
+            if not (folder.name.isdecimal() and int(folder.name) in record.versions):
+                remove_tree(folder)
 
 
 @contextmanager
 def training_claim(work: Path, lineage: str) -> Iterator[None]:
-    """Claim the training of a lineage's next version in `.work`; claims within one process may be
-    nested."""
-    # One object for each path in a process, so that a nested claim does not wait for itself.
+    """Hold the lock for training a lineage's next version, in `.work`; reentrant in a process."""
+    # One lock object per path and process, so that a nested claim does not wait for itself.
     lock = file_lock(work / LOCK, is_singleton=True, thread_local=False)
-    made = not work.parent.exists()
+    created = not work.parent.exists()
     try:
         make_folder(work.parent)
         make_folder(work, file_mode(work.parent))
@@ -104,14 +106,14 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
         if error.errno in (errno.ENOSYS, errno.ENOLCK):
             reason = reason_and_remedy(error)
             raise LineageError(f"{lineage} cannot be trained: {reason}.") from error
-        # A lineage that cannot be written cannot be published to either, so no claim is needed.
+        # If the folder is not writable, nobody can publish, so no lock is needed.
     try:
         yield
     finally:
         last = lock.is_locked and lock.lock_counter == 1
         if last and {path.name for path in work.iterdir()} <= {LOCK}:
             shutil.rmtree(work, ignore_errors=True)
-            if made:
+            if created:
                 with suppress(OSError):
                     work.parent.rmdir()
         if lock.is_locked:
@@ -119,7 +121,7 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
 
 
 def clear_work(work: Path) -> None:
-    """Remove the checkpoints of a training that is published, unless another process trains."""
+    """Remove the checkpoints of a published run, unless another process is training."""
     if work.is_dir():
         with suppress(LineageError), training_claim(work, str(work.parent)):
             for path in work.iterdir():
@@ -128,46 +130,46 @@ def clear_work(work: Path) -> None:
 
 
 def check_inside(root: Path, *paths: Path) -> None:
-    """Refuse paths that symbolic links lead out of `root`, whether or not a file is there."""
+    """Refuse paths, existing or not, that lead out of `root` by a symbolic link."""
     home = os.path.realpath(root)
     for path in paths:
         real = Path(os.path.realpath(path))
         if not real.is_relative_to(home):
             where = f"leads to {real}, outside of the lineage's folder, by a symbolic link"
-            raise IntegrityError(f"{path} {where}; put the files themselves in its place.")
+            raise IntegrityError(f"{path} {where}; replace the link by the files.")
 
 
 def check_parts(root: Path) -> None:
-    """Refuse a lineage with a link out of it at its top. Raises: IntegrityError."""
+    """Refuse a lineage whose top-level entries link out of it. Raises: IntegrityError."""
     check_inside(root, *(path for name in PARTS if (path := root / name).is_symlink()))
 
 
 def refuse_occupied(folder: Path, name: str) -> None:
-    """Refuse a folder for a new lineage (by name) that holds other files, some of which it would
-    remove; hidden files and what a killed first publication left next to its lock are allowed."""
+    """Refuse a folder for a new lineage that has other files, some of which publication would
+    remove. Hidden files, and files left by a killed first publication, are allowed."""
     if not folder.is_dir():
         return
     others = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    others -= {"lost+found"}  # of a disk of its own
-    if (folder / ".lock").exists():  # version 0, perhaps half of it
+    others -= {"lost+found"}  # if the folder is a mounted disk
+    if (folder / ".lock").exists():  # a publication of version 0 was killed
         left = [folder / name for name in others & {"versions", "embeddings"}]
         others -= {
             p.name for p in left if all(f.name == "0" or f.name[0] == "." for f in p.iterdir())
         }
     if others:
-        what = f"{folder} holds other files ({min(others)}) and no lineage"
+        what = f"{folder} has other files ({min(others)}), but no lineage"
         raise LineageError(f"{what}; give an empty folder, or a new one such as {folder / name}.")
 
 
 def check_tree(root: Path, folder: Path) -> None:
-    """Refuse a folder of a lineage with a link, at any depth, that leads out."""
+    """Refuse a lineage's folder with a symbolic link, at any depth, that leads out of it."""
     check_inside(root, folder)
     check_inside(root, *(path for path in folder.rglob("*") if path.is_symlink()))
 
 
 def file_mode(root: Path) -> int:
-    """Return the permissions that new files of a lineage get: those of its `lineage.json`. Only its
-    owner reads a new lineage; `chmod -R g+rX DIR`, once, shares it with a group."""
+    """Return the permissions of new files in a lineage: those of its `lineage.json`. A new lineage
+    is readable only for its owner; `chmod -R g+rX DIR` shares it with a group for good."""
     try:
         return stat.S_IMODE((root / "lineage.json").stat().st_mode) & 0o666
     except FileNotFoundError:

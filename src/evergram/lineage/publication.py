@@ -1,4 +1,4 @@
-"""The gate that every artefact passes before it is published, and the writing of its folders."""
+"""The checks that every artefact must pass before it is published, and writing its folders."""
 
 from __future__ import annotations
 
@@ -58,30 +58,30 @@ from evergram.vector_files.open_embeddings import (
 )
 
 log: logging.Logger = logging.getLogger(__name__)
-# The relative error of vectors of zeros.
+# The relative error if all vectors were zero.
 ZEROS = 1.0
-# An error contradicts a bound if it is more than this multiple of it plus rounding.
+# An error contradicts a bound if it exceeds BELIED · bound + ROUNDING.
 BELIED, ROUNDING = 2.0, 1e-5
-# Canaries of each side: enough for a mean, and few enough to keep for ever.
+# Canaries per side: enough to estimate a mean, and few enough to keep forever.
 CANARIES = 1000
-# Sampled rows of a side for each dim of the old and the new space: at most this many, and at least
-# half of them, so that the fitted map has an excess error of a few percent. More would
-# cost more than writing the vectors does.
+# Maximum sampled rows of a side for each dim of the old and the new version; at least half as many
+# are taken, so that the excess error of the fitted map is a few percent. Larger samples would take
+# longer than writing the vectors.
 ROWS_PER_DIM = 16
 LEAST_ROWS, MOST_ROWS = 16_384, 100_000
-# The forward map is fitted to at least this many pairs, if there are as many.
+# The forward map is fitted to at least this many pairs, if available.
 LEAST_PAIRS = 4096
-# Rows that are converted to float64 at once.
+# Rows converted to float64 at once.
 CHUNK = 4096
-# One pair in this many is held out to choose the ridge.
+# One of this many pairs is held out to choose the ridge.
 FOR_RIDGE = 10
 
 
-# What an artefact must be.
+# Checks of an artefact.
 
 
 class _Types(BaseModel):
-    """The types of an artefact's parts."""
+    """The types of an artefact's fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, from_attributes=True)
 
@@ -99,7 +99,7 @@ class _Types(BaseModel):
 
 
 def check_artefact(artefact: Artefact) -> None:
-    """Refuse an artefact that can be no version; its blocks are checked as they are written."""
+    """Refuse an invalid artefact. Its embeddings are checked later, while they are written."""
     try:
         _Types.model_validate(artefact)
     except ValidationError as error:
@@ -111,20 +111,20 @@ def check_artefact(artefact: Artefact) -> None:
             wanted = "ids and vectors, or a function that returns blocks of them"
             kind = type(source).__name__
             raise DataError(f"The {side} embeddings are of type {kind}; give {wanted}.")
-    for part in (artefact.query_form, artefact.text_encoder):
-        if part is not None and part.dim != artefact.dim:
-            what = f"The {type(part).__name__} of the artefact has dim {part.dim}"
-            raise ShapeError(f"{what}, and its vectors {artefact.dim}.")
+    for form in (artefact.query_form, artefact.text_encoder):
+        if form is not None and form.dim != artefact.dim:
+            what = f"The {type(form).__name__} of the artefact has dim {form.dim}"
+            raise ShapeError(f"{what}, but its vectors have {artefact.dim}.")
     if other := sorted(set(artefact.canaries or ()) - set(artefact.embeddings)):
-        raise DataError(f"The artefact has canaries of the side {other[0]}, and no embeddings.")
+        raise DataError(f"The artefact has canaries of the side {other[0]}, but no embeddings.")
     transform = artefact.transform
     if transform is None:
         return
     settings = TRANSFORMS.get(transform.kind)
     if settings is None or type(transform) is not settings.transform_class():
         raise ShapeError(
-            f"A {type(transform).__name__} of kind {transform.kind!r} could not be read back; "
-            f"the kinds are {', '.join(TRANSFORMS)}. Register the settings of your own there."
+            f"A {type(transform).__name__} of kind {transform.kind!r} could not be read again; the "
+            f"kinds are {', '.join(TRANSFORMS)}. Add your own to compatibility.kinds.TRANSFORMS."
         )
     for name, values in transform.state_dict().items():
         if not bool(values.isfinite().all()):
@@ -134,7 +134,7 @@ def check_artefact(artefact: Artefact) -> None:
 def check_follows(
     artefact: Artefact, address: str, newest: Manifest, version_of: Callable[[str], int | None]
 ) -> None:
-    """Refuse an artefact that does not follow the newest version of the lineage at an address."""
+    """Refuse an artefact that was not made for the newest version of the lineage."""
     if artefact.follows is None:
         raise LineageError(
             "This artefact does not say which version its transform leads to; for the newest, give "
@@ -145,8 +145,8 @@ def check_follows(
         made = "for another lineage" if number is None else f"after version {number}"
         raise LineageError(
             f"The transform of this artefact does not lead to version {newest.version} of "
-            f"{address}, the newest: it was made {made}; upgrade the newest version (trained= "
-            "takes this model as it is)."
+            f"{address}, the newest: it was made {made}; upgrade the newest version (with trained= "
+            "you can reuse this model)."
         )
     transform, error = artefact.transform, artefact.error
     shape = None if transform is None else (transform.old_dim, transform.new_dim)
@@ -156,32 +156,32 @@ def check_follows(
     if error is not None:
         if error.sigma.shape != (newest.dim, newest.dim):
             shape = newest.dim, newest.dim
-            has = f"The sigma of the artefact's error is {list(error.sigma.shape)}"
+            has = f"The sigma of the artefact's error has shape {list(error.sigma.shape)}"
             raise ShapeError(f"{has}; it must be {list(shape)}.")
         if not error.sigma.isfinite().all() or error.power < 0 or math.isinf(error.power):
-            raise DataError("The artefact's error is not finite; measure it by `StepError.of`.")
-    if gone := sorted(set(newest.embeddings) - set(artefact.embeddings)):
+            raise DataError("The artefact's error is not finite; measure it with `StepError.of`.")
+    if missing := sorted(set(newest.embeddings) - set(artefact.embeddings)):
         raise DataError(
-            f"Version {newest.version} has embeddings of the side {gone[0]} and the artefact has "
-            f"none; give all sides: {', '.join(newest.embeddings)}."
+            f"Version {newest.version} has embeddings of the side {missing[0]}, but the artefact "
+            f"has none; give all sides: {', '.join(newest.embeddings)}."
         )
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The true error on the canaries of both versions: of z_k read as j, to z_j as published."""
+    """The error on common canaries of z̃_j (z_k read as version j) against the published z_j."""
 
     objects: int
-    error: float  # root of the mean of ‖z̃_j − z_j‖²
-    relative: float  # that over the root of the mean of ‖z_j‖²
-    cosine: float  # mean, of z̃_j and z_j
+    error: float  # √(mean ‖z̃_j − z_j‖²)
+    relative: float  # error / √(mean ‖z_j‖²)
+    cosine: float  # mean cosine of z̃_j and z_j
 
 
 def measure_canaries(
     chain: Chain, canaries: Mapping[int, Mapping[str, Block]], source: int, target: int
 ) -> Measured | None:
-    """Return the error of reading version `source` as `target`, on canaries of both; None if there
-    are none. `canaries` are by version and side."""
+    """Return the error of reading version `source` as `target` on their common canaries, or None if
+    there are none. `canaries` are by version and side."""
     pairs = common_canaries(canaries[target], canaries[source])
     if not pairs:
         return None
@@ -200,8 +200,8 @@ def measure_canaries(
 def common_canaries(
     past: Mapping[str, Block], now: Mapping[str, Block]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the vectors, float64, of the canaries that two versions have in common, by side and in
-    one order; without sides that have none."""
+    """Return the vectors (float64, in the same order) of the canaries that two versions have in
+    common, by side; without sides that have none."""
     pairs = {}
     for side in sorted(past.keys() & now.keys()):
         rows = Vocabulary(now[side][0]).rows(past[side][0])
@@ -212,35 +212,36 @@ def common_canaries(
 
 
 def is_belied(bound: float, error: float) -> bool:
-    """Whether the error is far above the bound; errors of other objects differ by some tenths."""
+    """Return whether the error contradicts the bound. The tolerance is wide, because errors on
+    different objects differ by some tenths."""
     return error > BELIED * bound + ROUNDING
 
 
 def check_transform_on_canaries(
-    artefact: Artefact, own: Mapping[str, Block], past: Mapping[str, Block]
+    artefact: Artefact, canaries: Mapping[str, Block], past: Mapping[str, Block]
 ) -> float | None:
-    """Refuse a transform that does not lead to the version before, as the canaries of both show; of
-    an artefact with a model it is a warning, as its training would be lost. Returns: the relative
-    error on common canaries; None if there are none."""
+    """Refuse a transform that does not map the artefact's canaries to those of the previous version
+    (`past`). If the artefact has a model, only warn, as otherwise its training would be lost.
+    Returns: the relative error on common canaries; None if there are none."""
     transform, error = artefact.transform, artefact.error
     if transform is None:
         return None
     chain = Chain([transform], transform.old_dim)
-    measured = measure_canaries(chain, {0: past, 1: own}, 1, 0)
+    measured = measure_canaries(chain, {0: past, 1: canaries}, 1, 0)
     if measured is None:
         return None
     stated = None
     if error is not None and error.is_known:
-        # Without a power it is the identity, which has no error.
+        # The power is 0 for the identity, which has no error.
         stated = error.rms / math.sqrt(error.power) if error.power > 0 else error.rms
     relative = measured.relative
     wrong = relative > ZEROS if stated is None else is_belied(stated, relative)
     if measured.objects >= LEAST_OBJECTS and wrong:
-        comes = "with no error" if stated is None else f"with an error of {stated:.4g}"
+        claim = "no stated error" if stated is None else f"a stated error of {stated:.4g}"
         sentence = (
-            f"The transform comes {comes}, and on {measured.objects} objects that the version "
-            f"before kept, its canaries, it is {relative:.4g} of their length: it does not lead "
-            "from these vectors to that version's."
+            f"The transform has {claim}, but on {measured.objects} canaries of the previous "
+            f"version its error is {relative:.4g} of their length: it does not map these vectors "
+            "to that version's."
         )
         if artefact.encoder is None:
             todo = "give the transform that was fitted to these vectors, with its own error"
@@ -250,32 +251,31 @@ def check_transform_on_canaries(
 
 
 def with_id_type(ids: pa.Array, expected: pa.DataType, side: str, where: str) -> pa.Array:
-    """Return the ids as integers or as text, whichever those of the version before (`expected`)
-    are."""
+    """Convert ids to integers or strings, whichever the previous version has (`expected`)."""
     if pa.types.is_integer(expected) == pa.types.is_integer(ids.type):
         return ids
     texts = ids.cast(pa.string())
     if not pa.types.is_integer(expected):
         return texts
-    place = pc.index(pc.invert(pc.match_substring_regex(texts, INTEGER)), True).as_py()
-    if place < 0:
+    row = pc.index(pc.invert(pc.match_substring_regex(texts, INTEGER)), True).as_py()
+    if row < 0:
         try:
             return texts.cast(pa.int64())
         except pa.ArrowInvalid:
-            place = pc.index(pc.greater(pc.utf8_length(texts), 18), True).as_py()
+            row = pc.index(pc.greater(pc.utf8_length(texts), 18), True).as_py()
     raise DataError(
-        f"The {side} ids in {where} are integers, and now there is the text "
-        f"{texts[place].as_py()!r}; make it an integer or leave it out."
+        f"The {side} ids in {where} are integers, but the new ids include the string "
+        f"{texts[row].as_py()!r}; make it an integer or leave it out."
     )
 
 
 def check_ids(ids: Mapping[str, pa.Array], before: Mapping[str, Path], where: str) -> None:
-    """Refuse ids, by side, that are text where those of the version before (its files) are
-    integers, or are theirs in another normal form."""
+    """Refuse ids (by side) that are strings if those in the previous version's files (`before`) are
+    integers, or that are the same ids in another Unicode normal form."""
     for side in before.keys() & ids.keys():
         with_id_type(ids[side], _id_type(before[side]), side, where)
-        theirs = pq.read_table(before[side], columns=["id"])["id"].combine_chunks()
-        refuse_other_form(ids[side], theirs, f"the side {side}", where)
+        old_ids = pq.read_table(before[side], columns=["id"])["id"].combine_chunks()
+        refuse_other_form(ids[side], old_ids, f"the side {side}", where)
 
 
 def _id_type(path: Path) -> pa.DataType:
@@ -285,22 +285,22 @@ def _id_type(path: Path) -> pa.DataType:
 def refuse_unprobed(
     address: str, metrics: Mapping[str, Any], number: int, resolve: Resolve
 ) -> None:
-    """Refuse a version with metrics that a consumer's probe was not run on, or for which the
-    consumer has had another probe, or has read another version, since the probe was run."""
+    """Refuse a version if its metrics lack the result of a consumer's probe, or if that consumer's
+    probe or pinned version has changed since the probe was run."""
     readings = {reading["consumer"]: reading for reading in metrics.get("probes", ())}
     consumers = ConsumerRegistry.open(address).list()
-    missing = [c.name for c in consumers if not _is_of(readings.get(c.name), c, number, resolve)]
+    missing = [c.name for c in consumers if not _is_valid(readings.get(c.name), c, number, resolve)]
     if missing:
         raise LineageError(
-            f"The new version was not published: the probe of {', '.join(missing)} has not been "
-            "run on it as it is now, as evergram.publish(lineage, artefact) does."
+            f"The new version was not published: the current probe of {', '.join(missing)} was not "
+            "run on it; publish with evergram.publish(lineage, artefact), which runs probes."
         )
 
 
-def _is_of(
+def _is_valid(
     reading: Mapping[str, Any] | None, consumer: Consumer, number: int, resolve: Resolve
 ) -> bool:
-    """Return whether a reading is of the consumer's probe as it is now, on this version."""
+    """Return whether a reading is from the consumer's current probe, run on version `number`."""
     probe = consumer.probe
     if probe is None or reading is None:
         return probe is None
@@ -308,45 +308,45 @@ def _is_of(
     expected |= {"pinned": consumer.pinned, "source": number}
     if expected != {key: reading.get(key) for key in expected}:
         return False
-    # The probe of a label that is gone could not be run, and its reading says so.
+    # If the pinned label was removed, the probe could not be run, and its reading has no value.
     if consumer.pinned == "newest" or reading.get("value") is None:
         return True
     return reading.get("version") == resolve(consumer.pinned)
 
 
-# The folders of a version, and what is measured of its vectors on the way.
+# The folders of a version, and the measurements made while its vectors are written.
 
 
 class RowSample:
-    """Every n-th row of a side, taken as its blocks pass; n doubles when there are too many. `ids`
-    [S] and `vectors`, float32 [S, D], are of the rows that were taken."""
+    """A sample of a side's rows, taken while its blocks are written: every n-th row, where n
+    doubles when the sample gets too large. `ids` [S] and `vectors`, float32 [S, D]."""
 
-    moments: Moments  # of these rows, once all blocks have passed
+    moments: Moments  # of the sampled rows, after the last block
 
     def __init__(self, side: str, *dims: int) -> None:
         self.side = side
         self.limit: int = min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * sum(dims)))
-        self._parts: list[Block] = []
+        self._samples: list[Block] = []
 
     def through(self, blocks: Iterable[Block], unknown: int = 0) -> Iterator[Block]:
-        """Yield the same blocks, and sample rows of them; `unknown` of these are zeros that may be
-        published."""
-        lengths, passed, step = closed_forms.LengthCount(), 0, 1
+        """Yield the same blocks, sampling their rows. Of these, `unknown` may be zeros."""
+        lengths, count, step = closed_forms.LengthCount(), 0, 1
         for ids, vectors in blocks:
             # Vectors are written as float32.
             narrow = vectors.float()
             if (row := lengths.add(narrow)) is not None:
                 length = float(narrow[row].double().norm())
-                what = f"has the length {length:.3g}, past {closed_forms.LONGEST:g}"
+                what = f"has the length {length:.3g}, above {closed_forms.LONGEST:g}"
                 what = what if math.isfinite(length) else "has a NaN or an infinity"
                 raise DataError(f"The {self.side} embedding of id {ids[row].as_py()!r} {what}.")
             for start in range(0, len(ids), BLOCK):
-                part = ids.slice(start, BLOCK), vectors[start : start + BLOCK]
-                self._parts.append(_taken(part, torch.arange(len(part[0]))[-passed % step :: step]))
-                passed += len(part[0])
-                while sum(len(ids) for ids, _ in self._parts) > self.limit:
-                    whole = self.ids, self.vectors
-                    self._parts = [_taken(whole, torch.arange(0, len(whole[0]), 2))]
+                block = ids.slice(start, BLOCK), vectors[start : start + BLOCK]
+                rows = torch.arange(len(block[0]))[-count % step :: step]
+                self._samples.append(_rows(block, rows))
+                count += len(block[0])
+                while sum(len(ids) for ids, _ in self._samples) > self.limit:
+                    sample = self.ids, self.vectors
+                    self._samples = [_rows(sample, torch.arange(0, len(sample[0]), 2))]
                     step *= 2
             yield ids, vectors
         self.moments = _, mean, second = _moments(self.vectors)
@@ -358,44 +358,44 @@ class RowSample:
 
     @property
     def ids(self) -> pa.Array:
-        return pa.concat_arrays([ids for ids, _ in self._parts])
+        return pa.concat_arrays([ids for ids, _ in self._samples])
 
     @property
     def vectors(self) -> Tensor:
-        return torch.cat([vectors for _, vectors in self._parts])
+        return torch.cat([vectors for _, vectors in self._samples])
 
 
 def _moments(vectors: Tensor) -> Moments:
     total, outer = torch.zeros(()).double(), torch.zeros(()).double()
-    for part in torch.split(vectors, CHUNK):
-        wide = part.double()
+    for chunk in torch.split(vectors, CHUNK):
+        wide = chunk.double()
         total, outer = total + wide.sum(0), outer + wide.T @ wide
     return len(vectors), total / len(vectors), outer / len(vectors)
 
 
-def _taken(block: Block, rows: Tensor) -> Block:
+def _rows(block: Block, rows: Tensor) -> Block:
     return block[0].take(pa.array(rows.numpy())), block[1][rows].detach().float().cpu()
 
 
 def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> Tensor:
-    """Return the rows of the objects whose vectors are kept, at most `CANARIES`: those that the
-    version before kept (`past`), then those with the lowest and the highest `id_hashes`. Alignment
-    holds out low hashes and is fitted to high ones, so that canaries are of both kinds."""
+    """Return the rows of at most `CANARIES` canaries: the previous version's (`past`), then the ids
+    with the lowest and the highest `id_hashes`. Alignment holds out low hashes and is fitted to
+    high ones, so the canaries include both kinds."""
     order = torch.argsort((hashes - 2**31).abs(), descending=True, stable=True)
     if past is not None:
-        places = pc.index_in(past, value_set=ids.cast(pa.string())).drop_null()
-        rows = torch.from_numpy(np.array(places)).long()
+        past_rows = pc.index_in(past, value_set=ids.cast(pa.string())).drop_null()
+        rows = torch.from_numpy(np.array(past_rows)).long()
         order = torch.cat([rows, order[~torch.isin(order, rows)]])
     return order[:CANARIES]
 
 
 class CanarySample:
-    """Takes the canaries of one side as its blocks pass: `ids`, strings, and `vectors`, float32
-    [n, D], are of those so far.
+    """Collects the canaries of one side while its blocks are written: `ids` (strings) and
+    `vectors`, float32 [n, D].
 
     Args:
-        wanted: the ids to keep, as strings; None picks them, see `canary_rows`.
-        past: ids that the version before kept, as strings.
+        wanted: ids of the canaries, as strings; None chooses them by `canary_rows`.
+        past: ids of the previous version's canaries, as strings.
     """
 
     def __init__(
@@ -406,7 +406,7 @@ class CanarySample:
         self.vectors: Tensor = torch.zeros(0, 0)
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Yield the same blocks. Raises: DataError: at the end, if a wanted id was in none."""
+        """Yield the same blocks. Raises: DataError: at the end, if a wanted id is missing."""
         hashes = torch.zeros(0, dtype=torch.int64)
         for block in blocks:
             ids, vectors = block[0].cast(pa.string()), block[1].detach().float().cpu()
@@ -430,25 +430,25 @@ class CanarySample:
 
 
 def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Affine | None:
-    """Return the map to a version from the version before, fitted to sampled objects of all sides
-    of both; None if too few objects are in both. It holds the ids of one file and the sampled
-    vectors in memory."""
-    pairs: list[closed_forms.SecondMoments] = []
+    """Fit the map from the previous version's vectors to the new ones, on sampled objects of all
+    sides that both versions have; None if these are too few. Memory: the ids of one file and the
+    sampled vectors."""
+    moments: list[closed_forms.SecondMoments] = []
     for side, sample in samples.items():
         if side not in old:
             continue
-        rows, before = _looked_up(sample.ids, old[side])
+        rows, before = _find_vectors(sample.ids, old[side])
         new = sample.vectors[rows]
-        if not pairs:
-            pairs = [closed_forms.SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
+        if not moments:
+            moments = [closed_forms.SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
         for z, past in zip(torch.split(new, CHUNK), torch.split(before, CHUNK), strict=True):
-            apart = torch.arange(len(z)) % FOR_RIDGE == 0
-            for sums, chosen in zip(pairs, (~apart, apart), strict=True):
-                sums.add(z[chosen], past[chosen])
-    if not pairs:
+            held_out_rows = torch.arange(len(z)) % FOR_RIDGE == 0
+            for sums, mask in zip(moments, (~held_out_rows, held_out_rows), strict=True):
+                sums.add(z[mask], past[mask])
+    if not moments:
         return None
-    # The target of this map is the new version: "old" and "new" have changed places.
-    seen, held_out = pairs
+    # This map leads to the new version, so "old" and "new" are swapped.
+    seen, held_out = moments
     if seen.count < closed_forms.pairs_needed("affine", seen.old_dim, seen.new_dim):
         return None
     fitted = closed_forms.fit_closed_form("affine", seen, held_out)
@@ -456,52 +456,52 @@ def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Af
     return fitted.weight, fitted.offset
 
 
-def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
-    """Return the places in `ids` [P] of some that a file has, and their vectors there [P, D]. Row
-    groups are read evenly over the file, and no more of them than are needed."""
+def _find_vectors(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
+    """Find some of the ids in a file; return their indices in `ids` [P] and their vectors [P, D].
+    Reads row groups spread evenly over the file, and only as many as needed."""
     with pq.ParquetFile(path) as file:
-        theirs = file.read(columns=["id"])["id"].combine_chunks()
-        if theirs.type != ids.type:
-            theirs, ids = theirs.cast(pa.string()), ids.cast(pa.string())
-        refuse_other_form(ids, theirs, "the new version", "the version before it")
-        place = pc.fill_null(pc.index_in(ids, value_set=theirs), -1).to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero(place >= 0)
-        rows = rows[np.argsort(place[rows], kind="stable")]  # as they come in the file
+        file_ids = file.read(columns=["id"])["id"].combine_chunks()
+        if file_ids.type != ids.type:
+            file_ids, ids = file_ids.cast(pa.string()), ids.cast(pa.string())
+        refuse_other_form(ids, file_ids, "the new version", "the version before it")
+        row = pc.fill_null(pc.index_in(ids, value_set=file_ids), -1).to_numpy(zero_copy_only=False)
+        found = np.flatnonzero(row >= 0)
+        found = found[np.argsort(row[found], kind="stable")]  # in the file's order
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        ends = np.searchsorted(place[rows], np.cumsum(sizes))
+        ends = np.searchsorted(row[found], np.cumsum(sizes))
         starts = np.cumsum([0, *sizes])
         dim = file.schema_arrow.field("vector").type.list_size
         wanted = max(LEAST_PAIRS, ROWS_PER_DIM * (dim + 1))
-        # Every n-th group, then those after them, and so on.
-        stride = max(1, len(rows) // wanted)
-        vectors, places, count = [torch.empty(0, dim)], [rows[:0]], 0
+        # Every n-th group first, then the groups after them, and so on.
+        stride = max(1, len(found) // wanted)
+        vectors, indices, count = [torch.empty(0, dim)], [found[:0]], 0
         for i in (i for first in range(stride) for i in range(first, len(sizes), stride)):
-            mine = rows[ends[i - 1] if i else 0 : ends[i]]
-            if count >= wanted or not len(mine):
+            in_group = found[ends[i - 1] if i else 0 : ends[i]]
+            if count >= wanted or not len(in_group):
                 continue
             table = file.read_row_group(i, columns=["vector"])
-            kept = table.take(pa.array(place[mine] - starts[i]))
-            vectors.append(vectors_from_arrow(kept["vector"]))
-            places.append(mine)
-            count += len(mine)
-    return torch.from_numpy(np.concatenate(places)), torch.cat(vectors)
+            table = table.take(pa.array(row[in_group] - starts[i]))
+            vectors.append(vectors_from_arrow(table["vector"]))
+            indices.append(in_group)
+            count += len(in_group)
+    return torch.from_numpy(np.concatenate(indices)), torch.cat(vectors)
 
 
 def write_folders(
-    place: tuple[Path, str, int],
+    target: tuple[Path, str, int],
     artefact: Artefact,
     past: Mapping[str, Block],
     before: Mapping[str, Path],
     new_pairs: TrainedPairs | None,
 ) -> Manifest:
-    """Write both folders of a version, each under another name and then renamed.
+    """Write both folders of a version, each under a temporary name that is then renamed.
 
     Args:
-        place: the lineage's folder and name, and the number of the version.
-        past, before: the canaries and the stored files of the version before, by side.
-        new_pairs: the training pairs that no earlier version was trained on; None if not known.
+        target: the lineage's folder and name, and the number of the version.
+        past, before: the canaries and stored files of the previous version, by side.
+        new_pairs: the training pairs that no earlier version was trained on; None if unknown.
     """
-    (path, name, number), mode = place, file_mode(place[0])
+    (path, name, number), mode = target, file_mode(target[0])
     encoder, transform = artefact.encoder, artefact.transform
     dims = [artefact.dim, *([] if transform is None else [transform.old_dim])]
     samples: dict[str, RowSample] = {}
@@ -512,16 +512,17 @@ def write_folders(
             samples[side] = RowSample(side, *dims)
             blocks = _typed(artefact.blocks(side), before.get(side), side, name)
             blocks = samples[side].through(blocks, artefact.unknown.get(side, 0))
-            kept = CanarySample(side, _wanted(artefact, side), past.get(side, (None,))[0])
-            write_vectors(folder / f"{side}.parquet", kept.through(blocks))
+            wanted = _chosen_canaries(artefact, side)
+            sample = CanarySample(side, wanted, past.get(side, (None,))[0])
+            write_vectors(folder / f"{side}.parquet", sample.through(blocks))
             hashes[side] = sha256(folder / f"{side}.parquet")
-            if len(kept.ids):
-                canaries[side] = kept.ids, kept.vectors
+            if len(sample.ids):
+                canaries[side] = sample.ids, sample.vectors
         error = check_transform_on_canaries(artefact, canaries, past)
-    tensors = _tensors(artefact, samples, forward_map(samples, before))
+    files = _tensor_files(artefact, samples, forward_map(samples, before))
     with new_folder(path / "versions" / str(number), mode) as folder:
-        for file, of_file in tensors.items():
-            save_tensors(of_file, folder / f"{file}.safetensors")
+        for file, tensors in files.items():
+            save_tensors(tensors, folder / f"{file}.safetensors")
         if encoder is not None:
             pq.write_table(_vocabulary_table(encoder), folder / "vocabularies.parquet")
         if new_pairs is not None:
@@ -551,8 +552,8 @@ def write_folders(
     return manifest
 
 
-def _wanted(artefact: Artefact, side: str) -> pa.Array | None:
-    """Return the ids of a side's canaries as strings; None if they are not chosen."""
+def _chosen_canaries(artefact: Artefact, side: str) -> pa.Array | None:
+    """Return the ids of a side's canaries as strings; None if the artefact does not choose any."""
     if artefact.canaries is None:
         return None
     ids = artefact.canaries.get(side, ())
@@ -562,16 +563,16 @@ def _wanted(artefact: Artefact, side: str) -> pa.Array | None:
 
 
 def _typed(blocks: Iterable[Block], before: Path | None, side: str, where: str) -> Iterator[Block]:
-    """Yield the blocks with ids of the type that they have in the file before, if there is one."""
+    """Yield the blocks, with ids converted to the type of the previous version's file, if any."""
     expected = None if before is None else _id_type(before)
     for ids, vectors in blocks:
         yield (ids if expected is None else with_id_type(ids, expected, side, where)), vectors
 
 
-def _tensors(
+def _tensor_files(
     artefact: Artefact, samples: Mapping[str, RowSample], forward: Affine | None
 ) -> dict[str, Mapping[str, Tensor]]:
-    """Return the tensors of a version by file and name."""
+    """Return the tensors of a version, by file and name."""
     moments: dict[str, Tensor] = {}
     for side, sample in samples.items():
         count, mean, second = sample.moments
@@ -584,8 +585,8 @@ def _tensors(
         tensors["transform"] = artefact.transform.state_dict()
     if (error := artefact.error) is not None:
         numbers = {"objects": error.objects, "power": error.power}
-        of_error = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
-        tensors["error"] = {"sigma": error.sigma, **of_error}
+        scalars = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+        tensors["error"] = {"sigma": error.sigma, **scalars}
     if forward is not None:
         tensors["forward"] = dict(zip(("weight", "offset"), forward, strict=True))
     return tensors
@@ -598,9 +599,9 @@ def _encoder_record(encoder: EncoderParts) -> EncoderRecord:
 
 
 def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
-    parts = encoder.vocabularies.items()
-    names = pa.concat_arrays([pa.repeat(name, len(v)) for name, v in parts]).dictionary_encode()
-    keys = pa.concat_arrays([v.keys.cast(pa.string()) for _, v in parts])
+    items = encoder.vocabularies.items()
+    names = pa.concat_arrays([pa.repeat(name, len(v)) for name, v in items]).dictionary_encode()
+    keys = pa.concat_arrays([v.keys.cast(pa.string()) for _, v in items])
     return pa.table({"vocabulary": names, "key": keys})
 
 

@@ -1,4 +1,4 @@
-"""`lineage.json`, with every change of it as a pure function, and the manifests of versions."""
+"""`lineage.json`, with every change to it as a pure function, and the manifests of versions."""
 
 from __future__ import annotations
 
@@ -24,39 +24,38 @@ FORMAT_VERSION = 1
 STABLE = "stable"
 NEWEST = "newest"
 NUMBER = re.compile(r"v?([0-9]+)")
-# A name becomes part of addresses (`films@stable`), paths and printed lines, so no character may
-# mean anything to one of these.
+# Names appear in addresses (`films@stable`), paths and terminal output, so special characters are
+# not allowed.
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 RULE = (
-    "a name is made of letters (a-z, A-Z), digits, '.', '_' and '-', begins with a letter or a "
-    "digit, and is no longer than 128 characters"
+    "a name consists of letters (a-z, A-Z), digits, '.', '_' and '-', starts with a letter or "
+    "digit, and has at most 128 characters"
 )
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_name(text: str) -> bool:
-    """Say whether a text can be a name."""
+    """Return whether a string is a valid name."""
     return re.fullmatch(NAME, text) is not None
 
 
 def check_name(text: str, what: str) -> str:
-    """Return a text; refuse one that cannot be what it is meant for, such as "a label"."""
+    """Return a name, or refuse it; `what` is its use, such as "a label"."""
     if not is_name(text):
         raise LineageError(f"{text!r} cannot be {what}: {RULE}; choose another.")
     return text
 
 
-# It becomes part of a path, or is shown on a terminal.
 Name = Annotated[str, AfterValidator(partial(check_name, what="a name"))]
 
 
 class FrozenRecord(BaseModel):
-    """A JSON record that never changes once it is made, and that has no field but its own."""
+    """An immutable JSON record that allows no unknown fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,21 +65,21 @@ class _Format(BaseModel):
 
 
 class StrictRecord(FrozenRecord):
-    """One whose fields have exactly their types, and no NaN or infinity."""
+    """A record without type coercion, and without NaN and infinity."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class ChecksummedRecord(FrozenRecord):
-    """A JSON record with a checksum, so that a flipped bit cannot move a label."""
+    """A JSON record with a checksum, so that damage is noticed."""
 
-    check: str = ""  # SHA-256 of the other fields, as it was read; `to_json` computes it anew
+    check: str = ""  # SHA-256 of the other fields, as read from a file; see `to_json`
 
     @classmethod
     def of_json(cls, text: str | bytes, path: str | Path) -> Self:
-        """Return the record in the text of a file, after comparing its checksum."""
+        """Parse a file's text and verify its checksum."""
         try:
-            # The rest of a later format's fields may mean anything.
+            # Check this first, as a later format's other fields may have another meaning.
             version = _Format.model_validate_json(text).format_version
             if version not in (None, FORMAT_VERSION):
                 needed = f"this Evergram reads {FORMAT_VERSION}, so upgrade Evergram to read it"
@@ -92,13 +91,13 @@ class ChecksummedRecord(FrozenRecord):
             if "check" not in written:
                 problem = "it has no checksum"
             elif written.pop("check") != _digest(written):
-                problem = "its checksum is not that of its contents"
+                problem = "its checksum does not match its contents"
             else:
                 return record
         raise IntegrityError(f"{path} is damaged: {problem}; restore it from a copy.")
 
     def to_json(self) -> str:
-        """Return the text to write to a file: the record with its checksum."""
+        """Return the record as JSON, with its checksum."""
         fields = json.loads(self.model_dump_json(exclude={"check"}))
         sealed = self.model_copy(update={"check": _digest(fields)})
         return sealed.model_dump_json(indent=2)
@@ -120,12 +119,12 @@ class LineageRecord(ChecksummedRecord):
     """The contents of `lineage.json`.
 
     Args:
-        versions: published and not withdrawn, ascending; with the retired ones.
-        labels: name to version.
-        withdrawn: by number, which is never used again.
-        retired: versions that are no longer read, though the chain still leads through them.
-        salt: of the hash that chooses the held-out pairs, from the recipe of version 0; None in a
-            lineage of files.
+        versions: all published versions except the withdrawn ones, ascending.
+        labels: maps a label to its version.
+        withdrawn: withdrawn versions by number. The numbers are not used again.
+        retired: versions that can no longer be read, although the chain still goes through them.
+        salt: salt of the hash that chooses held-out pairs, from the recipe of version 0; None in a
+            lineage made from files.
     """
 
     format_version: int
@@ -145,21 +144,21 @@ class LineageRecord(ChecksummedRecord):
     def _whole(self) -> Self:
         numbers = [*self.versions, *self.withdrawn]
         if self.versions != sorted(self.versions) or sorted(numbers) != list(range(len(numbers))):
-            raise ValueError("its versions are not numbered one after the other")
+            raise ValueError("its versions are not numbered consecutively")
         if not set(self.labels.values()) | set(self.retired) <= set(self.versions):
-            raise ValueError("it names a version that is not among its versions")
+            raise ValueError("it refers to a version that it does not list")
         return self
 
     @property
     def newest(self) -> int:
-        """The latest version that is not withdrawn. Raises: UnknownVersionError: none is there."""
+        """The latest version that is not withdrawn. Raises: UnknownVersionError: there is none."""
         if not self.versions:
             raise UnknownVersionError(f"{self.name!r} has no version yet; publish one first.")
         return self.versions[-1]
 
     @property
     def production(self) -> int:
-        """The version that is read by default: the one labelled `stable`, else the newest."""
+        """The default version: the one labelled `stable`, or else the newest."""
         if STABLE in self.labels:
             return self.labels[STABLE]
         return self.newest
@@ -179,15 +178,15 @@ class LineageRecord(ChecksummedRecord):
             digits = NUMBER.fullmatch(what)
             if digits is None:
                 return self._labelled(what)
-            # More digits than any version has are no version's, and int() refuses too many.
+            # Cut, because int() refuses strings of too many digits.
             what = int(digits[1].lstrip("0")[:20] or "0")
         if isinstance(what, bool) or not isinstance(what, Integral):
-            raise UnknownVersionError(f"{str(what)[:40]} is no version; {self._known()}.")
+            raise UnknownVersionError(f"{str(what)[:40]} is not a version; {self._known()}.")
         number = int(what)
         if number not in self.versions:
             raise self.unknown(number)
         if number in self.retired:
-            retired = f"Version {number} of {self.name} is retired and no longer read"
+            retired = f"Version {number} of {self.name} is retired and can no longer be read"
             raise LineageError(f"{retired}; {self._known()}.")
         return number
 
@@ -199,7 +198,7 @@ class LineageRecord(ChecksummedRecord):
         return self.labels[name]
 
     def unknown(self, number: int) -> UnknownVersionError:
-        """Return the error for a number that no version has, or no longer has."""
+        """Return the error for a version that does not exist or was withdrawn."""
         what = f"The lineage {self.name!r} has no version {number}"
         if number in self.withdrawn:
             reason = self.withdrawn[number].reason
@@ -212,31 +211,32 @@ class LineageRecord(ChecksummedRecord):
         return f"its versions are: {versions}" + (f"; its labels: {labels}" if labels else "")
 
     def with_version(self, *, promote: bool, salt: str | None = None) -> Self:
-        """Return the record with one more version, and production moved to it if it is promoted;
-        the salt of version 0 is kept."""
+        """Return the record with a new version, in production if `promote`. Only version 0 sets the
+        salt."""
         number, labels = self.next_version, dict(self.labels)
         if promote and STABLE in labels:
             labels[STABLE] = number
         elif not promote and self.versions:
             labels.setdefault(STABLE, self.production)
-        kept = self.salt if number else salt
-        return self._changed(versions=[*self.versions, number], labels=labels, salt=kept)
+        salt = self.salt if number else salt
+        return self._changed(versions=[*self.versions, number], labels=labels, salt=salt)
 
     def with_label(self, name: str, what: int | str, with_embeddings: Collection[int]) -> Self:
-        """Return the record with a label on a version, wherever the label was before. Only versions
-        `with_embeddings`, whose own are stored, can be `stable`."""
+        """Return the record with a label put on or moved to a version. Only versions
+        `with_embeddings`, whose embeddings are stored, can be `stable`."""
         lower = check_name(name, "a label").lower()
         if NUMBER.fullmatch(lower) or lower == NEWEST:
-            raise LineageError(f"{name!r} cannot be a label, as 'newest' and 'v0' name versions.")
+            raise LineageError(f"{name!r} cannot be a label; 'newest' and 'v0' are reserved.")
         for other in (STABLE, *self.labels):
             if lower == other.lower() and name != other:
-                raise LineageError(f"{name!r} cannot be a label next to {other!r}; choose another.")
+                what = f"{name!r} cannot be a label, because it differs from {other!r} only in case"
+                raise LineageError(f"{what}; choose another.")
         number = self.resolve(what)
         if name == STABLE and number not in with_embeddings:
             stored = ", ".join(map(str, with_embeddings))
             raise LineageError(
                 f"Version {number} of {self.name} cannot be {STABLE}: its embeddings are no longer "
-                f"stored (those of {stored} are); a label keeps them when the next is published."
+                f"stored (only those of {stored}); to keep them, label a version in time."
             )
         return self._changed(labels={**self.labels, name: number})
 
@@ -248,8 +248,8 @@ class LineageRecord(ChecksummedRecord):
     def without_newest(
         self, withdrawal: Withdrawal, pins: Mapping[str, int], with_embeddings: Collection[int]
     ) -> Self:
-        """Return the record with the newest version withdrawn; its number is not used again. `pins`
-        are as for `with_retired`; the version before must be among those `with_embeddings`."""
+        """Return the record with the newest version withdrawn; its number is not used again. The
+        previous version must be in `with_embeddings`; for `pins`, see `with_retired`."""
         number = self.newest
         self._refuse_used(number, pins, "withdrawn")
         start = f"Version {number} of {self.name} cannot be withdrawn: "
@@ -260,15 +260,15 @@ class LineageRecord(ChecksummedRecord):
             raise LineageError(f"{start}version {before} is retired; publish a better one instead.")
         if before not in with_embeddings:
             raise LineageError(
-                f"{start}the embeddings of version {before} are no longer stored, as those of "
-                "versions with labels are; publish a better one instead."
+                f"{start}the embeddings of version {before} are no longer stored, because it had "
+                "no label; publish a better one instead."
             )
         withdrawn = {**self.withdrawn, number: withdrawal}
         return self._changed(versions=self.versions[:-1], withdrawn=withdrawn)
 
     def with_retired(self, what: int | str, pins: Mapping[str, int]) -> Self:
-        """Return the record with a version that is no longer read; the chain leads through it.
-        `pins`: consumer to the version that it reads."""
+        """Return the record with a version retired. `pins` maps a consumer to the version that it
+        reads."""
         number = self.resolve(what)
         if number == self.newest:
             raise LineageError(f"The newest version, {number}, cannot be retired; withdraw it.")
@@ -280,13 +280,11 @@ class LineageRecord(ChecksummedRecord):
         if labels := sorted(name for name, n in self.labels.items() if n == number):
             raise LineageError(f"{start}it is labelled {', '.join(labels)}; move the label first.")
         if consumers := sorted(name for name, n in pins.items() if n == number):
-            verb = "is" if len(consumers) == 1 else "are"
-            raise LineageError(
-                f"{start}pinned to it {verb} {', '.join(consumers)}; move the consumers first."
-            )
+            pinned = f"{', '.join(consumers)} {'is' if len(consumers) == 1 else 'are'} pinned to it"
+            raise LineageError(f"{start}{pinned}; move the consumers first.")
 
     def _changed(self, **fields: object) -> Self:
-        """Return the record with these fields, validated as a whole and in the present format."""
+        """Return the record with these fields changed, validated."""
         values = {name: getattr(self, name) for name in type(self).model_fields if name != "check"}
         return type(self).model_validate({**values, **fields, "format_version": FORMAT_VERSION})
 
@@ -296,32 +294,32 @@ KIND = r"^[a-z][a-z0-9_]{0,63}$"
 
 class EncoderRecord(FrozenRecord):
     """The structure of the encoder whose tensors are in `encoder.safetensors`. `kind` is a name in
-    `evergram.encoders.kinds`, by which the encoder is restored; "module" is an encoder of the
-    user's own modules, which must be passed again when it is read."""
+    `evergram.encoders.kinds`, which restores the encoder; "module" means a user's torch modules,
+    which must be passed again to read it."""
 
     kind: str = Field(pattern=KIND)
     options: dict[str, Any]
-    # For each side, input name to vocabulary name.
+    # For each side, maps an input's name to its vocabulary's.
     inputs: dict[str, dict[str, str]]
-    # Vocabulary name to the type of its keys: of ids and categories, of numbers, of times.
+    # Maps a vocabulary's name to the type of its keys (ids and categories, numbers, times).
     vocabularies: dict[str, Literal["int64", "string", "double", "timestamp[us]"]]
 
 
 class TransformRecord(FrozenRecord):
     """The structure of the transform whose tensors are in `transform.safetensors`. `kind` is a name
-    in `evergram.compatibility.kinds`, the user's own kinds included."""
+    in `evergram.compatibility.kinds`, to which users may add kinds."""
 
     kind: str = Field(pattern=KIND)
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 def fingerprint_of(manifest: Mapping[str, Any]) -> str:
-    """Return the identity of a version's space: "sha256:" and 64 hexadecimal digits.
+    """Return the identity of a version's embedding space: "sha256:" and 64 hexadecimal digits.
 
-    It is a hash of the hashes of the encoder's tensors and vocabularies, of how it is built and
-    normalised, of the recipe and of D; for a version from files, of the hashes of its vectors and
-    of D. The number, the name, the time and the Evergram that made it are left out, so that the
-    same training always has the same fingerprint.
+    It hashes D, the recipe, the encoder's structure, and the hashes of its tensors and
+    vocabularies; for a version from files, D and the hashes of its vectors. Number, name, time and
+    Evergram's version are not included, so that the same training always gives the same
+    fingerprint.
     """
     encoder, files = manifest["encoder"], manifest["files"]
     if encoder is None:
@@ -350,41 +348,41 @@ class Manifest(ChecksummedRecord):
     # None for a version whose embeddings came from a file.
     encoder: EncoderRecord | None
     transform: TransformRecord | None
-    # The whole recipe as it was run, and the seed with it.
+    # The complete recipe, with the seed.
     recipe: dict[str, Any]
-    # File name to SHA-256, of every other file of the version.
+    # The SHA-256 of every other file of the version, by name.
     files: dict[Name, str]
-    # Side to SHA-256, of the file of embeddings that is stored while this version is the newest.
+    # The SHA-256 of each side's file of embeddings.
     embeddings: dict[Name, str]
-    # The encoder of text that made the vectors of a version from files, if it is known.
+    # The text encoder that made the vectors of a version from files, if known.
     text_encoder: TextEncoderRecord | None = None
-    # The relative error of the transform on canaries of this version and of the one before, if
-    # both have some.
+    # The relative error of the transform on common canaries of this and the previous version; None
+    # if there are none.
     canary_error: float | None = None
-    # The identity of the version's space.
+    # The identity of the version's embedding space.
     fingerprint: str = Field(default_factory=fingerprint_of)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The numbers of first coordinates that its vectors may be cut to; D is not among them."""
+        """The dimensions, below D, that its vectors may be cut to (Matryoshka)."""
         return () if self.text_encoder is None else tuple(self.text_encoder.matryoshka)
 
     @property
     def source_fingerprint(self) -> str | None:
-        """The fingerprint that the file of a version from files carried; None if it had none."""
+        """The fingerprint in the file that the version was made from, or None."""
         settings = self.recipe.get("import") or self.recipe.get("align")
-        carried = settings.get("fingerprint") if isinstance(settings, dict) else None
-        return carried if isinstance(carried, str) else None
+        fingerprint = settings.get("fingerprint") if isinstance(settings, dict) else None
+        return fingerprint if isinstance(fingerprint, str) else None
 
     @model_validator(mode="after")
     def _identified(self) -> Self:
         if self.fingerprint != fingerprint_of(vars(self)):
-            raise ValueError("its fingerprint is not that of its contents")
+            raise ValueError("its fingerprint does not match its contents")
         return self
 
 
 def read_record(path: Path) -> LineageRecord:
-    """Return the record in a file. Raises: as `parse_record`."""
+    """Read the record in a file. Raises: see `parse_record`."""
     try:
         text = path.read_bytes() if path.exists() else None
     except OSError as error:
@@ -393,18 +391,18 @@ def read_record(path: Path) -> LineageRecord:
 
 
 def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
-    """Return the record of a lineage from the text of its `lineage.json`, None if there is no such
-    file."""
+    """Parse the text of a `lineage.json`. Raises: LineageError: the text is None, as there is no
+    file. IntegrityError: it is damaged. FormatError: a later format."""
     if text is None:
         raise LineageError(
             f"{where} is not a lineage (it has no lineage.json); "
-            "'evergram train RECIPE.toml --lineage DIR' makes one."
+            "'evergram train RECIPE.toml --lineage DIR' creates one."
         )
     return LineageRecord.of_json(text, f"{where}/lineage.json")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest in a version's folder. Raises: IntegrityError: missing or damaged."""
+    """Read the manifest in a version's folder. Raises: IntegrityError: missing or damaged."""
     path = folder / "manifest.json"
     try:
         text = path.read_bytes()
@@ -414,11 +412,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Compare files, by name in the folder, with their SHA-256."""
+    """Verify the SHA-256 of files, by name, in a folder. Raises: IntegrityError."""
     for name, published in hashes.items():
         path = folder / name
         if not path.is_file():
             raise IntegrityError(f"{path} is missing; restore it from a copy.")
         if sha256(path) != published:
-            what = "is not the file that was published (its SHA-256 differs)"
+            what = "differs from the published file (by its SHA-256)"
             raise IntegrityError(f"{path} {what}; restore it from a copy.")

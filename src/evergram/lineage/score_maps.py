@@ -1,4 +1,4 @@
-"""Scores of stored rows as the version that is asked for gave them, by the canaries of both."""
+"""Map scores of stored rows to the scale of a past version, fitted on canaries of both versions."""
 
 from __future__ import annotations
 
@@ -16,64 +16,65 @@ from evergram.lineage.lineage import Lineage
 from evergram.stores.store import Hits
 
 Metric = Literal["ip", "l2", "cosine"]
-# What made the query vectors: the version's own model, or the backward transform of production's.
+# Where query vectors come from: the version's own model, or production's, transformed back.
 QueryVectors = Literal["own", "read_back"]
 
 
 class ScoredSearch(NamedTuple):
-    """What decides the scores of a search, apart from the versions of its rows."""
+    """Everything that determines a search's scores, except the versions of the rows."""
 
-    target: int  # the version that it is made at
-    sides: tuple[str, str]  # of the queries and of what is searched
+    target: int  # version of the search
+    sides: tuple[str, str]  # of the queries and of the rows
     metric: Metric
-    query_version: int  # whose model made the queries; another's were read as the target's
+    query_version: int  # version of the model that made the queries, which are read as the target
 
 
 class ScoreMaps:
-    """The maps of scores between the versions of a lineage, each made when it is first needed. A
-    map is fitted for each pair of versions, and not composed along the chain: a score at version 0
-    is a product of two vectors read as version 0, and no function of their score at version 1. It
-    is made of the canaries, half of which were held out of the fit where there are enough. Several
-    threads may use one."""
+    """The score maps between versions of a lineage, each fitted when first needed; thread-safe.
+
+    A map is fitted for each pair of versions instead of composed along the chain: a score at
+    version 0 is a product of two vectors read as version 0, which is not a function of their score
+    at version 1. It is fitted on canaries, half of which are held out if there are enough."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._made: dict[tuple[int, ScoredSearch], ScoreMap] = {}
+        self._maps: dict[tuple[int, ScoredSearch], ScoreMap] = {}
 
     def of(self, source: int, search: ScoredSearch) -> ScoreMap:
-        """Return the map to the target's scores from those of rows of version `source`. Where
-        queries and rows are of one side, it is made of pairs of two objects."""
-        if (source, search) not in self._made:
-            self._made[source, search] = self._fit(source, search)
-        return self._made[source, search]
+        """Return the map from scores of rows of version `source` to the target's scores. If queries
+        and rows are of the same side, it is fitted on pairs of different objects."""
+        if (source, search) not in self._maps:
+            self._maps[source, search] = self._fit(source, search)
+        return self._maps[source, search]
 
     def hits(self, hits: Hits, search: ScoredSearch) -> Hits:
-        """Return hits with the scores that the target would have given, best first. Those of the
-        target's own rows stay where the queries are its own, too."""
+        """Return hits with scores mapped to the target's scale, best first. Scores are unchanged if
+        both row and query are the target's own."""
         scores = hits.scores.astype(np.float64)
         for source in np.unique(hits.versions).tolist():
             if {source, search.query_version} != {search.target}:
-                mine = hits.versions == source
-                scores[mine] = self.of(source, search).apply(scores[mine])
+                mask = hits.versions == source
+                scores[mask] = self.of(source, search).apply(scores[mask])
         return hits.ranked(scores)
 
     def pair_scores(self, source: int, search: ScoredSearch) -> tuple[Doubles, Doubles]:
-        """Return the scores of all pairs of canaries, now and as the target gave them, both [P]."""
-        target, sides, metric, of_queries = search
+        """Return the scores of all pairs of canaries, current and at the target, both [P]."""
+        target, sides, metric, query_version = search
         if sides[0] != sides[1]:
-            queries, own = self._canaries((of_queries, target), target, sides[0])
-            rows, own_rows = self._canaries((source, target), target, sides[1])
+            queries, old_queries = self._canaries((query_version, target), target, sides[0])
+            rows, old_rows = self._canaries((source, target), target, sides[1])
             pairs = None
         else:
-            queries, rows, own = self._canaries((of_queries, source, target), target, sides[0])
-            own_rows = own
-            pairs = torch.triu_indices(len(own), len(own), 1)
-            # A score of a query read from one version with a row of another is not that of both
-            # the other way round. Too few objects are too few both ways, too, and are refused.
-            if of_queries != source and pairs.shape[1] >= LEAST_PAIRS:
-                pairs = (~torch.eye(len(own), dtype=torch.bool)).nonzero().T
-        then = _scores(own, own_rows, metric, pairs)
-        return _scores(queries, rows, metric, pairs), then
+            versions = query_version, source, target
+            queries, rows, old_rows = self._canaries(versions, target, sides[0])
+            old_queries, count = old_rows, len(old_rows)
+            pairs = torch.triu_indices(count, count, 1)
+            # If queries and rows are read from different versions, the pairs (a, b) and (b, a) have
+            # different scores, so use both. With too few objects, the fit is refused anyway.
+            if query_version != source and pairs.shape[1] >= LEAST_PAIRS:
+                pairs = (~torch.eye(count, dtype=torch.bool)).nonzero().T
+        old_scores = _scores(old_queries, old_rows, metric, pairs)
+        return _scores(queries, rows, metric, pairs), old_scores
 
     def _fit(self, source: int, search: ScoredSearch) -> ScoreMap:
         now, then = self.pair_scores(source, search)
@@ -81,26 +82,24 @@ class ScoreMaps:
             return ScoreMap.fit(now, then)
         except DataError as error:
             what = f"Scores of version {source} cannot be calibrated to version {search.target}"
-            raise LineageError(f"{what} by their canaries: {error} Ask for raw scores.") from error
+            raise LineageError(f"{what} on their canaries: {error} Use raw scores.") from error
 
     def _canaries(self, versions: Sequence[int], target: int, side: str) -> list[Tensor]:
-        """Return the vectors of each version's canaries, of those that all of them keep, read as
+        """Return, for each version, the vectors of the canaries that all versions have, read as
         `target`; float64 [n, D]."""
-        kept = [self._lineage.canaries(version).get(side) for version in versions]
-        if None in kept:
+        canaries = [self._lineage.canaries(version).get(side) for version in versions]
+        if None in canaries:
             numbers = " and ".join(map(str, sorted(set(versions))))
-            what = f"do not all keep canaries of side {side!r}"
-            raise LineageError(f"Versions {numbers} {what}; ask for raw scores.")
-        blocks = [block for block in kept if block is not None]
+            what = f"do not all have canaries of side {side!r}"
+            raise LineageError(f"Versions {numbers} {what}; use raw scores.")
+        blocks = [block for block in canaries if block is not None]
         ids = blocks[0][0]
-        for others, _ in blocks:
-            ids = ids.filter(pc.is_in(ids, value_set=others))
+        for other_ids, _ in blocks:
+            ids = ids.filter(pc.is_in(ids, value_set=other_ids))
         vectors = []
-        for version, (others, rows) in zip(versions, blocks, strict=True):
-            places = torch.from_numpy(
-                pc.index_in(ids, value_set=others).to_numpy().astype(np.int64)
-            )
-            vectors.append(self._read(rows[places], version, target).double())
+        for version, (block_ids, rows) in zip(versions, blocks, strict=True):
+            index = pc.index_in(ids, value_set=block_ids).to_numpy().astype(np.int64)
+            vectors.append(self._read(rows[torch.from_numpy(index)], version, target).double())
         return vectors
 
     def _read(self, vectors: Tensor, source: int, target: int) -> Tensor:
@@ -111,7 +110,7 @@ class ScoreMaps:
         forward = self._lineage.forward(source, target)
         if forward is None:
             what = f"Rows of version {source} cannot be read as the later version {target}"
-            raise LineageError(f"{what}: no forward map was published; ask for raw scores.")
+            raise LineageError(f"{what}: no forward map was published; use raw scores.")
         return vectors.double() @ forward[0].T + forward[1]
 
 
@@ -121,19 +120,20 @@ def query_version_of(query_vectors: QueryVectors | int | None, target: int, prod
         return target if query_vectors == "own" else max(target, production)
     if isinstance(query_vectors, int) and not isinstance(query_vectors, bool):
         return query_vectors
-    said = "is not given" if query_vectors is None else f"is {query_vectors!r}"
+    given = "is not given" if query_vectors is None else f"is {query_vectors!r}"
     raise DataError(
-        f"query_vectors {said}, and calibrated scores depend on it: 'own' are vectors that "
-        f"the model of version {target} made, 'read_back' those of production read as it, and a "
-        "number is the version whose model made them."
+        f"query_vectors {given}, but calibrated scores need it: 'own' for vectors from the model "
+        f"of version {target}, 'read_back' for production's vectors transformed back, or the "
+        "number of the version whose model made them."
     )
 
 
 def _scores(queries: Tensor, rows: Tensor, metric: Metric, pairs: Tensor | None) -> Doubles:
-    """Return the scores of pairs of queries and rows [2, n]; of all where it is None."""
+    """Return the scores of pairs [2, n] of queries and rows, or of all pairs if None."""
     if metric == "cosine":
         queries, rows = (
-            part / part.norm(dim=1, keepdim=True).clamp_min(1e-30) for part in (queries, rows)
+            vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-30)
+            for vectors in (queries, rows)
         )
     scores = -torch.cdist(queries, rows).square() if metric == "l2" else queries @ rows.T
     if pairs is None:

@@ -1,4 +1,4 @@
-"""Stored embeddings, read as a past version; and vectors of new queries made of them."""
+"""Stored embeddings read as a past version, and vectors of new queries computed from them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,12 @@ from evergram.vector_files.open_embeddings import (
 if TYPE_CHECKING:
     from evergram.lineage.lineage import Lineage
 
-# Of any width.
+# Floats of any width.
 Floats = npt.NDArray[np.floating[Any]]
-
-
 Missing = Literal["error", "skip"]
-# From n ids to bool [n], which of them are stored, and to their vectors [n, D].
+# Maps n ids to a mask [n] of stored ones, and their vectors [n, D].
 Lookup = Callable[[list[Any]], tuple[Tensor, Tensor]]
-# Ids that an error names, at most.
+# Maximum number of ids that an error lists.
 NAMED = 5
 
 
@@ -49,7 +47,7 @@ class View:
 
     >>> from evergram import Lineage
     >>> lineage = Lineage.open("lineages/films")
-    >>> view = lineage.view(version=0)  # what version 2 has stored, in the space of version 0
+    >>> view = lineage.view(version=0)  # version 2's embeddings, read as version 0
     >>> view.source, view.version, view.dim
     (2, 0, 4)
     >>> ids, vectors = view.embeddings("candidate")
@@ -57,7 +55,7 @@ class View:
     True
 
     Args:
-        version: j, the version that they are read as.
+        version: j, the version to read them as.
         source: k, the version whose embeddings are stored.
         dim: D_j.
         fingerprint: of version j.
@@ -80,7 +78,7 @@ class View:
 
     @property
     def address(self) -> str:
-        """The address of its lineage, independent of the current folder."""
+        """The lineage's address, with an absolute path for a folder."""
         return self._lineage.place
 
     @overload
@@ -90,15 +88,15 @@ class View:
     def transform(self, embeddings: Floats) -> Floats: ...
 
     def transform(self, embeddings: Tensor | Floats) -> Tensor | Floats:
-        """Return embeddings of version k, [..., D_k], in the space of version j, [..., D_j].
+        """Transform embeddings of version k, [..., D_k], to version j, [..., D_j].
 
         Args:
-            embeddings: floats in a tensor or a NumPy array; the same kind is returned.
-        Raises: ShapeError: they are neither, hold no floats, or are of another dim. DataError: a
-            number is not finite, or would not be in version j.
+            embeddings: floats in a tensor or a NumPy array; the same type is returned.
+        Raises: ShapeError: another type or dim. DataError: a number is not finite, or would not be
+            after the transform.
         """
         if isinstance(embeddings, np.ndarray) and embeddings.dtype.kind == "f":
-            # Torch reads neither a reversed view, nor another byte order, nor what is wider.
+            # Torch supports no negative strides, foreign byte orders or floats above 64 bits.
             width = np.float64 if embeddings.dtype.itemsize >= 8 else np.float32
             array = np.array(embeddings, dtype=width, order="C")
             transformed: Floats = self.transform(torch.from_numpy(array)).numpy()
@@ -110,7 +108,7 @@ class View:
         ):
             given = f"{type(embeddings).__name__} {getattr(embeddings, 'dtype', '')}"
             wanted = "floats in a tensor or a NumPy array, [N, D] or [D]"
-            raise ShapeError(f"Vectors are {wanted}, and a {given} was given.")
+            raise ShapeError(f"Vectors must be {wanted}; a {given} was given.")
         if not bool(embeddings.isfinite().all()):
             raise DataError("A vector has a number that is not finite; leave its row out.")
         read = self._apply(embeddings)
@@ -118,13 +116,13 @@ class View:
         if row is not None:
             largest = float(embeddings.reshape(-1, embeddings.shape[-1])[row].abs().max())
             raise DataError(
-                f"Row {row + 1} has numbers as large as {largest:g}, too large to be read as "
-                f"version {self.version} in {embeddings.dtype}; give float64, or leave it out."
+                f"Row {row + 1} has numbers up to {largest:g}, which overflow as version "
+                f"{self.version} in {embeddings.dtype}; give float64, or leave it out."
             )
         return read
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
-        """Return the ids [N] and the vectors [N, D_j] of all stored objects of a side.
+        """Return the ids [N] and vectors [N, D_j] of all stored objects of a side.
 
         Args:
             side: "query" or "candidate"; "object" in a lineage of files.
@@ -143,17 +141,17 @@ class View:
     ) -> Tensor:
         """Return the vectors of new queries, float32 [Q, D_j], from the candidates they met.
 
-        They are computed in the space of version k, and read as version j as stored ones are.
+        They are computed at version k and then transformed to version j.
 
-        `view.fold_in([[12, 7], [7, 30, 4]], weights=[[1, 2.5], [1, 1, 1]])` is of two queries.
+        `view.fold_in([[12, 7], [7, 30, 4]], weights=[[1, 2.5], [1, 1, 1]])` has two queries.
 
         Args:
             candidates: ids that a query met, or a list of such lists.
-            weights: how often each was met, above 0; by default once. An id twice is weight 2.
-            values: of the pairs, for a version that was trained on values.
+            weights: how often each was met, above 0; default 1. A repeated id counts twice.
+            values: the pairs' values, if the version was trained on values.
             missing: "skip" leaves out candidates that are not stored.
-        Raises: LineageError: version k was published without what this needs, or its vectors are
-            not stored. DataError, ShapeError: an id, weight or value cannot be used.
+        Raises: LineageError: version k was published without a query form, or its vectors are not
+            stored. DataError, ShapeError: an invalid id, weight or value.
         Source: docs/method.md, "A new query".
         """
         owner = f"Version {self.source} of {self.address}"
@@ -164,19 +162,19 @@ class View:
     def export(
         self, path: str | Path, side: str, *, overwrite: bool = False, dimensions: int | None = None
     ) -> int:
-        """Write the ids and the vectors of a side to a file, marked with both fingerprints.
+        """Write the ids and vectors of a side to a file, with both fingerprints.
 
         Args:
-            path: its suffix chooses the format: .parquet, .arrow, .npy or .safetensors; see
+            path: the suffix selects the format: .parquet, .arrow, .npy or .safetensors; see
                 `vector_files.open_embeddings.write_vectors`.
-            side: as for `embeddings`.
-            overwrite: whether to write over a file that is there.
-            dimensions: keep this many of the first coordinates, with length 1; one of the numbers
-                that the record of version j's encoder declares. The file is then marked with no
-                fingerprint, as its vectors are in no version's space.
-        Returns: rows written.
-        Raises: DataError: no such format, a file that is there, a folder that cannot be written, or
-            dimensions that are not declared.
+            side: see `embeddings`.
+            overwrite: whether to replace an existing file.
+            dimensions: cut vectors to this many first coordinates, scaled to length 1; must be
+                declared by the record of version j's text encoder. The file then has no
+                fingerprint, as its vectors are not of any version.
+        Returns: the number of rows written.
+        Raises: DataError: unknown format, the file exists, the folder cannot be written, or the
+            dimensions are not declared.
         """
         path = Path(path)
         check_writable(path, overwrite=overwrite)
@@ -190,7 +188,7 @@ class View:
         return write_vectors(path, blocks, fingerprints, overwrite=overwrite)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return W_k^j [D_j, D_k] and the offset [D_j], float64: z̃_j = W z_k + b. Raises:
+        """Return W = W_k^j [D_j, D_k] and the offset b [D_j], float64: z̃_j = W z_k + b. Raises:
         ShapeError: a transform between the two versions is not affine."""
         return self._chain.affine(self.source, self.version)
 
@@ -199,14 +197,14 @@ class View:
 
 
 def _reopened(lineage: Lineage, version: int, source: int, fingerprint: str) -> View:
-    """Return a view in another process. Raises: LineageError: the lineage is another one now."""
+    """Unpickle a view. Raises: LineageError: the address now has another lineage."""
     view = lineage.view(version, source)
     if view.fingerprint != fingerprint:
-        raise LineageError(f"{lineage} is another lineage than the view was made of.")
+        raise LineageError(f"{lineage} is not the lineage that the view was created from.")
     return view
 
 
-# Vectors of new queries, from the stored candidates that each of them met.
+# Vectors of new queries, from the stored candidates that they met.
 
 
 def fold_in(
@@ -219,15 +217,15 @@ def fold_in(
     missing: Missing = "error",
     owner: str = "This version",
 ) -> Tensor:
-    """Return the vectors of Q queries that come after training, float32 [Q, D]; see `View.fold_in`.
+    """Return the vectors of Q new queries, float32 [Q, D]; see `View.fold_in`.
 
     Args:
-        form: of the version that `lookup` reads; None if it was published without one.
-        owner: the version, to call it in an error, such as "Version 1 of films".
+        form: the query form of the version that `lookup` reads; None if it has none.
+        owner: the version's name for errors, such as "Version 1 of films".
     """
     if form is None:
-        what = "was published without what folding in needs"
-        raise LineageError(f"{owner} {what}; the next version that a recipe trains has it.")
+        what = "was published without a query form, so it cannot fold in queries"
+        raise LineageError(f"{owner} {what}; train the next version from a recipe.")
     lists = as_lists(candidates, "candidates")
     ids = [key for row in lists for key in row]
     query = torch.repeat_interleave(torch.tensor([len(row) for row in lists]))
@@ -236,24 +234,24 @@ def fold_in(
         given = f"{ids[int(low[0])]!r} is {float(weight[int(low[0])]):g}"
         raise DataError(f"The weight of {given}; weights must be above 0.")
     if form.values and values is None:
-        raise DataError(f"{owner} was trained on the values of pairs; give values=, one for each.")
+        raise DataError(f"{owner} was trained on values; give values=, one per candidate.")
     if values is not None and not form.values:
         raise DataError(f"{owner} was trained with the target 1 for every pair; leave values out.")
     target = _numbers(values, lists, "values")
-    known, vectors = lookup(ids)
+    stored, vectors = lookup(ids)
     if missing not in ("error", "skip"):
         raise DataError(f"missing is {missing!r}; it must be 'error' or 'skip'.")
-    unknown = [key for key, is_known in zip(ids, known.tolist(), strict=True) if not is_known]
+    unknown = [key for key, is_stored in zip(ids, stored.tolist(), strict=True) if not is_stored]
     if missing == "error" and unknown:
         raise unknown_candidates(unknown, len(ids))
-    empty = torch.bincount(query[known], minlength=len(lists)) == 0
+    empty = torch.bincount(query[stored], minlength=len(lists)) == 0
     if bool(empty.any()):
         row = int(empty.nonzero()[0])
-        raise DataError(f"Query {row + 1} of {len(lists)} has no candidate that is stored.")
-    met_vectors = vectors[known]
+        raise DataError(f"Query {row + 1} of {len(lists)} has no stored candidates.")
+    met_vectors = vectors[stored]
     if form.length != "free":
         met_vectors = functional.normalize(met_vectors.double())
-    met = Interactions(query[known], met_vectors, weight[known], target[known])
+    met = Interactions(query[stored], met_vectors, weight[stored], target[stored])
     folded = form.minimise(met).float()
     if not bool(folded.isfinite().all()):
         raise DataError("A vector would not be finite; give smaller weights or values.")
@@ -261,10 +259,10 @@ def fold_in(
 
 
 def unknown_candidates(unknown: list[Any], count: int) -> DataError:
-    """Return the refusal of candidates that are not stored, of `count` that were given."""
-    named = ", ".join(repr(key)[:40] for key in unknown[:NAMED])
+    """Return the error for candidates, of `count` in all, that are not stored."""
+    first = ", ".join(repr(key)[:40] for key in unknown[:NAMED])
     return DataError(
-        f"{len(unknown)} of {count} candidates are not stored: {named}"
+        f"{len(unknown)} of {count} candidates are not stored: {first}"
         f"{', …' if len(unknown) > NAMED else ''}; leave them out, or set missing = 'skip'."
     )
 
@@ -272,29 +270,30 @@ def unknown_candidates(unknown: list[Any], count: int) -> DataError:
 def stored_lookup(block: Callable[[], tuple[pa.Array, Tensor]]) -> Lookup:
     """Return a lookup in stored ids [N] and vectors [N, D], which are read when it is called."""
 
-    def lookup(asked: list[Any]) -> tuple[Tensor, Tensor]:
+    def lookup(keys: list[Any]) -> tuple[Tensor, Tensor]:
         ids, vectors = block()
-        are_numbers = pa.types.is_integer(ids.type)
-        kind, expected = ((int, np.integer), "whole numbers") if are_numbers else (str, "texts")
-        # Arrow would cut 2.9 to 2.
-        wrong = [x for x in asked if not isinstance(x, kind) or isinstance(x, bool)]
+        are_integers = pa.types.is_integer(ids.type)
+        kind, expected = ((int, np.integer), "integers") if are_integers else (str, "strings")
+        # Checked here, because Arrow would truncate 2.9 to 2.
+        wrong = [x for x in keys if not isinstance(x, kind) or isinstance(x, bool)]
         try:
-            keys = pa.array([] if wrong else asked, ids.type)
+            array = pa.array([] if wrong else keys, ids.type)
         except (pa.ArrowException, OverflowError):
-            wrong = asked
+            wrong = keys
         if wrong:
-            raise DataError(f"Ids of candidates are {expected} here, and {wrong[0]!r} is none.")
-        rows = torch.from_numpy(np.array(pc.fill_null(pc.index_in(keys, value_set=ids), -1))).long()
+            raise DataError(f"Ids of candidates must be {expected} here, not {wrong[0]!r}.")
+        index = pc.fill_null(pc.index_in(array, value_set=ids), -1)
+        rows = torch.from_numpy(np.array(index)).long()
         return rows >= 0, vectors[rows.clamp(min=0)]
 
     return lookup
 
 
 def _numbers(numbers: Lists | None, lists: list[list[Any]], what: str) -> Tensor:
-    """Return one number for each id, float64 [n]; ones where none are given."""
+    """Return one number per id, float64 [n]; ones if `numbers` is None."""
     rows = [[1.0] * len(row) for row in lists] if numbers is None else as_lists(numbers, what)
     if list(map(len, rows)) != list(map(len, lists)):
-        raise ShapeError(f"{what} are not as long as the candidates.")
+        raise ShapeError(f"{what} must be as long as the candidates.")
     flat = [x for row in rows for x in row]
     for x in flat:
         if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x):
