@@ -171,7 +171,7 @@ def test_a_loader_from_outside_is_named_by_recipes(
         Recipe.of(values)
     exec(compile(line, "loader.md", "exec"), {})
     try:
-        with pytest.raises(RecipeError, match=r"data\.shared_ids is used with data\.kind"):
+        with pytest.raises(RecipeError, match=r"data\.shared_ids is used only with data\.kind"):
             Recipe.of(values, ["data.shared_ids=true"])
         recipe = Recipe.of(values)
         lineage = evergram.Lineage.create(tmp_path / "lineage")

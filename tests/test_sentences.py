@@ -62,13 +62,13 @@ def test_one_wrong_letter_in_a_long_name_is_forgiven(name: str, at: int, letter:
     [
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            "No space left on device; free some space, or name a place on another disk",
+            "No space left on device; free some space, or choose a path on another disk",
         ),
         (
             OSError("Error writing bytes to file. Detail: [errno 30] Read-only file system"),
-            "Read-only file system; name a place that can be written to",
+            "Read-only file system; choose a writable path",
         ),
-        (OSError("torn."), "torn; see that this file"),
+        (OSError("torn."), "torn; check that the file"),
     ],
 )
 def test_the_reason_and_the_remedy(error: OSError, sentence: str) -> None:
@@ -102,12 +102,12 @@ class Outer(BaseModel):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"inner": 3}, "inner is 3; it must be a table of names and values."),
+        ({"inner": 3}, "inner is 3; it must be a table of keys and values."),
         ({"inner": {"size": 0}}, "inner.size is 0; it must be at least 1."),
-        ({"inner": {"size": 1.5}}, "inner.size is 1.5; it must be a whole number."),
+        ({"inner": {"size": 1.5}}, "inner.size is 1.5; it must be an integer."),
         ({"rate": 2.0}, "rate is 2.0; it must be at most 1, or 'auto'."),
         ({"many": ["a"]}, "many is ['a']; it must be a list of at least 2."),
-        ({"kinds": [{}, {"size": "x"}]}, "kinds[1].size is 'x'; it must be a whole number."),
+        ({"kinds": [{}, {"size": "x"}]}, "kinds[1].size is 'x'; it must be an integer."),
         (
             {"inner": {"sise": 1}},
             "the key inner.sise is unknown; allowed here are: size, name (did you mean inner.size?",
@@ -138,7 +138,7 @@ def test_a_missing_key_and_invalid_json_are_named() -> None:
     assert sentence_of(missing.value, Needs) == "the key path is missing."
     with pytest.raises(ValidationError) as broken:
         Needs.model_validate_json("{")
-    assert sentence_of(broken.value, Needs).startswith("it is no JSON (EOF while parsing")
+    assert sentence_of(broken.value, Needs).startswith("it is not valid JSON (EOF while parsing")
 
 
 VALUES = st.one_of(

@@ -100,10 +100,10 @@ def test_the_line_that_opens_it_is_named(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"PAR1 and more", "is a Parquet file, in spite of its name; let its name end in .parquet"),
-        (b"\xff\xfea\0", "is text in UTF-16, in spite of its name; save it as UTF-8"),
-        (b"  <!DOCTYPE html>", "is a web page, in spite of its name; download the file itself"),
-        (b"a,b\n1,\0\n", "has NUL bytes, so it is no text in UTF-8"),
+        (b"PAR1 and more", "is a Parquet file, despite its name; rename it to end in .parquet"),
+        (b"\xff\xfea\0", "is UTF-16 text, despite its name; save it as UTF-8"),
+        (b"  <!DOCTYPE html>", "is a web page, despite its name; download the file itself"),
+        (b"a,b\n1,\0\n", "has NUL bytes, so it is not UTF-8 text"),
     ],
 )
 def test_a_file_is_named_as_what_it_is(tmp_path: Path, content: bytes, sentence: str) -> None:

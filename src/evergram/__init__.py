@@ -1,16 +1,16 @@
 """Train embeddings without negative sampling, and ship new versions without breaking anyone.
 
-Begin with `Recipe`, `load_corpus`, `train`, `upgrade` and `publish`. A `Lineage` keeps versions;
-a `View` or a `Reader` reads the newest embeddings as any past version. `docs/architecture.md` shows
-the rooms that the package is made of and the order to read them in.
+Start with `Recipe`, `load_corpus`, `train`, `upgrade` and `publish`. A `Lineage` stores versions; a
+`View` or `Reader` reads the newest embeddings as any past version. `docs/architecture.md` describes
+the package's folders and the order to read them in.
 
-Sources, cited throughout by their letters:
+Sources:
 
 - [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*, 2018.
 - [G2] the same, ICLR 2019.
 - [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 
-What they define, in one notation and with derivations, is `docs/method.md`.
+`docs/method.md` explains their methods in one notation, with derivations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m evergram …`, the command as a module, for `torchrun -m evergram …`."""
+"""The command as a module: `python -m evergram …`, or `torchrun -m evergram …`."""
 
 from evergram.cli import main
 

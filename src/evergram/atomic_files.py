@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, by one rule of syncing; and locks.
+"""Write files and folders atomically and durably; and file locks.
 
-Everything is written beside its place, as `.NAME.part`, and then put in its place by `commit`: its
-bytes are synced, it is renamed, and the folder around it is synced. A process that is killed at any
-moment, or a machine that loses its power, leaves the old file or the new one.
+Everything is written to a temporary path next to the target, `.NAME.part`. Then `commit` syncs it,
+renames it, and syncs the parent folder. If the process is killed or the machine loses power, either
+the old or the new file is there.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ OWNER_ALONE = 0o600
 
 
 def part_of(path: Path, owner: str = "") -> Path:
-    """Return the path beside `path` at which it is written.
+    """Return the temporary path next to `path`.
 
     Args:
-        owner: a part of the name that is unique to the writer, if several may write at once.
+        owner: a suffix that is unique to the writer, if several may write at the same time.
     """
     return path.with_name(f".{path.name}{owner}.part")
 
 
 def commit(part: Path, path: Path, *, sync_parent: bool = True) -> None:
-    """Sync a file or a folder that was filled beside its place, and rename it into its place.
+    """Sync a temporary file or folder, and rename it to `path`.
 
     Args:
-        sync_parent: False for a caller that puts several files into one folder, and then syncs that
-            folder once, by `sync`.
+        sync_parent: False if the caller commits several files to a folder and then calls `sync` for
+            that folder.
     """
     sync(part)
     part.replace(path)
@@ -47,7 +47,7 @@ def commit(part: Path, path: Path, *, sync_parent: bool = True) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make the bytes of a file, or the names in a folder, durable."""
+    """Sync a file's bytes, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -57,13 +57,12 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None, owner: str = "") -> Iterator[IO[bytes]]:
-    """Yield a new file to write, which replaces `path` when the block ends without an error.
+    """Yield a new file to write, which replaces `path` if the block ends without an error.
 
-    Whatever is at the new file's own path, left by a killed process or put there as a link to
-    another file, is removed and never written to.
+    A file or link that already exists at the temporary path is removed, never written to.
 
     Args:
-        mode: permissions of the file; None leaves them to the umask.
+        mode: permissions of the file; None uses the umask.
         owner: see `part_of`.
     """
     part = part_of(path, owner)
@@ -78,7 +77,7 @@ def replacing(path: Path, mode: int | None = None, owner: str = "") -> Iterator[
         commit(part, path)
     except BaseException as error:
         part.unlink(missing_ok=True)
-        # Of a full disk, say, the system does not name the file.
+        # Some errors, such as a full disk, do not name the file.
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
@@ -86,8 +85,8 @@ def replacing(path: Path, mode: int | None = None, owner: str = "") -> Iterator[
 
 @contextmanager
 def replacing_path(path: Path, owner: str = "") -> Iterator[Path]:
-    """Yield a path for a library that opens its files itself; what it writes there replaces `path`
-    when the block ends without an error. If it writes nothing, nothing is replaced.
+    """Like `replacing`, but yield a path, for libraries that open files themselves. If nothing is
+    written to it, nothing is replaced.
 
     Args:
         owner: see `part_of`.
@@ -106,11 +105,11 @@ def replacing_path(path: Path, owner: str = "") -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path, mode: int | None = None) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes `folder` when the block ends without an error.
+    """Yield a temporary folder to fill, which becomes `folder` if the block ends without an error.
 
     Args:
-        folder: must not exist, or be empty; what a killed process left beside it is removed.
-        mode: permissions of the files in it; None leaves them to the umask.
+        folder: must be empty or not exist.
+        mode: permissions of the files in it; None uses the umask.
     """
     part = part_of(folder)
     remove_tree(part)
@@ -129,10 +128,10 @@ def new_folder(folder: Path, mode: int | None = None) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Put a folder, whose files are synced, in the place of another, which may be there.
+    """Replace `folder`, which may exist, by another folder, whose files are synced.
 
-    The old one is renamed to `displaced(folder)` for a moment; a process that is killed in it
-    leaves that name, and `restore_displaced` undoes it.
+    The old folder is renamed to `displaced(folder)` for a short time. If the process is killed
+    then, `restore_displaced` undoes it.
     """
     remove_tree(displaced(folder))
     if folder.exists():
@@ -147,12 +146,12 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 
 def displaced(path: Path) -> Path:
-    """Return the name of a file or folder while another takes its place."""
+    """Return the temporary name of a file or folder while it is being replaced."""
     return path.with_name(f".{path.name}.old")
 
 
 def restore_displaced(folder: Path) -> None:
-    """Put a folder back that a killed process took away to put another in its place."""
+    """Undo a `replace_folder` that was killed."""
     old = displaced(folder)
     if old.is_dir() and not folder.exists():
         old.rename(folder)
@@ -160,25 +159,25 @@ def restore_displaced(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write a file, whole or not at all, see `replacing`."""
+    """Write a file atomically, see `replacing`."""
     with replacing(path, mode) as file:
         file.write(content)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, after making the folders that it is in."""
+    """Write a file atomically, and create its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, content)
 
 
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a line or more of text, as UTF-8 with a line break at the end, whole or not at all."""
+    """Write text and a final line break atomically, as UTF-8."""
     write_bytes(path, f"{text}\n".encode(), mode)
 
 
 def mirror_content(path: Path, content: bytes | None) -> None:
-    """Give a file this content, unless it has it already; None removes the file. Only its owner may
-    read a new one. Several processes and threads may do so at once."""
+    """Write this content unless the file has it already; None removes the file. New files are
+    readable only for their owner. Safe for concurrent processes and threads."""
     if content is None:
         path.unlink(missing_ok=True)
         return
@@ -190,7 +189,7 @@ def mirror_content(path: Path, content: bytes | None) -> None:
 
 
 def make_folder(folder: Path, mode: int = OWNER_ALONE) -> None:
-    """Make a folder, if there is none, for the users who may read a file of this mode."""
+    """Create a folder, unless it exists, for the users who may read files of this mode."""
     if folder.is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,14 +197,14 @@ def make_folder(folder: Path, mode: int = OWNER_ALONE) -> None:
 
 
 def permit_folder(folder: Path, mode: int) -> None:
-    """Let users enter a folder if they may read a file of this mode."""
-    # Keep the setgid bit, which a folder inherits from one that hands on its group.
-    kept = stat.S_IMODE(folder.stat().st_mode) & ~0o777
-    folder.chmod(kept | mode | (mode & 0o444) >> 2)
+    """Let users enter a folder if they may read files of this mode."""
+    # Keep the setgid bit, which a folder may have inherited from its parent.
+    special_bits = stat.S_IMODE(folder.stat().st_mode) & ~0o777
+    folder.chmod(special_bits | mode | (mode & 0o444) >> 2)
 
 
 def try_writing(folder: Path) -> None:
-    """Raise an OSError if no file can be written into a folder, which perhaps is not there yet."""
+    """Raise an OSError if no file can be written into a folder, which may not exist yet."""
     while not folder.exists():
         folder = folder.parent
     with tempfile.TemporaryFile(dir=folder):
@@ -213,7 +212,7 @@ def try_writing(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder at once: rename it to a name that nobody reads, then delete its files."""
+    """Remove a folder atomically: rename it, then delete its files."""
     part = part_of(folder, ".removed")
     remove_tree(part)
     with suppress(OSError):
@@ -222,8 +221,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, a file, or a symbolic link but not its target; ignore what cannot be
-    removed."""
+    """Remove a folder, a file, or a symbolic link (not its target); ignore errors."""
     if path.is_symlink() or path.is_file():
         with suppress(OSError):
             path.unlink()
@@ -233,17 +231,17 @@ def remove_tree(path: Path) -> None:
 
 @contextmanager
 def replacing_group(main: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
-    """Yield a path to write to for each file; what is there when the block ends without an error
-    replaces the files together, and a file beside the main one goes if nothing is there.
+    """Yield a temporary path for each file, by its path; replace all files together if the block
+    ends without an error. Files of `beside` that were not written are removed.
 
-    All of it is synced before the first file is replaced. Where there are several, the old ones are
-    taken away first, the main file before the others, and the new main file comes last: a process
-    that is killed leaves the old files, the new ones, or no main file and the old one as
-    `displaced(main)`. An error leaves the old files.
+    All new files are synced first. If there are several, the old files are then renamed, the main
+    file first, and the new main file is put in place last. So a killed process leaves either the
+    old files, the new files, or no main file, with the old one at `displaced(main)`. An error
+    restores the old files.
     """
     parts = {path: part_of(path) for path in (main, *beside)}
-    taken, placed = list[Path](), list[Path]()
-    for part in parts.values():  # of a killed process
+    moved, placed = list[Path](), list[Path]()
+    for part in parts.values():  # left by a killed process
         part.unlink(missing_ok=True)
     try:
         yield parts
@@ -255,7 +253,7 @@ def replacing_group(main: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
         else:
             for path in filter(Path.exists, parts):
                 path.replace(displaced(path))
-                taken.append(path)
+                moved.append(path)
                 sync(main.parent)
             for path in reversed(parts):
                 if parts[path].exists():
@@ -265,7 +263,7 @@ def replacing_group(main: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
     except BaseException:
         for path in reversed(placed):
             path.unlink()
-        for path in reversed(taken):  # the main file comes back after the others
+        for path in reversed(moved):  # the main file last
             displaced(path).replace(path)
         raise
     finally:
@@ -277,6 +275,6 @@ def replacing_group(main: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
             displaced(path).unlink(missing_ok=True)
 
 
-# Without locks filelock by itself would wait for a file that nobody removes, as if another process
-# held the lock.
+# Without `fallback_to_soft=False`, on file systems without locks, filelock would use a lock file
+# that a killed process never removes.
 file_lock: partial[filelock.FileLock] = partial(filelock.FileLock, fallback_to_soft=False)

@@ -1,7 +1,7 @@
-"""Operations that the processes of one training do together; a single process's are the identity.
+"""Collective operations of the processes of a training run; for one process, the identity.
 
-`evergram.training.distributed` has those of several processes. Importing this file does not import
-torch.
+`evergram.training.distributed` implements them for several processes. Importing this file does not
+import torch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Variables of the environment that torchrun sets.
+# Environment variables that torchrun sets.
 WORLD, RANK = "WORLD_SIZE", "RANK"
 
 
 class Collectives:
-    """The operations of one process, which has all rows and all sums already.
+    """The operations of a single process, which already has all rows and sums.
 
-    Each process calls the same operations in the same order, or all of them wait for ever.
+    All processes must call the same operations in the same order, or they wait forever.
 
     Attributes:
-        rank: of this process, from 0; the first one writes, prints and publishes.
+        rank: number of this process, from 0; process 0 writes, prints and publishes.
         size: the number of processes.
     """
 
@@ -37,24 +37,24 @@ class Collectives:
         return self.rank == 0
 
     def counts(self, count: int) -> list[int]:
-        """Return how many of `count` rows each process has; they differ by at most one."""
+        """Return how many of `count` rows each process has; the numbers differ by at most one."""
         ends = [process * count // self.size for process in range(self.size + 1)]
         return [end - start for start, end in pairwise(ends)]
 
     def share(self, count: int) -> slice:
-        """Return which of `count` rows this process has: consecutive ones, perhaps none."""
+        """Return the slice of `count` rows that this process has; it may be empty."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def sum(self, tensor: Tensor, kind: str) -> Tensor:
         """Return the sum of the processes' tensors, without gradient.
 
         Args:
-            kind: what is summed, by which the bytes exchanged are counted, such as "Gramians".
+            kind: name of what is summed, such as "Gramians", for the count of exchanged bytes.
         """
         return tensor
 
     def rows(self, mine: Tensor, count: int, kind: str) -> Tensor:
-        """Return all `count` rows [count, …] of which each process has its `share`, without
+        """Gather all `count` rows [count, …], of which each process has its `share`, without
         gradient; rows of `mine` beyond the share are left out."""
         return mine
 
@@ -63,7 +63,7 @@ class Collectives:
         return gradient
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns in the first process; it is not called in others."""
+        """Call `make` in the first process, and return its result in all."""
         return make()
 
 
@@ -77,6 +77,5 @@ def process_count() -> int:
 
 
 def is_first_process() -> bool:
-    """Return whether this process writes, prints and publishes: the first of several, or the only
-    one."""
+    """Return whether this process is the one that writes, prints and publishes."""
     return process_count() == 1 or os.environ.get(RANK, "0") == "0"

@@ -1,4 +1,4 @@
-"""Answer a name that is not known with the known one that was probably meant."""
+"""Suggest a known name for an unknown one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from difflib import get_close_matches
 def did_you_mean(
     name: object, known: Iterable[object], *, write: Callable[[str], str] = repr
 ) -> str:
-    """Return " (did you mean 'x'?)" for the end of a clause; "" if no known name is near.
+    """Return " (did you mean 'x'?)" to append to a clause; "" if no known name is similar.
 
-    Capital letters are compared as small ones.
+    The comparison ignores case.
 
     Args:
-        write: how the sentence writes a known name.
+        write: formats a known name.
     """
     names = {str(each).casefold(): str(each) for each in known}
-    near = get_close_matches(str(name).casefold(), names, n=1)
-    return f" (did you mean {write(names[near[0]])}?)" if near else ""
+    matches = get_close_matches(str(name).casefold(), names, n=1)
+    return f" (did you mean {write(names[matches[0]])}?)" if matches else ""

@@ -13,8 +13,8 @@
         ├── IntegrityError                a file differs from what was published or saved
         └── UnknownVersionError (LookupError)   a lineage has no such version
 
-Each message is one sentence: what was given, what is allowed, and what to do. For an error of the
-system, `reason_and_remedy` says it.
+Each message is one sentence: what was given, what is allowed, and what to do. `reason_and_remedy`
+writes this for errors of the operating system.
 """
 
 import errno
@@ -22,7 +22,7 @@ import os
 
 
 class EvergramError(Exception):
-    """Base of all errors of Evergram; the command prints one as a line and exits with 2."""
+    """Base class of all errors; the command prints one line and exits with status 2."""
 
 
 class DataError(EvergramError, ValueError):
@@ -58,7 +58,7 @@ class LineageError(EvergramError, ValueError):
 
 
 class FormatError(LineageError):
-    """A file was written in a format that this Evergram does not read."""
+    """A file has a format that this version of Evergram cannot read."""
 
 
 class IntegrityError(LineageError):
@@ -69,41 +69,41 @@ class UnknownVersionError(LineageError, LookupError):
     """A lineage has no such version."""
 
 
-# What to do about an error of the system.
+# What to do about an error of the operating system.
 _REMEDIES = {
-    errno.ENOSPC: "free some space, or name a place on another disk",
-    errno.EDQUOT: "free some space, or name a place on another disk",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or name a place on another disk",
-    errno.EACCES: "let this user read and write there, or name another place",
-    errno.EPERM: "let this user read and write there, or name another place",
-    errno.EROFS: "name a place that can be written to",
-    errno.ENOENT: "make it first, or correct the name",
-    errno.EEXIST: "remove it, or name another place",
-    errno.ENOTDIR: "a file stands where a folder is needed: remove it, or name another place",
-    errno.EISDIR: "a folder stands where a file is needed: name a file",
-    errno.ENOTEMPTY: "empty the folder, or name another place",
-    errno.ELOOP: "these links lead to each other: name the file itself",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.EINVAL: "name a file or a folder of this machine's disk",
-    errno.ENOSYS: "this file system has no locks: name a place on another",
-    errno.ENOLCK: "this file system has no locks: name a place on another",
-    errno.EBUSY: "wait until no other program uses it, or name another place",
+    errno.ENOSPC: "free some space, or choose a path on another disk",
+    errno.EDQUOT: "free some space, or choose a path on another disk",
+    errno.EFBIG: "raise the limit on file size (ulimit -f), or choose a path on another disk",
+    errno.EACCES: "let this user read and write there, or choose another path",
+    errno.EPERM: "let this user read and write there, or choose another path",
+    errno.EROFS: "choose a writable path",
+    errno.ENOENT: "create it first, or correct the name",
+    errno.EEXIST: "remove it, or choose another path",
+    errno.ENOTDIR: "a file is where a folder is needed: remove it, or choose another path",
+    errno.EISDIR: "this is a folder: choose the path of a file",
+    errno.ENOTEMPTY: "empty the folder, or choose another path",
+    errno.ELOOP: "these symbolic links form a loop: give the path of the file itself",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.EINVAL: "choose a file or folder on a local disk",
+    errno.ENOSYS: "this file system does not support locks: choose a path on another",
+    errno.ENOLCK: "this file system does not support locks: choose a path on another",
+    errno.EBUSY: "wait until no other program uses it, or choose another path",
 }
 
 
-def reason_and_remedy(error: OSError, meanwhile: str = "") -> str:
-    """Return why the system refused and what to do, without a full stop.
+def reason_and_remedy(error: OSError, consequence: str = "") -> str:
+    """Return the reason of a system error and what to do, without a full stop.
 
     Args:
-        meanwhile: said in between, such as "the lineage is as it was".
+        consequence: a clause to put in between, such as "the lineage is unchanged".
     """
-    # Its number is in the text of an error of Arrow only.
+    # Arrow's errors have no errno, only the system's message.
     number = error.errno or next(
         (n for n in _REMEDIES if os.strerror(n).lower() in str(error).lower()), 0
     )
     reason = error.strerror or (os.strerror(number) if number else str(error))
-    remedy = _REMEDIES.get(number, "see that this file can be read and written, and try again")
-    if meanwhile:
-        return f"{reason.rstrip('.')}; {meanwhile}. {remedy[0].upper()}{remedy[1:]}"
+    remedy = _REMEDIES.get(number, "check that the file can be read and written, and try again")
+    if consequence:
+        return f"{reason.rstrip('.')}; {consequence}. {remedy[0].upper()}{remedy[1:]}"
     return f"{reason.rstrip('.')}; {remedy}"

@@ -1,9 +1,9 @@
-"""The rules for ids in files: which values are ids, and of which type.
+"""The rules for ids in files: which values are valid ids, and their types.
 
-An id is an integer or a text, and keeps its form: `00017` in a CSV is a text, because the number
-would be 17. An empty cell, a null and a NaN are no ids. In a text file (CSV, TSV, one id a line)
-the word NULL may mean a null, so such words are refused too; in a text column of Parquet or Arrow
-they are texts like any other.
+An id is an integer or a string, and keeps its form: `00017` in a CSV is a string, because the
+integer would be 17. Empty cells, nulls and NaNs are not valid ids. In a text file (CSV, TSV, one id
+per line), words such as NULL may mean a missing value, so they are refused too; in string columns
+of Parquet or Arrow they are allowed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from evergram.errors import DataError
 
-# Words that programs write to a text file for a missing value. NA is not among them: it is
-# Namibia.
+# Words for a missing value in text files. NA is not included: it is the country code of Namibia.
 NOTHING = r"(?i)^ *(nan|null|none|<na>|#?n/a|\\n)? *$"
-# What no id in a text file has: a NUL byte, and a line feed, which comes of a quotation mark that
-# does not end.
+# Not allowed in ids of a text file: NUL bytes, and line breaks, which come from unclosed quotation
+# marks.
 BROKEN = r"[\x00\r\n]"
 # An integer as programs print it: no plus sign, no leading zeros.
 INTEGER = r"^(0|-?[1-9]\d*)$"
@@ -33,7 +32,7 @@ NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether a type is text, in any of Arrow's forms but a dictionary."""
+    """Return whether a type is one of Arrow's string types (not a dictionary)."""
     return any(
         test(kind)
         for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -43,8 +42,8 @@ def is_text(kind: pa.DataType) -> bool:
 def refuse_missing(
     ids: pa.Array | pa.ChunkedArray, where: str, *, start: int = 0, text_file: bool = False
 ) -> None:
-    """Raise a DataError if a cell is no id, see `missing_cells`; `where` is the source and what it
-    has rows of, such as "x.csv row", and `start` the number of rows before these."""
+    """Raise a DataError if a cell is not an id, see `missing_cells`. In the error, `where` comes
+    before the row number, such as "x.csv row"; `start` is the number of preceding rows."""
     row = pc.index(missing_cells(ids, text_file=text_file), True).as_py()
     if row >= 0:
         cell = ids[row].as_py()
@@ -53,14 +52,15 @@ def refuse_missing(
         if text_file and re.search(BROKEN, str(cell)):
             why = " (it has a line break or a NUL byte: close the quotation mark before it)"
         elif text_file and has != "no id":
-            why = " (in a text file it means a missing value; an id is read from Parquet)"
+            why = " (in a text file this means a missing value; to use it as an id, use Parquet)"
         raise DataError(f"{where} {start + row + 1} has {has}{why}; give it one or leave it out.")
 
 
 def missing_cells(
     ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False
 ) -> pa.Array | pa.ChunkedArray:
-    """Return which cells are no ids, bool [n]; in a text file words may mean a missing value."""
+    """Return a mask [n]: True for cells that are not ids, including words such as NULL in a text
+    file."""
     missing = pc.is_null(ids, nan_is_null=True)
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
     if is_text(kind):
@@ -73,8 +73,8 @@ def missing_cells(
 
 
 def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> None:
-    """Refuse `ids` that `others` have in another Unicode normal form only: "é" may be one character
-    or two, which look the same. The error calls their holders `one` and `other`."""
+    """Refuse `ids` that equal ids in `others` except for their Unicode normal form: "é" may be one
+    character or two. `one` and `other` describe the two sources in the error."""
     if not (is_text(ids.type) and is_text(others.type)):
         return
     ids, others = (x.cast(pa.string()).drop_null() for x in (ids, others))
@@ -83,34 +83,34 @@ def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> 
     if not len(ids):
         return
     others = others.filter(pc.invert(pc.string_is_ascii(others)))
-    normal, theirs = (pc.utf8_normalize(x, form="NFC") for x in (ids, others))
-    same = ids.filter(pc.is_in(normal, value_set=theirs))
+    normalized, normalized_others = (pc.utf8_normalize(x, form="NFC") for x in (ids, others))
+    same = ids.filter(pc.is_in(normalized, value_set=normalized_others))
     if len(same):
         raise in_other_form(len(same), same[0].as_py(), one, other)
 
 
 def in_other_form(count: int, example: str, one: str, other: str) -> DataError:
     return DataError(
-        f"{count} ids of {one}, such as {example!r}, are in {other} in another Unicode normal form "
-        "and would be other objects; write both in one form, such as NFC."
+        f"{count} ids of {one}, such as {example!r}, have another Unicode normal form in {other}, "
+        "so they would be different objects; write both in the same form, such as NFC."
     )
 
 
 def refuse_repeats(ids: pa.Array | pa.ChunkedArray, source: str) -> None:
-    """Raise a DataError if an id comes more than once."""
+    """Raise a DataError if an id is repeated."""
     if len(pc.unique(ids)) == len(ids):
         return
     values, counts = pc.value_counts(ids).flatten()
     repeated = values.filter(pc.greater(counts, 1))
     raise DataError(
-        f"{source}: {len(repeated)} ids come more than once, such as {repeated[0].as_py()!r}; "
-        "leave one row of each."
+        f"{source}: {len(repeated)} ids are repeated, such as {repeated[0].as_py()!r}; keep one "
+        "row of each."
     )
 
 
 def id_hashes(ids: pa.Array, size: int = 1 << 20) -> NDArray[np.int64]:
-    """Return a number in [0, 2³²) for each id, the same on every machine, [N]. They are made a part
-    at a time: Python's strings are large."""
+    """Return a hash in [0, 2³²) for each id [N], the same on every machine. In chunks, because
+    Python strings are large."""
     hashes = [np.zeros(0, np.int64)]
     for start in range(0, len(ids), size):
         texts = ids.slice(start, size).cast(pa.string()).to_pylist()
@@ -119,8 +119,8 @@ def id_hashes(ids: pa.Array, size: int = 1 << 20) -> NDArray[np.int64]:
 
 
 def ids_of_text(texts: pa.Array) -> pa.Array:
-    """Return the lines of a file of ids: int64 if every one is an integer as programs print it,
-    float64, which is no type of ids, if all are numbers with a decimal point, else the texts."""
+    """Convert the lines of a file of ids: to int64 if all match `INTEGER`; to float64, which is not
+    a valid type of ids, if all are numbers and some have a decimal point; otherwise no change."""
     with suppress(pa.ArrowInvalid):  # beyond 64 bits
         if pc.all(pc.match_substring_regex(texts, INTEGER)).as_py():
             return texts.cast(pa.int64())
@@ -130,12 +130,12 @@ def ids_of_text(texts: pa.Array) -> pa.Array:
     return texts
 
 
-# Ids of one query's candidates, or a list of such lists; weights and values have the same form.
+# Ids of one query's candidates, or a list of such lists; likewise for weights and values.
 Lists: TypeAlias = Sequence[Any]
 
 
 def as_lists(lists: Lists, what: str) -> list[list[Any]]:
-    """Return lists of lists: one, if it is a flat list."""
+    """Return a list of lists; a flat list becomes its only element."""
     outer = _as_list(lists)
     if not isinstance(outer, list):
         raise DataError(
@@ -144,18 +144,18 @@ def as_lists(lists: Lists, what: str) -> list[list[Any]]:
         )
     rows = [_as_list(row) for row in outer]
     if len({isinstance(row, list) for row in rows}) > 1:
-        raise DataError(f"{what} has lists beside single ids; give one list for each query.")
+        raise DataError(f"{what} has both lists and single ids; give one list per query.")
     rows = rows if rows and isinstance(rows[0], list) else [outer]
     if [] in rows:
         raise DataError(
-            f"Query {rows.index([]) + 1} of {len(rows)} has no {what}; its vector is made of at "
-            "least one candidate."
+            f"Query {rows.index([]) + 1} of {len(rows)} has no {what}; it needs at least one "
+            "candidate."
         )
     return rows
 
 
 def _as_list(value: Any) -> Any:
-    """Return a sequence, an array or a tensor as a list, and one thing by itself as it is."""
+    """Convert a sequence, array or tensor to a list; return a scalar unchanged."""
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return value.to_pylist()
     if hasattr(value, "tolist") and hasattr(value, "ndim"):  # an array, or a tensor

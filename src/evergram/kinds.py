@@ -1,15 +1,15 @@
-"""Kinds: a room's closed list of things of one sort, such as its encoders, each with its settings.
+"""Kinds: the implementations to choose from in a folder, such as encoders, and their settings.
 
-A room's `kinds.py` holds a class of settings for each kind and one table of them, {kind: settings}.
-The class has the keys of a recipe's table, with their types and defaults, and it builds the object.
-To add a kind from outside the package, put its settings into the table:
+A folder's `kinds.py` has a settings class for each kind, and a table {kind: settings class}. The
+class has the keys of a recipe's table, with types and defaults, and builds the object. To add a
+kind from outside the package, add its settings to the table:
 `ESTIMATORS["window"] = WindowSettings`.
 
-No `kinds.py` imports torch: a class of settings imports what it builds when it builds it, so that a
-recipe is checked at once.
+No `kinds.py` imports torch at the top: each class imports what it builds when it builds it, so that
+checking a recipe is fast.
 
-A class of settings says what it has (`traits`), a key what it needs (`Needs`), and `unmet` compares
-the two and writes the error. No pair of settings is forbidden by a rule of its own.
+A settings class declares what it provides (`traits`), and a key what it requires (`Needs`). `unmet`
+compares them and writes the error, so there are no rules for specific pairs of settings.
 """
 
 from __future__ import annotations
@@ -29,40 +29,42 @@ from evergram.validation import shown, unknown_key
 
 
 def as_list(value: Any) -> Any:
-    """Return a list as it is, and anything else as a list of one."""
+    """Return a list unchanged, and wrap anything else in a list."""
     return value if isinstance(value, list) else [value]
 
 
-# Types of numbers in settings.
+# Number types for settings.
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# A list with one entry for each version; the last holds for all later ones.
+# A list with one entry per version; the last applies to all later versions.
 PerVersion = Annotated[list[Positive], Field(min_length=1), BeforeValidator(as_list)]
 
 
 class Trait(Enum):
-    """What a recipe or a run can have; the text says it, and which settings have it."""
+    """A property of a recipe or a run. The value describes it for errors, with the settings that
+    have it."""
 
     # Of [data] and [split].
     TEST_FILE = "a file of test pairs (data.test)"
-    GIVEN_SPLIT = "test pairs of a file (split.kind = 'given')"
-    SEPARATE_SELECTION = "pairs that select and do not test"
+    GIVEN_SPLIT = "test pairs from a file (split.kind = 'given')"
+    SEPARATE_SELECTION = "validation pairs apart from the test pairs"
     # Of [model].
-    SIZED = "an encoder that the recipe makes (model.kind other than 'module')"
+    SIZED = "an encoder built from the recipe (model.kind other than 'module')"
     FREE_VECTORS = "a free vector for each entity (model.kind = 'factorization')"
     MADE_START = "tables that start from vectors (model.start = 'smooth')"
     UNIT_ROWS = "rows of unit norm (model.normalize = true)"
     FREE_NORMS = "rows of any norm (model.normalize = false)"
-    ID_TABLES = "tables of ids (model.kind = 'factorization', for example)"
-    FEATURE_TABLES = "tables of features (model.kind = 'two_tower', for example)"
+    ID_TABLES = "id tables (model.kind = 'factorization', for example)"
+    FEATURE_TABLES = "feature tables (model.kind = 'two_tower', for example)"
     LAYERS = "layers (model.kind = 'two_tower', for example), or a task with parameters"
     BATCH_PRODUCTS = (
-        "products of a batch (model.kind = 'two_tower' or 'module', or task.kind = 'softmax_all')"
+        "matrix products per batch (model.kind = 'two_tower' or 'module', or task.kind = "
+        "'softmax_all')"
     )
-    MAPPABLE = "tables of which a step reads a part (model.kind = 'factorization' or 'two_tower')"
+    MAPPABLE = "tables that can be read in part (model.kind = 'factorization' or 'two_tower')"
     # Of [task].
     PENALTY = "a penalty (a task.penalty above 0, or task.sparse)"
     GRAMIANS = (
@@ -70,22 +72,22 @@ class Trait(Enum):
         "'spherical')"
     )
     MEASURES = "a term with measures (one with Gramians, or task.l2_measure = 'penalty')"
-    NORMS = "a weight of norms (task.l2 above 0)"
-    SQUARED_LOSS = "squares (task.kind = 'pointwise' with task.loss = 'squared')"
+    NORMS = "an L2 penalty (task.l2 above 0)"
+    SQUARED_LOSS = "the squared loss (task.kind = 'pointwise' with task.loss = 'squared')"
     SINGLE_PAIRS = "batches of single pairs (task.kind other than 'softmax_all')"
     SOME_CANDIDATES = (
-        "steps that read a batch's candidates (task.kind other than 'softmax_all', such as "
+        "steps that read only a batch's candidates (task.kind other than 'softmax_all', such as "
         "'pointwise')"
     )
     # Of [gramian].
-    DRAWN_APART = "an estimator with entities of its own (gramian.sampler)"
+    DRAWN_APART = "an estimator that samples entities (gramian.sampler)"
     # Of [training].
     STEPS = "an optimizer that takes steps (training.optimizer other than 'als')"
-    SOME_ROWS = "an optimizer that moves some rows (training.optimizer = 'adaptive' or 'sgd')"
+    SOME_ROWS = "an optimizer with sparse updates (training.optimizer = 'adaptive' or 'sgd')"
     EPOCHS = "training (training.epochs above 0)"
     # Of [upgrade].
-    NEW_MODEL = "a model that does not go on from another (upgrade.start other than 'previous')"
-    FITTED_AFTERWARDS = "a transform that is fitted afterwards (upgrade.method = 'post-closed')"
+    NEW_MODEL = "a new model (upgrade.start other than 'previous')"
+    FITTED_AFTERWARDS = "a transform fitted after training (upgrade.method = 'post-closed')"
     NOTHING_TO_FIT = "a transform that is not fitted (upgrade.transform = 'truncate')"
     CLOSED_FORM = (
         "a transform with a closed form (upgrade.transform = 'linear' or 'affine', for example)"
@@ -98,17 +100,18 @@ class Trait(Enum):
     CPU = "a CPU (--device cpu)"
 
 
-# Traits of a run, which a recipe alone does not decide.
+# Traits of a run, which do not depend on the recipe alone.
 OF_A_RUN = frozenset({Trait.NO_JOINT_TRANSFORM, Trait.ONE_PROCESS, Trait.CPU})
 
 
 class Needs:
-    """Metadata of a key: the traits without which it would change nothing, or could not be.
+    """Metadata of a key: the traits without which it would have no effect or would be invalid.
 
     Args:
-        traits: all that are needed.
-        values: only these values need them; None: whatever is written, and all but the default.
-        free: values that need nothing.
+        traits: the required traits.
+        values: only these values require them; None means every value that is written or differs
+            from the default.
+        free: values that require nothing.
     """
 
     def __init__(
@@ -119,40 +122,40 @@ class Needs:
         self.free = free
 
     def of(self, value: Any) -> tuple[Trait, ...]:
-        """Return the traits that a value needs."""
+        """Return the traits that a value requires."""
         is_free = value is None or value in self.free
         is_free = is_free or (self.values is not None and value not in self.values)
         return () if is_free else self.traits
 
 
 class Settings(BaseModel):
-    """A table of a recipe: unknown keys are errors, values are not converted, nothing changes."""
+    """A table of a recipe: strict (no unknown keys, no type coercion) and immutable."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    # What each of its keys needs of the rest of the recipe.
+    # Traits that all of its keys require.
     needs: ClassVar[tuple[Trait, ...]] = ()
 
     @property
     def traits(self) -> frozenset[Trait]:
-        """What it has that keys of other tables may need."""
+        """The traits that it provides."""
         return frozenset()
 
 
 class KindSettings(Settings):
-    """The settings of one kind. `kind` is its name in recipes and artefacts, written
-    `kind: Literal["window"] = "window"`; it is never renamed or used again for another thing."""
+    """The settings of one kind. `kind` is its name in recipes and artefacts, declared as
+    `kind: Literal["window"] = "window"`. Never rename it or reuse it for something else."""
 
     kind: str = ""
 
 
 def kind_of(settings: type[BaseModel]) -> str:
-    """Return the kind of a class of settings."""
+    """Return the kind of a settings class."""
     return str(settings.model_fields["kind"].default)
 
 
 def keys_of(settings: type[BaseModel], table: str) -> dict[str, Any]:
-    """Return the type of each key of a class of settings, by its path, nested ones included."""
+    """Return the type of each key of a settings class, including nested ones, by path."""
     types: dict[str, Any] = {}
     for name, field in settings.model_fields.items():
         path = f"{table}.{name}" if table else name
@@ -165,13 +168,13 @@ def keys_of(settings: type[BaseModel], table: str) -> dict[str, Any]:
 
 
 def imported(name: str) -> Any:
-    """Return the object that a dotted name leads to, and import its file now."""
-    module, _, own = name.rpartition(".")
-    return getattr(import_module(module), own)
+    """Import and return the object with a dotted name."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute)
 
 
 def traits_where(conditions: Mapping[Trait, object]) -> frozenset[Trait]:
-    """Return the traits whose condition holds."""
+    """Return the traits whose condition is true."""
     return frozenset(trait for trait, holds in conditions.items() if holds)
 
 
@@ -181,15 +184,15 @@ S = TypeVar("S", bound=Settings)
 class Kinds(dict[str, type[S]]):
     """A table of kinds, which is also the type of a recipe's table: `Annotated[Base, KINDS]`.
 
-    Names of the package's own kinds are not given to others, as published versions hold them.
+    The names of built-in kinds cannot be reassigned, because published versions refer to them.
 
     Args:
         table: its name in a recipe.
-        own: the package's settings.
-        chooser: the key that chooses among them.
-        default: the name that is chosen where none is written; None is the first.
-        required: whether a name must be written.
-    Raises: RecipeError: a name is a kind's of the package.
+        own: the built-in settings classes.
+        chooser: the key that selects the kind.
+        default: the kind if none is given; by default the first one.
+        required: whether a kind must be given.
+    Raises: RecipeError: a name is that of a built-in kind.
     """
 
     def __init__(
@@ -208,12 +211,12 @@ class Kinds(dict[str, type[S]]):
         for settings in own:
             for name in get_args(settings.model_fields[chooser].annotation):
                 if name in self:
-                    raise ValueError(f"{settings.__name__} has the name of {self[name].__name__}.")
+                    raise ValueError(f"{settings.__name__} and {self[name].__name__} share a name.")
                 self[name] = settings
         self.own.update(self)
         self.default: str | None = None if required else default or next(iter(self.own))
 
-    # Whether a name alone stands for a table with this kind.
+    # Whether a kind's name can be written instead of a table.
     is_short: ClassVar[bool] = False
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -222,25 +225,25 @@ class Kinds(dict[str, type[S]]):
     def __setitem__(self, kind: str, settings: type[S]) -> None:
         if self.own.get(kind, settings) is not settings:
             raise RecipeError(
-                f"The kind {kind!r} is the package's own {self.own[kind].__name__}; give "
+                f"The kind {kind!r} is the built-in {self.own[kind].__name__}; give "
                 f"{settings.__name__} another name."
             )
         chooser = settings.model_fields.get(self.chooser)
         if chooser is None or kind not in get_args(chooser.annotation):
             raise RecipeError(
-                f"{settings.__name__} is put into the table as {kind!r}; write {self.chooser}: "
-                f"Literal[{kind!r}] = {kind!r} in it."
+                f"{settings.__name__} is registered as {kind!r}; add {self.chooser}: "
+                f"Literal[{kind!r}] = {kind!r} to it."
             )
         super().__setitem__(kind, settings)
 
     def of(self, values: Any) -> S:
-        """Return the settings of a table's values. Raises: pydantic.ValidationError, ValueError."""
+        """Validate a table's values. Raises: pydantic.ValidationError, ValueError."""
         if isinstance(values, Settings):
             return values  # type: ignore[return-value]
         if self.is_short and isinstance(values, str):
             values = {self.chooser: values}
         if not isinstance(values, Mapping):
-            return next(iter(self.values())).model_validate(values)  # says that it is no table
+            return next(iter(self.values())).model_validate(values)  # raises: not a table
         values = self.completed(values)
         name = values.get(self.chooser, self.default)
         key = f"{self.table}.{self.chooser}"
@@ -257,15 +260,15 @@ class Kinds(dict[str, type[S]]):
         return settings.model_validate(values)
 
     def completed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values with those that others of them stand for."""
+        """Return the values with abbreviations expanded."""
         return values
 
     def class_of(self, values: Mapping[str, Any]) -> type[S] | None:
-        """Return the class that values choose; None if there is none."""
+        """Return the settings class that the values select, or None."""
         return self.get(values.get(self.chooser, self.default))
 
     def fields_of(self, values: Mapping[str, Any]) -> set[str]:
-        """Return the keys of the class that values choose; none where they are wrong."""
+        """Return the keys of the class that the values select; empty if they are invalid."""
         try:
             settings = self.class_of(self.completed(values))
         except (TypeError, ValueError):
@@ -273,30 +276,30 @@ class Kinds(dict[str, type[S]]):
         return set() if settings is None else set(settings.model_fields)
 
     def every(self) -> list[type[S]]:
-        """Return the classes of settings that there are."""
+        """Return all settings classes, without duplicates."""
         return list(dict.fromkeys(self.values()))
 
     def types_of_keys(self, path: str, table: str) -> dict[str, Any]:
-        """Return the type of each key that the kinds have, by its path.
+        """Return the type of each key of all kinds, by path.
 
         Args:
-            path: of the table; a short one is a key of `table`, and so are those of its kinds.
+            path: the table's path; if `is_short`, it and the kinds' keys are keys of `table`.
         """
-        own = table if self.is_short else path
+        parent = table if self.is_short else path
         types: dict[str, Any] = {}
         for settings in self.every():
-            types = {**keys_of(settings, own), **types}
-        types.pop(f"{own}.{self.chooser}")
+            types = {**keys_of(settings, parent), **types}
+        types.pop(f"{parent}.{self.chooser}")
         return {path if self.is_short else f"{path}.{self.chooser}": Literal[tuple(self)], **types}
 
     def unknown(self, key: str, settings: type[S], name: str) -> str:
-        """Return a clause on a key that the chosen settings do not have."""
+        """Return a clause about a key that the selected settings do not have."""
         users = [repr(kind) for kind, each in self.items() if key in each.model_fields]
         chooser = f"{self.table}.{self.chooser}"
         if not users:
             return unknown_key([self.table, key], list(settings.model_fields))
         return (
-            f"{self.table}.{key} is used with {chooser} = {' or '.join(users)} only, and it is "
+            f"{self.table}.{key} is used only with {chooser} = {' or '.join(users)}, but it is "
             f"{name!r}; leave {self.table}.{key} out, or change {chooser}"
         )
 
@@ -311,32 +314,35 @@ class Kinds(dict[str, type[S]]):
 def unmet(
     tables: Mapping[str, BaseModel], has: Collection[Trait], written: Collection[str]
 ) -> dict[str, str]:
-    """Return each key whose needs are not met, "table.key", with a sentence that says so.
+    """Return a sentence for each key, "table.key", whose needs are not met.
 
     Args:
-        tables: of a recipe, by name; a class of settings may have `needs` for all of its keys.
+        tables: the recipe's tables, by name.
         has: the traits of the recipe and the run.
-        written: keys that were written, "table.key"; they are checked even if they say the default.
+        written: keys, "table.key", that the user wrote; these are checked even if they have the
+            default value.
     """
-    found = {}
+    sentences = {}
     for name, table in tables.items():
         for key, field in type(table).model_fields.items():
             path, value = f"{name}.{key}", getattr(table, key)
-            wanted = list(_wanted(table, field, value, is_written=path in written))
-            lacking = [trait for trait in wanted if trait not in has]
-            if lacking:
-                found[path] = (
-                    f"{path} is {shown(value)}, which needs {lacking[0].value}; change that, or "
+            required = _required(table, field, value, is_written=path in written)
+            missing = [trait for trait in required if trait not in has]
+            if missing:
+                sentences[path] = (
+                    f"{path} is {shown(value)}, which needs {missing[0].value}; change that, or "
                     f"leave {path} out."
                 )
-    return found
+    return sentences
 
 
-def _wanted(table: BaseModel, field: FieldInfo, value: Any, *, is_written: bool) -> Iterator[Trait]:
-    """Yield the traits that a key of a table needs."""
+def _required(
+    table: BaseModel, field: FieldInfo, value: Any, *, is_written: bool
+) -> Iterator[Trait]:
+    """Yield the traits that a key of a table requires."""
     if is_written:
         yield from getattr(table, "needs", ())
-    is_said = is_written or value != field.get_default(call_default_factory=True)
+    is_set = is_written or value != field.get_default(call_default_factory=True)
     for each in field.metadata:
-        if isinstance(each, Needs) and (is_said or each.values is not None):
+        if isinstance(each, Needs) and (is_set or each.values is not None):
             yield from each.of(value)

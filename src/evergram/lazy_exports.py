@@ -1,5 +1,4 @@
-"""Packages whose exports are imported at their first use, so that `import evergram` does not wait
-for torch."""
+"""Packages that import their exports at first use; so `import evergram` does not load torch."""
 
 from __future__ import annotations
 
@@ -13,10 +12,11 @@ from typing import Any
 
 
 class LazyPackage(ModuleType):
-    """A package that imports each of its exports at the first use of it. A class and not the
-    `__getattr__` of PEP 562, because the import system binds every submodule to its package: once
-    `releasing/publish.py` was imported, `releasing.publish` would be that file. `__setattr__` binds
-    the function."""
+    """A package that imports each of its exports at first use.
+
+    This is a class instead of a module-level `__getattr__` (PEP 562), because the import system
+    sets every submodule as an attribute of its package: after importing `releasing/publish.py`,
+    `releasing.publish` would be the module. `__setattr__` sets the function instead."""
 
     _lazy_homes: Mapping[str, str]
 
@@ -42,9 +42,9 @@ class LazyPackage(ModuleType):
 
 
 def export_lazily(package: str) -> None:
-    """Export what a package imports under `if TYPE_CHECKING`, without importing it now.
+    """Export the names that a package imports under `if TYPE_CHECKING`, without importing them now.
 
-    `__all__` becomes the list of these names, but for the folders among them.
+    Sets `__all__` to these names, except subpackages.
 
     >>> import evergram.data
     >>> evergram.data.Vocabulary.__module__

@@ -1,10 +1,10 @@
-"""Lines on stderr: sentences for people or, for programs, one JSON object a line.
+"""Lines on stderr: sentences for people or, for programs, one JSON object per line.
 
-Progress, warnings, errors and the log of the service are all written here, so that `--log-format
-json` leaves no other line on stderr. The format is one for the whole process, as stderr is.
+Progress, warnings, errors and the service's log are all written here, so that with `--log-format
+json` every line on stderr is JSON. The format is set for the whole process.
 
-JSON: `time` (UTC, ISO 8601), `level` (info, warning, error), `event` (what kind of line it is, from
-a short list in docs/commands.md), `message` (the sentence), and figures by name.
+JSON: `time` (UTC, ISO 8601), `level` (info, warning, error), `event` (one of those listed in
+docs/commands.md), `message` (the sentence), and figures by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class LogFormat(StrEnum):
-    """How lines on stderr are written."""
+    """The format of lines on stderr."""
 
     text = "text"
     json = "json"
@@ -30,12 +30,12 @@ _format = LogFormat.text
 
 
 def log_format() -> LogFormat:
-    """Return the format that lines on stderr have."""
+    """Return the current format of lines on stderr."""
     return _format
 
 
 def set_log_format(chosen: LogFormat) -> None:
-    """Write lines on stderr in this format from now on."""
+    """Set the format of lines on stderr."""
     global _format
     _format = chosen
 
@@ -43,8 +43,8 @@ def set_log_format(chosen: LogFormat) -> None:
 def write_line(
     event: str, sentence: str, *, level: str = "info", before: str = "", **figures: Any
 ) -> None:
-    """Write a line on stderr; `before` are words that only people need before the sentence. Figures
-    are of a JSON line: numbers that are not finite become null, what JSON does not know text."""
+    """Write a line to stderr. `before` is a prefix that only the text format has. `figures` are
+    fields that only JSON has; non-finite numbers become null, and unsupported types strings."""
     sys.stderr.write(line_of(event, sentence, level=level, before=before, **figures) + "\n")
     sys.stderr.flush()
 
@@ -58,7 +58,7 @@ def line_of(
     at: float | None = None,
     **figures: Any,
 ) -> str:
-    """Return the line that `write_line` writes, `at` so many seconds since 1970, or now."""
+    """Return the line that `write_line` writes; `at`: seconds since 1970, by default now."""
     if _format is LogFormat.text:
         return before + sentence
     moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
@@ -70,8 +70,8 @@ def line_of(
 
 
 class LineFormatter(logging.Formatter):
-    """Formats the records of Python's logging as lines: by a pattern of `logging.Formatter` for
-    people, or as JSON with an event."""
+    """Formats records of Python's logging: as text with a pattern of `logging.Formatter`, or as
+    JSON with an event."""
 
     def __init__(self, pattern: str, event: str) -> None:
         super().__init__(pattern, "%H:%M:%S")
@@ -90,7 +90,7 @@ class LineFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Log what a service does on stderr: the library's news, and others' warnings."""
+    """Log to stderr: this library's records from INFO, and other libraries' from WARNING."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "service"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

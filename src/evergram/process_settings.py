@@ -1,4 +1,4 @@
-"""Settings of this process that make numerical work faster, for a block of it."""
+"""Process-wide settings for numerical work, for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# glibc's numbers of what mallopt(3) sets, and its greatest value.
+# Parameters of mallopt(3) in glibc, and the maximum value.
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 MOST = 2**31 - 1
-# What glibc allows of MMAP_MAX unless it is told, and the ends of what it learns by itself.
+# glibc's default of MMAP_MAX, and the maximum of its dynamic MMAP_THRESHOLD.
 USUAL_MMAP_MAX, LEARNED_MMAP_THRESHOLD = 65_536, 32 * 2**20
-# Bytes of parameters.
+# Bytes of parameters above which memory is not kept.
 LARGE = 2**30
-# Variables by which somebody has chosen how memory is allocated.
+# Prefixes of environment variables that configure an allocator.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @contextmanager
 def while_training(parameters: Iterable[Tensor] = ()) -> Iterator[None]:
-    """The settings of a training for a block: `no_denormals`, `kept_memory`, and on a GPU
-    `ordered_sums`.
+    """The settings for training: `no_denormals`, `kept_memory`, and on a GPU `ordered_sums`.
 
     Args:
-        parameters: what is trained; where they are more than `LARGE`, memory is given back as ever,
-            as little is to be gained beside them and what is kept may be wanted elsewhere.
+        parameters: the trained parameters. Above `LARGE` bytes, freed memory is returned to the
+            system as usual, as reuse gains little and the memory may be needed elsewhere.
     """
     trained = list(parameters)
     large = sum(p.numel() * p.element_size() for p in trained) > LARGE
@@ -48,8 +47,7 @@ def while_training(parameters: Iterable[Tensor] = ()) -> Iterator[None]:
 def _shared(
     setting: Callable[[], AbstractContextManager[None]],
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Let blocks that are nested, or in several threads, enter a setting with the first of them and
-    leave it with the last."""
+    """Share a setting among nested blocks and threads: the first enters it, the last leaves it."""
     lock, entered, blocks = threading.Lock(), ExitStack(), 0
 
     @contextmanager
@@ -74,18 +72,18 @@ def _shared(
 @_shared
 @contextmanager
 def ordered_sums() -> Iterator[None]:
-    """Have a GPU add in the same order each time inside the block, so that a seed repeats its bits.
+    """Make a GPU add in the same order each time, so that a seed gives the same bits.
 
-    Where torch knows no such algorithm it goes on with the one it has; what it would warn of is
-    nothing that a user of a recipe could change. A process that asks for deterministic algorithms
-    by itself keeps what it asked for.
+    If torch has no deterministic algorithm for an operation, it uses another one; its warnings are
+    suppressed, as users of a recipe could not act on them. If the process has already enabled
+    deterministic algorithms, nothing is changed.
     """
     if torch.are_deterministic_algorithms_enabled():
         yield
         return
     settings: Any = torch.utils.deterministic
     fills = settings.fill_uninitialized_memory
-    # torch warns of every product of matrices until cuBLAS has a workspace of its own.
+    # Without this, torch warns about every matrix product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     settings.fill_uninitialized_memory = False
@@ -100,29 +98,29 @@ def ordered_sums() -> Iterator[None]:
 
 @contextmanager
 def no_denormals() -> Iterator[None]:
-    """Flush denormal numbers to zero inside the block.
+    """Flush denormal numbers to zero, and restore the setting at the end.
 
-    Adagrad's tiny ones made a CPU step 20 times slower. The setting is restored at the end.
+    Denormal numbers from Adagrad made a step on a CPU 20 times slower.
     """
-    was = float(torch.tensor([1e-310], dtype=torch.float64) * 0.5) == 0
+    before = float(torch.tensor([1e-310], dtype=torch.float64) * 0.5) == 0
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(was)
+        torch.set_flush_denormal(before)
 
 
 @_shared
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Reuse the memory of freed tensors inside the block, in place of asking the system anew.
+    """Reuse the memory of freed tensors instead of returning it to the system.
 
-    glibc gives every block above 32 MiB back at once, and each new one comes as pages of zeros that
-    are made when they are first written: a quarter of a step whose tables are 80 MB. What was freed
-    stays with the process until the block ends, but for more than 2 GiB at the heap's end.
+    By default, glibc returns every freed block above 32 MiB, and the kernel must zero the pages of
+    each new one when they are first written: a quarter of a step with tables of 80 MB. Inside the
+    block, the process keeps freed memory, except above 2 GiB at the end of the heap.
 
-    Nothing changes where the C library is another, or where a variable of the environment
-    (`MALLOC_…`, `GLIBC_TUNABLES`, `LD_PRELOAD`) says that somebody chose an allocator's settings.
+    Does nothing with another C library, or if an environment variable (`MALLOC_…`,
+    `GLIBC_TUNABLES`, `LD_PRELOAD`) configures an allocator.
     """
     if (library := _glibc()) is None:
         yield
@@ -132,7 +130,7 @@ def kept_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        # glibc learns no more once it was told, so it is told the most that it would learn.
+        # Once set, glibc no longer adapts these, so set the maximum that it would adapt to.
         library.mallopt(MMAP_MAX, USUAL_MMAP_MAX)
         library.mallopt(MMAP_THRESHOLD, LEARNED_MMAP_THRESHOLD)
         library.mallopt(TRIM_THRESHOLD, 2 * LEARNED_MMAP_THRESHOLD)
@@ -141,7 +139,7 @@ def kept_memory() -> Iterator[None]:
 
 @lru_cache
 def _glibc() -> Any:
-    """Return the C library, if it is glibc with the settings that it begins with; else None."""
+    """Return the C library if it is glibc with default settings, or None."""
     if any(name.startswith(CHOSEN) for name in os.environ):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Objects with files or connections, of which each process opens its own."""
+"""Objects with open files or connections that each process must open for itself."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 _alive: WeakSet[Reopened] = WeakSet()
-# What a forked process got from its parent: closing it would end the parent's connections.
+# State inherited by a forked process, kept because closing it would end the parent's connections.
 _inherited: list[dict[str, Any]] = []
 _lock = threading.RLock()
 
 
 class Reopened:
-    """An object that another process opens for itself, by what `__reduce__` returns.
-
-    So it can be pickled, for a spawned process or another machine, and after a fork it is opened
-    again at its first use.
-    """
+    """An object that other processes open again with what `__reduce__` returns: after unpickling,
+    in a spawned process or on another machine, and at its first use after a fork."""
 
     @abstractmethod
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return a function and its arguments, which open the same; perhaps attributes to set."""
+        """Return a function and arguments that open it again, optionally attributes to set."""
 
     def __new__(cls, *_args: Any, **_options: Any) -> Self:
         self = super().__new__(cls)
@@ -37,32 +34,32 @@ class Reopened:
         vars(copied).update(vars(self))
         return copied
 
-    if not TYPE_CHECKING:  # It would hide misspelt attributes.
+    if not TYPE_CHECKING:  # mypy would accept misspelt attributes
 
         def __getattr__(self, name: str) -> Any:
             with _lock:
                 if "_reopened_by" in vars(self):
-                    again = reopened(vars(self)["_reopened_by"])
+                    new = reopened(vars(self)["_reopened_by"])
                     del vars(self)["_reopened_by"]
-                    vars(self).update(vars(again))
+                    vars(self).update(vars(new))
             return object.__getattribute__(self, name)
 
 
 def reopened(by: Reopened | tuple[Any, ...]) -> Any:
-    """Open an object once more, given it or what its `__reduce__` returned."""
+    """Open a new instance, given an object or the result of its `__reduce__`."""
     function, arguments, *state = by if isinstance(by, tuple) else by.__reduce__()
-    again = function(*arguments)
+    new = function(*arguments)
     for attributes in state:
-        vars(again).update(attributes)
-    return again
+        vars(new).update(attributes)
+    return new
 
 
 def _forget_inherited() -> None:
-    """Leave the files and connections of the parent alone, in a process that was just forked."""
+    """In a forked process, detach all objects from the parent's files and connections."""
     global _lock
     _lock = threading.RLock()
     for each in list(_alive):
-        # One that was being opened, or cannot be, must not keep the others from being forgotten.
+        # Continue with the others if one was only half opened.
         with suppress(Exception):
             by = vars(each).get("_reopened_by") or each.__reduce__()
             _inherited.append(dict(vars(each)))

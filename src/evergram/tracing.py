@@ -1,5 +1,5 @@
-"""Spans of OpenTelemetry around what takes time: off, at the price of one comparison, until
-`evergram serve` (`serving.metrics`) or a program calls `trace_with`."""
+"""OpenTelemetry spans around slow operations. Off (one comparison per span) until `evergram serve`
+(`serving.metrics`) or a program calls `trace_with`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _provider: TracerProvider | None = None
 
 
 def trace_with(provider: TracerProvider | None) -> None:
-    """Record spans with a provider from now on, in all threads; with None, record none. A service
-    records its requests if this is called before its application is made."""
+    """Record spans with a provider in all threads; None turns spans off. To record a service's
+    requests, call this before its application is created."""
     global _tracer, _provider
     _provider = provider
     _tracer = None if provider is None else provider.get_tracer("evergram")
 
 
 def tracer() -> Tracer | None:
-    """Return the tracer that records spans; None if none are recorded."""
+    """Return the tracer that records spans, or None."""
     return _tracer
 
 
 def tracer_provider() -> TracerProvider | None:
-    """Return the provider that spans are recorded with; None if none are recorded."""
+    """Return the provider that records spans, or None."""
     return None if _tracer is None else _provider
 
 
 def annotate(**attributes: str | int) -> None:
-    """Add attributes to the span that is open in this thread or task, as "evergram.NAME"."""
+    """Add attributes, as "evergram.NAME", to the current span."""
     if _tracer is not None:
         from opentelemetry.trace import get_current_span
 
@@ -41,17 +41,17 @@ def annotate(**attributes: str | int) -> None:
 
 
 def span(name: str, **attributes: str | int) -> AbstractContextManager[Any]:
-    """Return a span for a `with` block, below the one that is open in this thread or task. Where
-    none is open, or the open one is not sampled, nothing is recorded: what a service does besides
-    requests, such as filling stores, would be a trace for each block of rows."""
+    """Return a span for a `with` block, as a child of the current span. Nothing is recorded if
+    there is no current span, or it is not sampled: otherwise background work, such as filling
+    stores, would create a trace for each block of rows."""
     if _tracer is None:
         return _NOTHING
     from opentelemetry.trace import get_current_span
 
     if not get_current_span().is_recording():
         return _NOTHING
-    described = {f"evergram.{key}": value for key, value in attributes.items()}
-    recorded: AbstractContextManager[Any] = _tracer.start_as_current_span(
-        f"evergram.{name}", attributes=described
+    named = {f"evergram.{key}": value for key, value in attributes.items()}
+    child: AbstractContextManager[Any] = _tracer.start_as_current_span(
+        f"evergram.{name}", attributes=named
     )
-    return recorded
+    return child

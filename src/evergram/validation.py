@@ -1,4 +1,4 @@
-"""Turn pydantic's validation errors into one sentence in plain words."""
+"""Convert pydantic's validation errors to one plain sentence."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel, ValidationError
 
 from evergram.did_you_mean import did_you_mean
 
-# Characters of a wrong value that a sentence repeats.
+# Maximum characters of an invalid value in a sentence.
 SHOWN = 80
 
-# What the value must be, with pydantic's types of the error.
+# What a value must be, and pydantic's error types.
 _REQUIREMENTS = {
     "greater than {gt}": "greater_than",
     "at least {ge}": "greater_than_equal",
@@ -21,17 +21,17 @@ _REQUIREMENTS = {
     "at most {le}": "less_than_equal",
     "a finite number": "finite_number",
     "a number": "float_type float_parsing",
-    "a whole number": "int_type int_parsing int_from_float",
-    "a whole number of at most 64 bits": "int_parsing_size",
+    "an integer": "int_type int_parsing int_from_float",
+    "an integer of at most 64 bits": "int_parsing_size",
     "true or false": "bool_type bool_parsing",
-    "text": "string_type",
-    "text of at least {min_length} characters": "string_too_short",
-    "text of at most {max_length} characters": "string_too_long",
-    "text of the form {pattern}": "string_pattern_mismatch",
+    "a string": "string_type",
+    "a string of at least {min_length} characters": "string_too_short",
+    "a string of at most {max_length} characters": "string_too_long",
+    "a string that matches {pattern}": "string_pattern_mismatch",
     "a list": "list_type tuple_type set_type",
     "a list of at least {min_length}": "too_short",
     "a list of at most {max_length}": "too_long",
-    "a table of names and values": "dict_type mapping_type model_type model_attributes_type "
+    "a table of keys and values": "dict_type mapping_type model_type model_attributes_type "
     "dataclass_type",
     "left out": "none_required",
 }
@@ -41,31 +41,32 @@ _BY_TYPE = {kind: words for words, kinds in _REQUIREMENTS.items() for kind in ki
 def sentence_of(
     error: ValidationError, model: type[BaseModel] | None = None, name: str = "it"
 ) -> str:
-    """Return a sentence on the first problem of a value, with its full stop.
+    """Return a sentence about the first problem, with a full stop.
 
     Args:
         error: raised by `model.model_validate`, or by the validation of a single value.
-        model: the model, whose keys the sentence names; None for a single value.
-        name: how the sentence calls the value as a whole.
+        model: the model, or None for a single value.
+        name: the sentence's subject if the problem has no key.
     """
     problems = error.errors(include_url=False)
     first = problems[0]
-    names, kind = _place(first["loc"], model)
+    names, kind = _key_path(first["loc"], model)
     key = ".".join(names) or name
     if first["type"] == "json_invalid":
-        return f"it is no JSON ({_clause(str(first.get('ctx', {}).get('error', first['msg'])))})."
+        reason = _clause(str(first.get("ctx", {}).get("error", first["msg"])))
+        return f"it is not valid JSON ({reason})."
     if first["type"] in ("value_error", "assertion_error"):
         problem = _clause(str(first["msg"]).removeprefix("Value error, "))
         if problem.startswith("it must "):
             return f"{key} is {shown(first['input'])}; {problem}."
-        # The validator of a table names the keys itself; that of a single value cannot.
+        # A table's validator names the keys itself, a single value's cannot.
         return f"{problem}." if isinstance(first["input"], dict) else f"{key}: {problem}."
     if first["type"] == "missing":
         return f"the key {key} is missing."
     if first["type"] == "extra_forbidden" or first["loc"][-1:] == ("[key]",):
         return _unknown(names, kind, first)
-    # A value that may be of several kinds has one problem for each of them.
-    same = [p for p in problems if _place(p["loc"], model)[0] == names]
+    # A value that may have several types has one problem for each.
+    same = [p for p in problems if _key_path(p["loc"], model)[0] == names]
     whole = min(same, key=lambda p: len(p["loc"]))
     required = dict.fromkeys(_required(p, element=len(p["loc"]) > len(whole["loc"])) for p in same)
     choices = [word for p in same for word in _choices(p)]
@@ -74,7 +75,7 @@ def sentence_of(
 
 
 def shown(value: Any) -> str:
-    """Return a value as a person would write it, shortened where it is long."""
+    """Return a value as a user would write it, shortened if it is long."""
     if value is None or isinstance(value, bool):
         text = {None: "nothing", True: "true", False: "false"}[value]
     else:
@@ -83,21 +84,21 @@ def shown(value: Any) -> str:
 
 
 def _choices(problem: Any) -> list[str]:
-    """Return the texts that a value may be; none if the problem is not of a choice."""
+    """Return the allowed strings of a value; empty unless the problem is a wrong choice."""
     if problem["type"] != "literal_error":
         return []
     return re.findall(r"'([^']*)'", problem["ctx"]["expected"])
 
 
 def _required(problem: Any, *, element: bool) -> str:
-    """Return what a value must be; of an `element`, what each of its list must be."""
+    """Return what a value must be; for an `element` of a list, what all elements must be."""
     limits = problem.get("ctx") or {}
     if problem["type"] in _BY_TYPE:
-        shown_ = {k: _plain(v) if isinstance(v, int | float) else v for k, v in limits.items()}
-        required = _BY_TYPE[problem["type"]].format_map(shown_)
+        texts = {k: _plain(v) if isinstance(v, int | float) else v for k, v in limits.items()}
+        required = _BY_TYPE[problem["type"]].format_map(texts)
     elif problem["type"] == "literal_error":
         required = f"{'one of ' if ' or ' in limits['expected'] else ''}{limits['expected']}"
-    else:  # a type that is not listed: pydantic's own words, without the grammar around them
+    else:  # another type: pydantic's message without its first words
         message = str(problem["msg"]).removeprefix("Input ").removeprefix("should ")
         message = message.removeprefix("Value error, ").removeprefix("it must be ")
         required = _clause(message).removeprefix("be ").removeprefix("a valid ")
@@ -105,7 +106,7 @@ def _required(problem: Any, *, element: bool) -> str:
 
 
 def _plain(limit: float) -> str:
-    """Return a number without an exponent: 2147483648, not 2.14748e+09."""
+    """Format a number without an exponent: 2147483648, not 2.14748e+09."""
     return f"{limit:.0f}" if limit == int(limit) else f"{limit:g}"
 
 
@@ -114,9 +115,9 @@ def _clause(text: str) -> str:
 
 
 def unknown_key(names: Sequence[str], allowed: Sequence[str]) -> str:
-    """Return a clause on a key, given by the names that lead to it, that is none of the allowed."""
-    meant = did_you_mean(names[-1], allowed, write=lambda name: ".".join([*names[:-1], name]))
-    return f"the key {'.'.join(names)} is unknown; allowed here are: {', '.join(allowed)}{meant}"
+    """Return a clause about an unknown key, given by the names on its path."""
+    hint = did_you_mean(names[-1], allowed, write=lambda name: ".".join([*names[:-1], name]))
+    return f"the key {'.'.join(names)} is unknown; allowed here are: {', '.join(allowed)}{hint}"
 
 
 def _unknown(names: Sequence[str], kind: Any, problem: Any) -> str:
@@ -124,25 +125,25 @@ def _unknown(names: Sequence[str], kind: Any, problem: Any) -> str:
         allowed = list(getattr(kind, "model_fields", ()))
     else:  # a key of a dict: pydantic's message lists the expected ones
         expected = str((problem.get("ctx") or {}).get("expected", ""))
-        allowed = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
+        allowed = [name.strip("' ") for name in expected.replace(" or ", ", ").split(",")]
     return f"{unknown_key(names, allowed)}."
 
 
-def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tuple[list[str], Any]:
-    """Return the keys that lead to a location, and the model that holds the last of them.
-
-    pydantic's names of the members of a union are left out.
-    """
+def _key_path(
+    location: Sequence[int | str], model: type[BaseModel] | None
+) -> tuple[list[str], Any]:
+    """Return the keys on the path to a location, without pydantic's names for members of a union,
+    and the model that has the last key."""
     names: list[str] = []
     kind: Any = model
     holder: Any = model
     for part in location:
         models = _models(kind)
         if isinstance(part, int):
-            if models:  # in a list of tables, the index says which
+            if models:  # an index in a list of tables
                 names[-1] += f"[{part}]"
                 kind = models[0]
-        elif part == "[key]":  # the name before it is the problem, not what it leads to
+        elif part == "[key]":  # the problem is the preceding name itself
             continue
         elif get_origin(kind) is dict:
             names.append(part)
@@ -159,7 +160,7 @@ def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tupl
 
 
 def _models(kind: Any) -> list[Any]:
-    """Return the models that a value of a type may be, or hold."""
+    """Return the models in a type."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return [kind]
     return [model for each in get_args(kind) for model in _models(each)]

@@ -126,7 +126,7 @@ def test_columns_that_are_declared_without_nulls_are_read_as_others() -> None:
 
 def test_bad_features_are_refused() -> None:
     for features, message in [
-        ({"id": [1, 1], "a": [1, 2]}, "1 ids come more than once, such as 1;"),
+        ({"id": [1, 1], "a": [1, 2]}, "1 ids are repeated, such as 1;"),
         ({"id": [1], "price": [[1.5]]}, "holds list<item: double>"),
         ({"id": [1], "tags": [["a", None]]}, "null inside a list"),
         ({"id": [1], "raw": [b"\xe9"]}, "holds binary"),

@@ -251,7 +251,7 @@ def test_features_that_cannot_be_used(tmp_path: Path) -> None:
         ("id,x\n1,2\n3\n", "cannot be read: CSV parse error"),
         ("id,id\n1,2\n", "two columns 'id'"),
         ("key,x\n1,2\n", "no column 'id'"),
-        ('id,x\na,"one\nb,"two"\nc,three\n', "line 2: a quotation mark opens a cell there"),
+        ('id,x\na,"one\nb,"two"\nc,three\n', "line 2: a quoted cell is not closed"),
     ]:
         (tmp_path / "f.csv").write_text(content)
         (tmp_path / "f.csv.gz").write_bytes(gzip.compress(content.encode()))
@@ -314,7 +314,7 @@ def test_a_file_by_id_has_each_id_once_and_no_other_kind(tmp_path: Path) -> None
     ids, weights = read_keyed(path, "weight")
     assert (ids.to_pylist(), weights.to_pylist()) == (["0017", "18"], [2, 3])
     for text, message in (
-        ("id,weight\n1,2\n1,3\n", "1 ids come more than once, such as 1;"),
+        ("id,weight\n1,2\n1,3\n", "1 ids are repeated, such as 1;"),
         ("id,weight\n1,2\nnull,3\n", "row 2: id is 'null'"),
     ):
         path.write_text(text)

@@ -234,7 +234,7 @@ def test_one_version_without_its_pairs_leaves_nothing_to_test_on(tmp_path: Path)
     add(lineage, 1, None)
     untested = lineage.pair_history.untested
     assert untested is not None
-    assert untested.startswith(f"No test metrics: the training pairs of version 1 of {lineage.path}")
+    assert untested.startswith(f"No test metrics: the training pairs of version 1 of {lineage}")
 
 
 def test_only_new_pairs_of_the_same_salt_are_recorded() -> None:
@@ -383,7 +383,7 @@ def test_unknown_candidates_are_named_or_left_out(films: Lineage) -> None:
         ([], {}, DataError, "Query 1 of 1 has no candidates"),
         ([["c1"], []], {}, DataError, "Query 2 of 2 has no candidates"),
         ("c1", {}, DataError, "candidates is of type str"),
-        ([["c1"], "c2"], {}, DataError, "lists beside single ids"),
+        ([["c1"], "c2"], {}, DataError, "both lists and single ids"),
         ([7], {}, DataError, "Ids of candidates are texts here"),
         (["c1"], {"weights": [0.0]}, DataError, "weight of 'c1' is 0; weights must be above 0"),
         (["c1"], {"weights": [-1.0]}, DataError, "weight of 'c1' is -1"),

@@ -432,7 +432,7 @@ def test_an_id_that_occurs_twice_is_named_wherever_it_is(parts: list[list[int]])
     if ids:
         named = int(str(caught.value).split("such as ")[1].split(";")[0])
         assert named in twice
-        assert f"{len(twice)} ids come more than once" in str(caught.value)
+        assert f"{len(twice)} ids are repeated" in str(caught.value)
     else:
         assert "at least one row" in str(caught.value)
 

@@ -283,7 +283,7 @@ def test_an_id_twice_in_a_file_or_with_two_vectors_is_refused(
     with pytest.raises(DataError, match="does not say which encoder"):
         plan_rest(KEPT_TEXTS, new, [twice])
     write_vectors(twice, [(ids, torch.from_numpy(own([1, 2, 1])))], mark(new), overwrite=True)
-    with pytest.raises(DataError, match="1 ids come more than once, such as 't1'"):
+    with pytest.raises(DataError, match="1 ids are repeated, such as 't1'"):
         plan_rest(KEPT_TEXTS, new, [twice])
     one = kept_of(tmp_path / "one.parquet", new, [1, 2])
     two = saved(tmp_path / "two.parquet", new, ["t1", "t2"], own([1, 3]))

@@ -108,7 +108,7 @@ def comparison(*overrides: str, **upgrade: Any) -> Comparison:
         ("training.feature_rate=0.3", "tables of features"),
         ("task.kind=softmax_all|training.short_batch=true", "batches of single pairs"),
         ("split.selection=paper|training.refit=true", "pairs that select and do not test"),
-        ("gramian.gradient=sampled", "entities of its own"),
+        ("gramian.gradient=sampled", "that samples entities"),
         ("model.kind=two_tower|model.repeats=true", "graphsage"),
     ],
 )

@@ -100,7 +100,7 @@ def test_an_id_that_is_there_twice_is_named(tmp_path: Path) -> None:
     good = file_of(tmp_path / "a.parquet", ["x", "y", "z"], torch.ones(3, 2))
     bad = file_of(tmp_path / "b.parquet", ["x", "y", "y"], torch.ones(3, 2))
     for old, new in ((good, bad), (bad, good)):
-        with pytest.raises(DataError, match=r"b.parquet: 1 ids come more than once, such as 'y'"):
+        with pytest.raises(DataError, match=r"b.parquet: 1 ids are repeated, such as 'y'"):
             Pairing(old, new)
 
 

@@ -128,7 +128,7 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (wrong_array(b"PK\x03\x04 cut short"), "is a zip"),
     (wrong_array(b"\x80\x04 a pickle"), "is a pickle, which is never opened"),
     *((junk("x" + suffix), "cannot be read") for suffix in (".parquet", ".arrow")),
-    (junk("x.npy"), "in spite of|cannot be read"),
+    (junk("x.npy"), "despite|cannot be read"),
     (junk("x.txt"), r"an unsupported format; supported suffixes are \.parquet"),
     (lambda folder: folder, "is a folder"),
     (lambda folder: folder / "none.npy", "does not exist"),

@@ -379,7 +379,7 @@ def test_shared_ids_are_those_of_the_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"id": ["a", "a"], "x": [1, 2]}, "1 ids come more than once, such as 'a'"),
+        ({"id": ["a", "a"], "x": [1, 2]}, "1 ids are repeated, such as 'a'"),
         ({"id": ["a"], "x": [["p", None]]}, "null inside a list"),
         ({"id": ["a"], "candidate_count": [1]}, "rename it"),
         ({"id": ["other"], "x": [1]}, "none of the ids"),
