@@ -69,7 +69,7 @@ def test_errors_of_the_system_and_a_lack_of_memory_say_what_and_how_much() -> No
         (RuntimeError(torchs), "1600 b"),
         (MemoryError("Unable to allocate 7.28 TiB for an array with shape (10, 10)"), "7.28 TiB"),
         (ValueError("malloc of size 640 failed"), "malloc of size 640"),
-        (MemoryError(), "more memory than there is"),
+        (MemoryError(), "not enough memory"),
     ):
         sentence, code = sentence_and_code(error)
         assert (named in sentence, code) == (True, REFUSED), sentence
@@ -109,10 +109,10 @@ def test_an_interrupted_command_says_that_nothing_was_changed(
     evergram: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raising(monkeypatch, KeyboardInterrupt())
-    assert evergram() == (INTERRUPTED, "", "interrupted; the lineage is as it was\n")
+    assert evergram() == (INTERRUPTED, "", "interrupted; the lineage is unchanged\n")
     # Click turns Ctrl-C into this exit code while it runs a command.
     monkeypatch.setattr(cli, "parser", lambda: lambda **_: INTERRUPTED)
-    assert evergram().err == "interrupted; the lineage is as it was\n"
+    assert evergram().err == "interrupted; the lineage is unchanged\n"
 
 
 ROOT = Path(__file__).parents[2]

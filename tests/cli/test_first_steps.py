@@ -62,7 +62,7 @@ def test_a_training_is_limited_by_minutes(evergram: Command, clicks: Path) -> No
 def test_a_recipe_is_overwritten_only_if_it_is_asked_for(evergram: Command, clicks: Path) -> None:
     Path("recipe.toml").write_text("mine")
     sentence = evergram.refused("init", "clicks.csv")
-    assert "recipe.toml is there already; --force overwrites it" in sentence
+    assert "recipe.toml already exists; use --force" in sentence
     assert Path("recipe.toml").read_text() == "mine"
     assert evergram("init", "clicks.csv", "--force").code == 0
     assert "[data]" in Path("recipe.toml").read_text()

@@ -83,7 +83,7 @@ def test_commands_that_share_nothing_are_refused(
         ("demo", ""),
         ("store backfill plan", "l"),
     ):
-        assert f"evergram {name} runs in one process, and WORLD_SIZE is 2" in evergram.refused(
+        assert f"evergram {name} runs in one process, but WORLD_SIZE is 2" in evergram.refused(
             f"{name} {rest}"
         )
     assert "WORLD_SIZE" not in evergram.refused("train x.toml --lineage l")

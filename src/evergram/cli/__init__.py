@@ -1,11 +1,10 @@
-"""The command `evergram`: parse, call, print. Nothing is decided here.
+"""The command `evergram`: it parses options, calls the library and prints, without other logic.
 
-`app` has the groups, the order of the help and how a command is declared, `options` what several
-commands share, `printing` results as a table or JSON, and `failures` the sentence and the exit code
-of each error. The other files have the commands.
+`app` defines the groups and the order of the help, `options` the declaration of commands and their
+shared options, `printing` the output as tables or JSON, and `failures` the message and exit code of
+each error. The other files have the commands.
 
-Each command imports what it calls when it is called, so that `evergram --help` does not wait for
-torch.
+Each command imports what it needs when it is called, so that `evergram --help` does not load torch.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from evergram.log_lines import set_log_format, write_line
 
 __all__ = ["main"]
 
-# The files whose import adds their commands to the app.
+# Importing these files adds their commands to the app.
 _COMMANDS = (lineages, models, serve, stores, vectors)
 
 
 def main() -> None:
-    """Run the command; an error becomes one line on stderr and an exit code of docs/commands.md."""
+    """Run the command. Errors give one line on stderr and an exit code, see docs/commands.md."""
     with failures.lasting_streams() as failure:
         code = _exit_code()
         if not code and (error := failure()) is not None:
             code = failures.REFUSED
-            sentence = f"stdout: {reason_and_remedy(error)}; the command itself is done."
+            sentence = f"stdout: {reason_and_remedy(error)}; the command itself has finished."
             sys.stderr.write(failures.error_line(sentence, code))
     if code:
         sys.exit(code)
 
 
 def _exit_code() -> int:
-    """Run the command, say what went wrong, and return the exit code."""
+    """Run the command, report an error, and return the exit code."""
     try:
         arguments = with_json_first(sys.argv[1:])
         set_log_format(log_format_of(arguments))
@@ -51,5 +50,5 @@ def _exit_code() -> int:
         if sentence:
             sys.stderr.write(failures.error_line(sentence, code))
     if code == failures.INTERRUPTED and is_first_process():
-        write_line("interrupted", "interrupted; the lineage is as it was", level="error")
+        write_line("interrupted", "interrupted; the lineage is unchanged", level="error")
     return code

@@ -1,4 +1,4 @@
-"""The command's app, its groups, the page of help from first use to operation, and its words."""
+"""The typer app: its groups, its help page, and parsing of the global options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evergram.collectives import process_count
 from evergram.errors import RecipeError
 from evergram.log_lines import LogFormat, set_log_format
 
-# The page of `evergram --help`: its panels, and the commands and groups in each.
+# The panels of `evergram --help`, and the commands and groups in each.
 PANELS = {
     "First steps": ("demo", "init", "prepare"),
     "Train": ("train", "upgrade"),
@@ -24,26 +24,26 @@ PANELS = {
     "Operate": ("serve", "lineage", "consumer", "store"),
     "Vectors that any model made": ("vectors",),
 }
-# Commands whose processes, started by torchrun, share one work.
-SHARING = ("train", "upgrade")
+# Commands that support several processes, started by torchrun.
+DISTRIBUTED = ("train", "upgrade")
 
 
 class OneProcessCommands(TyperGroup):
-    """A group that refuses to start in several processes a command that would do the same in
-    each."""
+    """A group whose commands, except those of `DISTRIBUTED`, refuse to run in several processes."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        shared = isinstance(command, TyperGroup) or (name in SHARING and ctx.parent is None)
-        if process_count() > 1 and not shared:
-            several = f"runs in one process, and WORLD_SIZE is {process_count()}"
-            todo = f"start it without torchrun, as only {' and '.join(SHARING)} share their work"
+        distributed = isinstance(command, TyperGroup)
+        distributed = distributed or (name in DISTRIBUTED and ctx.parent is None)
+        if process_count() > 1 and not distributed:
+            several = f"runs in one process, but WORLD_SIZE is {process_count()}"
+            todo = f"start it without torchrun, which only {' and '.join(DISTRIBUTED)} support"
             raise RecipeError(f"{ctx.command_path} {name} {several}; {todo}.")
         return name, command, rest
 
 
 class FrontPage(OneProcessCommands):
-    """The top level, whose commands stand in the panels and the order of PANELS."""
+    """The top level, with its commands in the panels and order of `PANELS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         for panel, members in PANELS.items():
@@ -55,16 +55,15 @@ class FrontPage(OneProcessCommands):
 app: typer.Typer = typer.Typer(
     cls=FrontPage,
     help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
-    epilog="Begin with 'evergram demo', or with 'evergram init FILE' on a file of your own.",
+    epilog="Start with 'evergram demo', or with 'evergram init FILE' on your data.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 GROUPS: dict[str, typer.Typer] = {"": app}
 for _words, _help in {
-    "lineage": "The versions of a lineage: list and check them, label, promote, withdraw and "
-    "retire them.",
-    "consumer": "The programs that read a lineage: the version of each, its token, and its probe.",
-    "store": "Stores that hold embeddings: fill and index them, and refresh their older rows.",
+    "lineage": "List, check, label, promote, withdraw and retire the versions of a lineage.",
+    "consumer": "The programs that read a lineage: their versions, tokens and probes.",
+    "store": "Stores of embeddings: fill and index them, and refresh older rows.",
     "store backfill": "Refresh a store's older rows to production's version, the worst first.",
     "vectors": "Files of vectors: align, rewrite, import, export and encode them.",
 }.items():
@@ -75,7 +74,7 @@ for _words, _help in {
 
 @dataclass
 class _Run:
-    """What this run of the command was asked for, whichever command it is."""
+    """The global options of this run."""
 
     quiet: bool = False
     json: bool = False
@@ -84,8 +83,8 @@ class _Run:
 run = _Run()
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"evergram {evergram.__version__}")
         raise typer.Exit
 
@@ -94,67 +93,65 @@ def _print_version(asked: bool) -> None:
 def _before_every_command(
     context: typer.Context,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Show no progress; results, warnings and errors stay.")
+        bool,
+        typer.Option("--quiet", help="Show no progress, only results, warnings and errors."),
     ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print the result as one JSON object; also at the end of the line."
+            "--json", help="Print the result as one JSON object; allowed anywhere on the line."
         ),
     ] = False,
     log_format: Annotated[
         LogFormat,
-        typer.Option(
-            help="Write progress, warnings and errors as sentences, or each as one line of JSON."
-        ),
+        typer.Option(help="Write progress, warnings and errors as text, or as lines of JSON."),
     ] = LogFormat.text,
     version: Annotated[
         bool,
         typer.Option(
             "--version",
-            help="Print the version of Evergram, and end.",
+            help="Print the version of Evergram and exit.",
             callback=_print_version,
             is_eager=True,
         ),
     ] = False,
 ) -> None:
     run.quiet, run.json = quiet, as_json
-    # Nothing is left to a later command of the process.
+    # Reset the options for a later command in the same process.
     context.call_on_close(lambda: vars(run).update(quiet=False, json=False))
     set_log_format(log_format)
 
 
 def with_json_first(arguments: Sequence[str]) -> list[str]:
-    """Return a command line whose `--json`, wherever it was, stands before the command."""
+    """Move `--json`, wherever it is on a command line, before the command."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     rest = [word for word in arguments[:end] if word != "--json"]
-    found = ["--json"] if len(rest) < end else []
-    return [*found, *rest, *arguments[end:]]
+    json_option = ["--json"] if len(rest) < end else []
+    return [*json_option, *rest, *arguments[end:]]
 
 
 def log_format_of(arguments: Sequence[str]) -> LogFormat:
-    """Return the format that a command line asks for, before it is parsed: an error of parsing is a
-    line, too."""
-    chosen = re.findall(r"(?:^| )--log-format[ =](text|json)(?= |$)", " ".join(arguments))
-    return LogFormat(chosen[-1]) if chosen else LogFormat.text
+    """Return the log format of a command line before it is parsed, for parsing errors."""
+    formats = re.findall(r"(?:^| )--log-format[ =](text|json)(?= |$)", " ".join(arguments))
+    return LogFormat(formats[-1]) if formats else LogFormat.text
 
 
 @cache
 def parser() -> Any:
-    """Return the parser of the whole command, which typer takes a tenth of a second to build."""
+    """Return the parser. Cached, as typer takes a tenth of a second to build it."""
     return typer.main.get_command(app)
 
 
 def commands_of(arguments: Sequence[str]) -> list[Any]:
-    """Return the commands that a command line names, such as `lineage` and then its `list`, after
-    the one that has all of them."""
-    named = [parser()]
+    """Return the parser and the (sub)commands on a command line, such as `lineage` and `list`."""
+    commands = [parser()]
     for word in arguments:
-        inner = getattr(named[-1], "commands", {}).get(word)
-        named += [] if inner is None else [inner]
-    return named
+        subcommand = getattr(commands[-1], "commands", {}).get(word)
+        commands += [] if subcommand is None else [subcommand]
+    return commands
 
 
 def options_of(arguments: Sequence[str]) -> set[str]:
-    """Return the options of the command that a command line names, and of those around it."""
-    return {name for one in commands_of(arguments) for each in one.params for name in each.opts}
+    """Return the options of a command line's command and of its parents."""
+    commands = commands_of(arguments)
+    return {name for each in commands for option in each.params for name in option.opts}

@@ -1,4 +1,4 @@
-"""Commands that read interactions, and that train models, tune them and measure them."""
+"""Commands that prepare interactions, and train, tune and evaluate models."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     ),
     out="RECIPE.toml | The recipe to write.",
     column=(
-        "ROLE=NAME | The file's column of the query, candidate, value, time or weight; repeatable "
-        "(default: by their names)."
+        "ROLE=NAME | The file's column for a role: query, candidate, value, time or weight; "
+        "repeatable (default: by their names)."
     ),
-    kind="KIND | What PATH is, as data.kind of a recipe (default: told by PATH).",
+    kind="KIND | Kind of PATH, see data.kind of recipes (default: detected).",
 )
 def init(
     path: Path,
@@ -50,9 +50,9 @@ def init(
     drop_bad_rows: bool = False,
     force: bool = False,
 ) -> None:
-    """Look at a file of interactions, and write a commented recipe that fits its size.
+    """Inspect a file of interactions, and write a commented recipe for it.
 
-    Nothing is trained. The recipe can be changed before 'evergram train' runs it.
+    Nothing is trained. You can edit the recipe before you run 'evergram train'.
     """
     from evergram.atomic_files import write_text
     from evergram.training.first_recipe import first_recipe
@@ -61,7 +61,7 @@ def init(
     if out.suffix != ".toml":
         raise DataError(f"--out {out} must end in .toml.")
     if out.exists() and not force:
-        raise DataError(f"{out} is there already; --force overwrites it, --out names another.")
+        raise DataError(f"{out} already exists; use --force to overwrite it, or another --out.")
     columns = columns_by_role(column)
     where: Any = {"folder": out.parent, "drop_bad_rows": drop_bad_rows}
     first = first_recipe(path, kind=kind, columns=columns, **where)
@@ -82,13 +82,13 @@ def init(
     "clicks/*.parquet corpus --column query=user_id --column candidate=page",
     sources="SOURCE... | Files, folders, globs or addresses (s3://…).",
     out="OUT | Folder to write.",
-    column="ROLE=NAME | The files' column of a role, as in query=user_id; repeatable.",
+    column="ROLE=NAME | The files' column for a role, such as query=user_id; repeatable.",
     query_features="PATH | Table of features of queries; repeatable.",
     candidate_features="PATH | Table of features of candidates; repeatable.",
-    shared_ids="Query and candidate ids name the same things.",
-    overwrite="Replace what is in OUT.",
+    shared_ids="Query and candidate ids refer to the same objects.",
+    overwrite="Replace the contents of OUT.",
     memory=described(
-        "SIZE | Most memory that the engine takes, such as 2GiB.",
+        "SIZE | Maximum memory of the engine, such as 2GiB.",
         show_default="a quarter, at most 2GiB",
     ),
 )
@@ -104,7 +104,7 @@ def prepare(
     overwrite: bool = False,
     memory: str | None = None,
 ) -> None:
-    """Write interactions of any size to a folder that training reads piece by piece."""
+    """Convert interactions of any size to a folder that training reads in pieces."""
     from evergram.data.prepared.prepare import PrepareSettings
     from evergram.data.prepared.prepare import prepare as prepare_corpus
 
@@ -199,7 +199,7 @@ def upgrade(
         return
     refuse_unmeasurable(opened, chosen, max_degradation, strict_probes)
     opened.refuse_unwritable()
-    # Also while probes run and files are written, nobody begins what could not be published.
+    # Hold the claim also while probes run and files are written, so that no other training starts.
     with opened.training() as folder:
         artefact = upgrade_version(
             chosen,
@@ -226,8 +226,8 @@ def upgrade(
 @command(
     "diagnose",
     "lineages/shop",
-    steps=described("Steps of training to repeat, of which 20 are measured.", min=2),
-    batch=described("Entities an estimator sees in a step (default: 128, 1024).", min=1),
+    steps=described("Training steps to repeat; 20 of them are measured.", min=2),
+    batch=described("Entities that an estimator sees per step (default: 128, 1024).", min=1),
 )
 def diagnose(
     lineage: str,
@@ -239,8 +239,8 @@ def diagnose(
 ) -> None:
     """Measure the newest version's spectrum and scores, and the error of each Gramian estimator.
 
-    The first steps of its training are repeated, and every estimator is measured against the exact
-    Gramian along them. Nothing is published.
+    This repeats the first steps of its training, and compares every estimator with the exact
+    Gramian. Nothing is published.
     """
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
@@ -259,7 +259,7 @@ def diagnose(
 
 
 def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
-    """Yield the spectrum of each side, the scores, and the error of each estimator."""
+    """Yield tables of each side's spectrum, the scores, and each estimator's error."""
     from evergram.training.diagnose import OWN
 
     yield Grid(
@@ -299,7 +299,7 @@ def demo(
     device: str = "auto",
     set_: list[str] | None = None,
 ) -> None:
-    """Show the whole story: version 0, three upgrades, and a consumer that never changes."""
+    """Train version 0 and three upgrades, with a consumer that never changes."""
     from evergram.evaluation.html_page import write_demo
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.demo import demo_recipe, run_demo
@@ -312,8 +312,8 @@ def demo(
     lines = []
     for v in rows:
         ranked = (v["metrics"].get(k, {}) for k in ("model", "alone", "popularity"))
-        kept = (*v["consumer"].values(), v["drift_relative"])
-        values = [*(one.get(metric) for one in ranked), *kept]
+        compatibility = (*v["consumer"].values(), v["drift_relative"])
+        values = [*(metrics.get(metric) for metrics in ranked), *compatibility]
         lines.append([str(v["version"]), str(v["dim"]), *map(number, values)])
     facts = {"versions": rows, "report": str(report), "lineage": str(lineage.path)}
     grid = Grid("A consumer built on version 0", header, lines)
@@ -321,12 +321,12 @@ def demo(
 
 
 _DEMO_EXPLAINED = """\
-{metric}: how well each version ranks what came next; that is another test for each version, so
-compare it with the same model trained alone and with popularity, in its row.
-A classifier of another team was trained once, on version 0, and never changed.
-AUC chain: it reads each version through the maps back to version 0; 0.5 is a guess.
-AUC raw: it is given each version's vectors as they are, cut or filled to its length.
-drift: distance from version 0's vectors after the chain, as a share of their length."""
+{metric}: how well each version ranks later interactions. Each version has another test set, so
+compare values only within a row: with the same model trained alone, and with popularity.
+The consumer is a classifier that was trained once, on version 0.
+AUC chain: the classifier on each version's vectors, transformed to version 0; 0.5 is chance.
+AUC raw: the classifier on each version's vectors without a transform, cut or padded.
+drift: distance of transformed vectors from version 0's, relative to their length."""
 
 
 @command(
@@ -337,7 +337,7 @@ drift: distance from version 0's vectors after the chain, as a share of their le
         "KEY=VALUES | Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; "
         "default: by task)."
     ),
-    trials=described("Trials in all, those in FOLDER included.", min=1),
+    trials=described("Total number of trials, including those already in FOLDER.", min=1),
 )
 def tune(
     recipe: Path,
@@ -348,9 +348,9 @@ def tune(
     device: str = "auto",
     set_: list[str] | None = None,
 ) -> None:
-    """Train a recipe with many values of its keys, and keep the best by the selection pairs.
+    """Train a recipe with many values of its keys, and keep the best on the selection pairs.
 
-    After Ctrl-C the same command goes on.
+    After Ctrl-C, run the same command to continue.
     """
     from evergram.training import tuning
     from evergram.training.recipe import Recipe
@@ -368,16 +368,15 @@ def tune(
         for t in facts["trials"]
     ]
     names = [key.rpartition(".")[2] for key in values]
-    # Short where they tell keys apart, as a line has 80 columns where it is no terminal.
-    shown = names if len(set(names)) == len(names) else list(values)
-    header = ["trial", *shown, tuned.recipe.training.metric, "epochs", "seconds", "state"]
-    parts = [f"Trial {t['number']} failed: {t['error']}" for t in facts["trials"] if t["error"]]
+    # Short names if they are unique, as lines have 80 columns if stdout is not a terminal.
+    columns = names if len(set(names)) == len(names) else list(values)
+    header = ["trial", *columns, tuned.recipe.training.metric, "epochs", "seconds", "state"]
+    notes = [f"Trial {t['number']} failed: {t['error']}" for t in facts["trials"] if t["error"]]
     if tuned.ended == "exhausted":
-        parts.append("All values of the search were tried; there are no others.")
-    parts.append(f"Recipe with the best values: {best}")
-    show(
-        facts | {"recipe": str(best)}, Grid("Trials, by the selection pairs", header, lines), *parts
-    )
+        notes.append("All values of the search were tried.")
+    notes.append(f"Recipe with the best values: {best}")
+    grid = Grid("Trials, on the selection pairs", header, lines)
+    show(facts | {"recipe": str(best)}, grid, *notes)
     if tuned.ended == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
@@ -385,7 +384,7 @@ def tune(
 @command(
     "evaluate",
     "lineages/shop --as v0",
-    queries=described("Rank so many test queries, drawn (default: all).", min=2),
+    queries=described("Rank a random sample of this many test queries (default: all).", min=2),
 )
 def evaluate(
     lineage: str,
@@ -396,9 +395,9 @@ def evaluate(
     device: str = "auto",
     set_: list[str] | None = None,
 ) -> None:
-    """Measure the stored embeddings, read as any version, on the newest version's test pairs.
+    """Evaluate the stored embeddings, read as any version, on the newest version's test pairs.
 
-    The data is read from where the newest version's recipe says; --set data.path=PATH if it moved.
+    The data is read from the path in the newest version's recipe; --set data.path=PATH if it moved.
     """
     from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
@@ -416,6 +415,6 @@ def evaluate(
     if unknown := measured.get("unknown"):
         parts.append(
             f"{unknown['query']:,} queries and {unknown['candidate']:,} candidates of the data "
-            "have no stored vector: such queries are left out, and such candidates are misses."
+            "have no stored vector: these queries are left out, these candidates count as misses."
         )
     show({"version": view.source, "as": view.version, "metrics": metrics, **measured}, *parts)

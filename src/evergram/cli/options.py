@@ -1,4 +1,4 @@
-"""How a command is declared, what its arguments and options mean, and how they are read."""
+"""Declaration of commands, descriptions of shared options, and parsing of their values."""
 
 from __future__ import annotations
 
@@ -29,66 +29,61 @@ Description = str | dict[str, Any]
 
 
 def described(text: str, **more: Any) -> dict[str, Any]:
-    """Return what typer takes of an argument or an option, from "METAVAR | help" or the help alone,
-    and from more options of `typer.Option`; `name` is its name, if not that of its parameter."""
-    metavar, bar, words = text.partition(" | ")
-    return {"help": words, "metavar": metavar, **more} if bar else {"help": text, **more}
+    """Return keyword arguments of `typer.Option`, from "METAVAR | help" or just the help, and
+    `more` of them; `name` overrides the option's name."""
+    metavar, bar, help_text = text.partition(" | ")
+    return {"help": help_text, "metavar": metavar, **more} if bar else {"help": text, **more}
 
 
 WHERE = (
     "a folder, postgresql://…#TABLE, lance:DIR#TABLE, qdrant:URL#COLLECTION or sqlite:FILE#NAME. "
-    "A database's password is best in PGPASSWORD or ~/.pgpass, a Qdrant server's key in "
+    "Put a database's password into PGPASSWORD or ~/.pgpass, a Qdrant server's key into "
     "QDRANT_API_KEY."
 )
-# What several commands have, by the name of the parameter; a command may describe it otherwise.
+# Descriptions of parameters that several commands have; a command may override them.
 SHARED: dict[str, Description] = {
-    "recipe": "RECIPE.toml | The recipe: data, model and training, as docs/recipes.md says.",
+    "recipe": "RECIPE.toml | The recipe: data, model and training, see docs/recipes.md.",
     "lineage": "DIR | Folder of the lineage, or its address (s3://…).",
     "as_": "VERSION | Read as this version or label (default: production).",
     "from_": "VERSION | The version or label whose vectors are read (default: production).",
     "side": "Side: query, candidate or object (default: candidate, or the only side).",
     "max_loss": described(
-        "PERCENT | Publish only if an index with half of its rows one version old loses less.",
+        "PERCENT | Publish only if an index in which half of the rows are one version old loses less.",
         min=0,
     ),
-    "strict_probes": "Publish only if no consumer's probe is past its limit.",
-    "no_promote": "Publish the version, and leave production where it is.",
+    "strict_probes": "Publish only if every consumer's probe is within its limit.",
+    "no_promote": "Publish the version without putting it into production.",
     "allow_small_overlap": (
-        "Publish, without a certificate, a version with few objects in common with the past."
+        "Allow few objects in common with the previous version; there is then no certificate."
     ),
     "device": "Where to compute: auto, cpu or cuda.",
-    # A bracket that is not escaped is taken for markup, and not shown.
+    # An unescaped bracket would be parsed as markup.
     "tensorboard": (
-        "DIR | Write TensorBoard's files to this folder (pip install 'evergram\\[tensorboard]')."
+        "DIR | Write TensorBoard files to this folder (pip install 'evergram\\[tensorboard]')."
     ),
     "set_": "KEY.PATH=VALUE | Set a key of the recipe, such as model.dim=64; repeatable.",
     "checkpoint_every": (
         "TIME|STEPS | Checkpoint interval: 60s, 5m, or a number of steps (default: 60s, and at "
         "most 2 % of the time)."
     ),
-    "resume": "Resume an interrupted training (auto), or drop its checkpoints (never).",
-    "minutes": described(
-        "N | End training after so many minutes, and publish its best epoch.", min=0
-    ),
+    "resume": "Resume an interrupted training run (auto), or drop its checkpoints (never).",
+    "minutes": described("N | Stop training after N minutes, and publish the best epoch.", min=0),
     "force": "Overwrite an existing file.",
-    "column": "ROLE=NAME | The column (or tensor) of a role: id, and vector or text; repeatable.",
-    "drop_bad_rows": (
-        "Leave out rows without an id, or with a time, value or weight that is none, and say so."
-    ),
-    # A list, though one store is taken: of several, typer would silently take the last.
+    "column": "ROLE=NAME | The column (or tensor) for a role: id, and vector or text; repeatable.",
+    "drop_bad_rows": "Skip and count rows without an id, or with an invalid time, value or weight.",
+    # Declared as a list even if only one is allowed: typer would silently use the last of several.
     "store": f"SIDE=ADDRESS | Store of a side: {WHERE}",
 }
 
 
 def command(words: str, example: str, **own: Description) -> Callable[[Function], Function]:
-    """Make a function a command: what it takes by position are arguments, by keyword options.
-
-    A parameter that would be a word of Python has an underscore at its end; its option has none.
+    """Register a function as a command. Positional parameters become arguments, keyword-only
+    parameters options; a trailing underscore (`as_`) is removed.
 
     Args:
-        words: such as "lineage list".
-        example: the rest of a command line.
-        own: descriptions of its parameters that are not in `SHARED`.
+        words: the command, such as "lineage list".
+        example: arguments for the example in the help.
+        own: descriptions of parameters that are not in `SHARED`, or differ.
     """
     group, _, name = words.rpartition(" ")
 
@@ -96,8 +91,8 @@ def command(words: str, example: str, **own: Description) -> Callable[[Function]
         hints, signature = get_type_hints(function), inspect.signature(function)
         parameters = []
         for parameter in signature.parameters.values():
-            one = own.get(parameter.name) or SHARED[parameter.name]
-            more = described(one) if isinstance(one, str) else dict(one)
+            text = own.get(parameter.name) or SHARED[parameter.name]
+            more = described(text) if isinstance(text, str) else dict(text)
             if parameter.kind is parameter.KEYWORD_ONLY:
                 option = f"--{parameter.name.rstrip('_').replace('_', '-')}"
                 declared = typer.Option(more.pop("name", option), **more)
@@ -105,8 +100,8 @@ def command(words: str, example: str, **own: Description) -> Callable[[Function]
                 declared = typer.Argument(**more)
             kind: Any = hints[parameter.name]
             parameters.append(parameter.replace(annotation=Annotated[kind, declared]))
-        known: Any = function
-        known.__signature__ = signature.replace(parameters=parameters)
+        untyped: Any = function
+        untyped.__signature__ = signature.replace(parameters=parameters)
         GROUPS[group].command(name, epilog=f"Example: evergram {words} {example}")(function)
         return function
 
@@ -114,7 +109,7 @@ def command(words: str, example: str, **own: Description) -> Callable[[Function]
 
 
 def open_lineage(address: str) -> Lineage:
-    """Return the lineage of a folder or an address."""
+    """Open the lineage in a folder or at an address."""
     from evergram.lineage.lineage import Lineage
 
     return Lineage.open(address)
@@ -123,9 +118,12 @@ def open_lineage(address: str) -> Lineage:
 def pairs_of(
     option: str, given: Iterable[str] | None, form: str, secret: bool = False
 ) -> dict[str, str]:
-    """Return the values of an option NAME=VALUE by name; `form` has it in the option's words. If
-    `secret`, values are addresses, which may have a password, so that no error repeats them, and
-    an equals sign where the name is missing."""
+    """Return the values of a repeatable option NAME=VALUE, by name.
+
+    Args:
+        form: the expected form, for errors.
+        secret: values are addresses, which may have a password (and `=`), so errors must not show
+            them."""
     values: dict[str, str] = {}
     for text in given or ():
         name, _, value = text.partition("=")
@@ -151,15 +149,15 @@ def columns_by_role(given: list[str] | None) -> dict[str, str]:
 
 
 def stores_by_side(given: Iterable[str]) -> dict[str, str]:
-    """Return the values of `--store SIDE=ADDRESS` as side to address."""
+    """Return the values of `--store SIDE=ADDRESS`: a side's address."""
     form = "SIDE=ADDRESS, as in candidate=lance:vectors#films"
     return pairs_of("--store", given, form, secret=True)
 
 
 def one_store(given: list[str]) -> tuple[str, str]:
-    """Return the side and the address of the one `--store`."""
+    """Return the side and address of the only `--store`."""
     if len(given) > 1:
-        raise DataError("--store is given more than once; run the command once for each.")
+        raise DataError("--store is given more than once; run the command once per store.")
     ((side, address),) = stores_by_side(given).items()
     return side, address
 
@@ -167,17 +165,17 @@ def one_store(given: list[str]) -> tuple[str, str]:
 def columns_of(
     files: Iterable[Path], given: list[str] | None, content: str = "vector"
 ) -> dict[str, Any]:
-    """Return the columns that `--column` names, as `open_embeddings` and `read_texts` take them."""
+    """Convert `--column` values to keyword arguments of `open_embeddings` or `read_texts`."""
     names = columns_by_role(given)
     for role in names.keys() - {"id", content}:
-        raise DataError(f"--column names {role!r}; the columns are those of id and {content}.")
+        raise DataError(f"--column has the role {role!r}; it must be id or {content}.")
     if names and all(file.suffix.lower() == ".npy" for file in files):
-        raise DataError("--column was given, and a .npy file has no columns; leave it out.")
+        raise DataError("--column was given, but .npy files have no columns; leave it out.")
     return {f"{role}_column": names.get(role, role) for role in ("id", content)}
 
 
 def new_progress() -> Progress:
-    """Return what shows progress on stderr, but for `--quiet` and any but the first process."""
+    """Return a display of progress on stderr; silent with `--quiet` and in all other processes."""
     from evergram.training.progress import Progress
 
     return Progress(quiet=run.quiet or not is_first_process())

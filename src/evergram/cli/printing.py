@@ -1,4 +1,4 @@
-"""Print results on stdout: tables and sentences for people, JSON for machines."""
+"""Print results to stdout: tables and sentences for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evergram.cli.app import run
 
 
 class Grid(NamedTuple):
-    """A table: its title, the names of its columns, and its lines."""
+    """A table: its title, column names and lines."""
 
     title: str
     header: Sequence[str]
@@ -22,8 +22,8 @@ class Grid(NamedTuple):
 
 
 def show(facts: dict[str, Any], *parts: str | Grid) -> None:
-    """Print the result of a command: its facts as JSON (NaN and infinity as null), or for people as
-    sentences and tables, or one fact a line where there are none."""
+    """Print the result of a command: with `--json` its facts as JSON (NaN and infinity as null),
+    otherwise `parts` (sentences and tables) or, without these, one fact per line."""
     if run.json:
         from evergram.lineage.artefact import plain_numbers
 
@@ -37,9 +37,9 @@ def show(facts: dict[str, Any], *parts: str | Grid) -> None:
 
 
 def _words(value: Any) -> str:
-    """Return a fact as a person would write it."""
+    """Format a fact for people."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_words(one)}" for name, one in value.items()) or "none"
+        return ", ".join(f"{name}: {_words(x)}" for name, x in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(_words, value)) or "none"
     if value is None or isinstance(value, bool):
@@ -53,17 +53,17 @@ def table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> 
 
     table = Table(title=title, title_justify="left")
     for name in header:
-        left = name in ("", "name", "method", "created", "fingerprint", "labels")
-        justify: Literal["left", "right"] = "left" if left else "right"
+        is_text = name in ("", "name", "method", "created", "fingerprint", "labels")
+        justify: Literal["left", "right"] = "left" if is_text else "right"
         table.add_column(name, justify=justify, no_wrap=name == "method")
     for line in lines:
         table.add_row(*line)
-    # What is printed is data: a contact "ops [at] shop" has no markup in it.
+    # No markup, because data such as the contact "ops [at] shop" may look like it.
     Console(markup=False, emoji=False).print(table)
 
 
 def paragraph(text: str) -> str:
-    """Return text in lines of 80 characters."""
+    """Wrap text at 80 characters."""
     return textwrap.fill(text, 80, break_on_hyphens=False)
 
 
@@ -72,14 +72,14 @@ def number(value: float | None) -> str:
 
 
 def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
-    """Print what was measured of a version."""
+    """Print the metrics of a version."""
     title, sampled = f"Version {metrics['version']} in {lineage}", metrics.get("sampled")
     parts = metrics_table(title, metrics["metrics"], sampled)
     if metrics.get("training", {}).get("history"):
         parts.append(_training_sentence(metrics["training"]))
     if overlap := metrics.get("overlap"):
         parts.append(
-            f"{overlap['common']} objects in common with the version before: aligned on "
+            f"{overlap['common']} objects in common with the previous version: aligned on "
             f"{overlap['fitted']}, error measured on {overlap['held_out']}."
         )
     for past, reading in metrics.get("compatibility", {}).items():
@@ -92,19 +92,19 @@ def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
 
 
 def _reading(past: str, reading: dict[str, Any]) -> Iterator[str | Grid]:
-    """Yield how well a new version is read as a past one, and what could not be measured."""
+    """Yield tables and sentences on how well a new version can be read as a past one."""
     if queries := reading["queries"]:
-        of = reading.get("sampled", {}).get("of")
-        known = f"the {queries}" if of is None else f"{queries} of the {of}"
-        title = f"Read as version {past} (by {known} test queries that it knew)"
+        total = reading.get("sampled", {}).get("of")
+        sample = f"the {queries}" if total is None else f"{queries} of the {total}"
+        title = f"Read as version {past} (on {sample} test queries that it knew)"
         yield from metrics_table(title, reading["ranking"], reading.get("sampled"), _READINGS)
     else:
         yield f"Read as version {past}: no ranking, as it knew none of the test queries."
     for kind, drift in reading["drift"].items():
         if drift["objects"]:
-            far = f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)"
+            distance = f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)"
             objects = f"{drift['objects']} {_OBJECTS[kind]}"
-            yield f"mean distance to version {past} on {objects}: {far}"
+            yield f"mean distance to version {past} on {objects}: {distance}"
     yield f"overlap@10 with version {past}: {number(reading['overlap@10'])}"
 
 
@@ -137,18 +137,19 @@ def skew_table(report: dict[str, Any]) -> Grid:
 
 
 def _training_sentence(training: dict[str, Any]) -> str:
-    """Return a sentence on the data that a model was trained on, and on what ended its training."""
-    data = "the training pairs alone"
+    """Return a sentence on a model's training data, its epochs and its weights."""
+    data = "the training pairs"
     if refit := training["refit"]:
-        data = f"all {refit['interactions']:,} interactions but test, for {refit['steps']:,} steps"
-    strengths = ", ".join(f"{value:.4g}" for value in training["penalty"])
-    weights = f"λ = {strengths}, l2 = {training['l2']:.4g}"
+        count = f"{refit['interactions']:,} interactions"
+        data = f"all {count} except test pairs, for {refit['steps']:,} steps"
+    penalties = ", ".join(f"{value:.4g}" for value in training["penalty"])
+    weights = f"λ = {penalties}, l2 = {training['l2']:.4g}"
     if pilots := training.get("pilots"):
-        how = f"training.table_rate = {training['table_rate']:.4g}"
+        optimizer = f"training.table_rate = {training['table_rate']:.4g}"
         if training.get("optimizer") == "als":
-            how = 'training.optimizer = "als"'
+            optimizer = 'training.optimizer = "als"'
         measure = f'task.l2_measure = "{training["l2_measure"]}"'
-        weights += f", {measure} and {how}, as {len(pilots)} pilots chose"
+        weights += f", {measure} and {optimizer}, as {len(pilots)} pilots chose"
     return (
         f"Trained on {data}: {training['epochs']} epochs (ended: {training['ended']}); epoch "
         f"{training['best_epoch']} was best on the selection pairs; {weights}."
@@ -159,9 +160,9 @@ _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects th
 _READINGS = {
     "past": "version itself",
     "chain": "new, through the chain",
-    "raw": "new, as it is",
-    "chain_candidates": "own queries, new candidates through the chain",
-    "raw_candidates": "own queries, new candidates as they are",
+    "raw": "new, not transformed",
+    "chain_candidates": "its queries, new candidates through the chain",
+    "raw_candidates": "its queries, new candidates not transformed",
 }
 
 
@@ -171,8 +172,8 @@ def metrics_table(
     sampled: dict[str, Any] | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> list[str | Grid]:
-    """Return a table with a row of metrics for each model, and a sentence on its sample; `titles`
-    of rows are by model."""
+    """Return a table with a row of metrics per model, and a sentence on the sample, if any;
+    `titles` maps a model to the title of its row."""
     from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
 
     names = list(next(iter(metrics.values())))

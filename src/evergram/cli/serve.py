@@ -12,7 +12,7 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.log_lines import log_to_stderr, write_line
 
-# The least value of each limit that `--set` sets.
+# The minimum of each limit that `--set` can change.
 LIMITS = {
     **{"max_batch": 1, "max_k": 1, "max_body": 1, "max_buffered": 1, "timeout": 0.001},
     **{"workers": 1, "max_waiting": 0, "max_connections": 1, "silence": 0.1, "keep_alive": 1},
@@ -25,26 +25,25 @@ IN_MEBIBYTES = ("max_body", "max_buffered", "text_cache")
 @command(
     "serve",
     "lineages/shop --port 8000",
-    host="Address to listen on; any but this machine's own needs tokens.",
-    port=described("Port to listen on; 0 takes a free one.", min=0, max=65_535),
+    host="Address to listen on; without tokens, it must be a loopback address.",
+    port=described("Port to listen on; 0 chooses a free one.", min=0, max=65_535),
     store=described(
         "SIDE=ADDRESS | Store of a side's embeddings (default: snapshots in DIR/stores); "
-        "repeatable. A database's password is best in PGPASSWORD or ~/.pgpass."
+        "repeatable. Put a database's password into PGPASSWORD or ~/.pgpass."
     ),
-    no_auth="Let everybody read everything, wherever it listens.",
+    no_auth="Let everybody read everything, on any address.",
     set_="LIMIT=NUMBER | Set a limit of the service (docs/serving.md), such as timeout=60; "
     "repeatable.",
-    allowed_host="NAME | A name that requests may address it by: shop.example, *.example, or * for "
-    "any (default: localhost; any, where tokens are asked for); repeatable.",
-    encoder="ADDRESS | Encode strings by this encoder of text (docs/text.md), if it is the one "
-    "that the version records; recorded: by the recorded one, unless it is python: or openai:; "
-    "repeatable.",
-    texts="FILE | Ids and texts (columns id and text) of the stored objects, so that a search may "
-    "re-rank by --encoder.",
-    kept="DIR | Folder where the vectors computed for such searches are saved (default: they are "
-    "forgotten at the end).",
-    sidecar="FILE|DIR | A file of 'evergram vectors sidecar', by which objects are read as the "
-    "version before, or a folder of such, in which new ones are looked for; repeatable.",
+    allowed_host="NAME | A host name that requests may use: shop.example, *.example, or * for any "
+    "(default: localhost, or any if tokens are needed); repeatable.",
+    encoder="ADDRESS | Encode strings with this text encoder (docs/text.md) if the version records "
+    "it; 'recorded' allows every recorded encoder except python: and openai:; repeatable.",
+    texts="FILE | Ids and texts (columns id and text) of the stored objects, so that searches can "
+    "re-rank with --encoder.",
+    kept="DIR | Folder for saving the vectors computed for such searches (default: kept in memory "
+    "only).",
+    sidecar="FILE|DIR | A file from 'evergram vectors sidecar' for reading objects as the previous "
+    "version, or a folder of such files, which is watched for new ones; repeatable.",
 )
 def serve(
     lineage: str,
@@ -60,7 +59,7 @@ def serve(
     kept: str | None = None,
     sidecar: list[str] | None = None,
 ) -> None:
-    """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
+    """Serve embeddings, search and transforms over HTTP, at the version that each client needs.
 
     New versions, moved labels and changed consumers are loaded without a restart. The environment
     variable EVERGRAM_ADMIN_TOKEN is the administrator's token.
@@ -87,7 +86,7 @@ def serve(
         if run.json:
             sys.stdout.write(json.dumps({"lineage": lineage, **facts}) + "\n")
             sys.stdout.flush()
-        access = "open to everybody who can reach it" if facts["open"] else "tokens are asked for"
+        access = "open to everybody who can reach it" if facts["open"] else "tokens are needed"
         serving = f"Serving version {facts['version']} on {facts['url']} ({access})."
         write_line("service", serving, lineage=lineage, **facts)
         server.run()
