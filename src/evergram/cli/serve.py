@@ -98,8 +98,8 @@ def limits_of(options: list[str] | None) -> dict[str, Any]:
     for option in options or ():
         name, _, text = option.partition("=")
         if name not in LIMITS:
-            known = did_you_mean(name, LIMITS) or f"; the limits are: {', '.join(LIMITS)}"
-            raise DataError(f"--set {option}: {name!r} is not a limit of the service{known}.")
+            hint = did_you_mean(name, LIMITS) or f"; the limits are: {', '.join(LIMITS)}"
+            raise DataError(f"--set {option}: {name!r} is not a limit of the service{hint}.")
         try:
             number = float(text) if name in IN_SECONDS else int(text)
         except ValueError:

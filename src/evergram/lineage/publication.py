@@ -142,11 +142,11 @@ def check_follows(
         )
     if artefact.follows != newest.fingerprint:
         number = version_of(artefact.follows)
-        made = "for another lineage" if number is None else f"after version {number}"
+        origin = "for another lineage" if number is None else f"after version {number}"
         raise LineageError(
             f"The transform of this artefact does not lead to version {newest.version} of "
-            f"{address}, the newest: it was made {made}; upgrade the newest version (with trained= "
-            "you can reuse this model)."
+            f"{address}, the newest: it was made {origin}; upgrade the newest version (you can "
+            "reuse this model with trained=)."
         )
     transform, error = artefact.transform, artefact.error
     shape = None if transform is None else (transform.old_dim, transform.new_dim)
@@ -206,8 +206,8 @@ def common_canaries(
     for side in sorted(past.keys() & now.keys()):
         rows = Vocabulary(now[side][0]).rows(past[side][0])
         if bool((rows >= 0).any()):
-            then = past[side][1][rows >= 0].double()
-            pairs[side] = then, now[side][1][rows[rows >= 0]].double()
+            past_vectors = past[side][1][rows >= 0].double()
+            pairs[side] = past_vectors, now[side][1][rows[rows >= 0]].double()
     return pairs
 
 

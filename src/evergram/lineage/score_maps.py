@@ -77,9 +77,9 @@ class ScoreMaps:
         return _scores(queries, rows, metric, pairs), old_scores
 
     def _fit(self, source: int, search: ScoredSearch) -> ScoreMap:
-        now, then = self.pair_scores(source, search)
+        scores, old_scores = self.pair_scores(source, search)
         try:
-            return ScoreMap.fit(now, then)
+            return ScoreMap.fit(scores, old_scores)
         except DataError as error:
             what = f"Scores of version {source} cannot be calibrated to version {search.target}"
             raise LineageError(f"{what} on their canaries: {error} Use raw scores.") from error

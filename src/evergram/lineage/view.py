@@ -111,15 +111,15 @@ class View:
             raise ShapeError(f"Vectors must be {wanted}; a {given} was given.")
         if not bool(embeddings.isfinite().all()):
             raise DataError("A vector has a number that is not finite; leave its row out.")
-        read = self._apply(embeddings)
-        row = first_not_finite(read.reshape(-1, self.dim))
+        transformed_rows = self._apply(embeddings)
+        row = first_not_finite(transformed_rows.reshape(-1, self.dim))
         if row is not None:
             largest = float(embeddings.reshape(-1, embeddings.shape[-1])[row].abs().max())
             raise DataError(
                 f"Row {row + 1} has numbers up to {largest:g}, which overflow as version "
                 f"{self.version} in {embeddings.dtype}; give float64, or leave it out."
             )
-        return read
+        return transformed_rows
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
         """Return the ids [N] and vectors [N, D_j] of all stored objects of a side.

@@ -214,14 +214,14 @@ def versions(state: ServedState, access: Access) -> VersionsAnswer:
 def models(state: ServedState, access: Access) -> ModelsAnswer:
     """Return the versions in the format of OpenAI's model list: by number, label and bare name."""
     lineage, readable = state.lineage, access.readable(state.lineage)
-    named = [(f"{lineage.name}@v{m.version}", m.version) for m in lineage.versions]
-    named += [(f"{lineage.name}@{label}", n) for label, n in sorted(lineage.labels.items())]
-    named = [(name, version) for name, version in named if version in readable]
+    names = [(f"{lineage.name}@v{m.version}", m.version) for m in lineage.versions]
+    names += [(f"{lineage.name}@{label}", n) for label, n in sorted(lineage.labels.items())]
+    names = [(name, version) for name, version in names if version in readable]
     default = _default(lineage, access)
     if default is not None:
-        named.append((lineage.name, default))
+        names.append((lineage.name, default))
     models = []
-    for name, version in named:
+    for name, version in names:
         created = int(datetime.fromisoformat(lineage.manifest(version).created).timestamp())
         models.append(ModelAnswer(id=name, object="model", created=created, owned_by="evergram"))
     return ModelsAnswer(object="list", data=models)

@@ -170,7 +170,7 @@ Listing = Callable[[ServedState, Access], BaseModel | bytes]
 VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform", "/v1/fold-in")
 # Refusals that are retried after loading a new version. A forbidden version is among them so that
 # its refusal takes the same time whether or not the version exists.
-_RETRIED_AFTER_RELOAD = ("taking_up", "forbidden_version")
+_RELOADABLE = ("taking_up", "forbidden_version")
 # Requests for the metrics page that may wait for another one.
 PAGES = 8
 
@@ -316,9 +316,8 @@ class RequestHandler:
                 except EncoderWaitError:
                     may_wait = True
                 except (UnknownVersionError, RefusedError) as error:
-                    code = getattr(error, "code", "taking_up")
-                    retry = code in _RETRIED_AFTER_RELOAD and not reloaded
-                    if not retry or not await self._reloaded(before):
+                    final = isinstance(error, RefusedError) and error.code not in _RELOADABLE
+                    if final or reloaded or not await self._reloaded(before):
                         raise
                     reloaded = True
         finally:

@@ -356,8 +356,8 @@ def _model_version(call: Call, options: EmbeddingsRequest) -> int:
         return access.version(lineage, options.version)
     prefix, at, version = options.model.rpartition("@")
     if not at or prefix != name:
-        known = f"this service has {name!r}, with versions such as '{name}@v0'"
-        raise UnknownVersionError(f"There is no model {options.model!r}; {known}.")
+        models = f"this service has {name!r}, with versions such as '{name}@v0'"
+        raise UnknownVersionError(f"There is no model {options.model!r}; {models}.")
     return access.version(lineage, version)
 
 
@@ -407,7 +407,7 @@ def _of_known_ids(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[l
     if [*map(len, numbers)] != [*map(len, met)]:
         raise ShapeError("weights and values must be as long as the candidates.")
     return [
-        [number for number, known in zip(row, ids.is_valid().to_pylist(), strict=True) if known]
+        [number for number, valid in zip(row, ids.is_valid().to_pylist(), strict=True) if valid]
         for row, ids in zip(numbers, met, strict=True)
     ]
 
@@ -424,7 +424,7 @@ def _id_query(call: Call, request: SearchRequest, version: int, side: str) -> tu
             # Encode the text only if the object is stored at some version.
             if not len(own_ids) and any(len(rows) > 0 for rows in reader.store(side).fetch(ids)):
                 with _refusals():
-                    return _kept(call, version).of(ids), version
+                    return _cached_vectors(call, version).of(ids), version
             if len(own_ids):
                 return vectors, version
         # Calibration expects the backward transform's vectors, so sidecars are not used for it.
@@ -506,11 +506,11 @@ def _reranked(
     how: Any = {"rerank": options.rerank, "side": side, "metric": options.metric, "ids": ids}
     how |= {"filter": options.filter, "most": call.settings.max_batch, "old_queries": old_queries}
     with _refusals():
-        kept = _kept(call, version)
-        return reranked_search(call.state.reader, queries, kept, options.k, version, **how)
+        vectors = _cached_vectors(call, version)
+        return reranked_search(call.state.reader, queries, vectors, options.k, version, **how)
 
 
-def _kept(call: Call, version: int) -> KeptVectors:
+def _cached_vectors(call: Call, version: int) -> KeptVectors:
     """Return the cached vectors of a version, which encode missing ones when needed."""
     texts, manifest = call.state.texts, call.lineage.manifest(version)
     assert texts is not None

@@ -371,7 +371,7 @@ def health(
     found.sort(key=lambda reason: reason[0] != "broken")
     if not found:
         return Health(state="well", reasons=[])
-    reasons = [Reason(kind=kind, part=part, sentence=said) for kind, part, said in found]
+    reasons = [Reason(kind=kind, part=part, sentence=sentence) for kind, part, sentence in found]
     return Health(state="not well" if found[0][0] == "broken" else "not known", reasons=reasons)
 
 
