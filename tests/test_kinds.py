@@ -132,7 +132,7 @@ def test_a_kind_of_the_package_is_not_replaced_and_a_class_says_its_name() -> No
     assert (table["mine"], kind_of(Mine)) == (Mine, "mine")
     with pytest.raises(RecipeError, match=r"as 'other'; write kind: Literal\['other'\]"):
         table["other"] = Mine
-    with pytest.raises(ValueError, match="has the name of"):
+    with pytest.raises(ValueError, match="share a name"):
         Kinds("gramian", (SOGramSettings, SOGramSettings))
 
 
@@ -149,7 +149,7 @@ def test_an_encoder_that_is_passed_in_python_has_no_size_in_the_recipe(
 
     monkeypatch.setitem(ENCODERS, "handed", Handed)
     assert Recipe.of(BASE, ["model.kind=handed"]).model == Handed()
-    with pytest.raises(RecipeError, match=r"model\.dim is \[8\], which needs an encoder that the"):
+    with pytest.raises(RecipeError, match=r"model\.dim is \[8\], which needs an encoder built"):
         Recipe.of(BASE, ["model.kind=handed", "model.dim=8"])
 
 

@@ -80,11 +80,11 @@ def test_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: Co
     assert versions() == [0]
     done = shop(f"{UPGRADE} {SMALL} --allow-small-overlap")
     assert done.code == 0, done.err
-    few = "Version 1: It has only 30 objects in common with the version before it."
+    few = "Version 1: It has only 30 objects in common with the previous version."
     assert f"warning: {few}" in done.err
     for shown in (shop("lineage list l").out, shop("lineage check l").out):
         assert few in shown
-        assert f"and {LEAST_OBJECTS} are needed for a certificate" in shown
+        assert f"a certificate needs {LEAST_OBJECTS}" in shown
     facts = shop.json("lineage list l")["versions"]
     assert [len(version["warnings"]) for version in facts] == [0, 2]
     metrics = Lineage.open("l").metrics(1)

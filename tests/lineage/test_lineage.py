@@ -373,7 +373,7 @@ def test_unknown_candidates_are_named_or_left_out(films: Lineage) -> None:
         films.view().fold_in([["c1", "x"], ["y"]])
     skipped = films.view().fold_in([["x", "c1", "y"]], [[9.0, 1.0, 4.0]], missing="skip")
     assert torch.allclose(skipped, films.view().fold_in(["c1"]))
-    with pytest.raises(DataError, match="Query 2 of 2 has no candidate that is stored"):
+    with pytest.raises(DataError, match="Query 2 of 2 has no stored candidates"):
         films.view().fold_in([["c1"], ["x"]], missing="skip")
 
 
@@ -384,12 +384,12 @@ def test_unknown_candidates_are_named_or_left_out(films: Lineage) -> None:
         ([["c1"], []], {}, DataError, "Query 2 of 2 has no candidates"),
         ("c1", {}, DataError, "candidates is of type str"),
         ([["c1"], "c2"], {}, DataError, "both lists and single ids"),
-        ([7], {}, DataError, "Ids of candidates are texts here"),
+        ([7], {}, DataError, "Ids of candidates must be strings here"),
         (["c1"], {"weights": [0.0]}, DataError, "weight of 'c1' is 0; weights must be above 0"),
         (["c1"], {"weights": [-1.0]}, DataError, "weight of 'c1' is -1"),
         (["c1"], {"weights": [float("nan")]}, DataError, "weights has nan; give finite numbers"),
         (["c1"], {"weights": ["a"]}, DataError, "weights has 'a'"),
-        (["c1"], {"weights": [1.0, 2.0]}, ShapeError, "weights are not as long"),
+        (["c1"], {"weights": [1.0, 2.0]}, ShapeError, "weights must be as long"),
         (["c1"], {"values": [3.0]}, DataError, "target 1 for every pair; leave values out"),
         (["c1"], {"missing": "zeros"}, DataError, "missing is 'zeros'"),
         (["c1", "c2"], {"weights": [1e308, 1e308]}, DataError, "give smaller weights"),

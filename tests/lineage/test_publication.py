@@ -538,10 +538,10 @@ def test_the_fitted_transform_is_published(tmp_path: Path, stated: bool) -> None
     [
         (
             FITTED.step_error(),
-            r"comes with an error of 0\.0\d+, and on 100 objects that the version",
+            r"has a stated error of 0\.0\d+, but on 100 canaries of the previous",
         ),
-        (None, "comes with no error, and on 100 objects"),
-        (StepError(torch.zeros(3, 3), 0, float("nan")), "comes with an error of 0, and on 100"),
+        (None, "has no stated error, but on 100 canaries"),
+        (StepError(torch.zeros(3, 3), 0, float("nan")), "has a stated error of 0, but on 100"),
     ],
 )
 def test_another_transform_is_refused(

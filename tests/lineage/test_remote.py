@@ -125,7 +125,7 @@ def test_a_damaged_file_is_noticed_here_and_there(lineage: Lineage, name: str) -
     file = MemoryFileSystem.store[f"/bucket/shop/{name}"]
     file.seek(0)
     file.write(b"?")
-    with pytest.raises(IntegrityError, match=rf"{PLACE}/{name} .*not the file that was published"):
+    with pytest.raises(IntegrityError, match=rf"{PLACE}/{name} .*differs from the published file"):
         Lineage.open(PLACE).view(0).embeddings("query")
     file.seek(0)
     file.write(good[:1])
@@ -497,10 +497,10 @@ def test_paths_and_file_addresses_are_folders_of_this_machine() -> None:
 
 def test_what_is_no_address_of_one_lineage_is_refused() -> None:
     for address in ("memory://team[eu]/shop", "s3://[/shop"):
-        with pytest.raises(LineageError, match="is no address"):
+        with pytest.raises(LineageError, match="is not a valid address"):
             Lineage.open(address)
     for address in ("memory://teams/shop*", "memory://teams/a?b"):
-        with pytest.raises(LineageError, match="stand for other characters"):
+        with pytest.raises(LineageError, match="are wildcards"):
             Lineage.open(address)
 
 

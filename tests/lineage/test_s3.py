@@ -229,7 +229,7 @@ def test_a_held_lock_and_a_damaged_file_are_refused(
     other = ("shelf/damaged/embeddings/0/object.parquet", "of another file")
     assert shop.run(PUT, *other, machine=tmp_path / "0").code == 0
     arguments = ("vectors", "export", place, tmp_path / "x.npy", "--side", "object")
-    assert "SHA-256 differs" in shop.evergram(*arguments, machine=tmp_path / "2").refusal()
+    assert "by its SHA-256" in shop.evergram(*arguments, machine=tmp_path / "2").refusal()
 
 
 @pytest.mark.parametrize("named", ["1/canary.parquet", "/lineage.json"])

@@ -173,7 +173,7 @@ def test_vectors_of_another_fingerprint_are_refused(served: Running, path: str) 
             served.http.post(path, json={**body, **asked}, headers=headers),
         ):
             if status == 409:
-                refused(answer, 409, "another space")
+                refused(answer, 409, "are not of version")
             else:
                 assert answer.status_code == 200
 
@@ -537,7 +537,7 @@ def test_a_wrong_element_is_refused_wherever_it_stands(served: Running) -> None:
         ("/v1/embeddings", {"input": [*FAR, *FAR]}, 413, "more than the 2048"),
         ("/v1/search", {"id": 1, "ids": [*FAR, "a"]}, 400, "'ids.1500'"),
         ("/v1/search", {"vectors": [ROW] * 1000 + [[0.5, "x"]]}, 400, "'vectors.1000.1'"),
-        ("/v1/search", {"vectors": [ROW] * 1000 + [ROW[:9]]}, 400, "not all of one length"),
+        ("/v1/search", {"vectors": [ROW] * 1000 + [ROW[:9]]}, 400, "not all have the same length"),
         ("/v1/search", {"vector": [0.5] * 20_000}, 413, "at most 16384"),
         ("/v1/search", {"vectors": [[0.5] * 20_000] * 2}, 413, "at most 16384"),
         ("/v1/search", {"vectors": [ROW] * 1000, "id": 1}, 400, "give one of"),

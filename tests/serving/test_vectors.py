@@ -113,7 +113,7 @@ def test_what_cannot_be_folded_in_is_refused(films: Running, served: Running) ->
         ({"candidates": [["x"]]}, 400, "1 of 1 candidates are not stored: 'x'"),
         ({"candidates": [[1]]}, 400, "Ids are strings here"),
         ({"candidates": [["c1"]], "weights": [[0]]}, 400, "must be above 0"),
-        ({"candidates": [["c1"]], "weights": [[1, 2]]}, 400, "not as long as the candidates"),
+        ({"candidates": [["c1"]], "weights": [[1, 2]]}, 400, "must be as long as the candidates"),
         ({"candidates": [["c1"]], "version": 7}, 404, "0, 1"),
         ({"candidates": [["c1"] * 70] * 1000}, 413, "70000 candidates are more than the 65536"),
     ):
@@ -258,7 +258,7 @@ def test_what_cannot_be_reranked_is_refused(half_moved: Lineage, tmp_path: Path)
             ({"rerank": 50}, 413, "more than the 80 results"),
             ({"rerank": 40}, 413, "one search may have 20 encoded"),
             ({"rerank": True}, 400, "rerank"),
-            ({"rerank": 20, "fingerprint": "x"}, 409, "another space"),
+            ({"rerank": 20, "fingerprint": "x"}, 409, "are not of version"),
         ):
             refused(search(http, **fields), status, words)
     assert half_moved.production == 0

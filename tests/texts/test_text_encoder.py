@@ -405,7 +405,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name, content, words in [
         ("t.xlsx", "", "has an unsupported format"),
         ("absent.csv", None, "There is no file"),
-        ("t.csv", "id,text\n1,a\n1,b\n", "more than once, such as 1"),
+        ("t.csv", "id,text\n1,a\n1,b\n", "are repeated, such as 1"),
         ("t.csv", "id,text\n1,a\n2,\n", "row 2: text is empty"),
         ("t.csv", "id,text\n,a\n", "id is empty"),
         ("t.csv", "id,body\n1,a\n", "no column 'text'; its columns are: id, body"),

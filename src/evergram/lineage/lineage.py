@@ -253,8 +253,9 @@ class Lineage:
 
     def version_of(self, fingerprint: str) -> int | None:
         """Return the latest version with this fingerprint, even if withdrawn, or None."""
-        records = {**self.manifests, **self.record.withdrawn}
-        return max((n for n, x in records.items() if x.fingerprint == fingerprint), default=None)
+        fingerprints = {n: m.fingerprint for n, m in self.manifests.items()}
+        fingerprints |= {n: w.fingerprint for n, w in self.record.withdrawn.items()}
+        return max((n for n, f in fingerprints.items() if f == fingerprint), default=None)
 
     def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
         """Refuse vectors (`what`) whose fingerprint does not match `version`.

@@ -341,8 +341,8 @@ class RowSample:
                 raise DataError(f"The {self.side} embedding of id {ids[row].as_py()!r} {what}.")
             for start in range(0, len(ids), BLOCK):
                 block = ids.slice(start, BLOCK), vectors[start : start + BLOCK]
-                rows = torch.arange(len(block[0]))[-count % step :: step]
-                self._samples.append(_rows(block, rows))
+                sampled = torch.arange(len(block[0]))[-count % step :: step]
+                self._samples.append(_rows(block, sampled))
                 count += len(block[0])
                 while sum(len(ids) for ids, _ in self._samples) > self.limit:
                     sample = self.ids, self.vectors

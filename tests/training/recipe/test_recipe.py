@@ -87,7 +87,7 @@ WRONG = [
     ("training.optimizer=als|model.kind=two_tower", "model.kind = 'factorization'"),
     ("training.layer_rate=0.3", "layers"),
     ("model.kind=lightgcn|training.table_rate=0.3", "id tables"),
-    ("training.precision=bfloat16", "products of a batch"),
+    ("training.precision=bfloat16", "matrix products per batch"),
     ("model.kind=mean_of_candidates|training.tables=mapped", "can be read in part"),
     ("training.optimizer=adam|training.tables=mapped", "sparse updates"),
     ("training.optimizer=adam|training.rescale_rows=true", "model.normalize = true"),
