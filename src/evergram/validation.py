@@ -102,7 +102,7 @@ def _required(problem: Any, *, element: bool) -> str:
         message = str(problem["msg"]).removeprefix("Input ").removeprefix("should ")
         message = message.removeprefix("Value error, ").removeprefix("it must be ")
         required = _clause(message).removeprefix("be ").removeprefix("a valid ")
-    return f"a list of which each is {required}" if element else required
+    return f"a list in which each element is {required}" if element else required
 
 
 def _plain(limit: float) -> str:

@@ -22,7 +22,7 @@ PANELS = {
     "Train": ("train", "upgrade"),
     "Measure and choose": ("evaluate", "tune", "diagnose"),
     "Operate": ("serve", "lineage", "consumer", "store"),
-    "Vectors that any model made": ("vectors",),
+    "Vectors of any model": ("vectors",),
 }
 # Commands that support several processes, started by torchrun.
 DISTRIBUTED = ("train", "upgrade")

@@ -270,7 +270,7 @@ def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
     scores, tracking = diagnosis.histograms, diagnosis.tracking
     yield (
         f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
-        f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time."
+        f"{scores.means[1]:.4f}; observed pairs are higher in {scores.separation:.1%} of cases."
     )
     if tracking is None:
         yield diagnosis.left_out

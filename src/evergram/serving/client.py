@@ -101,7 +101,7 @@ class Client(Reopened):
         try:
             column = ids if isinstance(ids, pa.Array) else pa.array(_listed(ids, "ids"))
         except (pa.ArrowException, OverflowError, TypeError) as error:
-            raise DataError(f"Ids must all be whole numbers, or all strings: {error}.") from None
+            raise DataError(f"Ids must be all integers or all strings: {error}.") from None
         fields = {"version": version, "side": side, "missing": "zeros", "dimensions": dimensions}
         table = self._stream("/v1/embeddings", {"id": column}, fields)
         number = int(table.schema.metadata[b"evergram.version"])
