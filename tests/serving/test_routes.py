@@ -534,7 +534,7 @@ def test_a_wrong_element_is_refused_wherever_it_stands(served: Running) -> None:
         ("/v1/embeddings", {"input": [*FAR, {"features": {}}]}, 400, "'input' is an id"),
         ("/v1/embeddings", {"input": [*FAR, 2**63]}, 400, "less than 9223372036854775808"),
         ("/v1/embeddings", {"input": [*map(str, FAR), "x" * 2000]}, 400, "at most 1024"),
-        ("/v1/embeddings", {"input": [*FAR, *FAR]}, 413, "more than the 2048"),
+        ("/v1/embeddings", {"input": [*FAR, *FAR]}, 413, "exceed the limit of 2048"),
         ("/v1/search", {"id": 1, "ids": [*FAR, "a"]}, 400, "'ids.1500'"),
         ("/v1/search", {"vectors": [ROW] * 1000 + [[0.5, "x"]]}, 400, "'vectors.1000.1'"),
         ("/v1/search", {"vectors": [ROW] * 1000 + [ROW[:9]]}, 400, "not all have the same length"),

@@ -159,7 +159,7 @@ def test_what_cannot_be_encoded_is_refused(limited: TestClient) -> None:
         ({"input": [1, 2]}, 400, "has integers, not texts"),
         ({"input": ["word1", " \n"]}, 400, "an empty text at 1"),
         ({"input": ["word1", "w" * 51]}, 413, "51 characters, more than 50"),
-        ({"input": ["word1"] * 9}, 413, "9 inputs are more than the 8"),
+        ({"input": ["word1"] * 9}, 413, "9 inputs exceed the limit of 8 "),
         ({"input": ["i" * 1025], "input_type": "id"}, 400, "at most 1024"),
         ({"input": ["word1"], "input_type": "image"}, 400, "input_type"),
         ({"input": ["word1"], "side": "object"}, 400, "input_type"),
@@ -167,7 +167,7 @@ def test_what_cannot_be_encoded_is_refused(limited: TestClient) -> None:
         ({"k": 3, "input": ["word1", 3]}, 400, "'id'"),
         ({"k": 3, "input": ["word1", ""]}, 400, "an empty text at 1"),
         ({"k": 3, "input": "w" * 51}, 413, "51 characters, more than 50"),
-        ({"k": 3, "input": ["word1"] * 9}, 413, "9 inputs are more than the 8"),
+        ({"k": 3, "input": ["word1"] * 9}, 413, "9 inputs exceed the limit of 8 "),
         ({"k": 3, "input": []}, 400, "a list of texts"),
         ({"vector": [1.0] * 10, "input_type": "query"}, 400, "'input_type' is for texts"),
         ({"k": 3, "input": "word1", "input_type": "id"}, 400, "input_type"),
@@ -310,7 +310,7 @@ def test_texts_whose_turn_does_not_come_are_refused_and_an_encoder_that_hangs_is
         function._started = math.inf  # as of a call that has just begun
         refusal = embed(http, "word2")
         assert (refusal.status_code, refusal.headers["retry-after"]) == (503, "1")
-        assert "at work on other texts" in refusal.json()["error"]["message"]
+        assert "busy with other texts" in refusal.json()["error"]["message"]
         # Which says nothing about the encoder, nor does a check whose turn does not come.
         texts.check()
         assert texts.problem is None
@@ -651,7 +651,7 @@ def test_kept_vectors_follow_the_checks_of_their_encoder(
     nowhere = Documents(path, path)
     nowhere.kept(1, "space", 10, first).of(pa.array(["text-1"]))
     nowhere.save(1, 1)
-    for words in ("not of the version other", "other-b.parquet", "cannot be saved"):
+    for words in ("does not have version other", "other-b.parquet", "cannot be saved"):
         assert words in caplog.text
 
 

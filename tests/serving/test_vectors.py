@@ -115,7 +115,7 @@ def test_what_cannot_be_folded_in_is_refused(films: Running, served: Running) ->
         ({"candidates": [["c1"]], "weights": [[0]]}, 400, "must be above 0"),
         ({"candidates": [["c1"]], "weights": [[1, 2]]}, 400, "must be as long as the candidates"),
         ({"candidates": [["c1"]], "version": 7}, 404, "0, 1"),
-        ({"candidates": [["c1"] * 70] * 1000}, 413, "70000 candidates are more than the 65536"),
+        ({"candidates": [["c1"] * 70] * 1000}, 413, "70000 candidates exceed the limit of 65536"),
     ):
         answer = films.post("/v1/fold-in", asked)
         assert words in answer.json()["error"]["message"]
@@ -255,7 +255,7 @@ def test_what_cannot_be_reranked_is_refused(half_moved: Lineage, tmp_path: Path)
         for fields, status, words in (
             ({"rerank": 5}, 400, "at least k (10) and at most 50"),
             ({"rerank": 51}, 400, "at most 50"),
-            ({"rerank": 50}, 413, "more than the 80 results"),
+            ({"rerank": 50}, 413, "exceed the limit of 80 results"),
             ({"rerank": 40}, 413, "one search may have 20 encoded"),
             ({"rerank": True}, 400, "rerank"),
             ({"rerank": 20, "fingerprint": "x"}, 409, "are not of version"),
