@@ -138,7 +138,7 @@ def test_a_model_below_popularity_is_warned_of(lineage: Lineage) -> None:
         "popularity": {"recall@20": 0.26, "ndcg@20": 0.2},
     }
     (sentence,) = below_popularity(metrics)
-    assert "(recall@20 is 0.2500, and 0.2600 by popularity)" in sentence
+    assert "(recall@20 is 0.2500, popularity's 0.2600)" in sentence
     published = Artefact(3, {"object": (IDS, VECTORS)}, None, {"metrics": metrics}, {})
     other = Lineage.create(lineage.path.parent / "other")
     publish_next(other, published)
@@ -177,7 +177,7 @@ def test_a_transform_with_the_right_hash_is_another_one(line: Path, evergram: Co
     path = line / "versions" / "1" / "transform.safetensors"
     save_file({name: 1.5 * t for name, t in load_file(path).items()}, path)
     rehashed(line, 1, path.name)
-    assert "transform of version 1 errs by 0.5" in said(evergram, line)
+    assert "transform of version 1 has the error 0.5" in said(evergram, line)
 
 
 def test_stored_vectors_that_are_not_the_canaries(line: Path, evergram: Command) -> None:

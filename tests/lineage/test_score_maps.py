@@ -241,9 +241,9 @@ def test_queries_of_a_version_between_are_calibrated_as_its_own(lineage: Lineage
 def test_whose_the_queries_are_must_be_said(lineage: Lineage) -> None:
     query = word_vectors(["word1"], 2, 11)
     with closing(Reader.open(lineage.path)) as reader:
-        with pytest.raises(DataError, match="query_vectors is not given, and"):
+        with pytest.raises(DataError, match="query_vectors is not given, but"):
             reader.search(query, scores="calibrated")
-        with pytest.raises(DataError, match="query_vectors is True, and"):
+        with pytest.raises(DataError, match="query_vectors is True, but"):
             reader.search(query, scores="calibrated", query_vectors=True)
         with pytest.raises(UnknownVersionError, match="no version 7"):
             reader.search(query, scores="calibrated", query_vectors=7)
