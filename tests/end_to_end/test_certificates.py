@@ -119,6 +119,6 @@ def test_a_test_of_few_queries_says_so_wherever_the_version_is(shop: Command) ->
     test = "--set data.path=all.csv --set data.test=test.csv --set split.kind=given"
     trained = shop(f"train r.toml --lineage t {test} --json")
     assert (trained.json["data"]["test_pairs"], trained.json["data"]["in_training"]) == (1, 200)
-    sentence = "tested on 1 queries only"
+    sentence = "tested on only 1 queries"
     assert sentence in trained.err
     assert sentence in shop.json("lineage list t")["versions"][0]["warnings"][0]

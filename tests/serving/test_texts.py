@@ -171,7 +171,7 @@ def test_what_cannot_be_encoded_is_refused(limited: TestClient) -> None:
         ({"k": 3, "input": []}, 400, "a list of texts"),
         ({"vector": [1.0] * 10, "input_type": "query"}, 400, "'input_type' is for texts"),
         ({"k": 3, "input": "word1", "input_type": "id"}, 400, "input_type"),
-        ({"vector": [1.0] * 10, "version": 0, "k": 3, "rerank": 4}, 400, "before production"),
+        ({"vector": [1.0] * 10, "version": 0, "k": 3, "rerank": 4}, 400, "older than production"),
     ):
         route = "search" if body.keys() & {"k", "id", "vector"} else "embeddings"
         refusal = limited.post(f"/v1/{route}", json=body)

@@ -75,7 +75,7 @@ WRONG = [
     ("data={kind='prepared', path='p', test='x.csv'}", "split.kind = 'given'"),
     ("model.normalize=true|task.l2=0.1", "model.normalize = false"),
     ("model.normalize=true|task.l2_measure=penalty", "task.l2 above 0"),
-    ("task.l2=0|task.l2_measure=penalty", "task.l2_measure is 'penalty', which needs an L2 penalty"),
+    ("task.l2=0|task.l2_measure=penalty", "'penalty', which needs an L2 penalty"),
     ("task.kind=softmax_all|gramian.rate=0.1", "gramian.rate is 0.1, which needs a term with Gr"),
     ("task.kind=bpr|gramian.kind=storm", "gramian.kind is 'storm', which needs"),
     ("task.penalty=0|prior.kind=svd", "prior.kind is 'svd', which needs a penalty"),
