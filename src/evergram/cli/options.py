@@ -48,7 +48,7 @@ SHARED: dict[str, Description] = {
     "from_": "VERSION | The version or label whose vectors are read (default: production).",
     "side": "Side: query, candidate or object (default: candidate, or the only side).",
     "max_loss": described(
-        "PERCENT | Publish only if an index in which half of the rows are one version old loses less.",
+        "PERCENT | Publish only if an index with half of its rows one version old loses less.",
         min=0,
     ),
     "strict_probes": "Publish only if every consumer's probe is within its limit.",
@@ -139,8 +139,8 @@ def refuse_unread(overrides: Iterable[str] | None, *tables: str) -> None:
     """Refuse a `--set` of any other table of the recipe. Raises: RecipeError."""
     for override in overrides or ():
         if override.partition("=")[0].split(".")[0].strip() not in tables:
-            read = f"only {' and '.join(tables)} of the recipe are read here"
-            raise RecipeError(f"--set {override} changes nothing: {read}; leave it out.")
+            read = f"only {' and '.join(tables)} of the recipe are used here"
+            raise RecipeError(f"--set {override} has no effect: {read}; leave it out.")
 
 
 def columns_by_role(given: list[str] | None) -> dict[str, str]:
