@@ -86,9 +86,9 @@ def test_passwords_of_addresses_are_blanked() -> None:
 
 def test_a_wrong_command_line_names_the_help(evergram: Command) -> None:
     for arguments, named in (
-        (["lineage", "label", "l"], r"'NAME'; '.*evergram lineage label --help'"),
-        (["serve", "l", "--port", "99999"], r"--port is '99999'.* 65535; '.*serve --h"),
-        (["store", "backfill", "plan", "l"], r"'--store'; '.*store backfill plan --help'"),
+        (["lineage", "label", "l"], r"'NAME'; see '.*evergram lineage label --help'"),
+        (["serve", "l", "--port", "99999"], r"--port is '99999'.* 65535; see '.*serve --h"),
+        (["store", "backfill", "plan", "l"], r"'--store'; see '.*store backfill plan --help'"),
     ):
         assert re.search(named, evergram.refused(*arguments))
     for group in ((), ("store", "backfill")):

@@ -247,7 +247,7 @@ def test_whose_the_queries_are_must_be_said(lineage: Lineage) -> None:
             reader.search(query, scores="calibrated", query_vectors=True)
         with pytest.raises(UnknownVersionError, match="no version 7"):
             reader.search(query, scores="calibrated", query_vectors=7)
-        with pytest.raises(DataError, match="the model of version 2 made"):
+        with pytest.raises(DataError, match="from the model of version 2"):
             reader.search(query, scores="calibrated")
 
 

@@ -359,7 +359,7 @@ def test_new_ids_of_a_table_are_not_published_and_a_warning_counts_them(
     with caplog.at_level(logging.WARNING):
         published = publish(lineage, artefact)
     sentence = next(w for w in published.warnings if "no vectors" in w)
-    assert f"of {unknown['query']} queries and {unknown['candidate']} candidates" in sentence
+    assert f"for {unknown['query']} queries and {unknown['candidate']} candidates" in sentence
     assert sentence in caplog.text
     assert f"Version 1: {version_warnings(lineage)[1][0]}" == sentence
     reader = Reader.open(lineage.address)

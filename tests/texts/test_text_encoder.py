@@ -411,7 +411,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("t.csv", "id,body\n1,a\n", "no column 'text'; its columns are: id, body"),
         ("t.csv", "id,text\n", "has no rows"),
         ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": 2}\n', "row 2 is not a JSON object"),
-        ("t.jsonl", '{"id": 1, "text": 5}\n', "it must be a string"),
+        ("t.jsonl", '{"id": 1, "text": 5}\n', "it must be text"),
         (
             "t.jsonl",
             '{"id": 1, "text": "a"}\n{"id": "x", "text": "b"}\n',
