@@ -160,7 +160,7 @@ def test_a_loss_that_was_not_measured_is_refused_by_name() -> None:
         ({"metrics": {"model": {"recall@20": 0.5}}}, [0], "upgrade.alone"),
         ({"metrics": {"model": {"recall@20": math.nan}}}, [0], "recall@20 was not measured"),
         ({"metrics": {"model": {}}}, [0], "recall@20 was not measured"),
-        ({}, [], "no previous version"),
+        ({}, [], "no version before"),
     ]
     for changes, past, message in cases:
         with pytest.raises(DegradationError, match=message):

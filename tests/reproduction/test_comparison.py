@@ -105,9 +105,9 @@ def comparison(*overrides: str, **upgrade: Any) -> Comparison:
     [
         ("upgrade.select_after=100", "no epoch would be left"),
         ("upgrade.method=post-lin-mloss|upgrade.select_after=4", "passes over all objects"),
-        ("training.feature_rate=0.3", "tables of features"),
+        ("training.feature_rate=0.3", "feature tables"),
         ("task.kind=softmax_all|training.short_batch=true", "batches of single pairs"),
-        ("split.selection=paper|training.refit=true", "pairs that select and do not test"),
+        ("split.selection=paper|training.refit=true", "validation pairs apart from the test pairs"),
         ("gramian.gradient=sampled", "that samples entities"),
         ("model.kind=two_tower|model.repeats=true", "graphsage"),
     ],
