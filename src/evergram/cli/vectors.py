@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -341,6 +343,78 @@ def encode(
         facts |= {"fingerprint": record.fingerprint, "prompts": record.prompts}
         facts |= {"matryoshka": record.matryoshka} if record.matryoshka else {}
     show(facts)
+
+
+@command(
+    "vectors diagnose",
+    "lance-table:vectors#table=documents&v0=embedding --out models.parquet",
+    source="STORE_OR_FILE | A store's address, or a file of vectors.",
+    known="FILE | Vectors of some of the ids whose model is known.",
+    out="FILE.parquet | Write the model of each row, 0 or 1, and the probability of 1.",
+)
+def diagnose(
+    source: str,
+    *,
+    known: Path | None = None,
+    out: Path | None = None,
+    column: list[str] | None = None,
+    force: bool = False,
+) -> None:
+    """Tell whether one model made all vectors of an index, or two, and which rows are whose.
+
+    Exit code 1 if there are two models, or if it is unclear.
+    """
+    import pyarrow.parquet as pq
+
+    from evergram.atomic_files import replacing_path
+    from evergram.migration.mixed_models import VectorSource, diagnose_vectors, source_of_store
+    from evergram.stores.open_store import open_store
+    from evergram.vector_files.open_embeddings import SUFFIXES, check_writable, open_embeddings
+
+    if out is not None:
+        if out.suffix.lower() != ".parquet":
+            raise DataError(f"{out} must end in .parquet, as models are written to such a file.")
+        check_writable(out, overwrite=force)
+    is_file = Path(source).suffix.lower() in SUFFIXES
+    files = [*([Path(source)] if is_file else []), *([] if known is None else [known])]
+    if column and not files:
+        raise DataError("--column is of files; the address of a store names its own columns.")
+    opened = [open_embeddings(file, **columns_of(files, column)) for file in files]
+    with ExitStack() as closing:
+        if is_file:
+            vectors = VectorSource(source, opened[0].rows, opened[0].blocks)
+        else:
+            vectors = source_of_store(closing.enter_context(open_store(source)))
+        progress = partial(options.print_progress, what="rows read")
+        found = diagnose_vectors(vectors, opened[-1] if known else None, progress)
+        facts: dict[str, Any] = found.report | ({} if out is None else {"file": str(out)})
+        if out is not None:
+            tables, done = found.models(vectors), 0
+            first = next(tables)
+            with replacing_path(out) as part, pq.ParquetWriter(str(part), first.schema) as writer:
+                for table in chain([first], tables):
+                    writer.write_table(table)
+                    done += len(table)
+                    options.print_progress(done, vectors.rows, "rows written")
+    show(facts, *_models(facts))
+    if facts["verdict"] != "one":
+        raise typer.Exit(1)
+
+
+def _models(facts: dict[str, Any]) -> Iterator[str | Grid]:
+    """Yield the verdict, and what it is drawn from."""
+    verdicts = {"one": "one model", "two": "two models", "unclear": "unclear"}
+    shares = [(str(i), share) for i, share in enumerate(facts["shares"]) if share]
+    lines = [[i, f"{share:.1%}", f"{share * facts['rows']:,.0f}"] for i, share in shares]
+    title = f"{facts['source']}: {verdicts[facts['verdict']]}, by {facts['by']}"
+    yield Grid(title, ["model", "share", "rows, about"], lines)
+    yield paragraph(
+        f"{facts['sampled']:,} of {facts['rows']:,} rows looked at: {facts['zeros']} of zeros and "
+        f"{facts['repeated']} repeated ones left out, {facts['compared']} with a known vector."
+    )
+    if shown := facts["evidence"]:
+        figures = ", ".join(f"{name} {number(value)}" for name, value in shown.items())
+        yield paragraph(f"Evidence for two models: {figures}; a strength of 1 is needed.")
 
 
 @command(

@@ -4,7 +4,7 @@ the verdict where queries are judged."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from evergram.evaluation.judged import (
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.evaluation.version_distance import as_dim
 from evergram.migration.cascade import DEPTH, KeptVectors, cascade
+from evergram.migration.mixed_models import second_model
 from evergram.releasing.past_file import text_encoder_of
 from evergram.retrieval.version_sidecar import DEPTH as SIDECAR_DEPTH
 from evergram.stores.store import Hits
@@ -314,11 +315,6 @@ SAME_QUERY = 1 - 1e-5
 BLOCK = 1024
 # Texts that maps between the models are fitted to, for checks of the files.
 TEXTS = 2000
-# A second model in a file is searched for in so many principal components of both sides, from so
-# many starts, in so many rounds; it is found if |e₁ − e₂| / (e₁ + e₂), how far a row is from being
-# read alike by two maps, has a first decile of such a share of its median. It was at most .31 in
-# 384 made-up pairs of models, and .4 to .8 where a file held two.
-NEW_DIMS, OLD_DIMS, STARTS, ROUNDS, APART = 16, 64, 3, 50, 0.4
 
 
 def distinct_queries(vectors: MigrationVectors) -> Tensor:
@@ -366,63 +362,13 @@ def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
             "models than the texts, or the same id is not the same query in both."
         )
     for name, source, target in (("old", new, old), ("new", old, new)):
-        if (share := second_model(source[drawn], target[drawn])) is not None:
+        if (rows := second_model(source[drawn], target[drawn])) is not None:
             reasons.append(
-                f"The {name} vectors of about {share:.0%} of the texts follow another map than the "
-                "rest, so the file holds vectors of two models; encode all texts by one."
+                f"The {name} vectors of about {rows.double().mean():.0%} of the texts follow "
+                "another map than the rest, so the file holds vectors of two models; encode all "
+                "texts by one."
             )
     return reasons
-
-
-def second_model(source: Tensor, target: Tensor) -> float | None:
-    """Return the share of the rows of `target` that another model made than the others; None if
-    one model made all. Two linear maps from `source` are fitted to one half of the rows, each to
-    those that it reads better; the other half says whether rows follow one map or the other.
-    Residuals of the map that fits all rows show where to start: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive
-    mean between rows of one model, and a negative one between those of two."""
-    x, y = _components(source, NEW_DIMS), _components(target, OLD_DIMS)
-    x = torch.cat([x, x.square().sum(1).mean().sqrt().expand(len(x), 1)], dim=1)
-    half = len(x) // 2
-    residual = _errors(x, y, [torch.arange(half)])[0][:half]
-    kernel = (residual @ residual.T) * (x[:half] @ x[:half].T)
-    found: list[Tensor] = []
-    for direction in torch.linalg.eigh(kernel)[1][:, -STARTS:].T:
-        errors: Tensor | None = None
-        first = direction > 0
-        for _ in range(ROUNDS):
-            if min(int(first.sum()), int((~first).sum())) < 2 * x.shape[1]:
-                errors = None  # nearly all rows follow one map
-                break
-            groups = [rows.nonzero().flatten() for rows in (first, ~first)]
-            errors = torch.stack([e.square().sum(1) for e in _errors(x, y, groups)])
-            before, first = first, errors[0, :half] < errors[1, :half]
-            if int((before != first).sum()) <= 0.01 * half:
-                break
-        found += [] if errors is None else [errors]
-    if not found:
-        return None
-    one, two = min(found, key=lambda e: float(e[:, :half].amin(0).sum()))[:, half:]
-    apart = (one - two).abs() / (one + two).clamp_min(1e-30)
-    few, middle = apart.quantile(apart.new_tensor([0.1, 0.5])).tolist()
-    share = float((one < two).double().mean())
-    return min(share, 1 - share) if few > APART * middle else None
-
-
-def _components(vectors: Tensor, most: int) -> Tensor:
-    """Return centred vectors [n, D] by their first principal components, float64 [n, ≤ most]."""
-    centred = vectors.double() - vectors.double().mean(0)
-    components: Tensor = torch.linalg.eigh(centred.T @ centred)[1]
-    return centred @ components[:, -most:]
-
-
-def _errors(x: Tensor, y: Tensor, groups: Sequence[Tensor]) -> list[Tensor]:
-    """Return y less what a map that is fitted to some rows makes of x, for each group of rows."""
-    maps = []
-    for rows in groups:
-        square = x[rows].T @ x[rows]
-        ridge = 0.01 * square.trace() / len(square) * torch.eye(len(square)).to(x)
-        maps.append(torch.linalg.solve(square + ridge, x[rows].T @ y[rows]))
-    return [y - x @ map_ for map_ in maps]
 
 
 # Ways from the cheapest to the one that encodes all texts.
