@@ -204,7 +204,7 @@ def test_the_command_writes_models_and_its_code_says_whether_there_are_two(
     write_vectors(file, [(pa.array(range(ROWS)), vectors)])
     ran = evergram("vectors diagnose", file, "--out", out)
     assert ran.code == 1
-    assert "two models, by geometry" in " ".join(ran.out.split())
+    assert "two models" in ran.out
     import pyarrow.parquet as pq
 
     table = pq.read_table(out)
@@ -221,4 +221,4 @@ def test_a_table_of_ones_own_is_diagnosed_in_place(tmp_path: Path, evergram: Com
     report = evergram("vectors diagnose", address, "--json").json
     assert (report["verdict"], report["rows"]) == ("one", 600)
     assert "--column" in evergram("vectors diagnose", address, "--column", "id=a").refusal()
-    assert "is not there" in evergram("vectors diagnose", tmp_path / "none.npy").refusal()
+    assert "does not exist" in evergram("vectors diagnose", tmp_path / "none.npy").refusal()

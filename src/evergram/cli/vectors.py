@@ -406,8 +406,8 @@ def _models(facts: dict[str, Any]) -> Iterator[str | Grid]:
     verdicts = {"one": "one model", "two": "two models", "unclear": "unclear"}
     shares = [(str(i), share) for i, share in enumerate(facts["shares"]) if share]
     lines = [[i, f"{share:.1%}", f"{share * facts['rows']:,.0f}"] for i, share in shares]
-    title = f"{facts['source']}: {verdicts[facts['verdict']]}, by {facts['by']}"
-    yield Grid(title, ["model", "share", "rows, about"], lines)
+    yield f"{facts['source']}: {verdicts[facts['verdict']]}, by {facts['by']}"
+    yield Grid("", ["model", "share", "rows, about"], lines)
     yield paragraph(
         f"{facts['sampled']:,} of {facts['rows']:,} rows looked at: {facts['zeros']} of zeros and "
         f"{facts['repeated']} repeated ones left out, {facts['compared']} with a known vector."
