@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.support.command import Command
-from tests.support.own_tables import own_store
+from tests.support.mixed_vectors import DIM, ROWS, drawn, encoded, meanings, mixed
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
@@ -18,39 +17,6 @@ from evergram.errors import DataError
 from evergram.migration import mixed_models
 from evergram.migration.mixed_models import VectorSource, diagnose_vectors
 from evergram.vector_files.open_embeddings import open_embeddings, write_vectors
-
-ROWS, DIM, MEANING = 3000, 64, 40
-
-
-def drawn(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def meanings(seed: int = 0, count: int = ROWS) -> Tensor:
-    """Texts around twenty topics, whose traits are of unequal weight."""
-    draw = drawn(seed)
-    topics = torch.randn(20, MEANING, generator=draw)
-    rows = topics[torch.randint(20, (count,), generator=draw)]
-    traits = torch.linspace(2, 0.2, MEANING)
-    return rows + torch.randn(count, MEANING, generator=draw) * traits
-
-
-def encoded(texts: Tensor, seed: int, dim: int = DIM) -> Tensor:
-    """Return texts by the model of a seed: a map and a mean of its own, some noise, and length 1,
-    [n, dim]."""
-    draw = drawn(1000 + seed)
-    eye = torch.randn(MEANING, dim, generator=draw)
-    vectors = texts @ eye + 8 * torch.randn(dim, generator=draw)
-    noise = torch.randn(len(texts), dim, generator=drawn(2000 + seed))
-    return torch.nn.functional.normalize(vectors + 3 * noise, dim=1)
-
-
-def mixed(share: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return vectors, and which are of the second of two models."""
-    texts = meanings(seed)
-    foreign = torch.rand(len(texts), generator=drawn(seed)) < share
-    rows = torch.where(foreign[:, None], encoded(texts, 2 * seed + 1), encoded(texts, 2 * seed))
-    return rows, foreign
 
 
 def source_of(vectors: Tensor, ids: pa.Array | None = None) -> VectorSource:
@@ -194,31 +160,3 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
     known = open_embeddings(known_file(tmp_path, torch.randn(10, 8), list(range(10))))
     with pytest.raises(DataError, match=r"10 sampled rows of made up have a vector in .*known"):
         diagnose_vectors(source_of(torch.randn(ROWS, 8)), known)
-
-
-def test_the_command_writes_models_and_its_code_says_whether_there_are_two(
-    tmp_path: Path, evergram: Command
-) -> None:
-    vectors, foreign = mixed(0.1)
-    file, out = tmp_path / "mixed.parquet", tmp_path / "models.parquet"
-    write_vectors(file, [(pa.array(range(ROWS)), vectors)])
-    ran = evergram("vectors diagnose", file, "--out", out)
-    assert ran.code == 1
-    assert "two models" in ran.out
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(out)
-    named = torch.tensor(table["model"].to_pylist()) == 1
-    assert float((named == foreign).double().mean()) > 0.98
-    assert "--force" in evergram("vectors diagnose", file, "--out", out).refusal()
-    assert ".parquet" in evergram("vectors diagnose", file, "--out", tmp_path / "m.csv").refusal()
-    write_vectors(file, [(pa.array(range(ROWS)), encoded(meanings(), 0))], overwrite=True)
-    assert evergram("vectors diagnose", file, "--json").json["verdict"] == "one"
-
-
-def test_a_table_of_ones_own_is_diagnosed_in_place(tmp_path: Path, evergram: Command) -> None:
-    address = own_store("lance-table", tmp_path, rows=600)
-    report = evergram("vectors diagnose", address, "--json").json
-    assert (report["verdict"], report["rows"]) == ("one", 600)
-    assert "--column" in evergram("vectors diagnose", address, "--column", "id=a").refusal()
-    assert "does not exist" in evergram("vectors diagnose", tmp_path / "none.npy").refusal()
