@@ -158,5 +158,5 @@ def test_a_transforms_name_is_short_for_its_table() -> None:
     long = Recipe.of(BASE, ["upgrade.transform={kind='low_rank', rank=4}"])
     assert short.upgrade == long.upgrade
     assert short.upgrade.transform == TRANSFORMS["low_rank"].model_validate({"rank": 4})
-    with pytest.raises(RecipeError, match=r"upgrade\.rank is used .* = 'low_rank'"):
+    with pytest.raises(RecipeError, match=r"upgrade\.rank is only used .* = 'low_rank'"):
         Recipe.of(BASE, ["upgrade.rank=4"])
