@@ -173,7 +173,8 @@ def _parted(costs: Tensor) -> Tensor:
     wide distribution of few rows takes some outliers of the other group."""
     odds = costs[1] - costs[0]
     low, high = odds[odds <= 0].median(), odds[odds > 0].median()
-    return odds - max(torch.linspace(low / 2, high / 2, 21), key=lambda part: _gap(odds - part))
+    parts = torch.linspace(float(low) / 2, float(high) / 2, 21).tolist()
+    return odds - max(parts, key=lambda part: _gap(odds - part))
 
 
 def _shape(rows: Tensor) -> Tensor:
@@ -244,7 +245,8 @@ def by_geometry(vectors: Tensor) -> tuple[dict[str, float] | None, Tensor]:
 def _basis(rows: Tensor) -> Tensor:
     """Return at most `DIMS` principal components of rows [n, D], [D, d]."""
     centred = (rows - rows.mean(0)).double()
-    return torch.linalg.eigh(centred.T @ centred)[1][:, -DIMS:].float()
+    components: Tensor = torch.linalg.eigh(centred.T @ centred)[1]
+    return components[:, -DIMS:].float()
 
 
 def _discriminant(rows: Tensor, first: Tensor) -> Odds:
