@@ -86,7 +86,9 @@ def test_a_backfill_is_planned_applied_and_rolled_back(evergram: Command, outdat
     assert whole.code == 0
     assert f"refreshed: {ROWS}\n" in whole.out
     assert f"held: 1: {ROWS}\n" in whole.out
-    assert whole.err.splitlines()[-1] == f"{ROWS} of {ROWS} rows"
+    last = whole.err.splitlines()[-1]
+    assert last.startswith(f"{ROWS} of {ROWS} rows, ")
+    assert last.endswith(" 0:00:00 left")
     assert evergram("store", "backfill", "rollback", *store).code == 0
     assert versions_in("rows") == {0: ROWS}
 

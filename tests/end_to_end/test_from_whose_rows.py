@@ -112,7 +112,7 @@ OF_PRODUCTION: dict[str, Callable[[Command, Path], Any]] = {
     "Python": in_python,
 }
 # Judge or prepare what may be promoted, or make what follows it.
-OF_THE_NEWEST = {"lineage check", "consumer probe", "diagnose", "vectors sidecar"}
+OF_THE_NEWEST = {"lineage check", "lineage skew", "consumer probe", "diagnose", "vectors sidecar"}
 OF_THE_NEWEST |= {"upgrade", "vectors align"}
 # Read no vectors, or what another command of the table has written.
 OF_NONE = {"train", "vectors import", "store backfill apply", "store backfill status"}

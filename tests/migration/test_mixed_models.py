@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -104,8 +105,8 @@ def test_the_correlation_of_two_turned_shapes_is_zero_with_the_variance_that_is_
     values = []
     for _ in range(3000):
         turn, triangle = np.linalg.qr(draw.normal(size=(dim, dim)))
-        turn = torch.from_numpy(turn * np.sign(np.diag(triangle)))
-        values.append(float((shape * (turn @ shape @ turn.T)).sum() / shape.square().sum()))
+        turned = torch.from_numpy(turn * np.sign(np.diag(triangle)))
+        values.append(float((shape * (turned @ shape @ turned.T)).sum() / shape.square().sum()))
     assert np.mean(values) == pytest.approx(0, abs=0.01)
     assert np.var(values) == pytest.approx(2 / ((dim - 1) * (dim + 2)), rel=0.1)
 
@@ -120,7 +121,8 @@ def test_densities_are_those_of_a_normal_distribution_with_a_shrunk_covariance()
     far = sum(float((x[:, None] * x - covariance).square().sum()) for x in centred)
     weight = max(0.02, far / len(rows) ** 2 / float((covariance - sphere).square().sum()))
     shrunk = (1 - weight) * covariance + weight * sphere
-    oracle = MultivariateNormal(rows.mean(0).double(), shrunk).log_prob(rows.double())
+    normal: Any = MultivariateNormal(rows.mean(0).double(), shrunk)
+    oracle = normal.log_prob(rows.double())
     found = mixed_models._normal(rows)(rows).double()
     assert torch.allclose(found - found[0], oracle - oracle[0], atol=1e-3)
 

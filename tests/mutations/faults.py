@@ -71,14 +71,14 @@ FAULTS = (
     ),
     Fault(
         "compatibility/alignment_loss.py",
-        "share * (step.T @ metric @ step)",
-        "share * (step.T @ step)",
+        "weight * (step.T @ metric @ step)",
+        "weight * (step.T @ step)",
         "compatibility",
     ),
     Fault(
         "compatibility/alignment_loss.py",
-        "share = new_dim / old_dim if",
-        "share = old_dim / new_dim if",
+        "weight = new_dim / old_dim if",
+        "weight = old_dim / new_dim if",
         "compatibility",
     ),
     Fault(
@@ -101,8 +101,8 @@ FAULTS = (
     ),
     Fault(
         "compatibility/closed_forms.py",
-        "part = part - excess",
-        "part = part + excess",
+        "term = term - excess",
+        "term = term + excess",
         "compatibility",
     ),
     Fault(
@@ -166,8 +166,8 @@ FAULTS = (
     ),
     Fault(
         "evaluation/ranking.py",
-        ">= score[part.to(device)]",
-        "> score[part.to(device)]",
+        ">= score[some.to(device)]",
+        "> score[some.to(device)]",
         "evaluation/test_ranking.py",
     ),
     Fault(
@@ -197,8 +197,8 @@ FAULTS = (
     ),
     Fault(
         "atomic_files.py",
-        "        part.unlink(missing_ok=True)\n        # Of a full disk",
-        "        # Of a full disk",
+        "        part.unlink(missing_ok=True)\n        # Some errors, such as",
+        "        # Some errors, such as",
         "test_files_in_place.py lineage",
     ),
     Fault(
@@ -239,8 +239,8 @@ FAULTS = (
     ),
     Fault(
         "lineage/lineage.py",
-        "kept = {number, *record.labels.values()}",
-        "kept = {number}",
+        "needed = {number, *record.labels.values()}",
+        "needed = {number}",
         "lineage/test_labels.py",
     ),
     Fault(
@@ -264,8 +264,8 @@ FAULTS = (
     ),
     Fault(
         "stores/store.py",
-        "scores if added is None else scores + added[i]",
-        "scores if added is None else scores - added[i]",
+        "scores if offset is None else scores + offset[i]",
+        "scores if offset is None else scores - offset[i]",
         "stores/test_conformance.py",
     ),
     Fault(
@@ -300,15 +300,15 @@ FAULTS = (
     ),
     Fault(
         "stores/filters.py",
-        "if one.field not in allowed]",
-        "if one.field in ()]",
+        "if condition.field not in allowed]",
+        "if condition.field in ()]",
         "stores/test_adopted_tables.py",
     ),
     # Reading at a version.
     Fault(
         "retrieval/metric_search.py",
-        "if rows.version == self.version:",
-        "if rows.version >= self.version:",
+        "if rows.version == self.version:\n                mine",
+        "if rows.version >= self.version:\n                mine",
         "retrieval/test_searches.py",
     ),
     Fault(

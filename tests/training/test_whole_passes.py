@@ -377,7 +377,7 @@ def test_an_epoch_begins_with_rows_of_norm_one() -> None:
 def test_candidates_that_are_elsewhere_or_beyond_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(RecipeError, match="'mapped', which needs steps that read a batch's"):
+    with pytest.raises(RecipeError, match="'mapped', which needs steps that read only a batch's"):
         softmax("training.tables=mapped")
     monkeypatch.setattr(build, "machine_memory", lambda: 947)
     with pytest.raises(RecipeError, match="at least 948 bytes"):

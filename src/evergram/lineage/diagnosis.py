@@ -366,5 +366,6 @@ def _folders(lineage: Lineage) -> Iterable[str]:
             continue
         yield (
             f"versions/{number} holds version {number}, created {created}, but lineage.json does "
-            "not list it; restore the newest lineage.json; the next publication removes v{number}."
+            "not list it. If a publication was killed, publish again, which removes it; otherwise "
+            "first restore the newest lineage.json."
         )

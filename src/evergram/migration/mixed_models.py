@@ -174,7 +174,8 @@ def _parted(costs: Tensor) -> Tensor:
     odds = costs[1] - costs[0]
     low, high = odds[odds <= 0].median(), odds[odds > 0].median()
     parts = torch.linspace(float(low) / 2, float(high) / 2, 21).tolist()
-    return odds - max(parts, key=lambda part: _gap(odds - part))
+    best: float = max(parts, key=lambda part: _gap(odds - part))
+    return odds - best
 
 
 def _shape(rows: Tensor) -> Tensor:

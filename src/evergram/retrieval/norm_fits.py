@@ -41,7 +41,8 @@ class NormFit:
         """Return how far float32 may be from the scores of queries [Q, width], [Q]: a share of the
         sum of all terms' sizes; 0 where norms are stored."""
         terms: Doubles = np.abs(linear) * np.asarray(self.largest, np.float64)
-        return 2.0**-22 * terms.sum(axis=1)
+        rounding: Doubles = 2.0**-22 * terms.sum(axis=1)
+        return rounding
 
 
 def fit_norms(blocks: Iterable[tuple[Floats, Doubles]], width: int) -> NormFit:
