@@ -1,4 +1,4 @@
-"""Bounds on the error of reading a version as an older one, without any old model."""
+"""Bounds on the error of reading a version as an older one, without old models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.errors import ShapeError
 
-# The fewest objects that a step's error is measured on. Measured on n objects, √E‖δ‖² is off by
-# about c / (2 √n), where c is the deviation of ‖δ‖² over its mean: of errors in two directions
-# alone, c = 1, and twenty objects give it within a ninth; in more directions it is nearer.
+# Minimum number of objects for measuring a step's error. With n objects, the relative error of
+# √E‖δ‖² is about c / (2 √n), where c is the standard deviation of ‖δ‖² over its mean. For errors in
+# two directions, c = 1, so twenty objects give an accuracy of 1/9; more directions make c smaller.
 LEAST_OBJECTS = 20
 
 
@@ -24,9 +24,8 @@ class StepError:
 
     Args:
         sigma: float64 [D_{i-1}, D_{i-1}], Σ_i = E[δ_i δ_iᵀ].
-        objects: how many objects it is the mean over.
-        power: E‖z_{i-1}‖² over the same objects, the divisor of relative errors; NaN if the step is
-            the identity and was not measured.
+        objects: the number of objects in the mean.
+        power: E‖z_{i-1}‖² over these objects, for relative errors; NaN for an identity step.
     """
 
     sigma: Tensor
@@ -35,10 +34,8 @@ class StepError:
 
     @classmethod
     def of(cls, transformed: Tensor, past: Tensor) -> StepError:
-        """Measure the error of B_i(z_i) against z_{i-1}, both [N, D_{i-1}].
-
-        Raises: ShapeError: their shapes differ.
-        """
+        """Measure the error of B_i(z_i) against z_{i-1}, both [N, D_{i-1}]. Raises: ShapeError:
+        their shapes differ."""
         if transformed.shape != past.shape:
             raise ShapeError(
                 f"Transformed embeddings are {list(transformed.shape)}, past ones "
@@ -56,24 +53,24 @@ class StepError:
 
     @property
     def is_known(self) -> bool:
-        """True if it was measured on enough objects, or is the identity, which needs none."""
-        if math.isnan(self.power):  # of vectors that are not finite, too, which are no identity
+        """True if it was measured on enough objects, or the step is the identity."""
+        if math.isnan(self.power):  # the identity, or vectors were not finite
             return not bool(self.sigma.any())
         return self.objects >= LEAST_OBJECTS and bool(self.sigma.isfinite().all())
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A certificate of reading version k as version j.
+    """The certificate of reading version k as version j.
 
     Args:
         version: j.
-        bound: √E‖δ_k^j‖² is at most this, on objects like those of the Σ_i.
+        bound: upper bound of √E‖δ_k^j‖², for objects like those of the Σ_i.
         estimate: √E‖δ_k^j‖² if the steps' errors are uncorrelated.
-        relative, relative_bound: the estimate and the bound over √E‖z_j‖².
+        relative, relative_bound: estimate and bound, divided by √E‖z_j‖².
         amplification: the largest singular value of W_k^j.
-        terms: for each step i, its part √E‖W_{i-1}^j δ_i‖² (Eq. 9). They add up to the bound, and
-            their squares to the square of the estimate.
+        terms: √E‖W_{i-1}^j δ_i‖² of each step i (Eq. 9). Their sum is the bound; the sum of their
+            squares is the square of the estimate.
     """
 
     version: int
@@ -88,15 +85,14 @@ class Guarantee:
 def certify(
     chain: Chain, errors: Mapping[int, StepError], source: int, target: int
 ) -> Guarantee | None:
-    """Return the certificate of reading version `source` as version `target`.
+    """Return the certificate of reading version `source` as version `target`; None if there are
+    reasons in `uncertified`.
 
     √E‖δ_k^j‖² ≤ Σ_i √tr((W_{i-1}^j)ᵀ W_{i-1}^j Σ_i) by Minkowski's inequality on Eq. (9).
 
     Args:
         errors: Σ_i of each version i.
-    Raises: ShapeError: an error is of other dims than its step.
-    Returns: None if a step on the way has no Σ_i, was measured on fewer than `LEAST_OBJECTS`
-        objects or is not affine; `uncertified` says which.
+    Raises: ShapeError: an error and its step differ in dim.
     Source: [BC] Eq. (9); docs/method.md, "Error accounting".
     """
     if uncertified(chain, errors, source, target):
@@ -129,8 +125,8 @@ def certify(
 def uncertified(
     chain: Chain, errors: Mapping[int, StepError], source: int, target: int
 ) -> list[str]:
-    """Return the reasons why reading version `source` as version `target` has no certificate, one
-    for each step to blame; an empty list if it has one."""
+    """Return why reading version `source` as version `target` has no certificate: a reason for each
+    step that is not affine, or whose error was not measured or on fewer than `LEAST_OBJECTS`."""
     reasons = []
     for i in range(target + 1, source + 1):
         if not chain.is_affine(i, i - 1):

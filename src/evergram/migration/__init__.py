@@ -1,9 +1,8 @@
-"""From one embedding model to another.
+"""Migrate from one embedding model to another.
 
-`migration_plan`: the ways measured on judged queries, and the verdict. `cascade`: old hits,
-re-ranked by new vectors.
-`make_sidecar`: a few bytes next to each new vector for old readers (`retrieval.version_sidecar`).
-`encoded_files`: texts become vectors, and the file that ends a migration.
+`migration_plan` measures the possible ways and recommends one. `cascade` re-ranks old hits by new
+vectors. `make_sidecar` adds a few bytes to each new vector for old readers. `encoded_files` encodes
+the texts that are left at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Re-rank an old index's hits with a new model's vectors, computed at their first use and kept."""
+"""Re-rank an old index's hits by a new model's vectors, which are computed on demand and cached."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from evergram.stores.store import Floats, Hits, check_k, joined_ids
 from evergram.texts.record import TextEncoderRecord
 from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings, write_vectors
 
-# Embeds objects by their ids, an array of n: float [n, D].
+# Maps n ids to the new model's vectors of these objects, [n, D].
 Encode = Callable[[pa.Array], npt.NDArray[np.floating]]
-# Hits to re-rank of each query.
+# Hits to re-rank per query.
 DEPTH = 200
 
 
 class KeptVectors:
-    """A new model's vectors of the objects that a search has touched: an index migrates by use.
+    """A cache of a new model's vectors, filled by searches. Thread-safe.
 
-    Several threads may use one. The lock is not held while `encode` runs, so two that lack the same
-    object at the same time may both have it encoded; the first vector is kept.
+    The lock is not held while `encode` runs, so two threads may encode the same object; the first
+    vector is kept.
 
     Args:
-        encode: the new model, called for objects whose vector is not kept.
+        encode: the new model, called for objects that are not in the cache.
         dim: D of its vectors.
-        batch: objects of one call of `encode`, each kept before the next; all by default.
+        batch: maximum objects per call of `encode`, cached after each call; unlimited by default.
 
     >>> import numpy as np
     >>> import pyarrow as pa
@@ -55,15 +55,14 @@ class KeptVectors:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """The number of objects whose vector was computed."""
+        """The number of cached vectors."""
         return len(self._vectors)
 
     def of(self, ids: pa.Array) -> Floats:
-        """Return the new vectors of objects, float32 [n, D]; those not yet kept are computed.
+        """Return the new vectors of objects, float32 [n, D], computing those that are missing.
 
-        Raises: ShapeError: `encode` returned another number of vectors, or of other dims.
-            DataError: one is not finite; or another thread called `drop_after` meanwhile. Nothing
-            of such an answer is kept.
+        Raises: ShapeError: `encode` returned the wrong shape. DataError: a vector is not finite, so
+            its batch is not cached; or another thread called `drop_after` meanwhile.
         """
         missing = self.missing(ids)
         size = self.batch or max(1, len(missing))
@@ -77,13 +76,13 @@ class KeptVectors:
         return np.stack(vectors) if vectors else np.empty((0, self.dim), np.float32)
 
     def missing(self, ids: pa.Array) -> pa.Array:
-        """Return those of the ids whose vector is not kept, each once."""
+        """Return the distinct ids that have no cached vector."""
         with self._lock:
             absent = dict.fromkeys(id_ for id_ in ids.to_pylist() if id_ not in self._vectors)
         return pa.array(list(absent), ids.type)
 
     def rows(self, start: int = 0, stop: int | None = None) -> tuple[pa.Array, Floats]:
-        """Return ids [n] and vectors [n, D], in the order in which they were first asked for."""
+        """Return ids [n] and vectors [n, D] in the order in which they were cached."""
         with self._lock:
             rows = list(islice(self._vectors.items(), start, stop))
         vectors = np.empty((len(rows), self.dim), np.float32)
@@ -92,17 +91,16 @@ class KeptVectors:
         return pa.array([id_ for id_, _ in rows]), vectors
 
     def drop_after(self, count: int) -> None:
-        """Forget all but the first `count` vectors: the model has turned out to be another."""
+        """Forget all but the first `count` vectors, for when the encoder has changed."""
         with self._lock:
             self._vectors = dict(islice(self._vectors.items(), count))
 
     def save(self, path: Path, encoder: TextEncoderRecord | None = None) -> None:
-        """Write ids and vectors, whole or not at all, in the format of the path's suffix.
+        """Write ids and vectors atomically, in the format of the path's suffix.
 
         Args:
-            encoder: written into the file, so that `plan_rest` can tell whose vectors they are;
-                `texts.record_of` returns it.
-        Raises: DataError: nothing is kept yet, or the file cannot be written.
+            encoder: from `texts.record_of`; written into the file, because `plan_rest` needs it.
+        Raises: DataError: the cache is empty, or the file cannot be written.
         """
         if not len(self):
             raise DataError("No vector is kept yet, so there is nothing to write; search first.")
@@ -111,18 +109,14 @@ class KeptVectors:
         write_vectors(path, [(ids, torch.from_numpy(vectors))], record)
 
     def load(self, path: Path) -> None:
-        """Keep the vectors of a file that `save` wrote, too, or that was computed elsewhere.
-
-        Raises: DataError: the file cannot be read. ShapeError: its vectors are of another dim.
-        """
+        """Add the vectors of a file. Raises: DataError: the file cannot be read. ShapeError: its
+        vectors have another dim."""
         for ids, vectors in open_embeddings(path).blocks():
             self.keep(ids, vectors.float().numpy())
 
     def keep(self, ids: pa.Array, vectors: Floats) -> None:
-        """Keep vectors [n, D] of ids that have none yet; of an id that is there twice, the first.
-
-        Raises: ShapeError, DataError: they are no finite vectors of these dims.
-        """
+        """Add vectors [n, D]; an id that already has a vector keeps it. Raises: ShapeError: they
+        have another shape. DataError: one is not finite."""
         if vectors.shape != (len(ids), self.dim):
             raise ShapeError(
                 f"The new vectors of {len(ids)} objects are {list(vectors.shape)}; "
@@ -142,20 +136,17 @@ class KeptVectors:
 def cascade(
     first: Sequence[Hits], queries: Floats, kept: KeptVectors, k: int, metric: Metric = "ip"
 ) -> list[Hits]:
-    """Return the k best of each query's first hits, by their new vectors.
-
-    The first hits may come from the old index by the query's old vector, or by its new vector
-    through the backward transform; `DEPTH` of them is a usual number. What they miss cannot come
-    back.
+    """Re-rank each query's hits by their new vectors, and return the k best.
 
     Args:
-        first: for each query, its hits in the old index.
-        queries: [Q, D], by the new model.
-        kept: the new vectors; all that this call lacks are computed in one call of `encode`.
+        first: each query's hits in the old index, usually `DEPTH` of them; found by the query's old
+            vector, or by its new vector through the backward transform.
+        queries: [Q, D], from the new model.
+        kept: the new vectors; missing ones are computed first.
         metric: "ip", ⟨q, z⟩; "l2", −‖q − z‖²; "cosine".
-    Returns: hits with the scores of query and new vector; ties in the order of `first`.
-    Raises: ShapeError: there is not one list of hits for each query, or the dims differ. DataError:
-        k is below 1, or there is no such metric; or as for `KeptVectors.of`.
+    Returns: hits with their new scores; ties keep the order of `first`.
+    Raises: ShapeError: the numbers of queries and lists differ, or the dims do. DataError: k is
+        below 1, the metric is unknown, or see `KeptVectors.of`.
     """
     check_k(k)
     if metric not in get_args(Metric):
@@ -173,12 +164,12 @@ def cascade(
 
 
 def _touched(hits: Sequence[Hits]) -> pa.Array:
-    """Return the ids of all hits, each once."""
+    """Return the distinct ids of all hits."""
     return pc.unique(joined_ids([h.ids for h in hits if len(h)], pa.string()))
 
 
 class EncodingLimitError(DataError):
-    """A search would have more objects encoded than it may."""
+    """A search would have to encode more objects than it may."""
 
 
 def reranked_search(
@@ -196,28 +187,27 @@ def reranked_search(
     most: int | None = None,
     old_queries: Callable[[int], npt.ArrayLike | None] | None = None,
 ) -> list[Hits]:
-    """Return the k best of each query by own vectors of a version, of the best by the stored rows.
+    """Search the stored rows, and re-rank the best hits by a version's own vectors.
 
-    The stored rows, most of them of an older version, are searched by `old_queries`, or by the
-    queries through the backward transform; the best `rerank` are then ranked by the vectors that
-    the version's own model gives them: the stored one where the row has moved already, else a kept
-    one, else one that is computed now. Once every stored row is of the version, this is
-    `Reader.search`, and nothing is computed.
+    Most stored rows may be of an older version; they are searched with `old_queries`, or with the
+    queries through the backward transform. A hit's own vector is the stored one if its row has been
+    migrated, else the cached one, else it is computed. Once all stored rows are of the version,
+    this is `Reader.search`.
 
     Args:
         queries: [Q, D_j] or [D_j], in the space of version j.
         kept: vectors of version j, and its encoder.
         version: j; production by default.
-        rerank: hits of each query to re-rank, at least k. What they miss cannot come back.
+        rerank: hits to re-rank per query, at least k.
         side, metric, ids, filter: as for `Reader.search`.
-        most: objects that may be encoded; any number by default.
-        old_queries: returns the same queries as an older version's own model makes them, [Q, D], of
-            the version that it is given; None where it cannot. With it, this is the *cascade* of
-            `plan-migration`, and without, its *bridge_cascade*.
-    Returns: one for each query; `versions` are all the version that was asked for.
-    Raises: as `Reader.search` and `KeptVectors.of`; DataError: `rerank` is below k; ShapeError:
-        kept vectors are of another dim. EncodingLimitError: more than `most` objects have neither
-        a stored nor a kept vector.
+        most: maximum objects to encode; unlimited by default.
+        old_queries: maps an older version to the same queries encoded by its own model, [Q, D], or
+            to None. With it, this is the *cascade* of `plan-migration`; without, its
+            *bridge_cascade*.
+    Returns: the k best hits per query; their `versions` are all j.
+    Raises: as `Reader.search` and `KeptVectors.of`. DataError: `rerank` is below k. ShapeError:
+        cached vectors have another dim. EncodingLimitError: more than `most` objects would have to
+        be encoded.
     """
     check_k(k)
     if rerank < k:
@@ -232,7 +222,7 @@ def reranked_search(
     oldest = reader.oldest_row(target, side)
     if oldest is None or oldest == target:
         return reader.search(queries, k, target, side, metric, ids, filter=filter)
-    # Rows of versions before and after j are both read at the oldest: every way leads back.
+    # Transforms lead backward, so all rows can be read as the oldest version.
     start = min(oldest, target)
     asked = reader.queries(queries, target)
     proposing = None if old_queries is None or start == target else old_queries(start)
@@ -249,7 +239,7 @@ def reranked_search(
             f"{computed} objects would have to be encoded, and one search may have {most} encoded; "
             "send fewer queries at a time, or re-rank fewer hits."
         )
-    # What is stored is not kept, too.
+    # A second cache, so that stored vectors are not copied into `kept`.
     all_vectors = KeptVectors(kept.of, dim)
     all_vectors.keep(own, vectors)
     chosen = reader.default_metric(target, side) if metric is None else metric

@@ -1,4 +1,4 @@
-"""Encode a file of texts to a file of vectors that says which encoder made it."""
+"""Encode texts to a file of vectors that records its encoder."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from evergram.vector_files.open_embeddings import (
 )
 
 QUIET = Progress(quiet=True)
-# Formats that have a place for the record of the encoder.
+# Formats that can store the encoder's record.
 WRITTEN = (*PARQUET, *ARROW, ".npy")
-# Texts of a part, which a run that was killed does not encode again.
+# Texts per part; an interrupted run resumes after its last complete part.
 PART = 1024
-# Kept vectors that are computed again and compared.
+# Kept vectors to recompute for comparison.
 CHECKED = 256
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ class Texts:
     """Texts with their ids.
 
     Args:
-        ids: [N], int64 or string, each once.
-        texts: N, none of them empty.
-        role: whether they are documents or queries, which chooses the prompt.
+        ids: [N], int64 or string, distinct.
+        texts: N nonempty strings.
+        role: "document" or "query"; selects the prompt.
     """
 
     ids: pa.Array
@@ -78,14 +78,13 @@ class Texts:
 
 @dataclass(frozen=True)
 class MigrationRest:
-    """Vectors of some texts that were kept, and what is left to encode.
+    """Kept vectors of some texts; the others are left to encode.
 
     Args:
-        rows: int64 [N], for each text its row of `vectors`, float32 [M, D]; -1 where it has none.
-        record: of the encoder that they were compared with.
-        counts: of texts, of those kept and `to_encode`, with `text_bytes` of the latter as UTF-8;
-            `unknown_ids` that no text has, kept ids `repeated` in another file, and vectors that
-            were computed again, `checked`.
+        rows: int64 [N], each text's row of `vectors`, float32 [M, D]; -1 if it has none.
+        record: of the encoder that the vectors were compared with.
+        counts: `texts`, `kept` and `to_encode`; `text_bytes` to encode, as UTF-8; `unknown_ids`
+            without a text; ids `repeated` in several files; and vectors `checked` by recomputing.
     """
 
     rows: npt.NDArray[np.int64] = field(repr=False)
@@ -94,7 +93,7 @@ class MigrationRest:
     counts: dict[str, int] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the rows and their vectors; "" if no text has one."""
+        """Return the SHA-256 of rows and vectors; "" if no text has a vector."""
         if (self.rows < 0).all():
             return ""
         digest = hashlib.sha256(self.rows.astype("<i8").tobytes())
@@ -112,21 +111,21 @@ def encode_file(
     overwrite: bool = False,
     known: MigrationRest | None = None,
 ) -> TextEncoderRecord:
-    """Write the vectors of texts, float32, in their order, with the record of their encoder.
+    """Encode texts, and write their float32 vectors in the same order with the encoder's record.
 
-    Parts of `PART` texts are written to `OUT.parts` first, and a run that was killed goes on with
-    the part that it was at; the file then appears whole. A part is written only if the encoder was
-    the recorded one in each batch and after it, so parts stay those of one model.
+    Parts of `PART` texts are first written to `OUT.parts`, so that an interrupted run can resume;
+    the file itself appears atomically. The encoder's canaries are checked in each batch and after
+    each part, so that all parts come from one model.
 
     Args:
-        out: Parquet, Arrow or .npy, by its suffix.
-        matryoshka: the numbers of first coordinates that the encoder's vectors may be cut to.
-        overwrite: whether to write over a file that is there, and to drop parts of other texts,
-            another encoder or other known vectors.
-        known: of `plan_rest`, for the same texts and encoder: vectors that are written as they are.
-    Raises: DataError: the format has no place for the record, `out` is there or cannot be written,
-        parts there are of other texts, another encoder or other known vectors, or the encoder
-        changed. ServiceError: the encoder cannot be reached.
+        out: a file with the suffix of Parquet, Arrow or .npy.
+        matryoshka: dims that the encoder's vectors may be cut to.
+        overwrite: whether to replace `out`, and parts of other texts, another encoder or other
+            known vectors.
+        known: vectors to copy instead of encoding, from `plan_rest` for these texts and encoder.
+    Raises: DataError: the format cannot store the record; `out` exists or cannot be written; there
+        are parts of other texts, another encoder or other known vectors; or the encoder changed.
+        ServiceError: the encoder cannot be reached.
     """
     if out.suffix.lower() not in WRITTEN:
         raise DataError(
@@ -152,7 +151,7 @@ def encode_file(
         folder / f"part-{number:05d}.parquet": range(start, min(start + PART, count))
         for number, start in enumerate(range(0, count, PART))
     }
-    # What must be the same for parts to belong together.
+    # Parts belong together only if these are equal.
     settings = {
         "rows": [count, PART],
         "texts": texts.digest(),
@@ -165,8 +164,8 @@ def encode_file(
         for path, part in parts.items():
             if path.is_file():
                 continue
-            # One for each part: its canaries begin anew, so that a part's batches are the same
-            # whichever part a run begins with.
+            # A new one per part restarts the canaries, so that a part's batches do not depend on
+            # the part that a run starts with.
             checked = RecordedEncoder(encoder, record)
             try:
                 _write_part(path, part, texts, checked, known, bar.advance)
@@ -177,7 +176,7 @@ def encode_file(
                     f"run again, which goes on with them, or remove {folder} to "
                     "start again with the model that is there now."
                 ) from error
-    # Another run of the same texts may have written parts at the same time.
+    # A concurrent run on the same texts may have written parts.
     if (why := _other_model(parts, record)) is not None:
         raise DataError(f"{folder} has parts of {why}; remove it, and start again.")
     zeros = 0
@@ -208,8 +207,8 @@ def _begin(
     record: TextEncoderRecord,
     overwrite: bool,
 ) -> None:
-    """Make the folder of the parts, or go on with one of these settings and this model; `overwrite`
-    removes others."""
+    """Create the folder of parts, or accept one with the same settings and model; `overwrite`
+    replaces any other."""
     file = folder / "settings.json"
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -234,7 +233,7 @@ def _begin(
 
 
 def _other_model(parts: Iterable[Path], record: TextEncoderRecord) -> str | None:
-    """Return what made one of the parts, for a sentence, if it was not the recorded encoder."""
+    """Return a phrase for messages if a part was made by another encoder, else None."""
     for path in parts:
         written = parse_record(open_embeddings(path).provenance.get(TEXT_ENCODER, ""), str(path))
         if (why := written.mismatch(record)) is not None:
@@ -250,10 +249,8 @@ def _write_part(
     known: MigrationRest,
     advance: Callable[[int, int], None],
 ) -> None:
-    """Write the vectors of a part of the texts: known ones as they are, the rest encoded.
-
-    Raises: MismatchError: the encoder is not the recorded one.
-    """
+    """Write one part: copy known vectors and encode the rest. Raises: MismatchError: the encoder is
+    not the recorded one."""
     rows = known.rows[part.start : part.stop]
     vectors = np.empty((len(part), encoder.dim), np.float32)
     vectors[rows >= 0] = known.vectors[rows[rows >= 0]]
@@ -278,23 +275,23 @@ def plan_rest(
     check: int = CHECKED,
     seed: int = 0,
 ) -> MigrationRest:
-    """Read and check kept vectors, and return what is left to encode; nothing is written.
+    """Read and check kept vectors, and return them with what is left to encode.
 
     Args:
-        texts: all documents, whose ids the kept vectors have.
+        texts: all documents.
         encoder: the new model.
-        kept: files of vectors (of `KeptVectors.save`, of the service's `--kept`, or of
-            `encode_file`), or folders of Parquet files.
-        check: kept vectors to compute again and compare, drawn by `seed`; one of each file at
-            least.
-    Raises: DataError: the texts are queries; a file cannot be read, is of another encoder or dim,
-        or says of none; an id has two vectors; no text has any of the ids; a vector that was
-        computed again differs; or the encoder changed meanwhile.
+        kept: files of vectors (from `KeptVectors.save`, the service's `--kept` or `encode_file`),
+            or folders of Parquet files.
+        check: how many kept vectors to recompute and compare, drawn by `seed`; at least one per
+            file.
+    Raises: DataError: the texts are queries; a file cannot be read, names no encoder or another,
+        or has another dim; an id has two different vectors; no id has a text; a recomputed vector
+        differs; or the encoder changed meanwhile.
     """
     if texts.role != "document":
         raise DataError("Kept vectors are those of documents; give documents, not queries.")
     record = record_of(encoder)
-    # Kept vectors and the rest are compared with one record, and never with two models.
+    # Use one record throughout, so that a change of the encoder is noticed.
     checked = RecordedEncoder(encoder, record)
     files = [open_embeddings(path) for path in _files(kept)]
     try:
@@ -338,8 +335,8 @@ def plan_rest(
 def _read_kept(
     files: Sequence[EmbeddingFile], texts: Texts, dim: int
 ) -> tuple[npt.NDArray[np.int64], Vectors, list[int], int, int]:
-    """Return the rows and vectors of a `MigrationRest`, where those of each file end, how many ids
-    no text has, and how many are in several files."""
+    """Return the rows and vectors of a `MigrationRest`, the end of each file's vectors, and the
+    numbers of unknown and of repeated ids."""
     rows = np.full(len(texts.texts), -1)
     vectors = np.empty((sum(file.rows for file in files), dim), np.float32)
     size = unknown_ids = repeated = 0
@@ -380,7 +377,7 @@ def _read_kept(
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, those of folders in their order; each once."""
+    """Return the distinct files, with folders replaced by their Parquet files in order."""
     files = []
     for path in paths:
         if not path.exists():
@@ -401,7 +398,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 def _refuse_others(files: Sequence[EmbeddingFile], encoder: TextEncoder) -> None:
     """Refuse files of another encoder. Raises: DataError."""
-    # Files of one encoder mostly have the same record, whose canaries are encoded once.
+    # Files mostly share one record, whose canaries need encoding only once.
     reasons: dict[str, str | None] = {}
     for file in files:
         text = file.provenance.get(TEXT_ENCODER)

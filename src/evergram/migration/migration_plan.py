@@ -1,5 +1,4 @@
-"""The ways from one embedding model to another, each measured on the same texts and queries; and
-the verdict where queries are judged."""
+"""Measure every way to migrate to a new embedding model, and recommend one by judged queries."""
 
 from __future__ import annotations
 
@@ -39,12 +38,12 @@ from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing
 
 @dataclass(frozen=True)
 class MigrationVectors:
-    """The same texts and queries by two models.
+    """The same texts and queries, encoded by two models.
 
     Args:
-        texts, queries: their ids, as text, in the order of the rows. `of` sorts them from the last
-            to the first, so that hits of equal score are as trec_eval ranks them.
-        old, new: of the texts, float32 [N, D_old] and [N, D_new], of their own lengths.
+        texts, queries: ids as strings, in the order of the rows. `of` sorts them in descending
+            order, so that ties rank as in trec_eval.
+        old, new: vectors of the texts, float32 [N, D_old] and [N, D_new], not normalized.
         old_queries, new_queries: [Q, D_old] and [Q, D_new].
     """
 
@@ -57,7 +56,7 @@ class MigrationVectors:
 
     @property
     def files(self) -> dict[str, Tensor]:
-        """The vectors of each of the four files, by what they are of."""
+        """The vectors of the four files, by name."""
         return {
             "old texts": self.old,
             "new texts": self.new,
@@ -67,14 +66,14 @@ class MigrationVectors:
 
     @property
     def zeros(self) -> dict[str, int]:
-        """How many vectors of each file are zeros."""
+        """The number of zero vectors in each file."""
         return {
             name: int((rows.norm(dim=1, dtype=torch.float64) < SHORTEST).sum())
             for name, rows in self.files.items()
         }
 
     def of_queries(self, rows: Tensor) -> MigrationVectors:
-        """Return the same texts with some of the queries."""
+        """Return all texts with some of the queries."""
         return replace(
             self,
             queries=[self.queries[row] for row in rows.tolist()],
@@ -88,11 +87,10 @@ class MigrationVectors:
         texts: tuple[EmbeddingFile, EmbeddingFile],
         queries: tuple[EmbeddingFile, EmbeddingFile],
     ) -> MigrationVectors:
-        """Read four files into memory: of texts and of queries, each the old one and the new one.
+        """Read the old and the new file of texts and of queries into memory.
 
-        Raises: DataError: two files differ in their ids: searching a part of the texts is easier
-            than searching all. Or a query has another number of dims than the texts of its model,
-            or its file is of another encoder.
+        Raises: DataError: old and new ids differ (searching fewer texts is easier), or queries and
+            texts of one model differ in dim or encoder.
         """
         text_ids, old, new = _paired(*texts)
         query_ids, old_queries, new_queries = _paired(*queries)
@@ -117,7 +115,7 @@ class MigrationVectors:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Return vectors [N, D] of length 1; one of zeros stays as it is."""
+    """Return vectors [N, D] scaled to length 1; zero vectors stay zero."""
     return torch.nn.functional.normalize(vectors, dim=1)
 
 
@@ -142,22 +140,21 @@ def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, 
 
 
 Similarity = Literal["cosine", "dot"]
-# Bytes of a coordinate in an index of float32.
+# Bytes per float32 coordinate.
 FLOAT = 4
-# A backward transform is fitted to at least this many texts.
+# Minimum number of texts for fitting a backward transform.
 LEAST_PAIRS = 100
 
 
 @dataclass(frozen=True)
 class WaySettings:
-    """How the ways are taken.
+    """How to measure the ways.
 
     Args:
-        sidecar_bytes: next to each new vector; None is a tenth of the bytes of an old vector.
-        similarity: "cosine" searches by vectors that are divided by their lengths; "dot" by the
-            inner product of vectors as they are.
-        seed: draws the intervals.
-        threshold: of scores of old queries and texts; `pinned` then counts the pairs that pass it.
+        sidecar_bytes: bytes per text; by default a tenth of an old vector's.
+        similarity: "cosine", or "dot" for the inner product.
+        seed: for bootstrap intervals.
+        threshold: a threshold on old scores; `pinned` then counts the pairs that pass it.
     """
 
     sidecar_bytes: int | None = None
@@ -166,20 +163,20 @@ class WaySettings:
     threshold: float | None = None
 
     def searched(self, vectors: Tensor) -> Tensor:
-        """Return vectors [n, D] whose inner products are the scores of a search."""
+        """Return vectors [n, D] whose inner products are the scores."""
         return unit(vectors) if self.similarity == "cosine" else vectors
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way, on the queries that it was measured with.
+    """The measurements of one way.
 
     Args:
         ranked: rows of texts, best first, int64 [Q, k].
-        encoded: texts that the new model has to encode, for the fit and for these queries.
-        bytes_a_text: of the vectors in the index that the way searches, on average.
-        milliseconds: of a query, by exact search on this machine, without encoding.
-        facts: further figures, for the report.
+        encoded: texts that the new model must encode for the fit and for these queries.
+        bytes_a_text: mean bytes per text of the searched vectors.
+        milliseconds: per query, for exact search on this machine without encoding.
+        facts: further figures for the report.
     """
 
     ranked: Tensor
@@ -190,22 +187,20 @@ class Way:
 
 
 def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, Way]:
-    """Return every way by its name.
+    """Measure every way, and return them by name.
 
-    stay: old queries, old index. naive: new queries on the old index, cut or filled up with zeros,
-    as happens where nobody takes care. bridge: new queries through an orthogonal backward
-    transform, old index. cascade: old queries propose `DEPTH` texts of the old index, and the new
-    model's vectors rank them; bridge_cascade: the same, where bridge proposes. sidecar: what a
-    reader with old queries gets where only new vectors and a `Sidecar` are stored. pinned: what a
-    client gets that stays at the old version and sends strings, of which the new model makes the
-    vectors as it does of the texts; both are read back. reindex: new queries, new index.
+    stay: old queries, old index. naive: new queries, truncated or padded with zeros, old index.
+    bridge: new queries through an orthogonal backward transform, old index. cascade: `DEPTH` hits
+    of stay, re-ranked by new vectors. bridge_cascade: the same with the hits of bridge. sidecar:
+    old queries on new vectors read through a `Sidecar`. pinned: queries and texts, both encoded by
+    the new model and transformed back, as for clients that stay at the old version and send
+    strings. reindex: new queries, new index.
 
-    The maps are those that `align` publishes of the same vectors, whatever lengths they have, but
-    for which tenth of the texts is held out: the bridge's by `--transform orthogonal`, those of the
-    sidecar and of pinned clients by its default, least squares, which has the smaller error on
-    texts; but queries are not texts (docs/migrate-verdict.md, "The ways").
+    The maps are those that `align` would publish, except for the choice of the held-out tenth:
+    bridge uses `--transform orthogonal`; sidecar and pinned use the default, least squares, which
+    has the smaller error on texts, but not always on queries (docs/migrate-verdict.md, "The ways").
 
-    Raises: DataError: there are too few texts to fit a backward transform; or as for `Aligner`.
+    Raises: DataError: there are too few texts, or see `Aligner`.
     """
     count = len(vectors.texts)
     if count < LEAST_PAIRS:
@@ -216,7 +211,7 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     back = Aligner("orthogonal").fit(vectors.new, vectors.old)
     published = Aligner("linear").fit(vectors.new, vectors.old)
     for fitted in (back, published):
-        fitted.report()  # solves for the map, which is no part of a query's time
+        fitted.report()  # solves for the map before queries are timed
     searched, old_bytes = settings.searched, FLOAT * vectors.old.shape[1]
     new_bytes, top = FLOAT * vectors.new.shape[1], min(RECALL_DEPTH, count)
     old, new, old_queries, new_queries = map(searched, vectors.files.values())
@@ -242,7 +237,7 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     for name, propose in (("cascade", stayed), ("bridge_cascade", bridged)):
         kept = KeptVectors(lambda ids: new.numpy()[ids.to_numpy()], new.shape[1])
         way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), new_queries, v), 0, 0)  # type: ignore[misc]
-        # The bridge was fitted to new vectors of all texts.
+        # Fitting the bridge took new vectors of all texts.
         touched = len(kept) if name == "cascade" else count
         size = old_bytes + touched / count * new_bytes
         facts = {"encoded_share": touched / count}
@@ -280,7 +275,7 @@ def _cascaded(proposed: Tensor, queries: Tensor, kept: KeptVectors) -> Tensor:
 def _with_sidecar(
     published: Aligner, vectors: MigrationVectors, settings: WaySettings, proposed: Tensor, top: int
 ) -> Way:
-    """Return what old queries get of the new vectors and a sidecar; all texts have both vectors."""
+    """Measure old queries on new vectors with a sidecar, fitted to both vectors of every text."""
     affine = published.as_transform().affine()
     assert affine is not None
     dim = vectors.old.shape[1]
@@ -307,33 +302,32 @@ def _with_sidecar(
     return Way(way.ranked, way.encoded, way.bytes_a_text, way.milliseconds, facts)
 
 
-# With fewer judged queries there is no verdict.
+# Minimum number of judged queries for a verdict.
 LEAST_QUERIES = 20
-# Queries whose vectors have such a cosine by both models are one query.
+# Queries with at least this cosine by both models count as one.
 SAME_QUERY = 1 - 1e-5
-# Queries compared at once.
+# Queries per block of comparisons.
 BLOCK = 1024
-# Texts that maps between the models are fitted to, for checks of the files.
+# Number of texts for the maps that check the files.
 TEXTS = 2000
 
 
 def distinct_queries(vectors: MigrationVectors) -> Tensor:
-    """Return a number of each query, from 0, that those with the same vectors by both models share,
-    int64 [Q]."""
+    """Number the queries from 0, int64 [Q]; queries with equal vectors by both models share one."""
     sides = unit(vectors.old_queries), unit(vectors.new_queries)
     first = []
     for start in range(0, len(sides[0]), BLOCK):
         same = torch.stack([s[start : start + BLOCK] @ s.T >= SAME_QUERY for s in sides]).all(0)
         rows = torch.arange(len(same))
-        same[rows, rows + start] = True  # a vector of zeros, too, is its own
+        same[rows, rows + start] = True  # also for zero vectors
         first.append(same.int().argmax(1))
     of_query: Tensor = torch.unique(torch.cat(first), return_inverse=True)[1]
     return of_query
 
 
 def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
-    """Return a sentence for each reason; none if the models can be compared by these vectors of so
-    many different queries."""
+    """Return a sentence per reason why these vectors of a number of distinct `queries` cannot show
+    which model is better; an empty list if they can."""
     reasons = [
         f"{zeros} of the {len(vectors.files[name])} vectors of {name} are zeros, as failed calls "
         "of an encoder leave them, so its model is not measured; encode them again."
@@ -371,20 +365,20 @@ def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
     return reasons
 
 
-# Ways from the cheapest to the one that encodes all texts.
+# Ways to change, cheapest first.
 CHANGES = ("bridge", "cascade", "bridge_cascade", "reindex")
-# Ways that encode queries by the old model.
+# Ways that encode queries with the old model.
 BY_OLD_MODEL = ("stay", "cascade")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which way to take.
+    """The recommended way.
 
     Args:
-        way: its name; None if the inputs cannot be judged.
-        accepted: all ways that meet the rule, the cheapest first.
-        reasons: sentences that say why.
+        way: its name; None if the inputs do not allow a verdict.
+        accepted: all ways that meet the rule, cheapest first.
+        reasons: sentences.
     """
 
     way: str | None
@@ -394,15 +388,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Situation:
-    """What must be kept.
+    """Requirements on the migration.
 
     Args:
         tolerance: the share of the better way's nDCG@10 that a cheaper way may lose.
-        old_model_ends: the old model will encode no queries any more.
+        old_model_ends: the old model will no longer be available for queries.
         old_readers: some readers will keep using old vectors.
-        worth: the nDCG@10 for which a change pays. If it is given, means decide: a way must be
-            expected to gain more than this, and to lose no more than `tolerance`. None asks for
-            bounds that show both.
+        worth: the gain in nDCG@10 for which a change pays. If given, means decide instead of
+            confidence bounds.
     """
 
     tolerance: float = 0.01
@@ -412,17 +405,16 @@ class Situation:
 
 
 def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> Verdict:
-    """Return the verdict: the cheapest way that is accepted, else *stay*.
+    """Return the verdict: the cheapest accepted way, else *stay*.
 
-    There is one rule: a difference in nDCG@10 is at least its `mean_bound` (with
-    `situation.worth`, its mean). *bridge*, *cascade*, *bridge_cascade* and *reindex* are accepted
-    if they gain more than 0 (or `worth`) over staying and lose at most `tolerance` of reindexing.
-    If the old model ends, staying is not possible, and only the loss counts. If *reindex* is
-    chosen and old vectors are still read, it is *sidecar*, provided that old readers lose at most
-    `tolerance` of what they have now; that is to be shown by the bound in any case.
+    Differences in nDCG@10 are judged by their `mean_bound`, or by their mean if `situation.worth`
+    is given. *bridge*, *cascade*, *bridge_cascade* and *reindex* are accepted if they gain more
+    than `worth` (by default 0) over *stay* and lose at most `tolerance` of *reindex*. If the old
+    model ends, only the loss counts. If *reindex* is chosen and there are old readers, the verdict
+    is *sidecar*, provided that its bound shows that they lose at most `tolerance` of *stay*.
 
-    The bound never falls where a query's value rises, so a way that is no worse on any query is
-    accepted wherever a worse one is.
+    The bound never falls when a query's value rises, so a way that is at least as good on every
+    query as an accepted one is accepted.
 
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
@@ -430,7 +422,7 @@ def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> V
     accepted, reasons = [], []
 
     def differs(way: str, other: str, needed: float, *, more: bool, means: bool) -> bool:
-        """Note the difference of two ways, and return whether it is as large as needed."""
+        """Return whether the difference of two ways is large enough, and add it to `reasons`."""
         interval = paired_bootstrap(ndcg[way], ndcg[other], seed)
         least = interval.mean if means else mean_bound(ndcg[way] - ndcg[other], seed)
         enough = least > needed if more else least >= needed
@@ -477,35 +469,33 @@ def plan_migration(
     settings: WaySettings = DEFAULT,
     situation: Situation = ORDINARY,
 ) -> dict[str, Any]:
-    """Measure every way to a new model, and choose one where judgements allow it.
+    """Measure every way to a new model, and recommend one if the judgements allow it.
 
-    Without judgements there is no verdict: which of two rankings is better cannot be seen from the
-    rankings. What is then measured is the share of the first ten hits that each way has in common
-    with reindexing, and the costs. Figures are of the queries that are judged and whose relevant
-    texts are all here, each different query counted once.
+    Without judgements, only costs and the overlap of each way's first ten hits with reindexing's
+    are measured. With judgements, queries count only if all their relevant texts are included.
+    Repeated queries count once.
 
-    Returns: JSON: `texts`, `queries` (different ones that were measured), `judged`, `repeated`
-        (queries with the vectors of another), `incomplete` (judged queries that were left out, as
-        relevant texts of theirs are not among the texts), `absent` (how many such pairs),
-        `zeros` (how many vectors of each file that was measured are zeros), `unjudged` (why there
-        can be no verdict; see `reasons_not_to_judge`), `ways` by name (`encoded`, `bytes_a_text`,
+    Returns: JSON: `texts`, `queries` (distinct measured ones), `judged`, `repeated` (queries with
+        the vectors of another), `incomplete` (judged queries left out because relevant texts are
+        missing), `absent` (the number of missing query–text pairs), `zeros` (zero vectors per
+        file), `unjudged` (see `reasons_not_to_judge`), `ways` by name (`encoded`, `bytes_a_text`,
         `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`, `recall@100`,
         `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an interval `mean`,
         `low`, `high`), `verdict`, `accepted` (all ways that meet its rule) and `reasons`.
-    Raises: DataError: no query is judged; or as for `measure_ways`.
+    Raises: DataError: no query is judged, or see `measure_ways`.
     """
     judged, whole, incomplete, absent = None, 0, 0, 0
     if judgements is not None:
         judged = JudgedQueries.of(judgements, vectors.queries, vectors.texts)
         complete, absent = judged.complete, judged.absent
         whole, incomplete = len(complete), len(judged) - len(complete)
-        # Figures of incomplete queries are shown if there are no others, without a verdict.
+        # If all judged queries are incomplete, show their figures without a verdict.
         judged = complete if whole else judged
         vectors = vectors.of_queries(judged.rows)
     of_query = distinct_queries(vectors)
 
     def each(values: Tensor) -> Tensor:
-        """Return the mean of the values of all queries that are the same one."""
+        """Average the values over repeats of each query."""
         counts = torch.bincount(of_query).double()
         return torch.zeros_like(counts).index_add_(0, of_query, values.double()) / counts
 

@@ -1,4 +1,4 @@
-"""Vectors that two models made, told apart: by known vectors, by maps from another model's, or by
+"""Tell apart vectors of two models: by known vectors, by maps from another model's vectors, or by
 their geometry alone."""
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from evergram.errors import DataError
 from evergram.stores.store import ReadableStore, places_among
 from evergram.vector_files.open_embeddings import Block, EmbeddingFile
 
-# A second model is searched for in so many principal components of both sides, from so many starts,
-# in so many rounds; it is found if |e₁ − e₂| / (e₁ + e₂), how far a row is from being read alike by
-# two maps, has a first decile of such a share of its median. It was at most .31 in 384 made-up
-# pairs of models, and .4 to .8 where a file held two.
+# The search for a second model: principal components of source and target, starts, and rounds per
+# start. It is found if the first decile of |e₁ − e₂| / (e₁ + e₂), from a row's errors by two maps,
+# exceeds APART times the median. This ratio was at most 0.31 in 384 simulated pairs of models, and
+# 0.4 to 0.8 in files with vectors of two models.
 NEW_DIMS, OLD_DIMS, STARTS, ROUNDS, APART = 16, 64, 3, 50, 0.4
 
 
 def second_model(source: Tensor, target: Tensor) -> Tensor | None:
-    """Return which rows of `target` the rarer of two models made, bool [N]; None if one model made
-    all. Two linear maps from `source` are fitted to one half of the rows, each to those that it
-    reads better; the other half says whether rows follow one map or the other. Residuals of the map
-    that fits all rows show where to start: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean between rows of one
-    model, and a negative one between those of two."""
+    """Return a mask [N] of the rows of `target` from the rarer of two models; None if all are from
+    one. In half of the rows, two linear maps from `source` are each fitted to the rows that they
+    map better; the other half tests whether rows clearly follow one map. Starts come from the
+    residuals r of a single map: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean for rows of one model, and a
+    negative mean for rows of different models."""
     x, y = _components(source, NEW_DIMS), _components(target, OLD_DIMS)
     x = torch.cat([x, x.square().sum(1).mean().sqrt().expand(len(x), 1)], dim=1)
     half = len(x) // 2
@@ -57,8 +57,8 @@ def second_model(source: Tensor, target: Tensor) -> Tensor | None:
 def _alternate(
     first: Tensor, costs: Callable[[Tensor], Tensor], least: float, rounds: int = ROUNDS
 ) -> Tensor | None:
-    """Return the costs [2, ≥ n] of reading rows as of the first group or the second, which are
-    fitted in turn from a first guess, bool [n]; None if nearly all rows join one group."""
+    """Refit two groups until they are stable, from a first guess, bool [n]. Return each row's cost
+    in each group, [2, ≥ n]; None if nearly all rows join one group."""
     found = None
     for _ in range(rounds):
         if min(int(first.sum()), int((~first).sum())) < least:
@@ -71,14 +71,15 @@ def _alternate(
 
 
 def _components(vectors: Tensor, most: int) -> Tensor:
-    """Return centred vectors [n, D] by their first principal components, float64 [n, ≤ most]."""
+    """Return the first principal components of vectors [n, D], float64 [n, ≤ most]."""
     centred = vectors.double() - vectors.double().mean(0)
     components: Tensor = torch.linalg.eigh(centred.T @ centred)[1]
     return centred @ components[:, -most:]
 
 
 def _errors(x: Tensor, y: Tensor, groups: Sequence[Tensor]) -> list[Tensor]:
-    """Return y less what a map that is fitted to some rows makes of x, for each group of rows."""
+    """For each group of rows, fit a ridge regression from x to y, and return its residuals on all
+    rows."""
     maps = []
     for rows in groups:
         square = x[rows].T @ x[rows]
@@ -87,22 +88,22 @@ def _errors(x: Tensor, y: Tensor, groups: Sequence[Tensor]) -> list[Tensor]:
     return [y - x @ map_ for map_ in maps]
 
 
-# Rows that are looked at; rows and dims in which groups are searched for; rows of a group whose
-# covariances are compared, and neighbours of each row.
+# Sampled rows; rows and dims for the search of groups; rows per group whose covariances are
+# compared; neighbours per row.
 SAMPLE, SEARCHED, DIMS, COMPARED, NEAREST = 20_000, 4_000, 256, 1_500, 5
-# Fewer different rows, or rows of a group, show nothing.
+# Minimum numbers of distinct rows, and of rows in a group.
 LEAST_ROWS, LEAST_GROUP = 500, 40
-# Limits of `evidence`; of its strength, from where on it is unclear, and where a search may end.
+# Limits of `evidence`, then of its strength: "unclear" from UNCLEAR; the search stops above ENOUGH.
 GAP, MEANS, ALIGNED, RELIABLE, UNCLEAR, ENOUGH = 0.48, 3.0, 0.03, 0.05, 0.8, 1.1
-# A vector is the known one if its cosine is at least this, as halves and int8 keep it; and the
-# share of rows that makes a model.
+# Minimum cosine of a vector with its known copy, which may be float16 or int8; and a model's
+# minimum share of the rows.
 SAME, LEAST_SHARE = 0.98, 0.01
 Odds = Callable[[Tensor], Tensor]
 
 
 def _normal(rows: Tensor) -> Odds:
-    """Fit a normal distribution to rows [n, D], its covariance shrunk to a sphere as by Ledoit and
-    Wolf (2004), by a fiftieth at least; return what returns log densities but for a constant."""
+    """Fit a normal distribution to rows [n, D], and return its log density up to a constant. The
+    covariance is shrunk towards a sphere as in Ledoit and Wolf (2004), by at least 2 %."""
     mean, (count, dim) = rows.mean(0), rows.shape
     centred = rows - mean
     covariance, one = centred.T @ centred / count, torch.eye(dim)
@@ -117,7 +118,7 @@ def _normal(rows: Tensor) -> Odds:
 
 
 def _crossed(rows: Tensor, first: Tensor) -> Tensor:
-    """Return the costs [2, n] of two groups; each half of the rows is judged by the other."""
+    """Return each row's cost in two groups, [2, n], fitted to the other half of the rows."""
     costs, odd = torch.full((2, len(rows)), 1e30), torch.arange(len(rows)) % 2 == 1
     for half in (odd, ~odd):
         for i, group in enumerate((first, ~first)):
@@ -127,19 +128,19 @@ def _crossed(rows: Tensor, first: Tensor) -> Tensor:
 
 
 def evidence(rows: Tensor, odds: Tensor) -> dict[str, float]:
-    """Return what speaks for two groups of unit rows [n, D] being of two models, whose spaces are
-    turned at random against each other, and not of two topics of one model.
+    """Return the evidence that two groups of unit rows [n, D] are two models with randomly rotated
+    spaces, and not two topics of one model.
 
     Args:
-        odds: log odds [n] of being of the first group.
-    Returns: `gap`, the first decile of |log odds| as a share of its median, in the group where it
-        is smaller: between topics there are rows that could be of both. `means`, the cosine of the
-        groups' means times √D: between two models a standard normal. `covariances` and
-        `neighbours`, the correlation of the groups' covariances without their traces, of rows and
-        of differences between neighbours: between two models 0, with a variance of
-        2 / ((D − 1)(D + 2)), from which `limit` follows. `reliable`, the least correlation between
-        halves of one group: without a shape of its own a group may be a cluster. `strength`, how
-        many times over the weakest criterion is met, at most 2: 1 is needed.
+        odds: log odds [n] of the first group.
+    Returns: `gap`, the first decile of |log odds| over its median, the smaller of both groups:
+        between topics, some rows could belong to either. `means`, √D times the cosine of the
+        groups' means: standard normal for two models. `covariances` and `neighbours`, the
+        correlation of the groups' traceless covariances, of rows and of differences between
+        neighbours: for two models the mean is 0 and the variance 2 / ((D − 1)(D + 2)), from which
+        `limit` follows. `reliable`, the lowest such correlation between halves of one group: if it
+        is low, a group may be a mere cluster. `strength`, the margin of the weakest criterion, at
+        most 2; 1 is needed.
     """
     far, gap, dim, groups = odds.abs(), _gap(odds), rows.shape[1], []
     for group in (odds > 0, odds <= 0):
@@ -169,8 +170,8 @@ def _gap(odds: Tensor) -> float:
 
 
 def _parted(costs: Tensor) -> Tensor:
-    """Return log odds [n] of costs [2, n], less the number that parts them where they are fewest: a
-    wide distribution of few rows takes some outliers of the other group."""
+    """Return log odds [n] from costs [2, n], shifted so that 0 lies in the widest gap: a wide
+    distribution fitted to few rows attracts outliers of the other group."""
     odds = costs[1] - costs[0]
     low, high = odds[odds <= 0].median(), odds[odds > 0].median()
     parts = torch.linspace(float(low) / 2, float(high) / 2, 21).tolist()
@@ -185,16 +186,16 @@ def _shape(rows: Tensor) -> Tensor:
 
 
 def _local_shape(rows: Tensor) -> Tensor:
-    """Return the same of the differences between rows and their nearest neighbours, which hardly
-    depends on topics."""
+    """Return `_shape` of the differences between nearest neighbours, which hardly depends on
+    topics."""
     nearest = (rows @ rows.T).fill_diagonal_(-2).topk(min(NEAREST, len(rows) - 1)).indices
     return _shape((rows[:, None] - rows[nearest]).flatten(0, 1))
 
 
 def _starts(rows: Tensor, centred: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Yield first guesses of a group, bool [n]: by similarity to the mean, as encoders have a mean
-    of their own; by how much of a row is in the main directions; by lengths; and by the directions
-    in which ⟨xᵢ, xⱼ⟩² varies most."""
+    """Yield first guesses of a group, bool [n]: by similarity to the mean, which differs between
+    encoders; by a row's energy in the main directions; by lengths; and by the directions in which
+    ⟨xᵢ, xⱼ⟩² varies most."""
     mean = rows @ rows.mean(0)
     main = torch.linalg.eigh(centred.T @ centred)[1][:, -max(1, centred.shape[1] // 4) :]
     energy = (centred @ main).square().sum(1) / centred.square().sum(1).clamp_min(1e-30)
@@ -213,10 +214,10 @@ def _starts(rows: Tensor, centred: Tensor, lengths: Tensor) -> Iterator[Tensor]:
 
 
 def by_geometry(vectors: Tensor) -> tuple[dict[str, float] | None, Tensor]:
-    """Search for two models in vectors [n, D], n at least `LEAST_ROWS`, of which none is twice.
+    """Search for two models in at least `LEAST_ROWS` distinct vectors [n, D].
 
-    Returns: the strongest `evidence` that two groups give, None where there are none; and log odds
-        [n], by which the rarer group is above 0.
+    Returns: the strongest `evidence` of two groups, None if no groups were found; and log odds [n],
+        positive for the rarer group.
     """
     rows = torch.nn.functional.normalize(vectors, dim=1)
     reduced = (rows - rows.mean(0)) @ _basis(rows)
@@ -244,16 +245,16 @@ def by_geometry(vectors: Tensor) -> tuple[dict[str, float] | None, Tensor]:
 
 
 def _basis(rows: Tensor) -> Tensor:
-    """Return at most `DIMS` principal components of rows [n, D], [D, d]."""
+    """Return at most `DIMS` principal directions of rows [n, D], as columns [D, d]."""
     centred = (rows - rows.mean(0)).double()
     components: Tensor = torch.linalg.eigh(centred.T @ centred)[1]
     return components[:, -DIMS:].float()
 
 
 def _discriminant(rows: Tensor, first: Tensor) -> Odds:
-    """Return what returns, of vectors, log odds of being of the first group of unit rows [n, D]:
-    of normal distributions they have a variance of twice their mean, so that more says that they
-    are too sure, and they are divided by it."""
+    """Return a function from vectors to log odds of the first group of unit rows [n, D]. For normal
+    distributions, the variance of log odds is twice their mean; if it is larger, they are
+    overconfident and are scaled down."""
     centre, basis, prior = rows.mean(0), _basis(rows), torch.logit(first.float().mean())
     one, two = (_normal((rows[group] - centre) @ basis) for group in (first, ~first))
 
@@ -268,8 +269,7 @@ def _discriminant(rows: Tensor, first: Tensor) -> Odds:
 
 
 class VectorSource(NamedTuple):
-    """N ids and vectors [N, D], which can be read from the front any number of times, and a name
-    for messages."""
+    """N ids and vectors [N, D] that can be read repeatedly, with a name for messages."""
 
     name: str
     rows: int
@@ -277,7 +277,7 @@ class VectorSource(NamedTuple):
 
 
 def source_of_store(store: ReadableStore) -> VectorSource:
-    """Return the version of a store that has the most rows. Raises: DataError: there are none."""
+    """Return the rows of a store's most frequent version. Raises: DataError: it is empty."""
     counts = store.count()
     if not counts:
         raise DataError(f"{store.address} holds no rows; fill it, or name another column.")
@@ -292,19 +292,19 @@ def source_of_store(store: ReadableStore) -> VectorSource:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether vectors are of one model, and which is whose.
+    """Whether vectors come from one model or two, and which vector from which.
 
     Args:
         report: JSON, see `diagnose_vectors`.
-        chance: returns, of ids and vectors [n, D], how probable model 1 is, [n].
+        chance: maps ids and vectors [n, D] to the probability of model 1, [n].
     """
 
     report: dict[str, Any]
     chance: Callable[[pa.Array, Tensor], Tensor]
 
     def models(self, source: VectorSource) -> Iterator[pa.Table]:
-        """Yield tables of id, model (0 or 1) and the probability of model 1, of all rows; both are
-        null where a vector is zeros."""
+        """Yield tables of id, model (0 or 1) and the probability of model 1; both are null for zero
+        vectors."""
         for ids, vectors in source.blocks():
             chance = self.chance(ids, vectors.float()).numpy().astype(np.float32)
             zeros = (vectors.norm(dim=1) < SHORTEST).numpy()
@@ -318,17 +318,17 @@ def diagnose_vectors(
     known: EmbeddingFile | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diagnosis:
-    """Tell whether vectors are of one model or of two, on at most `SAMPLE` of them.
+    """Tell whether vectors come from one model or two, by a sample of at most `SAMPLE` rows.
 
     Args:
-        known: vectors of some of the ids, which are held in memory. Equal to some rows, they say
-            which rows are of their model, 0. Else they are another model's, and rows of two models
-            follow two maps from them (`second_model`).
-    Returns: `report` has `source`, `rows`, `dim`, `sampled`, `zeros` and `repeated` (rows of the
-        sample that are left out), `compared` (rows that are known), `verdict` ("one", "two" or
-        "unclear"), `by` ("known vectors", "maps" or "geometry"), `shares` of both models (0 has
-        more rows, or is the known one) and `evidence`.
-    Raises: DataError: there are fewer than `LEAST_ROWS` different rows, or rows that are known.
+        known: vectors of some of the ids, held in memory. If they equal some rows, these are of
+            their model, 0. Otherwise they are of another model, and rows of two models follow two
+            maps from them (`second_model`).
+    Returns: `report` has `source`, `rows`, `dim`, `sampled`, `zeros` and `repeated` (sampled rows
+        left out), `compared` (rows with a known vector), `verdict` ("one", "two" or "unclear"),
+        `by` ("known vectors", "maps" or "geometry"), `shares` of both models (model 0 is the known
+        one, or has more rows) and `evidence`.
+    Raises: DataError: fewer than `LEAST_ROWS` rows are distinct, or have a known vector.
     """
     ids, vectors = _sample(source, progress)
     long = vectors.norm(dim=1) >= SHORTEST
@@ -357,7 +357,8 @@ def diagnose_vectors(
 
 
 def _chance(report: dict[str, Any], vectors: Tensor, foreign: Tensor) -> Odds:
-    """Report the shares of two groups, and return what returns the probability of the second."""
+    """Add the shares of two groups to the report, and return a function from vectors to the
+    probability of the second."""
     share = float(foreign.double().mean())
     report["shares"] = [1 - share, share]
     if min(int(foreign.sum()), int((~foreign).sum())) < LEAST_GROUP:
@@ -367,7 +368,7 @@ def _chance(report: dict[str, Any], vectors: Tensor, foreign: Tensor) -> Odds:
 
 
 def _sample(source: VectorSource, progress: Callable[[int, int], None]) -> tuple[pa.Array, Tensor]:
-    """Return ids and vectors of at most `SAMPLE` rows, drawn from all, in an order of chance."""
+    """Return ids and vectors of at most `SAMPLE` random rows, in random order."""
     draw, keys, parts, start = np.random.default_rng(0), [], [], 0
     chosen = np.sort(draw.permutation(source.rows)[:SAMPLE])
     for ids, vectors in source.blocks():
@@ -383,12 +384,12 @@ def _sample(source: VectorSource, progress: Callable[[int, int], None]) -> tuple
 def _by_known(
     report: dict[str, Any], ids: pa.Array, vectors: Tensor, known: EmbeddingFile
 ) -> Diagnosis:
-    """Tell models apart by known vectors; rows without one by how those with one are spread."""
+    """Tell models apart by known vectors, and rows without one by distributions fitted to these."""
     known_ids = known.ids()
     known_vectors = torch.cat([block.float() for _, block in known.blocks()])
 
     def pairs(of: pa.Array) -> tuple[Tensor, Tensor]:
-        """Return which ids are known, bool [n], and the known vectors of these."""
+        """Return a mask [n] of the known ids, and their known vectors."""
         keys, others = (
             (of, known_ids)
             if of.type == known_ids.type
