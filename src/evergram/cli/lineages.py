@@ -33,7 +33,7 @@ def list_versions(lineage: str) -> None:
     opened = open_lineage(lineage)
     warnings = version_warnings(opened)
     metrics = {m.version: opened.metrics(m.version) for m in opened.versions}
-    # The metric that selected the newest version, or another.
+    # Show the metric that selected the newest version, or else its first.
     newest = opened.versions[-1] if metrics else None
     known = metrics[newest.version].get("metrics", {}).get("model", {}) if newest else {}
     chosen = newest.recipe.get("training", {}).get("metric") if newest else None
@@ -120,7 +120,7 @@ def check(lineage: str, *, max_error: float | None = None, max_bound: float | No
         sys.exit(1)
 
 
-# Nine columns are as many as eighty characters hold.
+# At most nine columns fit into 80 characters.
 _READING = ["as", "error", "unseen", "cosine", "all", "on all", "estimate", "bound", "stretch"]
 _EXPLANATION = """\
 error: what --max-error compares: the error over the length of the vectors, on objects that
@@ -131,7 +131,7 @@ certificate, of unseen objects; stretch: the amplification, which is the largest
 
 
 def _readings(lineage: Lineage, readings: list[Reading]) -> Iterator[str | Grid]:
-    """Yield a line for each past version, and a sentence on each figure that is not known."""
+    """Yield the table of past versions, and a sentence on each unknown figure."""
     lines = []
     for one in readings:
         unseen, measured, certificate = one.unseen, one.measured, one.certificate
@@ -248,7 +248,6 @@ def retire(lineage: str, version: str) -> None:
 
 
 def _show_labels(lineage: Lineage) -> None:
-    """Print the version of every label, and which versions may be read."""
     show(
         {
             "lineage": str(lineage),
@@ -411,8 +410,8 @@ def run_probe(lineage: str, name: str | None = None) -> None:
 def _measured(
     lineage: Lineage, pinned: str, files: tuple[Path | None, Path | None], **options: Any
 ) -> Probe | None:
-    """Return the probe of a model and its data with its baseline; None if neither is given. The
-    options are `side`, `metric` and `limit`."""
+    """Return the probe with its measured baseline, given the files of the model and the data; None
+    if no file or option (`side`, `metric`, `limit`) is given."""
     from pydantic import ValidationError
 
     from evergram.lineage.consumers import Probe
@@ -437,13 +436,13 @@ def _measured(
 
 
 def _facts(consumer: Consumer) -> dict[str, Any]:
-    """Return a consumer as JSON, with "token" for whether it has one."""
+    """Return a consumer as JSON; "token" says whether it has one."""
     facts = consumer.model_dump(mode="json", exclude={"token_sha256"})
     return {**facts, "token": consumer.token_sha256 is not None}
 
 
 def _show_consumer(consumer: Consumer, token: str | None = None) -> None:
-    """Print a consumer, and its token, which is not shown again, where one was issued."""
+    """Print a consumer, with its token if one was just issued; the token is never shown again."""
     if (probe := consumer.probe) is not None and (base := probe.baseline) is not None:
         least, most = probe.min, probe.max
         if (least is not None and base.value < least) or (most is not None and base.value > most):

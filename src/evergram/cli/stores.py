@@ -1,4 +1,4 @@
-"""The commands of `evergram store`: fill and index stores, and refresh older rows."""
+"""The commands of `evergram store`: fill and index stores, and refresh old rows."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _backfill(lineage: str, store: list[str]) -> Iterator[Backfill]:
 
     side, address = one_store(store)
     opened = open_lineage(lineage)
-    # The side is checked before a store is opened, which may be a database far away.
+    # Check the side before opening the store, which may be a remote database.
     opened.stored(side, opened.production)
     with open_store(address) as there:
         yield Backfill(opened, there, side)

@@ -1,4 +1,4 @@
-"""The commands of `evergram vectors`: files of vectors, whatever model made them, and of texts."""
+"""The commands of `evergram vectors`: vector files from any model, and text files."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _MAPPINGS = {
 
 
 def _alignment(lineage: str, facts: dict[str, Any]) -> Iterator[str | Grid]:
-    """Yield what was aligned, what held-out objects keep, and how far that is from chance."""
+    """Yield what was aligned, the quality on held-out objects, and its distance from chance."""
     alignment = facts["alignment"]
     pairs, readings, chance = (alignment[key] for key in ("pairs", "held_out", "chance"))
     by = ", paired by the numbers of their rows" if pairs["by_row_number"] else ""
@@ -282,7 +282,7 @@ def make(
     show(facts | {"share_of_old_bytes": size / (4 * len(made.sidecar.weight))})
 
 
-# Texts: encode them, and change their model.
+# Texts: encoding them, and changing their model
 
 
 _PROMPT = described("Words before each of these.", show_default="the model's own")
@@ -402,7 +402,7 @@ def diagnose(
 
 
 def _models(facts: dict[str, Any]) -> Iterator[str | Grid]:
-    """Yield the verdict, and what it is drawn from."""
+    """Yield the verdict and its evidence."""
     verdicts = {"one": "one model", "two": "two models", "unclear": "unclear"}
     shares = [(str(i), share) for i, share in enumerate(facts["shares"]) if share]
     lines = [[i, f"{share:.1%}", f"{share * facts['rows']:,.0f}"] for i, share in shares]
@@ -479,10 +479,9 @@ def plan_migration(
 
 
 def _ways_table(report: dict[str, Any]) -> Grid:
-    """Return a line for each way."""
     measures = ["ndcg@10", "recall@100"] if report["judged"] else []
     figures_of = [*measures, "agreement@10"]
-    # In lines of their own, so that intervals are whole in 80 columns.
+    # Split headers, so that intervals fit into 80 columns.
     names = [name.replace("agreement", "agree-\nment").replace("@", "\n@") for name in figures_of]
     header = ["method", *names, "encoded", "bytes a\ntext", "ms a\nquery"]
     lines = []
@@ -501,12 +500,12 @@ def _ways_table(report: dict[str, Any]) -> Grid:
 
 
 def _short(share: float) -> str:
-    """Return a share with two digits, ".31" or "1.0"."""
+    """Format a share with two digits: ".31" or "1.0"."""
     return f"{share:.2f}".removeprefix("0")[:3]
 
 
 def _remarks(report: dict[str, Any]) -> Iterator[str]:
-    """Yield what the figures leave out, and the verdict with its reasons."""
+    """Yield the caveats, then the verdict with its reasons."""
     if report["incomplete"]:
         yield (
             f"{report['incomplete']} judged queries are left out: {report['absent']} of their "

@@ -1,5 +1,5 @@
-"""The user's own tables and collections, read where they are: one reader, from which a class for
-each database derives, and what it implements to fill a column of vectors as well."""
+"""Base classes for the user's own tables and collections: `AdoptedStore` reads one in place, and
+`FillableTable` can also fill a column of vectors."""
 
 from __future__ import annotations
 
@@ -33,19 +33,16 @@ from evergram.stores.store import (
     was_closed,
 )
 
-# A row of the user's own has no checksum.
+# The user's rows have no checksums.
 NO_CHECKS: Checks = np.zeros(0, dtype=np.uint32)
-# Rows that are read at once.
-BLOCK = 8_192
-# In place of a version: the rows without a vector of any.
-BARE = -1
+BLOCK = 8_192  # rows read at once
+BARE = -1  # instead of a version: the rows without any vector
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class TableFacts(NamedTuple):
-    """What a database says of a table now: the dim of each version and the types of its columns, in
-    Qdrant the distances of its vectors."""
+    """The current dim of each version, and type (in Qdrant: distance) of each column."""
 
     id_type: pa.DataType
     dims: dict[int, int]
@@ -53,8 +50,8 @@ class TableFacts(NamedTuple):
 
 
 class AdoptedNames(NamedTuple):
-    """The names after the # of an address: of the table, of the columns of ids (None if it does not
-    say) and of each version's vectors, of those that filters may name, and all of it again."""
+    """The names after the # of an address: the table, the id column (None if not given), the vector
+    column of each version, the columns that filters may use, and the text itself."""
 
     table: str
     schema: str | None
@@ -65,27 +62,26 @@ class AdoptedNames(NamedTuple):
 
 
 class AdoptedStore(ReadableStore):
-    """A table that another program keeps. A row belongs to the newest version whose vector it has;
-    one without an id is none. Only the column of the oldest version must be there: of a later one,
-    which may be added or dropped at any moment, no row has a vector until then.
+    """A table that another program writes. A row belongs to the newest version whose vector it has;
+    rows without an id are ignored. Only the oldest version's column must exist: later ones may be
+    added or dropped at any time.
 
-    Its rows have no norms, checksums or fingerprints. `retrieval` sets `check`, which is called
-    with a version before the first of its rows is returned, and raises if they are not that
-    version's. Every search compares all rows.
+    The rows have no norms, checksums or fingerprints. Instead, `retrieval` sets a check, which runs
+    before the first row of a version is returned and raises if the rows are not of that version.
+    Every search compares all rows.
 
     Args:
-        place: what stands before the # of the address.
-        names: of the columns.
-        to_fill: whether no column of vectors need be there, as they will be added.
+        place: the part of the address before the #.
+        to_fill: whether all vector columns may be missing, because they will be added.
     """
 
-    # The keys after the # of an address, other than versions; the first must be there.
+    # The keys after the # of an address, other than versions; the first is required.
     keys: ClassVar[tuple[str, ...]] = ("table", "id", "filter")
 
-    # The last facts that were read; of a view of one moment, they stay.
+    # The last facts read; fixed in a snapshot view.
     _known: TableFacts
     _is_moment: bool = False
-    # What `_filter_of` returned; None in a store without a filter.
+    # The result of `_filter_of`; None without a filter.
     _chosen: Any = None
     _check: Callable[[int], None] | None = None
     _closed: bool = False
@@ -95,10 +91,10 @@ class AdoptedStore(ReadableStore):
         self.to_fill = to_fill
         self._anywhere = place if "://" in place else str(Path(place).resolve())
         self.address = f"{self.kind}:{place}#{names.fragment}"
-        # Shared by all views: the versions that were checked, and the state they were checked in.
+        # Shared by all views: the checked versions, and the state in which they were checked.
         self._checked: set[int] = set()
         self._compared: list[object] = []
-        self._connection: Any = None  # what `close` closes, if `_connect` opens anything
+        self._connection: Any = None  # set by `_connect` if `close` must close it
         self._connect()
         try:
             self._known = self._look()
@@ -108,29 +104,27 @@ class AdoptedStore(ReadableStore):
             self.close()
             raise
 
-    # A class for a database implements these, and `read_consistently`.
+    # Subclasses implement these and `read_consistently`.
 
     @abstractmethod
     def _connect(self) -> None:
-        """Open the database. Raises: DataError: the place is wrong. It must not be in `address` if
-        a password may be."""
+        """Open `place`; keep passwords out of `address`. Raises: DataError: `place` is wrong."""
 
     @abstractmethod
     def _look(self) -> TableFacts:
-        """Return what the table is like now. Raises: DataError, StoreError: it is not there, or
-        lacks a column, or has one of a type that it may not have."""
+        """Raises: DataError, StoreError: the table or a column is missing, or has a wrong type."""
 
     @abstractmethod
     def _filter_of(self, conditions: list[Condition]) -> Any:
-        """Return conditions, all of which must hold, in the database's own terms. Raises:
-        DataError: a value cannot be compared with its column."""
+        """Return the database's filter for rows that meet all conditions. Raises: DataError: a
+        value cannot be compared with its column."""
 
     @abstractmethod
     def _rows(
         self, version: int, ids: pa.Array | None, size: int, *, own: bool = True
     ) -> Iterator[Rows]:
-        """Yield rows of a version, of some ids or of all, in blocks of about `size` at most; with
-        `own`, without those that have a newer version's vector as well."""
+        """Yield a version's rows, all or those with `ids`, in blocks of at most about `size`; with
+        `own`, skip rows that also have a newer version's vector."""
 
     @abstractmethod
     def _count(self, version: int) -> int: ...
@@ -138,28 +132,27 @@ class AdoptedStore(ReadableStore):
     @abstractmethod
     def _has_rows(self, version: int) -> bool: ...
 
-    # It may override these.
+    # Subclasses may override these.
 
     def computes(self, metric: str, version: int) -> bool:
-        """Return whether `nearest_by` knows a metric without reading more than the database can."""
+        """Return whether the database itself can search by a metric."""
         return True
 
     def _by_database(
         self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[Hits] | None:
-        """Return for each query of [Q, D] the k best rows, compared by the database; None where
-        they are to be read and compared here."""
+        """Return the database's k best rows for each query of [Q, D], or None if it cannot."""
         return None
 
     def _state(self) -> object:
-        """Return what changes with every write to the table, if that can be told at a glance."""
+        """Return a value that changes with every write to the table, if one is cheap to read."""
         return None
 
-    # All inherit these.
+    # Subclasses inherit these.
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
-        """See `open_store`; a table is not created, but its columns of vectors may be missing."""
+        """See `open_store`. `create` creates no table, but lets vector columns be missing."""
         place, _, rest = address.removeprefix(f"{cls.kind}:").rpartition("#")
         if not place:
             raise cls._wrong_address("it needs the place of the data, a # and names")
@@ -167,7 +160,7 @@ class AdoptedStore(ReadableStore):
 
     @classmethod
     def _wrong_address(cls, why: str) -> DataError:
-        """Return the error for an address; `why` repeats no part of it: a password may be in it."""
+        """Return the error for an address; `why` must not quote it: it may hold a password."""
         return DataError(
             f"The address of a store is wrong: {why}. A table of your own is "
             f"{cls.kind}:PLACE#{cls.keys[0]}=NAME&id=COLUMN&v0=COLUMN, with v1=… for later "
@@ -177,9 +170,8 @@ class AdoptedStore(ReadableStore):
 
     @classmethod
     def _read_names(cls, rest: str) -> AdoptedNames:
-        """Parse `table=TABLE&id=COLUMN&v0=COLUMN&filter=COLUMN,COLUMN`, what stands after the #.
-        Raises: DataError: it is wrong; no name in it is repeated, as a password may be among
-        them."""
+        """Parse `table=TABLE&id=COLUMN&v0=COLUMN&filter=COLUMN,COLUMN`, the part after the #.
+        Raises: DataError: it is malformed; the message quotes no name, which may be a password."""
         names: dict[str, str] = {}
         first = cls.keys[0]
         for number, part in enumerate(rest.split("&"), start=1):
@@ -191,7 +183,7 @@ class AdoptedStore(ReadableStore):
                     f"part {number} after the # is not KEY=NAME, where a KEY is {keys}"
                     f"{did_you_mean(key, cls.keys)}"
                 )
-            # In Qdrant a vector may have no name.
+            # In Qdrant a vector may be unnamed.
             if not name and not (is_version and first == "collection"):
                 raise cls._wrong_address(f"no name stands after {key}=")
             if key in names:
@@ -207,7 +199,7 @@ class AdoptedStore(ReadableStore):
             raise cls._wrong_address(f"{missing} is missing after the #")
         if len(set(vectors.values())) < len(vectors):
             raise DataError("Two versions are said to be in one column; each has its own.")
-        # Without spaces, so that a service finds the whole address in an error, and leaves it out.
+        # Without spaces, so that a service can remove the whole address from an error.
         fragment = "&".join(
             f"{key}={quote(name, safe=',%' if key == 'filter' else '')}"
             for key, name in names.items()
@@ -226,7 +218,7 @@ class AdoptedStore(ReadableStore):
 
     @property
     def side(self) -> str | None:
-        """None: what it holds is proved by comparing rows, and nothing is recorded."""
+        """None: the table records no side; the check compares its rows instead."""
         return None
 
     def where(self, conditions: Filter) -> Self:
@@ -239,7 +231,7 @@ class AdoptedStore(ReadableStore):
         return {version: Space(version, dim, "") for version, dim in self._facts().dims.items()}
 
     def missing_columns(self) -> dict[int, str]:
-        """Return the columns that the address names and the table does not have, by version."""
+        """Return, by version, the columns in the address that the table lacks."""
         there = self._facts().dims
         return {v: name for v, name in self._names.vectors.items() if v not in there}
 
@@ -256,15 +248,15 @@ class AdoptedStore(ReadableStore):
             self._connection.close()
 
     def set_check(self, check: Callable[[int], None]) -> None:
-        """Have rows of each version checked before the first is returned."""
+        """Set the function that checks a version's rows before the first is returned."""
         self._check = check
         self._checked.clear()
 
     def require(self, version: int) -> None:
-        """Check a version's rows, unless that was done; where a write can be told, again after each
-        one: a job of every night may have put another model's vectors into the table.
+        """Check a version's rows once, and again after each write if `_state` shows writes: a
+        nightly job may have written another model's vectors.
 
-        Raises: IntegrityError: by the check.
+        Raises: IntegrityError: the check failed.
         """
         self._facts()
         state = self._state()
@@ -276,7 +268,7 @@ class AdoptedStore(ReadableStore):
             self._checked.add(version)
 
     def column_rows(self, version: int, ids: pa.Array | None, size: int) -> Rows:
-        """Return at most `size` vectors of a version, also of rows that have a newer version's."""
+        """Return at most `size` rows with a version's vector, even if they have a newer one."""
         dim, held = self._facts().dims[version], 0
         blocks = [Rows(version, pa.array([], self.id_type), np.zeros((0, dim), np.float32))]
         for rows in self._rows(version, ids, size, own=False):
@@ -297,11 +289,11 @@ class AdoptedStore(ReadableStore):
         ids: pa.Array | None,
         read: Callable[[Floats], Floats] | None = None,
     ) -> list[Hits]:
-        """Return for each query of [Q, D] the k rows of a version that are best by "ip", by
-        "cosine" or by "l2", −‖q − z‖², by a comparison with all rows.
+        """Return a version's k best rows for each query of [Q, D], compared with all rows by "ip",
+        "cosine" or "l2" (−‖q − z‖²).
 
         Args:
-            read: maps vectors [n, D_v] of the version to those of the queries' version, [n, D].
+            read: maps the version's vectors [n, D_v] to the queries' version, [n, D].
         """
         self.require(version)
         hits = None
@@ -344,7 +336,7 @@ class AdoptedStore(ReadableStore):
             yield rows, NO_CHECKS
 
     def _refuse_twice_in(self, keys: pa.Array) -> None:
-        """Raises: IntegrityError: an id of rows that were read is there twice."""
+        """Raises: IntegrityError: an id occurs twice."""
         if len(pc.unique(keys)) < len(keys):
             raise IntegrityError(f"{self.address} has an id twice; each row needs its own.")
 
@@ -355,7 +347,7 @@ class AdoptedStore(ReadableStore):
         fits: Callable[[Any], object],
         needed: str,
     ) -> None:
-        """Raises: StoreError: the table lacks one of these columns, or it is of another type."""
+        """Raises: StoreError: a column is missing, or does not fit."""
         for name in names:
             if name not in types:
                 raise StoreError(
@@ -369,23 +361,23 @@ class AdoptedStore(ReadableStore):
                 )
 
     def _wanted(self, there: Collection[str]) -> dict[int, str]:
-        """Return the columns of vectors that are there, or must be."""
+        """Return the vector columns that exist or are required."""
         oldest = None if self.to_fill else min(self._names.vectors)
         return {v: c for v, c in self._names.vectors.items() if v == oldest or c in there}
 
     def _conditions_on(self, version: int, own: bool = True) -> Iterator[tuple[str, bool]]:
-        """Yield the columns by which a row is of a version, and whether its vector is there."""
+        """Yield the columns that define a version's rows, and whether each must have a vector."""
         for one in self._known.dims:
             if one == version or (own and one > version):
                 yield self._names.vectors[one], one == version
 
     def _facts(self) -> TableFacts:
-        """Raises: StoreError: the ids have another type than when the table was opened."""
+        """Raises: StoreError: the type of the ids has changed since the table was opened."""
         if self._closed:
             raise was_closed(self.address)
         if not self._is_moment:
             self._known = self._look()
-            # A column that was dropped may come back with other vectors.
+            # A dropped column may return with other vectors.
             self._checked.intersection_update(self._known.dims)
         if self._known.id_type != self.id_type:
             raise StoreError(
@@ -395,7 +387,7 @@ class AdoptedStore(ReadableStore):
         return self._known
 
     def _at_this_moment(self, **read_from: Any) -> Self:
-        """Return a view that reads from other attributes."""
+        """Return a snapshot view with some attributes replaced."""
         view = copy(self)
         vars(view).update(read_from, _is_moment=True)
         return view
@@ -409,39 +401,38 @@ class AdoptedStore(ReadableStore):
 
 
 class FillableTable(AdoptedStore):
-    """A table in which the vectors of a version can be written to a column. Nothing else in it is
-    changed, and no cell that has a vector; a journal next to it has the ids of the cells that were
-    written, so that they can be emptied again."""
+    """A table in which Evergram can fill a version's vector column. It changes nothing else, and
+    never overwrites a vector; a journal next to the table lists the ids of the written cells, so
+    that they can be emptied again."""
 
     @abstractmethod
     def begin_column(self, version: int, dim: int) -> None:
-        """Add the journal, and the column, unless they are there; a column of that type which the
-        newest one has."""
+        """Create the journal and the column if missing, with the type of the newest column."""
 
     @abstractmethod
     def bare_ids(self) -> Iterator[pa.Array]:
-        """Yield the ids of rows that have no vector, in blocks."""
+        """Yield the ids of rows without any vector, in blocks."""
 
     @abstractmethod
     def write_cells(self, rows: Rows) -> None:
-        """Write the vectors of rows that are there and have none of this version, with their ids to
-        the journal, in one transaction or there first. Again, it changes nothing."""
+        """Write the vectors of existing rows that lack this version's. Their ids go to the journal
+        first or in the same transaction. Idempotent."""
 
     @abstractmethod
     def journal(self, version: int) -> list[tuple[int, pa.Array]]:
-        """Return the number and the ids of each part that was written to the column."""
+        """Return the number and the ids of each journal entry for the column."""
 
     @abstractmethod
     def clear_cells(self, number: int, rows: Rows) -> None:
-        """Empty the cells that still have these vectors, and then drop that part of the journal."""
+        """Empty the cells that still have these vectors, then delete the journal entry."""
 
     @abstractmethod
     def drop_column(self, version: int) -> None:
-        """Drop the column if `begin_column` added it and it is empty, and what the journal has of
-        it; and the journal, if it has nothing else."""
+        """Drop the column if `begin_column` added it and it is empty; delete its journal entries,
+        and the journal if nothing is left."""
 
     def check_column(self, version: int, dim: int) -> None:
-        """Raises: DataError: the address names no column for a version, or one of another dim."""
+        """Raises: DataError: the address names no column for the version, or its dim differs."""
         space = self.spaces().get(version)
         if version not in self._names.vectors or (space is not None and space.dim != dim):
             is_wrong = f"has {space.dim} dims, not {dim}" if space else "is not named"
@@ -463,7 +454,7 @@ class FillableTable(AdoptedStore):
         return rows.without(joined_ids([r.ids for r in self._stored_rows(rows)], self.id_type))
 
     def _unchanged(self, rows: Rows, tolerance: float = 0.0) -> pa.Array:
-        """Return the ids whose vectors are these, but for this part of their length."""
+        """Return the ids whose stored vectors equal these, up to a relative error."""
         same = []
         for stored in self._stored_rows(rows):
             expected = rows.vectors[pc.index_in(stored.ids, value_set=rows.ids).to_numpy()]
@@ -474,7 +465,7 @@ class FillableTable(AdoptedStore):
 
 
 def not_changed(shown: str) -> StoreError:
-    """Return the error for what Evergram does not do to a table or a collection of one's own."""
+    """Return the error for an operation that Evergram refuses on the user's own tables."""
     return StoreError(
         f"{shown} is a table or a collection of your own, in which Evergram at most fills a column "
         "of vectors; build its indexes by your own program."
@@ -482,7 +473,7 @@ def not_changed(shown: str) -> StoreError:
 
 
 def canonical_uuids(texts: Sequence[str]) -> list[str]:
-    """Return those of some texts that are UUIDs as they are usually written, in lower case."""
+    """Return the texts that are UUIDs in canonical form (lower case, with hyphens)."""
     known = []
     for text in texts:
         with suppress(ValueError):

@@ -1,7 +1,10 @@
-"""Stores in a folder of LanceDB: a table for each space, and a file that names them; and a table of
-the user's own with a column of vectors for each version, whose searches read all rows that they may
-return: LanceDB's own round their distances, and its indexes miss rows. A column of it is filled by
-commits that change no other cell; the ids are in the table `TABLE_evergram` before."""
+"""Stores in a LanceDB folder, and the user's own tables there.
+
+A store has a table for each space, and a JSON file that lists them. A user's table has one vector
+column per version. Searches of it read all rows, because LanceDB rounds distances and its indexes
+miss rows. Filling a column changes no other cell; the ids are first written to the journal, the
+table `TABLE_evergram`.
+"""
 
 from __future__ import annotations
 
@@ -48,24 +51,20 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-# The most ids in one condition.
-LOOKED_UP = 10_000
+LOOKED_UP = 10_000  # ids in one condition, at most
 WAIT = 60.0  # seconds, for another process that writes
-# Every write adds a version of the table, and files; after this many they are compacted, and
-# versions older than KEPT are removed.
+# Every write adds a table version and files. After this many writes the files are compacted, and
+# versions older than KEPT removed.
 COMPACTED_AFTER = 64
 KEPT = timedelta(hours=1)
-# A space smaller than this is searched exactly.
-INDEXED_FROM = 1_000
-# Attempts to find a moment at which nobody writes, before writers are made to wait.
-LOOKS = 50
-# Vectors are in √n lists; a search looks into the nearest fifth of them, or into lists with this
-# many rows for each result.
+INDEXED_FROM = 1_000  # smaller spaces are searched exactly
+LOOKS = 50  # attempts at a consistent read before writers are blocked
+# Of an index's √n lists, a search probes this share, or enough for ROWS_A_RESULT rows a result.
 PROBED = 0.2
 ROWS_A_RESULT = 20
 COLUMN = "vector"
 COLUMNS = ["id", COLUMN, "check"]
-# What a column that `begin_column` added says of itself, in the same commit.
+# Metadata of a column that `begin_column` added, written in the same commit.
 ADDED = {b"evergram": b"added"}
 IDS = ("integer", "text")
 
@@ -78,7 +77,7 @@ class LanceStore(TablePerVersionStore):
         self._file = self._folder / f"{self._name}.json"
         self._lock = threading.Lock()
         self._tables: dict[int, Any] = {}
-        # By space, the latest version of its table that was read, and the table at that version.
+        # By space: the table version last read, and the table at that version.
         self._pinned: dict[int, tuple[int, Any]] = {}
         self._closed = False
         if not create and not self._file.exists():
@@ -86,7 +85,7 @@ class LanceStore(TablePerVersionStore):
         self._database = connected(self._folder, self.address)
 
     def build_index(self) -> list[int]:
-        """Build an index (IVF_FLAT) of every space of at least INDEXED_FROM rows."""
+        """Build an IVF_FLAT index for every space of at least INDEXED_FROM rows."""
         large = [v for v, count in self.count().items() if count >= INDEXED_FROM]
         for version in large:
             with self._writing():
@@ -104,14 +103,14 @@ class LanceStore(TablePerVersionStore):
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         def state() -> tuple[Mapping[str, Any] | None, dict[int, int]]:
-            # To the version of a table, every write adds one.
+            # Every write increases the table's version.
             return self._load(), {space: int(self._table(space).version) for space in self.spaces()}
 
         view = copy(self)
         with errors_as_store_errors(self.address):
             for _ in range(LOOKS):
                 view._moment, versions = state()
-                # Each only grows, so what is twice the same was so in between, all at once.
+                # Versions only grow, so two equal reads show one consistent state.
                 if (view._moment, versions) == state():
                     break
             else:
@@ -172,7 +171,7 @@ class LanceStore(TablePerVersionStore):
     def _remove(self, version: int, ids: pa.Array) -> None:
         table = self._table(version)
         for condition in conditions(ids) if table.count_rows() else ():
-            # A deletion of nothing would still be a version of the table.
+            # Deleting nothing would still add a table version.
             if table.count_rows(condition):
                 table.delete(condition)
                 self._compact(table)
@@ -215,7 +214,7 @@ class LanceStore(TablePerVersionStore):
                 search = table.search(query).distance_type("dot").limit(min(k, count))
                 search = search.minimum_nprobes(probes).maximum_nprobes(0)
                 hits = rows_of(version, search.select(["id", COLUMN, "_distance"]).to_arrow())
-                # Its distance is 1 - score, which loses digits of a small score.
+                # LanceDB's distance, 1 - score, loses digits of small scores.
                 best.append(best_first(hits.ids, products(query[None], hits.vectors)[0], k))
         return best
 
@@ -230,7 +229,7 @@ class LanceStore(TablePerVersionStore):
 
     def _compact(self, table: Any) -> None:
         if table.version % COMPACTED_AFTER == 0:
-            # The rows are written; where this fails, say for want of room, it is done next time.
+            # If this fails, say on a full disk, the rows are safe and a later write compacts.
             with suppress(Exception):
                 table.optimize(cleanup_older_than=KEPT)
 
@@ -240,7 +239,7 @@ class AdoptedLanceTable(FillableTable):
 
     def _connect(self) -> None:
         self._folder = folder_of(self._place)
-        # LanceDB would make it.
+        # LanceDB would create it.
         if not self._folder.is_dir():
             raise DataError(
                 f"There is no folder {self._place}; give the folder of your LanceDB tables."
@@ -292,11 +291,11 @@ class AdoptedLanceTable(FillableTable):
         return work(view)
 
     def _state(self) -> object:
-        """Return the version of the table, and inode, time and size of its manifest, which LanceDB
-        writes once: a table that is made anew has the versions of the one before."""
+        """Return the table's version, and its manifest's inode, time and size, which tell a
+        recreated table from the old one at the same version."""
         with errors_as_store_errors(self.address):
             version = int(self._table.version)
-        # Newer tables count down, so that the latest is the first in a listing.
+        # In newer tables names count down, so that a listing starts with the latest.
         for name in (f"{2**64 - 1 - version:020}", str(version)):
             path = self._folder / f"{self._names.table}.lance" / "_versions" / f"{name}.manifest"
             with suppress(OSError):
@@ -309,7 +308,7 @@ class AdoptedLanceTable(FillableTable):
     ) -> Iterator[Rows]:
         column = quoted(self._id)
         if self._known.types[self._id] != pa.int64() and pa.types.is_integer(self.id_type):
-            # LanceDB refuses a number that the column cannot hold.
+            # LanceDB rejects numbers that the column cannot hold.
             column = f"cast({column} as bigint)"
         asked = [None] if ids is None else conditions(ids, column)
         with errors_as_store_errors(self.address):
@@ -326,14 +325,13 @@ class AdoptedLanceTable(FillableTable):
             return len(self._query(version).limit(1).to_arrow()) > 0
 
     def _query(self, version: int, own: bool = True, among: str | None = None) -> Any:
-        """Return the query for ids and vectors of a version."""
         condition = self._condition(version, own, among)
         return (
             self._table.search().where(condition).select([self._id, self._names.vectors[version]])
         )
 
     def _condition(self, version: int, own: bool = True, among: str | None = None) -> str:
-        """Return the condition of the rows of a version, or of all with its vector."""
+        """Return the condition for a version's rows; without `own`, for all with its vector."""
         parts = [f"{quoted(self._id)} is not null"]
         for column, there in self._conditions_on(version, own):
             parts.append(f"{quoted(column)} is {'not null' if there else 'null'}")
@@ -398,7 +396,7 @@ class AdoptedLanceTable(FillableTable):
                     self._database.drop_table(self._journal_name)
 
     def _put_cells(self, rows: Rows, now: str) -> None:
-        """Write vectors, or NULL for those without dims, to cells that are "null" or "not null"."""
+        """Write vectors, or NULL if they have 0 dims, to cells that are "null" or "not null"."""
         name, types = self._names.vectors[rows.version], self._facts().types
         cells = pa.nulls(len(rows), types[name])
         if rows.vectors.size:
@@ -427,8 +425,7 @@ class AdoptedLanceTable(FillableTable):
 
 
 def folder_of(place: str) -> Path:
-    """Return the folder of a place. Raises: DataError: it is none of this machine; the place is not
-    repeated, as there may be a key in it."""
+    """Raises: DataError: it is a URL; the message does not quote it, because it may hold a key."""
     if "://" in place:
         raise DataError(
             "A LanceDB is read from a folder on a disk of this machine, and the address has a URL; "
@@ -439,7 +436,7 @@ def folder_of(place: str) -> Path:
 
 @contextmanager
 def writing(folder: Path, name: str, shown: str) -> Iterator[None]:
-    """Be the one process that writes tables of this name."""
+    """Hold the lock for writing tables of this name."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = file_lock(folder / f"{name}.lock", timeout=WAIT)
@@ -455,19 +452,19 @@ def writing(folder: Path, name: str, shown: str) -> Iterator[None]:
 
 def connected(folder: Path, shown: str) -> Any:
     with errors_as_store_errors(shown):
-        # 0: every read looks whether another process has written.
+        # 0: every read checks for writes by other processes.
         return lancedb.connect(folder, read_consistency_interval=timedelta(0))
 
 
 def parts_of(query: Any, size: int) -> Iterator[pa.Table]:
-    """Yield the results of a query, at most `size` rows at once."""
+    """Yield the results of a query in tables of at most `size` rows."""
     for batch in query.to_batches(size):
         for start in range(0, batch.num_rows, size):
             yield pa.table(batch.slice(start, size))
 
 
 def rows_of(version: int, table: pa.Table, key: str = "id", name: str = COLUMN) -> Rows:
-    """Return rows with a column of vectors that has no NULL; a NULL in a vector is NaN."""
+    """Return rows from a table without NULL vectors; a NULL inside a vector becomes NaN."""
     column, ids = table[name].combine_chunks(), table[key].combine_chunks()
     flat = column.flatten().to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
@@ -477,11 +474,11 @@ def rows_of(version: int, table: pa.Table, key: str = "id", name: str = COLUMN) 
     return Rows(version, ids, vectors.reshape(len(column), column.type.list_size))
 
 
-# SQL as LanceDB reads it.
+# LanceDB's SQL
 
 
 def conditions(ids: pa.Array, column: str = "id") -> Iterator[str]:
-    """Yield conditions `id in (…)`, each for as many ids as one should have."""
+    """Yield conditions `id in (…)` of at most LOOKED_UP ids each."""
     for start in range(0, len(ids), LOOKED_UP):
         yield f"{column} in ({', '.join(map(literal, ids.slice(start, LOOKED_UP).to_pylist()))})"
 
@@ -489,12 +486,12 @@ def conditions(ids: pa.Array, column: str = "id") -> Iterator[str]:
 def literal(key: int | str) -> str:
     if isinstance(key, str):
         return "'" + key.replace("'", "''") + "'"
-    # The smallest int64 is read as minus a number that is too large.
+    # LanceDB parses the smallest int64 as minus a number that is too large.
     return f"cast('{key}' as bigint)" if key == -(2**63) else str(key)
 
 
 def quoted(name: str) -> str:
-    """Return a column's name. Raises: DataError: it cannot be written."""
+    """Return a column's name in backticks. Raises: DataError: it has a backtick."""
     if "`" in name:
         raise DataError(
             f"The column {name!r} has a ` in its name, which LanceDB's SQL cannot write; name "
@@ -504,7 +501,7 @@ def quoted(name: str) -> str:
 
 
 def _sort(column: pa.DataType) -> str | None:
-    """Return of which sort a column is that conditions can be on; None for others."""
+    """Return the kind of a column; None if filters do not support its type."""
     column = column.value_type if pa.types.is_dictionary(column) else column
     if pa.types.is_integer(column) and column != pa.uint64():
         return "integer"
@@ -518,13 +515,12 @@ def _sort(column: pa.DataType) -> str | None:
 
 
 def _condition(condition: Condition, column: pa.DataType) -> str:
-    """Return a boolean expression. Raises: DataError: a value cannot be compared with the
-    column."""
+    """Raises: DataError: a value cannot be compared with the column."""
     name = quoted(condition.field)
     column = column.value_type if pa.types.is_dictionary(column) else column
     match _sort(column), type_of(condition):
         case ("integer" | "number") as sort, "number":
-            # LanceDB refuses a number that the column cannot hold, such as 2.5.
+            # LanceDB rejects numbers that the column cannot hold, such as 2.5.
             whole = sort == "integer" and all(isinstance(v, int) for v in condition.values)
             kind = "bigint" if whole else "float" if pa.types.is_float32(column) else "double"
             if sort == "integer" and not (whole and column == pa.int64()):

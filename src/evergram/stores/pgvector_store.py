@@ -1,13 +1,12 @@
-"""Stores in PostgreSQL with the extension pgvector, and tables of the user's own there.
+"""Stores in PostgreSQL with pgvector, and the user's own tables there.
 
 A store has three tables: `NAME_spaces`, `NAME_side`, and `NAME_vectors` with the rows of all
-versions. The primary key of the last is the id, so PostgreSQL itself sees to it that an id is in
-one space, whoever writes at once; each space has its own index, over the rows of its version alone.
+versions. The primary key of `NAME_vectors` is the id, so an id is in one space even under
+concurrent writes. Each space has its own partial index.
 
-A table of the user's own has a column of vectors for each version. Every search compares all rows
-that it may return: indexes of the table are for one metric and one column, and none are for rows
-that have a NULL in another column. A column is filled in transactions that write cells and their
-ids to a journal, `TABLE_evergram`.
+A user's table has one vector column per version. A search compares all rows, because the table's
+indexes cover one metric and one column, and none covers only the rows with a NULL in another.
+Columns are filled in transactions that write cells and their ids to a journal, `TABLE_evergram`.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 Run = Callable[..., Any]
 
-# psycopg knows no vectors: NumPy makes PostgreSQL's binary format of all rows at once.
+# psycopg does not know vectors: NumPy builds PostgreSQL's binary format for all rows at once.
 
 
 class Raw(bytes):
-    """A parameter in binary format; a cast in the query says its type."""
+    """A parameter in binary format; the query casts it to its type."""
 
 
 class _RawDumper(Dumper):
@@ -73,24 +72,24 @@ class _RawDumper(Dumper):
 
 
 def layout(dim: int) -> np.dtype[Any]:
-    """Return the layout of a vector [D] as `vector_send` writes it."""
+    """Return the dtype of a vector [D] in the format of `vector_send`."""
     return np.dtype([("dim", ">i2"), ("unused", ">i2"), ("values", ">f4", dim)])
 
 
 def vector(values: Floats) -> Raw:
-    """Return the parameter of a vector [D]."""
+    """Return a vector [D] as a parameter."""
     filled = np.zeros(1, dtype=layout(len(values)))
     filled["dim"], filled["values"] = len(values), values
     return Raw(filled.tobytes())
 
 
 def vectors(values: Floats, oid: int) -> Raw:
-    """Return the parameter of an array of vectors [n, D], n ≥ 1, given the oid of the type."""
+    """Return vectors [n, D], n ≥ 1, as an array parameter; `oid` is that of their type."""
     dim = values.shape[1]
     items = np.zeros(len(values), dtype=[("bytes", ">i4"), ("item", layout(dim))])
     items["bytes"] = items.dtype["item"].itemsize
     items["item"]["dim"], items["item"]["values"] = dim, values
-    # Dimensions, nulls, type of elements, how many, counted from 1.
+    # Array dimensions, null flag, element type, length, lower bound.
     header = np.array([1, 0, oid, len(items), 1], dtype=">i4")
     return Raw(header.tobytes() + items.tobytes())
 
@@ -98,20 +97,18 @@ def vectors(values: Floats, oid: int) -> Raw:
 def rows_of(
     shown: str, version: int, keys: Sequence[Any], raw: Sequence[bytes], id_type: pa.DataType
 ) -> Rows:
-    """Return rows, at least one, given their vectors as `vector_send` writes them. Raises:
-    IntegrityError: they are not of one length."""
+    """Return rows (at least one) from vectors in the format of `vector_send`. Raises:
+    IntegrityError: their dims differ."""
     if len({len(one) for one in raw}) > 1:
         raise IntegrityError(f"Rows of version {version} in {shown} differ in dim.")
     values = np.frombuffer(b"".join(raw), dtype=layout(len(raw[0]) // 4 - 1))["values"]
     return Rows(version, pa.array(keys, id_type), values.astype(np.float32))
 
 
-# The most connections at once. A later caller waits while others finish, at most WAIT seconds, the
-# longest that a statement may take.
-CONNECTIONS = 10
-WAIT = 60.0
+CONNECTIONS = 10  # at once, at most
+WAIT = 60.0  # seconds for a free connection; also the statement timeout
 
-# Used where the address says nothing else. A server that does not answer is given up in seconds.
+# Defaults for what the address leaves out; a server that does not answer fails within seconds.
 DEFAULTS = {
     "application_name": "evergram",
     "connect_timeout": "3",
@@ -120,8 +117,7 @@ DEFAULTS = {
 }
 SECRET = {"password", "sslpassword"}
 
-# A deadlock, a conflict or a lock that another session held too long; or a column that was dropped
-# after its name was read.
+# Retried: conflicts with other sessions, or a column dropped after its name was read.
 AGAIN = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
@@ -129,8 +125,8 @@ AGAIN = (
     psycopg.errors.UndefinedColumn,
 )
 
-# Set where neither the address nor the server's administrator did. synchronous_commit: an answer
-# before the row is on the disk would be a promise that is not kept.
+# Applied unless the address or the server's administrator set them. synchronous_commit: a write is
+# on disk before it is acknowledged.
 SETTINGS = SQL("""
     select set_config(name, value, false)
     from (values ('statement_timeout', '60s', '{0}'::text[]),
@@ -144,7 +140,7 @@ SETTINGS = SQL("""
 def read_address(address: str) -> tuple[dict[str, str], str]:
     """Parse `postgresql://USER@HOST/DATABASE#NAME` into the connection's parameters and NAME.
 
-    Raises: DataError: it is not that. The message does not repeat it: there may be a password.
+    Raises: DataError: it is malformed. The message does not quote it: it may hold a password.
     """
     url, _, name = address.rpartition("#")
     params = read_url(url)
@@ -157,7 +153,7 @@ def read_address(address: str) -> tuple[dict[str, str], str]:
 
 
 def read_url(url: str) -> dict[str, str] | None:
-    """Return the parameters of a connection; None if `url` is not one."""
+    """Return the connection's parameters; None if `url` is not a PostgreSQL URL."""
     try:
         params = {key: str(value) for key, value in conninfo.conninfo_to_dict(url).items()}
     except psycopg.Error:
@@ -171,7 +167,7 @@ def show_address(params: dict[str, str], name: str) -> str:
     rest = {k: v for k, v in params.items() if k not in SECRET}
     host, port = rest.get("host", ""), rest.get("port", "")
     where = ""
-    # A folder of sockets, or several hosts, cannot stand before the path.
+    # A socket folder, or several hosts, must go into the query string.
     if host and not set(host) & set("/,:@?#[]% "):
         where = host + (f":{port}" if port else "")
         del rest["host"]
@@ -183,10 +179,10 @@ def show_address(params: dict[str, str], name: str) -> str:
 
 
 class ConnectionPool:
-    """A few connections that threads share, to a server that may be restarted at any moment.
+    """Connections that threads share, to a server that may restart at any time.
 
-    psycopg_pool connects in the background and only logs why it could not: a caller waits for the
-    whole timeout, where this fails at once with the server's words, such as on a wrong password.
+    Unlike psycopg_pool, which connects in the background and only logs errors until the timeout,
+    this fails at once with the server's message, for example on a wrong password.
     """
 
     def __init__(self, params: dict[str, str], shown: str) -> None:
@@ -194,15 +190,15 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._semaphore = threading.BoundedSemaphore(CONNECTIONS)
         self._closed = False
-        # All work is done on this one, for a view of one moment.
+        # The only connection, for a snapshot view.
         self._lent: Connection | None = None
 
     def run(self, work: Callable[[Connection], T]) -> T:
-        """Return what `work` returns. It must be safe to do twice: where the server went away
-        meanwhile, it is done once more on a new connection.
+        """Return the result of `work`, which must be idempotent: it is retried once if the
+        connection is lost or on an error in AGAIN.
 
-        Raises: StoreError: the server cannot be reached or refuses. DataError: a value that it
-            cannot hold.
+        Raises: StoreError: the server cannot be reached or refuses. DataError: it cannot hold a
+            value.
         """
         if self._lent is not None:
             return work(self._lent)
@@ -223,7 +219,7 @@ class ConnectionPool:
                 except psycopg.Error as error:
                     lost = connection.closed
                     if lost:
-                        # The idle ones were cut with it.
+                        # The idle connections are lost, too.
                         self._drop()
                     if not again or not (lost or isinstance(error, AGAIN)):
                         raise
@@ -245,14 +241,14 @@ class ConnectionPool:
             self._semaphore.release()
 
     def at_one_moment(self, first: Composable, work: Callable[[ConnectionPool, list[Any]], T]) -> T:
-        """Return what `work` returns, given a pool that reads the database at one moment, and the
-        rows of the first query, which fixes it."""
+        """Return the result of `work`, given a pool that reads one snapshot of the database, and
+        the rows of `first`, the query that takes the snapshot."""
 
         def read(connection: Connection) -> T:
             lent = copy(self)
             lent._lent = connection
             try:
-                # Both in one message.
+                # One round trip.
                 begin = SQL("begin isolation level repeatable read, read only; ")
                 answer = connection.execute(begin + first)
                 answer.nextset()
@@ -268,11 +264,10 @@ class ConnectionPool:
         self._drop()
 
     def _connected(self) -> Connection:
-        """Return a new connection. Raises: StoreError."""
         if self._closed:
             raise was_closed(self._shown)
         try:
-            # Statements are not prepared: poolers between us and the server may not keep them.
+            # Statements are not prepared, because connection poolers may lose them.
             connection = psycopg.connect(
                 **{**DEFAULTS, **self._params},  # type: ignore[arg-type]
                 autocommit=True,
@@ -299,15 +294,13 @@ class ConnectionPool:
 
 
 def _sentence(error: psycopg.Error) -> str:
-    """Return the server's own words on one line."""
+    """Return the server's message on one line."""
     sentence = error.diag.message_primary or str(error) or type(error).__name__
     return " ".join(sentence.split()).rstrip(".")
 
 
-# A space smaller than this is searched exactly.
-INDEXED_FROM = 1_000
-# At most this many ids are looked up and compared; more of them filter the index's own order.
-LOOKED_UP = 10_000
+INDEXED_FROM = 1_000  # smaller spaces are searched exactly
+LOOKED_UP = 10_000  # a search among more ids filters the results of the index
 
 WRITTEN_AT_ONCE = 10_000
 
@@ -315,22 +308,22 @@ COLUMNS = {"int64": SQL("bigint"), "string": SQL('text collate "C"')}
 CREATE = (
     "create table {table} (id {id} primary key, version bigint not null,"
     " vector vector not null, check_ bigint not null)",
-    # For a space that is small compared with the others.
+    # For spaces that are small compared with the others.
     "create index {of_version} on {table} (version)",
     "create table {meta} (version bigint primary key, dim integer not null,"
     " fingerprint text not null, writes bigint not null default 0)",
-    # One row at most: which side the store holds.
+    # At most one row: the store's side.
     "create table {side} (one boolean primary key default true check (one), side text not null)",
 )
 
-# pgvector's iterative scans, without which a filter or a large k loses rows.
+# The first pgvector with iterative scans, without which a filter or a large k loses rows.
 OLDEST = (0, 8)
-# The most dims that pgvector indexes of whole vectors, and of vectors in half precision, whose
-# index chooses OVERSAMPLE rows for each result.
+# pgvector's limits on indexed dims, in single and in half precision; a half-precision index returns
+# OVERSAMPLE rows for each result.
 LONGEST, LONGEST_HALVES = 2_000, 4_000
 OVERSAMPLE = 4
 
-# The rows that an index chooses, by the vectors themselves.
+# The rows chosen by an index, ordered by exact distance.
 NEAREST_ROWS = (
     "select id, vector::vector({dim}) <#> %s::vector({dim}) as distance from"
     " (select id, vector from {table} where version = {version}{among} order by {order}"
@@ -339,7 +332,7 @@ NEAREST_ROWS = (
 
 ROWS = "select id, version, vector_send(vector), check_ from {table} where "
 
-# Of each space, whether it has rows, and an index.
+# Each space, with whether it has rows, whether it has an index, and its count of writes.
 FACTS = (
     "select version, dim, fingerprint,"
     " exists (select from {table} as vectors where vectors.version = space.version),"
@@ -351,13 +344,12 @@ FACTS = (
 class PgvectorStore(Store):
     kind: ClassVar[str] = "pgvector"
 
-    # Rows of FACTS, for a view of one moment; None where each call asks.
+    # Rows of FACTS in a snapshot view; otherwise None, and each call queries them.
     _moment: list[Any] | None = None
 
     def __init__(self, params: dict[str, str], name: str, create: str | None = None) -> None:
         self._params, self._name = params, name
         self.address = show_address(params, name)
-        # Until the table says it.
         self.id_type = ID_TYPES[create or "int64"]
         self._connections = ConnectionPool(params, self.address)
         try:
@@ -370,17 +362,16 @@ class PgvectorStore(Store):
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
-        """See `open_store`."""
         return cls(*read_address(address), create)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._params, self._name)
 
     def _create(self, connection: Connection, id_type: str) -> None:
-        """Make the tables, unless the store is there. Raises: StoreError: no extension, or a table
-        of the same name."""
+        """Create the tables unless the store exists. Raises: StoreError: pgvector is missing, or a
+        table has the same name."""
         with connection.transaction():
-            # One at a time.
+            # One process at a time.
             connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
             there = self._sql("select to_regclass(quote_ident({name} || '_side')) is not null")
             if connection.execute(there).fetchone() == (True,):
@@ -391,8 +382,8 @@ class PgvectorStore(Store):
                 connection.execute(self._sql(query, id=COLUMNS[id_type], of_version=index))
 
     def _read_types(self) -> None:
-        """Read the type of ids, and the oid of the type vector. Raises: DataError: there is no such
-        store. StoreError: pgvector is too old."""
+        """Read the ids' type and the oid of pgvector's `vector`. Raises: DataError: the store does
+        not exist. StoreError: pgvector is too old."""
         ((extension, self._oid, column),) = self._ask(
             "select (select extversion from pg_extension where extname = 'vector'),"
             " to_regtype('vector')::oid, (select format_type(atttypid, null) from pg_attribute"
@@ -428,7 +419,7 @@ class PgvectorStore(Store):
         return {version: Space(version, dim, mark) for version, dim, mark, *_ in self._facts()}
 
     def filled(self) -> dict[int, Space]:
-        # To count is to look at every row.
+        # Counting would read every row.
         return {v: Space(v, dim, mark) for v, dim, mark, any_row, *_ in self._facts() if any_row}
 
     def _facts(self) -> list[Any]:
@@ -443,9 +434,8 @@ class PgvectorStore(Store):
         )
 
     def build_index(self) -> list[int]:
-        """Build HNSW for every space of at least INDEXED_FROM rows, in half precision of vectors of
-        more than LONGEST dims; those of more than LONGEST_HALVES stay without an index. Writers go
-        on meanwhile."""
+        """Build an HNSW index for each space of at least INDEXED_FROM rows, in half precision above
+        LONGEST dims; spaces above LONGEST_HALVES dims get none. Writers are not blocked."""
         counts = self.count()
         large = [
             space
@@ -457,7 +447,7 @@ class PgvectorStore(Store):
         return [space.version for space in large]
 
     def _build_hnsw(self, connection: Connection, space: Space) -> None:
-        """Build the index of a space, unless it is there or another process builds it."""
+        """Build the index of a space unless it exists or another process is building it."""
         halves, stem = space.dim > LONGEST, f"{self._name}_v{space.version}"
 
         def run(text: str) -> Any:
@@ -472,11 +462,10 @@ class PgvectorStore(Store):
             return connection.execute(query)
 
         if run("select pg_try_advisory_lock(hashtext({stem}))").fetchone() == (False,):
-            return  # another process builds it
+            return
         try:
             run("set statement_timeout = 0")
-            # An index whose building was broken off is never used, and stands in the way of a new
-            # one.
+            # An interrupted build leaves an unusable index that blocks a new one.
             broken = run(
                 "select 1 from pg_index where not indisvalid"
                 " and indexrelid = to_regclass(quote_ident({stem} || '_hnsw'))"
@@ -507,7 +496,7 @@ class PgvectorStore(Store):
         )
 
     def _write(self, rows: Rows, checks: Checks) -> None:
-        # In one order for everybody, so that two writers do not wait for each other in a circle.
+        # All writers use the same order, to avoid deadlocks.
         order = pc.sort_indices(rows.ids).to_numpy()
         query = self._sql(
             "insert into {table} (id, version, vector, check_)"
@@ -531,7 +520,7 @@ class PgvectorStore(Store):
                         checks[part].tolist(),
                     ]
                     connection.execute(query, values)
-                # Last, as other writers of the version wait from here on.
+                # Last, because it blocks the version's other writers until the commit.
                 connection.execute(count)
 
         self._connections.run(write)
@@ -550,8 +539,7 @@ class PgvectorStore(Store):
         return [self._block(version, rows) for version, rows in groups.items()]
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
-        # Page by page in the order of ids: no transaction stays open, and a server that is
-        # restarted meanwhile only repeats a page.
+        # In pages by id: no transaction stays open, and a server restart only repeats a page.
         last: int | str | None = None
         while True:
             after = "version = %s and id > %s" if last is not None else "version = %s"
@@ -577,21 +565,21 @@ class PgvectorStore(Store):
             self._sql(NEAREST_ROWS.replace("{among}", among), limit=rows, order=order, **inline)
             for order, rows in (
                 (product.format(*index_key(dim, halves)), k * OVERSAMPLE if halves else k),
-                # With `+ 0` it is no longer the order of the index.
+                # `+ 0` keeps PostgreSQL from using the index.
                 (SQL("({0}) + 0").format(product.format(*index_key(dim, halves=False))), k),
             )
         )
         results = []
         for one in queries:
             query = vector(one)
-            # float16 holds 65504 at most; of a shorter query the order is the same.
+            # float16 ends at 65504; scaling the query keeps the order.
             shorter = vector(one / max(1, np.abs(one).max())) if halves else query
             best = [] if exactly else self._run(by_index, [query, *filtered, shorter])
             if len(best) < k:
-                # The index gave up too early, or there are no more; one look at all rows tells.
+                # The index stopped early, or there are fewer rows: an exact search tells.
                 best = self._run(by_all, [query, *filtered, query])
             scores = np.array([-distance for _, distance in best], dtype=np.float32)
-            # The index's own order is only nearly right.
+            # The index's order is only approximate.
             results.append(best_first(pa.array([key for key, _ in best], self.id_type), scores))
         return results
 
@@ -622,20 +610,19 @@ class PgvectorStore(Store):
 
 
 def index_key(dim: int, halves: bool) -> tuple[Composed, Composed]:
-    """Return the expression that is indexed, and the type that a query is cast to."""
+    """Return the indexed expression, and the type to cast queries to."""
     cast = SQL("vector({0})").format(Literal(dim))
     cast += SQL("::halfvec({0})" if halves else "").format(Literal(dim))
     return SQL("(vector::{0})").format(cast), cast
 
 
-# Types of ids, with the type that a store holds and the one that ids are sent as.
+# For each SQL type of ids: the Arrow type, and the SQL type of parameters.
 OWN_IDS = {
     **dict.fromkeys(("int2", "int4", "int8"), (pa.int64(), "bigint")),
     **dict.fromkeys(("text", "varchar"), (pa.string(), "text")),
     "uuid": (pa.string(), "uuid"),
 }
-# The smallest distance is best. A row of zeros has no cosine, and the distance is NaN: its cosine
-# is 0.
+# pgvector's cosine distance of a zero vector is NaN; its cosine counts as 0.
 DISTANCES = {
     "ip": "({stored} <#> {query})",
     "cosine": "coalesce(nullif({stored} <=> {query}, 'NaN'), 1)",
@@ -646,9 +633,8 @@ NUMBERS = (*WHOLE, "numeric", "float4", "float8")
 TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
 
 
-# The cells of a transaction: its rows are locked until it ends.
-CELLS = 1_000
-# One filler at a time, which does not keep the sessions of other programs waiting for long.
+CELLS = 1_000  # per transaction, which locks their rows
+# One filling process at a time; a short lock timeout, so that other programs do not wait long.
 BEGIN = SQL(
     "select set_config('lock_timeout', '5s', true), set_config('statement_timeout', '0', true),"
     " pg_advisory_xact_lock(hashtext({}))"
@@ -658,7 +644,7 @@ CREATE_JOURNAL = (
     "create table {journal} (number bigint generated always as identity primary key,"
     " column_name text not null, ids {sort}[], at timestamptz not null default now())"
 )
-# A row without ids says that the column was added.
+# A row without ids means that Evergram added the column.
 ADDED = "insert into {journal} (column_name) values ({name})"
 ENTRIES = "select number, ids from {journal} where column_name = {name} and ids is not null"
 FORGET = "delete from {journal} where column_name = {name} returning ids is null"
@@ -732,8 +718,7 @@ class AdoptedTable(FillableTable):
         return TableFacts(OWN_IDS[types[self._id]][0], dims, types)
 
     def _filter_of(self, conditions: list[Condition]) -> tuple[Composable, list[Any]]:
-        """Return a boolean expression, and its parameters, one for each condition: a list of its
-        values."""
+        """Return a boolean expression, and its parameters: one list of values per condition."""
         parts, bound = [], []
         for condition in conditions:
             kind, values = _compared(condition, self._known.types[condition.field])
@@ -769,7 +754,7 @@ class AdoptedTable(FillableTable):
     def _pages(
         self, query: str, version: int, ids: pa.Array | None, size: int, own: bool
     ) -> Iterator[list[Any]]:
-        # All pages in the order of ids: no transaction stays open.
+        # In pages by id, so that no transaction stays open.
         after, last = (
             ("", []) if ids is None else (" and {id} = any(%s::{sent}[])", [self._ids(ids)])
         )
@@ -793,11 +778,11 @@ class AdoptedTable(FillableTable):
         self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[Hits]:
         among = "" if ids is None else " and {id} = any(%s::{sent}[])"
-        # Half precision is compared as what it is in single precision.
+        # Half-precision vectors are compared in single precision.
         cast = SQL("vector({dim})").format(dim=Literal(queries.shape[1]))
         stored = name_of(self._names.vectors[version]) + SQL("::") + cast
         distance = SQL(DISTANCES[metric]).format(stored=stored, query=SQL("%s::") + cast)
-        # With `+ 0` the order is that of no index, and all rows are compared.
+        # `+ 0` keeps PostgreSQL from using an index.
         query = (
             "select {shown_id}, {distance} from {table} where {rows}"
             f"{among} order by {{distance}} + 0, {{id}} limit {k:d}"
@@ -823,8 +808,8 @@ class AdoptedTable(FillableTable):
         own: bool = True,
         **parts: Composable,
     ) -> list[Any]:
-        """Return the rows of a query over the rows of a version, which `{rows}` stands for, with
-        parameters before and after those of the filter."""
+        """Return the result of a query in which `{rows}` stands for the condition on a version's
+        rows; `before` and `after` are the parameters around those of the filter."""
         rows, bound = SQL("{} is not null").format(name_of(self._id)), []
         for name, there in self._conditions_on(version, own):
             rows += SQL(" and {} is not null" if there else " and {} is null").format(name_of(name))
@@ -881,7 +866,7 @@ class AdoptedTable(FillableTable):
                 return
             added = (True,) in run(FORGET).fetchall()
             if added and self._names.vectors[version] in self._look().types:
-                # Others may go on reading until the column is seen to be empty.
+                # Others can still read while we check that the column is empty.
                 run("lock table {table} in share row exclusive mode")
                 if not run("select 1 from {table} where {column} is not null limit 1").fetchone():
                     run("alter table {table} drop column {column}")
@@ -891,7 +876,6 @@ class AdoptedTable(FillableTable):
         self._fill(version, drop)
 
     def _change(self, query: str, rows: Rows, **parts: Composable) -> None:
-        """Do this to the cells of rows."""
         kind = SQL(self._facts().types[self._names.vectors[rows.version]])
 
         def change(run: Run, _: bool) -> None:
@@ -902,8 +886,8 @@ class AdoptedTable(FillableTable):
         self._fill(rows.version, change)
 
     def _fill(self, version: int, work: Callable[[Run, bool], T]) -> T:
-        """Return what `work` returns, in a transaction of the one filler; it gets what runs a
-        statement on a version's column, and whether the journal is there."""
+        """Return the result of `work`, run in a transaction of the one filling process, given a
+        function that runs statements on the version's column, and whether the journal exists."""
         relation = self._relation.as_string(None)
 
         def begin(connection: Connection) -> T:
@@ -925,7 +909,7 @@ class AdoptedTable(FillableTable):
         return self._connection.run(begin)
 
     def _ids(self, ids: pa.Array) -> list[Any]:
-        """Return ids as a parameter, without texts that the column cannot hold."""
+        """Return ids as a parameter, without those that the column cannot hold."""
         if pa.types.is_integer(ids.type):
             return list(ids.to_pylist())
         texts = [text for text in ids.to_pylist() if "\0" not in text]
@@ -933,23 +917,23 @@ class AdoptedTable(FillableTable):
 
 
 def name_of(column: str) -> Identifier:
-    """Return a column's name as it is written in a statement with parameters, where % is %%."""
+    """Return a column's name for a statement with parameters, in which % is written %%."""
     return Identifier(column.replace("%", "%%"))
 
 
 def _compared(condition: Condition, column: str) -> tuple[Any, list[Any]]:
-    """Return the SQL type that values are compared as with a column of a type, and the values."""
+    """Return the SQL type in which to compare values with a column, and the values."""
     values, sort = list(condition.values), type_of(condition)
     whole = all(isinstance(value, int) for value in values)
     if sort == "boolean" and column == "bool" and condition.operator == "in":
         return "boolean", values
     if sort == "number" and column in ("float4", "float8"):
-        # In the column's own precision; a number beyond it is infinite, which PostgreSQL takes.
+        # In the column's precision; PostgreSQL accepts infinity for larger numbers.
         narrow = np.float32 if column == "float4" else float
         with np.errstate(over="ignore", under="ignore"):
             return column, [float(narrow(float(value))) for value in values]
     if sort == "number" and column in NUMBERS:
-        # A fraction must not be rounded to a whole number that rows have.
+        # A fraction must not be rounded to an integer that would match rows.
         kind = "bigint" if whole and column in WHOLE else "numeric"
         return kind, values if whole else [Decimal(str(value)) for value in values]
     if sort == "text" and column in TEXTS:

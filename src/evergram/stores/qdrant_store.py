@@ -1,10 +1,11 @@
-"""Stores in Qdrant: a collection for each space, and a small one, its record, that names them; and
-a collection of the user's own with a named vector for each version.
+"""Stores in Qdrant, and the user's own collections there.
 
-A point's id is derived from the row's, which may be any int64 or text; the row's own id and its
-checksum are in the payload. In a collection of the user's own, a search by the distance that Qdrant
-keeps for a vector is Qdrant's, exact and without its graph; others are by reading. A named vector
-is filled in requests that change no other; the ids are in `COLLECTION_evergram` before.
+A store has a collection for each space, and a small one, its record, that lists them. A point's id
+is derived from the row's id (any int64 or text), which is in the payload with the checksum.
+
+A user's collection has one named vector per version. Qdrant itself runs searches by a vector's
+configured distance, exactly and without its graph; other searches read all rows. Filling a named
+vector changes no other; the ids are first written to the journal, `COLLECTION_evergram`.
 """
 
 from __future__ import annotations
@@ -62,17 +63,14 @@ except ImportError as error:
 T = TypeVar("T")
 
 KEY = "QDRANT_API_KEY"
-TIMEOUT = 10  # seconds a request
-# The most points, and floats, of a request: a server takes 32 MB. And of a page of ids alone.
+TIMEOUT = 10  # seconds per request
+# Maximum points and floats per request (a server accepts 32 MB), and ids per page without vectors.
 POINTS, FLOATS, IDS = 1_000, 500_000, 10_000
-# A search among so few ids is exact.
-LOOKED_UP = 10_000
-# Attempts to read while rows move.
-LOOKS = 10
-# Every point's id is made with it, so it never changes.
+LOOKED_UP = 10_000  # a search among at most this many ids is exact
+LOOKS = 10  # attempts to read while rows move
+# Never change it: all point ids are derived from it.
 NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
-# The least points that a search of the graph looks at.
-LOOKED_AT = 128
+LOOKED_AT = 128  # minimum hnsw_ef
 WHOLE = {"with_payload": True, "with_vectors": True}
 REMEDY = (
     "see that a Qdrant server runs at this address, or that no other process has this folder open"
@@ -89,15 +87,14 @@ class QdrantStore(TablePerVersionStore):
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
         for look in range(LOOKS):
-            # The local mode does one thing at a time anyway; a server's writers are made to wait
-            # only by a reader whose first attempts have failed.
+            # The local mode is serial anyway; lock out a server's writers only after failures.
             locked = not self._remote or look > LOOKS // 2
             with self._writing() if locked else nullcontext():
                 view = copy(self)
                 view._moment = before = self._load() or {}
                 result = work(view)
-                # A row leaves a space only after it is in the other one and the token has changed;
-                # so where the token is the same, no row was in neither.
+                # A row leaves a space only after it was written to the other and the token changed,
+                # so with an unchanged token no row was missed.
                 if (self._load() or {}).get("moved") == before.get("moved"):
                     return result
         raise StoreError(
@@ -106,7 +103,7 @@ class QdrantStore(TablePerVersionStore):
         )
 
     def filled(self) -> dict[int, Space]:
-        # Without a filter an inexact count is a sum over segments, and 0 only where there is none.
+        # Without a filter, an inexact count sums over segments, and is 0 only if there are no rows.
         spaces = self.spaces()
         return {v: spaces[v] for v in spaces if self._ask("count", self._at(v), exact=False).count}
 
@@ -114,7 +111,7 @@ class QdrantStore(TablePerVersionStore):
         return int(self._ask("count", self._at(version), exact=True).count)
 
     def build_index(self) -> list[int]:
-        """Return the versions that a server indexes by itself; the local mode has no index."""
+        """Return the versions; a server indexes them automatically, the local mode never."""
         return list(self.spaces()) if self._remote else []
 
     def close(self) -> None:
@@ -126,8 +123,7 @@ class QdrantStore(TablePerVersionStore):
             yield self
 
     def _load(self) -> Mapping[str, Any] | None:
-        """Return the record: each space under a key of its own, and `moved`, a token that changes
-        whenever rows are about to leave a space."""
+        """Return the record: a key per space, and `moved`, a token that changes before moves."""
         if not self._ask("collection_exists", self._name):
             return None
         points = self._ask("retrieve", self._name, [0], with_payload=True)
@@ -138,17 +134,16 @@ class QdrantStore(TablePerVersionStore):
         if held is None:
             self._refuse_filled(self._name)
             self._make(self._name, 1)
-            # Another process may have been quicker, and have added a space since.
+            # Another process may have created it, and added a space.
             held = self._load()
         if held is None:
             point = models.PointStruct(id=0, vector=[0.0], payload=record)
             self._ask("upsert", self._name, [point], wait=True)
             return
-        # What is there stays, and another process may set the side meanwhile.
+        # Keep existing fields; another process may set the side meanwhile.
         self._set_fields({k: v for k, v in record.items() if held.get(k) is None and v is not None})
 
     def _set_fields(self, fields: dict[str, Any]) -> None:
-        """Set some fields of the record; the others stay."""
         self._ask("set_payload", self._name, {"format_version": FORMAT, **fields}, [0], wait=True)
 
     def _make(self, collection: str, dim: int) -> None:
@@ -158,13 +153,12 @@ class QdrantStore(TablePerVersionStore):
         try:
             self._ask("create_collection", collection, vectors_config=shape)
         except StoreError:
-            # Another process was quicker, or the first of two attempts had succeeded.
+            # Another process created it, or our first of two attempts did.
             if not self._ask("collection_exists", collection):
                 raise
 
     def _refuse_filled(self, collection: str) -> bool:
-        """Return whether there is a collection. Raises: StoreError: it has points that this store
-        did not write."""
+        """Return whether it exists. Raises: StoreError: it has points of another program."""
         there = bool(self._ask("collection_exists", collection))
         if there and self._ask("count", collection, exact=True).count:
             raise not_ours(f"collection {collection}", self.address)
@@ -191,7 +185,7 @@ class QdrantStore(TablePerVersionStore):
 
     def _remove(self, version: int, ids: pa.Array) -> None:
         announced = False
-        # The local mode writes to its disk for every id, be it there or not.
+        # Delete only ids that exist: the local mode writes to disk for every id.
         for held in self._retrieved(version, ids, with_payload=False, with_vectors=False):
             if not announced:
                 # Readers compare it: see `read_consistently`.
@@ -205,7 +199,7 @@ class QdrantStore(TablePerVersionStore):
             yield self._block(version, points)
 
     def _retrieved(self, version: int, ids: pa.Array, **asked: bool) -> Iterator[Sequence[Any]]:
-        """Yield the points of the ids that are in a space, in parts that are not empty."""
+        """Yield the points of the ids that a space has, in non-empty blocks."""
         for keys in blocks_of(points_of(ids.to_pylist()), POINTS):
             points = self._ask("retrieve", self._at(version), keys, **asked)
             if points:
@@ -223,7 +217,7 @@ class QdrantStore(TablePerVersionStore):
         if ids is not None:
             points = points_of(ids.to_pylist())
             among = models.Filter(must=[models.HasIdCondition(has_id=points)])
-        # If the collection was quantized, with Qdrant's own API, scores are of whole vectors.
+        # If the user quantized the collection, scores are still of the full vectors.
         codes = models.QuantizationSearchParams(ignore=exact, rescore=True)
         request = {
             "limit": k,
@@ -250,17 +244,15 @@ class QdrantStore(TablePerVersionStore):
         return Rows(version, keys, vectors), checks
 
 
-# The id that an address names where the points' own ids are meant.
-POINT = "point"
-# Qdrant reads other fields as paths into the payload.
+POINT = "point"  # `id=point` in an address: use the points' ids
+# Qdrant reads other field names as paths into the payload.
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
-# By the distance of a vector, the metrics by which Qdrant orders its rows as a comparison of all
-# would. Vectors under Cosine have length 1, or 0, so the order by inner product is that by cosine.
+# For each distance, the metrics that Qdrant can search by. Under Cosine vectors have length 1 or 0,
+# so inner product and cosine give the same order.
 COMPUTED = {"Dot": ("ip",), "Cosine": ("ip", "cosine"), "Euclid": ("l2",)}
-# Vectors may differ from length 1 under Cosine, and from what was written, by this part.
+# Tolerance of length 1 under Cosine, and relative tolerance of stored vectors.
 UNIT = 1e-3
-# Qdrant compares bounds as doubles, which hold whole numbers up to here.
-EXACT = 2**53
+EXACT = 2**53  # Qdrant compares bounds as doubles, which hold integers up to this one
 
 
 class AdoptedCollection(FillableTable):
@@ -268,7 +260,7 @@ class AdoptedCollection(FillableTable):
     _connection: QdrantConnection
     keys: ClassVar[tuple[str, ...]] = ("collection", "id", "filter")
 
-    # None until the first id was seen.
+    # None until a point has been read.
     _kind_of_id: pa.DataType | None = None
 
     def _connect(self) -> None:
@@ -343,9 +335,8 @@ class AdoptedCollection(FillableTable):
         return metric in COMPUTED[self._distance_of(version)]
 
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
-        # In the local mode, the other threads of the process are kept from writing. A server has no
-        # view of one moment. Versions are read from the oldest to the newest, so a row that gets a
-        # newer vector meanwhile is in one of them, or in both and returned once.
+        # The local mode locks out other threads. A server has no snapshots, but versions are read
+        # from oldest to newest, so a row that gets a newer vector meanwhile is found at least once.
         with nullcontext() if self._remote else self._connection.writing:
             self._facts()
             return work(self._at_this_moment())
@@ -374,18 +365,18 @@ class AdoptedCollection(FillableTable):
             request = {
                 "using": name or None,
                 "filter": self._of(version, among),
-                # A server's own codes of vectors are left out, too.
+                # Quantized vectors are ignored, too.
                 "params": {"exact": True, "quantization": {"ignore": True}},
                 "limit": k,
                 "with_payload": self._payload,
                 "with_vector": _asked([name]),
             }
-            # Every request repeats the filter, which may have many ids.
+            # Every request repeats the filter, which may list many ids.
             found = self._connection.search(self._name, queries, 10, **request)
             for i, points in enumerate(found):
                 rows = self._block(version, points)
                 self._verify(rows, NO_CHECKS)
-                # Scores are of the vectors themselves, to the last digit.
+                # Scores are computed here from the vectors, in full precision.
                 best[i] += best_by(metric, queries[i : i + 1], k, [rows], version, self.id_type)
         none = pa.array([], self.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
         return [merge_hits(hits or [Hits(*none)], k) for hits in best]
@@ -412,7 +403,7 @@ class AdoptedCollection(FillableTable):
                 "later can; else copy the points to a new collection that has a vector of this "
                 f"name, of {dim} dims and distance {distance}, and give that one's address."
             ) from None
-        # Killed before this, an empty vector is left.
+        # A process killed before this leaves an empty vector that `drop_column` keeps.
         self._note(version, None)
 
     def write_cells(self, rows: Rows) -> None:
@@ -429,7 +420,7 @@ class AdoptedCollection(FillableTable):
             if not len(rows):
                 return
             self._note(rows.version, rows.ids)
-            # Where another program was quicker, its vector stays.
+            # A vector that another program wrote first stays.
             empty = models.Filter(must_not=[models.HasVectorCondition(has_vector=name)])
             places = {key: place for place, key in enumerate(rows.ids.to_pylist())}
             written = [
@@ -465,7 +456,7 @@ class AdoptedCollection(FillableTable):
                     self._ask("delete_collection", self._journal_name)
 
     def _note(self, version: int, ids: pa.Array | None) -> None:
-        """Write ids to the journal; without any, that the column was added."""
+        """Write ids to the journal; None records that the column was added."""
         held = None if ids is None else ids.to_pylist()
         payload = {"vector": self._names.vectors[version], "ids": held}
         point = models.PointStruct(id=time.time_ns(), vector={}, payload=payload)
@@ -480,7 +471,7 @@ class AdoptedCollection(FillableTable):
         return [(point.id, point.payload["ids"]) for page in pages for point in page]
 
     def _points(self, ids: pa.Array) -> list[tuple[Any, Any]]:
-        """Return the points of those ids that are there, with these."""
+        """Return (point id, id) for each of the ids that exists."""
         return [
             (point.id, self._id_of(point))
             for among in self._among(ids)
@@ -489,7 +480,7 @@ class AdoptedCollection(FillableTable):
         ]
 
     def _pages(self, condition: Any, vectors: Sequence[str], size: int) -> Iterator[list[Any]]:
-        """Yield the points of a filter with some of their vectors, at most `size` at once."""
+        """Yield the points that meet a condition, with these vectors, at most `size` at once."""
         limit = min(size, POINTS if vectors else IDS)
         asked = {"with_payload": self._payload, "with_vectors": _asked(vectors)}
         return self._connection.pages(self._name, limit, size, scroll_filter=condition, **asked)
@@ -514,8 +505,7 @@ class AdoptedCollection(FillableTable):
         with np.errstate(over="ignore"):
             block = np.array(vectors, dtype=np.float32).reshape(len(vectors), dim)
         if self._distance_of(version) == "Cosine":
-            # A server has brought them to length 1; the local mode returns them as they were
-            # written until they are first searched.
+            # A server normalizes vectors when written; the local mode only at the first search.
             lengths = np.linalg.norm(block.astype(np.float64), axis=1, keepdims=True)
             block = (block / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
         return Rows(version, keys, block)
@@ -524,7 +514,7 @@ class AdoptedCollection(FillableTable):
         return point.id if self._field is None else (point.payload or {}).get(self._field)
 
     def _among(self, ids: pa.Array | None) -> Iterator[Any]:
-        """Yield conditions for some ids, or None for all."""
+        """Yield conditions for the ids, or None for all rows."""
         if ids is None:
             yield None
             return
@@ -539,8 +529,8 @@ class AdoptedCollection(FillableTable):
                 yield models.FieldCondition(key=self._field, match=models.MatchAny(any=some))
 
     def _of(self, version: int | None, among: Any = None, own: bool = True) -> Any:
-        """Return the filter for the rows of a version, or for all with its vector; of all versions
-        for None."""
+        """Return the filter for a version's rows, or for all versions' if None; without `own`, for
+        all rows with the version's vector."""
         must: list[Any] = [one for one in (among, self._chosen) if one is not None]
         must_not: list[Any] = []
         if self._field is not None:
@@ -551,7 +541,7 @@ class AdoptedCollection(FillableTable):
 
 
 def _asked(vectors: Sequence[str]) -> bool | list[str]:
-    """Return what Qdrant is asked for: names of vectors, the one without a name, or none."""
+    """Return Qdrant's `with_vectors`: names, True for the unnamed vector, or False for none."""
     return True if "" in vectors else list(vectors) or False
 
 
@@ -573,8 +563,7 @@ def _condition(condition: Condition) -> Any:
         )
     if sort == "text":
         return of_field(match=models.MatchAny(any=values))
-    # Qdrant matches a whole number with whole numbers alone, and 3 shall be 3.0; it compares ranges
-    # as doubles.
+    # MatchValue matches integers with integers only; as a range, 3 equals 3.0.
     equal = [
         of_field(match=models.MatchValue(value=v))
         if sort == "boolean" or (isinstance(v, int) and abs(v) > EXACT)
@@ -585,8 +574,8 @@ def _condition(condition: Condition) -> Any:
 
 
 def folder_of(place: str) -> Path | None:
-    """Return the folder of a place; None for a server's URL. Raises: DataError: a URL is wrong; it
-    is not repeated, as there may be a key in it."""
+    """Return the folder, or None for a server's URL. Raises: DataError: the URL is wrong; the
+    message does not quote it, because it may hold a key."""
     if "://" not in place:
         return Path(place).resolve()
     if not place.startswith(("http://", "https://")) or set("@?") & set(place):
@@ -598,34 +587,32 @@ def folder_of(place: str) -> Path | None:
 
 
 def points_of(keys: Sequence[int | str]) -> list[Any]:
-    """Return the ids of the points of rows: a UUID made of each row's own id."""
+    """Return the point ids of rows: a UUID derived from each row's id."""
     return [str(uuid5(NAMESPACE, str(key))) for key in keys]
 
 
 def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:
-    """Yield the items in lists of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 class QdrantConnection:
-    """The requests of one store to a server, or to a folder in the local mode. Raises: DataError:
-    there is no such folder. StoreError: it cannot be opened, say because another process has it
-    open."""
+    """One store's connection to a server, or to a folder in the local mode. Raises: DataError: the
+    folder does not exist. StoreError: it cannot be opened, say because another process has."""
 
-    # Qdrant lets one client a process open a folder, so stores in a folder share one.
+    # Qdrant allows one client per folder, so the stores in a folder share it.
     _living: ClassVar[WeakValueDictionary[Path, LocalClient]] = WeakValueDictionary()
     _opening: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, place: str, shown: str, create: bool) -> None:
         self._shown = shown
         self._closed = False
-        # A writer holds it: one at a time of this store, or of all stores in the folder.
+        # The writers' lock of this store, or of all stores in the folder.
         self.writing: threading.RLock = threading.RLock()
         self._folder = folder_of(place)
         if self._folder is None:
             with errors_as_store_errors(self._shown, REMEDY):
-                # It asks for the server's version and only warns where nobody answers.
+                # The check only warns if the server does not answer.
                 self._client = QdrantClient(
                     url=place,
                     api_key=os.environ.get(KEY) or None,
@@ -643,14 +630,14 @@ class QdrantConnection:
         self._local, self._client, self.writing = local, local.client, local.turn
 
     def ask(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return the answer of a method of the client, which is called a second time if a server
-        that was restarted has cut the connection. Raises: StoreError: none, or an error."""
+        """Return the result of a client method, retried once if the connection was lost, say by a
+        restart. Raises: StoreError: the server answers with an error, or not at all."""
         if self._closed:
             raise was_closed(self._shown)
         call = getattr(self._client, method)
         with errors_as_store_errors(self._shown, REMEDY):
             if self._folder is not None:
-                # Filters of warnings cost a tenth of a small search, and only writing gives advice.
+                # Filtering warnings costs a tenth of a small search, and only upserts warn.
                 with self.writing, _without_advice() if method == "upsert" else nullcontext():
                     return call(*args, **options)
             try:
@@ -663,7 +650,7 @@ class QdrantConnection:
     def pages(
         self, collection: str, remote_limit: int, local_limit: int, **options: Any
     ) -> Iterator[list[Any]]:
-        """Yield the points of a collection that a scroll returns, at most so many at once."""
+        """Yield the points of a scroll in pages of at most the limit for this kind of client."""
         offset = None
         # The local mode sorts all ids for every page.
         limit = remote_limit if self._folder is None else local_limit
@@ -677,9 +664,9 @@ class QdrantConnection:
     def search(
         self, collection: str, queries: Floats, at_once: int, **request: Any
     ) -> Iterator[Sequence[Any]]:
-        """Yield the points that each query of [Q, D] finds."""
+        """Yield the points found for each query of [Q, D]."""
         if self._folder is not None:
-            # The local mode compares all in any case, and warns of parameters.
+            # The local mode always searches exactly, and warns about parameters.
             request["params"] = None
         requests = [models.QueryRequest(query=query, **request) for query in queries.tolist()]
         for some in blocks_of(requests, at_once):
@@ -687,7 +674,7 @@ class QdrantConnection:
                 yield answer.points
 
     def close(self) -> None:
-        """Let go of the client, and close it after its last store; closing twice is no error."""
+        """Close the client with its last store; safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -701,20 +688,20 @@ class QdrantConnection:
 
 
 class LocalClient:
-    """A client of a folder, and how many stores use it."""
+    """The client of a folder, and the number of stores that use it."""
 
     def __init__(self, folder: Path) -> None:
-        # The local mode knows nothing of threads: one at a time has the turn.
+        # The local mode is not thread-safe: one thread at a time.
         self.turn: threading.RLock = threading.RLock()
         self.users = 0
         with _without_advice():
-            # Its SQLite may change threads, as only one at a time has the turn.
+            # Under the lock, SQLite may be used from any thread.
             self.client = QdrantClient(path=str(folder), force_disable_check_same_thread=True)
 
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """From 20,000 points on the client warns that a server would be faster; so do our documents."""
+    """Silence the advice, from 20,000 points on, to use a server; our documents give it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Local mode is not recommended")
         yield
