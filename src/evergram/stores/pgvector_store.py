@@ -4,8 +4,8 @@ A store has three tables: `NAME_spaces`, `NAME_side`, and `NAME_vectors` with th
 versions. The primary key of `NAME_vectors` is the id, so an id is in one space even under
 concurrent writes. Each space has its own partial index.
 
-A user's table has one vector column per version. A search compares all rows, because the table's
-indexes cover one metric and one column, and none covers only the rows with a NULL in another.
+A user's table has one vector column per version. A search compares all rows: an index covers one
+metric and one column, and cannot skip the rows that have a newer version's vector in another.
 Columns are filled in transactions that write cells and their ids to a journal, `TABLE_evergram`.
 """
 

@@ -123,7 +123,7 @@ class QdrantStore(TablePerVersionStore):
             yield self
 
     def _load(self) -> Mapping[str, Any] | None:
-        """Return the record: a key per space, and `moved`, a token that changes before moves."""
+        """Return the record: a key per space, and `moved`, a token renewed before rows move."""
         if not self._ask("collection_exists", self._name):
             return None
         points = self._ask("retrieve", self._name, [0], with_payload=True)
