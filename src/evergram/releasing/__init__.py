@@ -1,14 +1,12 @@
-"""From a trained model, or from two files of vectors, to a published version.
+"""Train or align a new version, and publish it.
 
 Read in this order:
 
-1. `upgrade`: train a version, and the next one together with its backward transform. The two
-   papers, which know nothing of each other, meet here. `backward_transform` fits the transform;
-   `past_versions`: what past versions know, and the new one read as each.
-2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
-   model on the embeddings that it would read).
-   `evaluate`: metrics of a lineage's stored embeddings; `skew`: their loss while rows are stale.
-3. `align`, `past_file`: files of vectors of models that are not ours.
+1. `upgrade`: train a version together with its backward transform. `backward_transform` fits the
+   transform; `past_versions` measures the new version read as each past one.
+2. `publish`: check limits and run every consumer's probe (`probes`).
+   `evaluate`: metrics of stored embeddings; `skew`: quality lost while rows are stale.
+3. `align`, `past_file`: vector files from other models.
 4. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.

@@ -1,4 +1,4 @@
-"""Align a file of vectors to an older one: a backward transform in closed form, from one pass."""
+"""Align a vector file to an older one: fit a backward transform in closed form, in one pass."""
 
 from __future__ import annotations
 
@@ -45,17 +45,16 @@ from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing, ahead
 
 QUIET = Progress(quiet=True)
-# Queries whose neighbours are looked up, and the catalogue that they are looked up in.
+# Number of queries and of catalogue rows for comparing neighbours.
 QUERIES, CATALOGUE = 1000, 20_000
 
 
 @dataclass(frozen=True)
 class AlignSettings(MapSettings):
-    """The settings of a map between two files; the share that is held out is by a hash of ids.
+    """Settings of a map between two files. A hash of the ids chooses the held-out objects.
 
     Args:
-        allow_small_overlap: go on with fewer objects in common than the transform needs, or than
-            its error can be measured on.
+        allow_small_overlap: accept too few common objects to fit or to measure the transform.
     """
 
     allow_small_overlap: bool = False
@@ -69,8 +68,8 @@ class AlignSettings(MapSettings):
 def refuse_error(
     error: float, chance: Chance, held: int, limit: float | None, names: tuple[Path, Path]
 ) -> None:
-    """Refuse an error on `held` objects that is past a limit, or no better than chance; `names` are
-    of the old and of the new file."""
+    """Refuse an error that exceeds the limit or is no better than chance. `held` objects were
+    measured; `names` are the paths of the old and the new file."""
     if limit is not None and not limit >= 0:
         raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
     if limit is not None and math.isinf(limit):
@@ -103,9 +102,9 @@ def refuse_few(
     allow_small: bool = False,
     vectors: Tensor | None = None,
 ) -> bool:
-    """Refuse too few pairs to fit a transform from old to new `dims`, or to measure its error on;
-    return True if they are too few and `allow_small` goes on with them. Objects that share a hash
-    in `vectors`, int64 [N], count once; it is None before the files are read."""
+    """Refuse too few pairs to fit a transform or measure its error; `dims` are the old and the new
+    one. Return True if they are too few but `allow_small` accepts them. Objects with equal hashes
+    in `vectors`, int64 [N], count once; None before the files are read."""
     keys = torch.arange(len(groups.held)) if vectors is None else vectors
     held, fitted = (len(np.unique(keys[rows].numpy())) for rows in (groups.held, ~groups.held))
     what = "common objects" if vectors is None else "different new vectors of common objects"
@@ -128,7 +127,7 @@ def refuse_few(
 
 
 def sampled_rows(hashes: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Return held-out rows to look up, and other rows, held out or not, to look among."""
+    """Return held-out rows as queries, and other rows, held out or not, as the catalogue."""
     order = torch.argsort(hashes, stable=True)
     queries = order[held[order]][:QUERIES]
     drawn = torch.randperm(len(hashes), generator=torch.Generator().manual_seed(0))
@@ -137,8 +136,8 @@ def sampled_rows(hashes: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PairReading:
-    """The result of one pass over two files: moments by group, see `Groups`; rows of the pairing
-    whose vectors are kept in memory; and what is counted of all."""
+    """The result of one pass over two files: moments by group (see `Groups`), and the vectors of
+    some `rows` of the pairing."""
 
     seen: SecondMoments
     chosen: SecondMoments
@@ -146,11 +145,11 @@ class PairReading:
     rows: Tensor
     old: Tensor
     new: Tensor
-    zeros: tuple[int, int]  # vectors of the old and of the new file without length
-    hashes: Tensor  # of each row's new vector, int64 [N]
+    zeros: tuple[int, int]  # number of zero vectors in the old and the new file
+    hashes: Tensor  # hash of each row's new vector, int64 [N]
 
     def take(self, rows: Tensor) -> VectorPairs:
-        """Return the old and new vectors of some of the rows that were kept."""
+        """Return the old and new vectors of a subset of `rows`."""
         place = torch.searchsorted(self.rows, rows)
         return VectorPairs(self.old[place], self.new[place])
 
@@ -158,7 +157,7 @@ class PairReading:
 def read_pairs(
     pairing: Pairing, dims: tuple[int, int], groups: Groups, rows: Tensor, progress: Progress
 ) -> PairReading:
-    """Read both files once, and keep the vectors of some rows of the pairing."""
+    """Read both files once, keeping the vectors of `rows`."""
     moments = SecondMoments(*dims), SecondMoments(*dims), SecondMoments(*dims)
     wanted = torch.zeros(len(pairing), dtype=torch.bool)
     wanted[rows] = True
@@ -187,9 +186,9 @@ DEFAULT = AlignSettings()
 
 
 class FileAlignment:
-    """Two files, and the map from the new vectors to the old ones, `fitted` to all common objects
-    but the held-out ones. `objects` different vectors are held out, `error` and `readings` are of
-    these, and `chance` compares the error with that of the same map on mixed-up objects."""
+    """Two files, and a map from new to old vectors, `fitted` to the common objects that are not
+    held out. `error` and `readings` are measured on `objects` distinct held-out vectors; `chance`
+    compares the error with the map's error on shuffled objects."""
 
     def __init__(
         self,
@@ -215,7 +214,7 @@ class FileAlignment:
             path, problem = old.path if degenerate[0] == "old" else new.path, degenerate[1]
             objects = f"of the {whole.count} objects in common"
             raise DataError(f"{path} has no vectors that could be aligned: {objects}, {problem}.")
-        # No vector is both fitted to and held out.
+        # Hold out all copies of a vector, or none.
         apart = self.groups.apart(read.hashes)
         if not torch.equal(apart.held, self.groups.held):
             self.groups = apart
@@ -228,7 +227,7 @@ class FileAlignment:
         self.fitted.transform.requires_grad_(False).eval()
         ideal = _published(self._fit(whole, None, metric))
         affine, sampled = _published(self.fitted), read.take(queries)
-        # Copies of one text are one object.
+        # Copies of a text count once.
         self.objects: int = len(torch.unique(read.hashes[self.groups.held]))
         self.error = StepError(read.held.sigma(*affine), self.objects, read.held.power)
         self.chance: Chance = beside_chance(read.held, *affine, objects=self.objects)
@@ -258,7 +257,7 @@ class FileAlignment:
         return fit_closed_form(kind, some, choosing, metric, rank=self.rank, scaled=scaled)
 
     def blocks(self, file: EmbeddingFile) -> Iterator[Block]:
-        """Yield the blocks of one of the files as it was aligned."""
+        """Yield the blocks of a file. Raises: DataError: it changed since the alignment."""
         read = self.read
         known = read.new if file is self.new else read.old
         ids = self.pairing.ids.take(pa.array(read.rows.numpy())).cast(pa.string())
@@ -276,7 +275,7 @@ class FileAlignment:
             raise changed
 
     def overlap(self) -> dict[str, Any]:
-        """Return the counts of objects as JSON, by the keys of a trained version."""
+        """Return object counts as JSON, with the same keys as a trained version's."""
         held = int(self.groups.held.sum())
         return {
             "common": len(self.pairing),
@@ -287,7 +286,7 @@ class FileAlignment:
         }
 
     def report(self) -> dict[str, Any]:
-        """Return the counts of pairs, the transform and its errors, as JSON."""
+        """Return pair counts, the transform and its errors as JSON."""
         overlap, chance = self.overlap(), self.chance
         back, ridge = self.fitted.transform, self.fitted.ridge
         beaten = {"deviations": chance.deviations, "beaten": chance.is_beaten}
@@ -321,20 +320,19 @@ def align(
 ) -> dict[str, Any]:
     """Publish `new` as the next version of `lineage`, with its backward transform to `old`.
 
-    A lineage without versions gets `old` as version 0 first. One that has versions must have the
-    vectors of `old` as its newest; then the loss is the multi-step one where the chain is affine.
+    An empty lineage first gets `old` as version 0. Otherwise `old` must contain the newest
+    version's vectors, and the map minimizes the multi-step loss if the chain is affine.
 
     Args:
-        old: a file, or the number of the newest version, whose stored vectors are then read.
-        max_error: the most that the relative error on held-out objects may be. With or without
-            it the map must be better than chance, which random vectors never are; infinite lifts
-            both.
+        old: a file, or the newest version's number to read its stored vectors.
+        max_error: largest relative error on held-out objects. The map must also be better than
+            chance, unless this is infinite.
         max_loss, promote, strict_probes: as for `evergram.publish`.
     Returns: the version's metrics as JSON, see docs/align.md.
-    Raises: DataError: the files have too few objects in common, one of them alone has ids, or they
-        cannot be used. LineageError: the lineage is not one of files, or its newest vectors are
-        others; or a file carries the fingerprint of another version. DegradationError: the error
-        or a probe is past its limit, or cannot be measured; nothing is then published.
+    Raises: DataError: too few common objects, only one file has ids, or a file is unusable.
+        LineageError: the lineage was trained, its newest vectors differ from `old`, or a file has
+        another version's fingerprint. DegradationError: the error or a probe exceeds its limit or
+        cannot be measured; nothing is published.
     """
     if strict_probes:
         refuse_untried(lineage)
@@ -346,13 +344,12 @@ def align(
     recorded = {**asdict(settings), "old": str(before.path), "new": str(new.path)}
     if settings.transform == "low_rank":
         recorded["rank"] = alignment.rank
-    # Objects that both files have.
     ids = alignment.pairing.ids
     kept = ids.take(pa.array(canary_rows(ids, torch.from_numpy(id_hashes(ids))).numpy()))
     first = first_version(before, {"align": {**recorded, **facts_of(before)}}, canaries=kept)
     first = replace(first, embeddings={SIDE: lambda: alignment.blocks(before)})
     if not lineage.versions:
-        # Vectors that cannot be published are refused before the old ones are.
+        # Refuse unusable new vectors before publishing the old ones.
         for _ in RowSample(SIDE, *alignment.dims).through(alignment.blocks(new)):
             pass
         lineage.publish(first)
@@ -387,7 +384,7 @@ def _next_version(
 
 
 def _metric(lineage: Lineage) -> Tensor | None:
-    """Return S of the past versions; None if it is I, or if a transform is not affine."""
+    """Return the loss's metric S of the past versions; None if it is I or the chain not affine."""
     chain = lineage.active_chain
     if not chain.newest or not chain.is_affine(chain.newest, 0):
         return None
@@ -396,7 +393,7 @@ def _metric(lineage: Lineage) -> Tensor | None:
 
 
 def _published(fitted: ClosedForm) -> tuple[Tensor, Tensor | None]:
-    """Return the transform's affine map, in its float32."""
+    """Return the transform's affine map in float32, as published."""
     affine = fitted.transform.requires_grad_(False).affine()
     assert affine is not None
     return affine

@@ -1,4 +1,4 @@
-"""The backward transform of an upgrade: which objects it is fitted to and measured on, and how."""
+"""Fit and measure the backward transform of an upgrade."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ from evergram.training.recipe.tables import (
     UpgradeSettings,
 )
 
-# The share of the least error on these that is given for a smaller transform. Without it, what new
-# vectors hardly say is stretched as far as it gains anything: the next version's multi-step loss
-# weighs errors in that direction by the square, and loses the task over them.
+# Relative increase of the error that is accepted for a smaller transform. Otherwise the transform
+# magnifies directions in which new vectors carry little information; the next version's multi-step
+# loss weights errors there by the square of that factor, at the cost of the task.
 TOLERANCE = 0.01
-# With fewer objects in common the overlap is small: half of them are fitted to, and the other half
-# must be enough to measure the error on.
+# Fewer common objects are a small overlap: half are for fitting, half for measuring the error.
 LEAST_COMMON = 2 * LEAST_OBJECTS
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Counts the objects that a version has in common with the version before it."""
+    """Counts of the objects that a version has in common with the previous one."""
 
     common: int
     fitted: int  # alignment is fitted to these
     held_out: int  # its error is measured on these
-    # The objects whose id hashes below this share of 2³² are never fitted to; 1 if none is.
+    # Objects whose id hashes are below this share of 2³² are held out; 1 if nothing is fitted.
     held_out_share: float
 
     @property
@@ -63,8 +62,7 @@ class Overlap:
         return {**asdict(self), "small": self.small}
 
     def refuse_small(self, version: int, before: int, *, allow_small: bool) -> None:
-        """Raises: DataError: nothing is in common to fit to, or too little to measure the error
-        on."""
+        """Raises: DataError: too few common objects to fit, or to measure the error."""
         fits = self.held_out_share < 1
         start = f"Version {version} would have {self.common or 'no'} objects in common with version"
         if not self.common:
@@ -80,13 +78,13 @@ class Overlap:
 
 
 class BackwardTransformFit:
-    """Fits B_k of one version, from its start to what is published.
+    """Fits a version's backward transform B_k.
 
     Args:
-        recipe: of version k.
-        version: k; it and the recipe's seed draw the transform's start and the objects.
-        chain: of versions 0 to k-1, without withdrawn ones.
-        before: the model of version k-1; it is not changed.
+        recipe: recipe of version k.
+        version: k; with the recipe's seed it seeds the initial transform and the sampling.
+        chain: versions 0 to k-1, without withdrawn ones.
+        before: the model of version k-1; not modified.
         corpus: the training corpus of version k.
         new_dim: D_k.
     """
@@ -120,15 +118,13 @@ class BackwardTransformFit:
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 
     def joint(self) -> JointAlignment | None:
-        """Return the alignment to train together with the model; None if the settings fit it
-        otherwise."""
+        """Return the alignment to train jointly with the model; None with other settings."""
         if not isinstance(self.settings, JointUpgrade):
             return None
         strength = alignment_weight(self.settings.weight, "paper", self.transform.old_dim)
         return self._alignment(strength)
 
     def _alignment(self, strength: float) -> JointAlignment:
-        """Return the alignment over the objects of the settings."""
         settings = self.settings
         assert isinstance(settings, GradientUpgrade)
         weight = {side: self.used[side].float() for side in SIDES}
@@ -137,8 +133,8 @@ class BackwardTransformFit:
         return JointAlignment(self.transform, self.loss, *known, strength, adam, self.seed)
 
     def finish(self, new: Mapping[str, Tensor], together: Collectives = ALONE) -> None:
-        """Fit the transform to the trained model z_k [N, D_k] of each side, unless joint training
-        has, and freeze it. Processes share the pass over the objects of a closed form."""
+        """Fit the transform to the vectors z_k [N, D_k] of each side, unless joint training has,
+        and freeze it. Processes share the pass over the objects for a closed form."""
         settings = self.settings
         if settings.fit != "none" and settings.solver == "closed":
             self.transform = self._solved(new, together)
@@ -157,7 +153,6 @@ class BackwardTransformFit:
 
     @property
     def overlap(self) -> Overlap:
-        """The counts of objects to fit to and to measure on."""
         common, measured = _count(self.known), _count(self._measured)
         if self.settings.fit == "none":
             return Overlap(common, 0, measured, 1.0)
@@ -165,8 +160,7 @@ class BackwardTransformFit:
 
     @torch.no_grad()
     def error(self, new: Mapping[str, Tensor]) -> StepError:
-        """Measure B_k z_k − z_{k−1} on the objects that alignment never saw; on all known ones if
-        nothing is fitted."""
+        """Measure B_k z_k − z_{k−1} on held-out objects; on all known ones if nothing is fitted."""
         rows = self._measured
         return StepError.of(self.transform(_objects(new, rows)), _objects(self.past, rows))
 
@@ -178,8 +172,8 @@ class BackwardTransformFit:
 
     @torch.no_grad()
     def _solved(self, new: Mapping[str, Tensor], together: Collectives) -> Transform:
-        """Return the closed form; or the transform of joint training, where its error is no larger
-        on the pairs that chose the ridge."""
+        """Return the closed form, or the jointly trained transform if its error is no larger on the
+        pairs that chose the ridge."""
         kind, options = self.settings.transform.kind, self.settings.transform.options()
         moments, held = moments_by_use(*self._fitted_to(new), together)
         metric = self.loss.metric
@@ -209,14 +203,14 @@ def _count(rows: Mapping[str, Tensor]) -> int:
 def _set_aside(
     corpus: Corpus, known: Mapping[str, Tensor], share: float
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return the share to hold out, and bool [N] of each side, the rows that it marks: the share
-    asked for, or more if that is fewer than `LEAST_OBJECTS`, as long as it is no more than half."""
+    """Return the held-out share, and a mask [N] of each side's held-out rows. A share that gives
+    fewer than `LEAST_OBJECTS` is raised, up to half of the objects."""
     aside = held_out_rows(corpus, share)
     enough = _count({side: known[side] & aside[side] for side in SIDES}) >= LEAST_OBJECTS
     if enough or _count(known) < LEAST_COMMON:
         return share, aside
     keys = {"query": corpus.queries.vocabulary.keys, "candidate": corpus.candidates.vocabulary.keys}
     hashes = _objects({side: torch.from_numpy(id_hashes(keys[side])) for side in SIDES}, known)
-    # Hashes are compared with a share in float32, whose steps here are 256 at most.
+    # Hashes are compared with the share in float32, which has steps of up to 256 here.
     share = (int(hashes.sort().values[LEAST_OBJECTS - 1]) + 512) / 2**32
     return share, held_out_rows(corpus, share)

@@ -34,7 +34,7 @@ def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
     if data is not None:
         values["data"] = {"kind": "movielens", "path": str(data.resolve())}
         values["split"]["versions"] = [0.6, 0.7, 0.8, 0.9]
-        # Its tables have no room for standard errors.
+        # Rank all queries: the demo's tables have no column for standard errors.
         values["task"], values["training"] = {}, {"evaluate_share": "full"}
     return Recipe.of(values, overrides)
 
@@ -44,12 +44,11 @@ def run_demo(
 ) -> list[dict[str, Any]]:
     """Train, publish and upgrade through all of `split.versions`.
 
-    The consumer classifies candidates: is the mean rating above the median? It learns on version
-    0's embeddings of half of them and is tested on the other half, ever after.
+    The consumer classifies candidates by whether their mean rating is above the median. It is
+    trained on version 0's embeddings of half of them, and tested on the other half.
 
-    Returns: for each version its metrics, the consumer's AUC on its embeddings through the chain
-        and as they are, and the drift: mean ‖z̃_0 − z_0‖₂ over mean ‖z_0‖₂, on objects that
-        alignment never saw.
+    Returns: for each version its metrics, the consumer's AUC on transformed and on raw embeddings,
+        and the drift mean ‖z̃_0 − z_0‖₂ / mean ‖z_0‖₂ on held-out objects.
     """
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
@@ -59,7 +58,7 @@ def run_demo(
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
     assert isinstance(recipe.split, TimeSplit)
     count = len(recipe.split.versions)
-    # In a file or a pipe one line a version: an epoch a line would hide the result.
+    # Without a terminal, print one line per version, not per epoch.
     progress = progress.without_epochs()
     for version in range(count):
         if version == 0:
@@ -87,8 +86,8 @@ def run_demo(
 
 
 def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tensor]:
-    """Return the candidates with at least `minimum` ratings: ids [N], and whether the mean of each
-    is above the median of the means, bool [N]. [BC] §5, task 3."""
+    """Return ids [N] of candidates with at least `minimum` ratings, and a mask [N] of those whose
+    mean rating is above the median. Source: [BC] §5, task 3."""
     count = corpus.counts("candidate")
     total = torch.zeros(len(count)).index_add_(
         0, corpus.column("candidate"), corpus.column("value")

@@ -1,4 +1,4 @@
-"""Measure a lineage's stored embeddings, read as any version."""
+"""Evaluate a lineage's stored embeddings at any version."""
 
 from __future__ import annotations
 
@@ -36,19 +36,17 @@ def evaluate(
     device: str = "auto",
     queries: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return metrics of the stored embeddings of `source`, read as `version`, on the newest
-    version's test pairs: {"model": {name: value}, "popularity": {name: value}}. The defaults are
-    those of `Lineage.view`.
+    """Evaluate the stored embeddings of `source`, read as `version`, on the newest version's test
+    pairs. The defaults are those of `Lineage.view`.
 
-    Where the data has objects that have no stored vector there is "unknown": how many of each side.
-    Test pairs of such a query are left out, and such a candidate is a miss.
+    Test pairs of a query without a stored vector are skipped; a candidate without one is a miss.
 
     Args:
-        queries: how many test queries are ranked, drawn by the recipe's seed; there is then
-            "sampled", the sample's size and standard errors. None is all.
-    Raises: LineageError: no pair is known to be held out from every version of the lineage, or no
-        query of one has a stored vector.
-        DataError: the newest version's corpus was passed in Python, and none is passed.
+        queries: number of test queries to rank, sampled with the recipe's seed; default: all.
+    Returns: {"model": {name: value}, "popularity": {name: value}}; for a sample also "sampled" with
+        its size and standard errors; if objects have no vector, "unknown" with counts by side.
+    Raises: LineageError: no test pair is held out from all versions and has a stored query.
+        DataError: `corpus` is missing, but the newest version was trained on one.
     """
     corpus = corpus_for(recipe, corpus, lineage)
     view = lineage.view(version, source)
@@ -83,7 +81,7 @@ def tested(
     stored: Mapping[str, tuple[pa.Array, Tensor]],
 ) -> tuple[Split, dict[str, int], dict[str, Tensor]]:
     """Return a version's split restricted to objects with a stored vector, the number of other
-    objects by side, and the vectors [N, D] by side. Raises: LineageError: as `evaluate`."""
+    objects, and the vectors [N, D], by side. Raises: LineageError: as `evaluate`."""
     split = split_for(recipe, corpus, version, lineage.pair_history)
     if split.untested is not None:
         raise LineageError(split.untested)

@@ -1,4 +1,4 @@
-"""Files of vectors: one that a new one is aligned to, a first version, rewriting as another."""
+"""Lineages of vector files: check the old file, import the first one, transform a file."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from evergram.vector_files.open_embeddings import (
     write_vectors,
 )
 
-# The one side of a lineage that is made of files.
+# The only side of a lineage of files.
 SIDE = "object"
-# Two vectors are the same if they differ by no more than this share of their length.
+# Largest distance between two equal vectors, relative to their length.
 SAME = 1e-5
 QUIET = Progress(quiet=True)
-# An id that may be the number of a row.
+# An id that can be a row number.
 NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage) -> EmbeddingFile:
-    """Return the file of old vectors, which are those of the newest version where there is one; if
-    `old` is its number, its stored vectors are read."""
+    """Return the file of old vectors, which must be those of the newest version, if there is one.
+    `old` may be that version's number."""
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
         what = f"holds vectors of version {known} of {lineage}, as its fingerprint says"
@@ -69,7 +69,7 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
 
 
 def past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
-    """Return the file of old vectors; where a version was given, that of its stored ones."""
+    """Return the file of old vectors; for a version number, the file of its stored vectors."""
     if not isinstance(old, int):
         return old
     if not lineage.versions or old != lineage.newest:
@@ -80,7 +80,7 @@ def past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
 
 
 def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
-    """Raises: LineageError: the newest version's vectors are not those of `old`."""
+    """Raises: LineageError: `old` does not contain the newest version's vectors."""
     lineage.check_fingerprint(old.fingerprint, lineage.newest, str(old.path))
     stored = _stored(lineage)
     what = f"{old.path} is not what version {lineage.newest} of {lineage} is"
@@ -104,8 +104,8 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
 
 
 def _refuse_row_numbers(file: EmbeddingFile, other: EmbeddingFile, advice: str) -> None:
-    """Raises: DataError: `file` has no ids, and those of `other` are not the numbers of its rows:
-    paired by the numbers of their rows, they would be other objects."""
+    """Raises: DataError: `file` has no ids, and those of `other` are not row numbers, so that
+    pairing by row number would pair different objects."""
     if file.has_ids or not other.has_ids:
         return
     ids = other.ids().cast(pa.string())
@@ -134,7 +134,7 @@ def refuse_unnamed_rows(file: EmbeddingFile, lineage: Lineage, version: int) -> 
 
 
 def _stored(lineage: Lineage) -> EmbeddingFile:
-    """The file of the newest version's vectors."""
+    """Return the file of the newest version's vectors."""
     newest = lineage.manifest(lineage.newest)
     sides = list(newest.embeddings)
     if sides != [SIDE]:
@@ -147,7 +147,7 @@ def _stored(lineage: Lineage) -> EmbeddingFile:
 
 
 def facts_of(file: EmbeddingFile) -> dict[str, Any]:
-    """Return what a version records of the file that it is made from, as JSON."""
+    """Return what a version records about its source file, as JSON."""
     return {"has_ids": file.has_ids, "fingerprint": file.fingerprint}
 
 
@@ -177,14 +177,13 @@ def first_version(
 
 
 def text_encoder_of(file: EmbeddingFile) -> TextEncoderRecord | None:
-    """Return the encoder that made a file from texts; None if the file does not say."""
+    """Return the encoder that made a file from texts; None if not recorded."""
     record = file.provenance.get(TEXT_ENCODER)
     return None if record is None else parse_record(record, str(file.path))
 
 
 def open_or_create(place: str | Path, name: str | None = None) -> Lineage:
-    """Return the lineage at a place, created where there is none, with the name "embeddings" by
-    default."""
+    """Open the lineage at a place, or create one, named "embeddings" by default."""
     if not Lineage.exists(place):
         return Lineage.create(place, "embeddings" if name is None else name)
     lineage = Lineage.open(place)
@@ -196,11 +195,10 @@ def open_or_create(place: str | Path, name: str | None = None) -> Lineage:
 def import_embeddings(
     file: EmbeddingFile, lineage: Lineage, *, progress: Progress = QUIET
 ) -> dict[str, Any]:
-    """Publish `file` as version 0 of a lineage without versions. `align` adds the next.
+    """Publish `file` as version 0 of an empty lineage; return a JSON summary. `align` adds the
+    next version.
 
-    Returns: JSON of what was published.
-    Raises: LineageError: the lineage has versions already. DataError: an id is there twice, or a
-        vector cannot be used.
+    Raises: LineageError: the lineage has versions. DataError: a repeated id or invalid vector.
     """
     if lineage.versions:
         raise LineageError(f"{lineage} has versions already; 'evergram vectors align' adds one.")
@@ -223,20 +221,17 @@ def transform_file(
 ) -> int:
     """Write `file`, vectors of version `source` (default: production), as version `target`.
 
-    An earlier version's vectors are read as a later one's by the forward maps, approximately.
-
-    Reading, multiplying and writing go on at once, a few blocks at a time: memory does not grow
-    with the file. Ids and their order stay.
+    A later target uses the forward maps, which are approximate. Ids and their order do not
+    change. Works in constant memory.
 
     Args:
         out: its suffix chooses the format.
-        overwrite: whether to write over a file that is there.
+        overwrite: replace an existing file.
     Returns: rows written. The file records the fingerprints of `target` and of `source`.
-    Raises: ShapeError: the file's dim is not that version's. LineageError: the file has the
-        fingerprint of another version, or no forward map leads to a later one.
-        UnknownVersionError. DataError: a vector cannot be used, or is too large to be read as
-        `target`; `out` is there or cannot be written; or the file has no ids, and `out` would
-        present the numbers of its rows as the version's ids.
+    Raises: UnknownVersionError. ShapeError: the file's dim differs from that of `source`.
+        LineageError: the file has another version's fingerprint, or there is no forward map.
+        DataError: a vector is invalid or overflows as `target`; `out` exists or cannot be written;
+        or the file has no ids, and `out` would show row numbers as the version's ids.
     """
     version, wanted = lineage.resolve(source), lineage.resolve(target)
     lineage.check_fingerprint(file.fingerprint, version, str(file.path))
@@ -262,7 +257,7 @@ def transform_file(
 
 
 def _reading_of(lineage: Lineage, source: int, target: int) -> Callable[[Tensor], Tensor]:
-    """Return what reads vectors [n, D_source] of one version as another's, [n, D_target]."""
+    """Return a function from vectors [n, D_source] to [n, D_target]."""
     if source >= target:
         return partial(lineage.chain.apply, source=source, target=target)
     parts = lineage.forward(source, target)

@@ -1,4 +1,4 @@
-"""Past versions: what they know of today's objects, and the new version read as each."""
+"""Past versions: which objects they know, and metrics of the new version read as each."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from evergram.lineage.lineage import Lineage
 from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.recipe import Recipe, flat
 
-# Rankings of one reading: the past, the chain, the new one as it is, and both by own queries.
+# Number of rankings in one `reading_report`.
 RANKINGS = 5
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A past version without its encoder: it knows the objects whose ids [N] and vectors [N, D] it
-    has stored, by side."""
+    """A past version without its encoder: it knows only its stored ids [N] and vectors [N, D], by
+    side."""
 
     dim: int
     embeddings: Mapping[str, tuple[pa.Array, Tensor]]
@@ -46,21 +46,21 @@ PastModel = Encoder | StoredModel
 def past_model(
     lineage: Lineage, version: int, module: EncoderModules | None = None
 ) -> PastModel | None:
-    """Return a past version's encoder; without the user's modules that it needs, its stored
-    embeddings; None if these are not stored either."""
+    """Return a past version's encoder; if it needs the user's modules and they are not given, its
+    stored embeddings; None if these are not stored."""
     record = lineage.manifest(version).encoder
     if record is None or record.kind != "module" or module is not None:
         return load_encoder(lineage, version, module)
     try:
         embeddings = {side: lineage.embeddings(side, version) for side in SIDES}
-    except LineageError:  # of an older version, which has no label
+    except LineageError:  # embeddings of older versions are stored only with a label
         return None
     return StoredModel(lineage.manifest(version).dim, embeddings)
 
 
 def known_vectors(model: PastModel, corpus: Corpus) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return z_j [N, D_j] of a corpus's entities by side, and which of them version j knows, bool
-    [N]."""
+    """Return, by side, z_j [N, D_j] of a corpus's entities and a mask [N] of those that version j
+    knows."""
     if isinstance(model, Encoder):
         scene = model.read(corpus)
         return model.embed_all(scene), {side: model.known(side, scene) for side in SIDES}
@@ -75,7 +75,7 @@ def known_vectors(model: PastModel, corpus: Corpus) -> tuple[dict[str, Tensor], 
 
 @dataclass(frozen=True)
 class PastReading:
-    """A new version, the newest of the chain, read as a past one; processes share its rankings."""
+    """The chain's newest version, read as `target`. Processes share the rankings."""
 
     chain: Chain
     target: int
@@ -91,9 +91,9 @@ def reading_report(
     metrics: Sequence[str],
     draw: Callable[[Relevance], Relevance] | None = None,
 ) -> dict[str, Any]:
-    """Measure a new version, z_k [N, D_k] of each side, read as a past one, on the objects that the
-    past one knew, and on those whose ids hash below `held_share`, which alignment never saw. `draw`
-    returns some of the test queries that the past one knew; None takes all."""
+    """Measure a new version, z_k [N, D_k] by side, read as a past one: on the objects that the past
+    one knew, and on the held-out ones, a share `held_share` of them. `draw` samples test queries;
+    None ranks all."""
     chain, target = reading.chain, reading.target
     past, known = known_vectors(reading.model, split.training)
     aside = held_out_rows(split.training, held_share)
@@ -107,13 +107,13 @@ def reading_report(
     catalogue = known["candidate"]
     relevance = known_relevance(split, known)
     drawn = relevance if draw is None else draw(relevance)
-    # By name, the vectors of queries and of candidates.
+    # Vectors of queries and of candidates.
     readings = {
-        # The past version itself, and the new one in its place on both sides.
+        # The past version, and the new one in its place on both sides.
         "past": (past, past),
         "chain": (back, back),
         "raw": (raw, raw),
-        # A consumer who kept its own query vectors and reads the new candidates.
+        # Past query vectors with new candidates.
         "chain_candidates": (past, back),
         "raw_candidates": (past, raw),
     }
@@ -143,14 +143,14 @@ def reading_report(
 
 
 def held_out_rows(corpus: Corpus, share: float) -> dict[str, Tensor]:
-    """Return bool [N] of each side, the objects that alignment never sees."""
+    """Return a mask [N] of the objects held out from alignment, by side."""
     sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
     return {side: held_out(entities, share) for side, entities in sides}
 
 
 def known_relevance(split: Split, known: dict[str, Tensor]) -> Relevance:
-    """Return the test of a past version: queries that it knew, over the catalogue that it knew. No
-    reading could rank pairs of another candidate."""
+    """Return a past version's test: queries that it knew, over the candidates that it knew. Pairs
+    with other candidates are left out, as no reading could rank them."""
     pairs, seen = split.test, known_pairs(split)
     place = torch.where(known["candidate"], known["candidate"].cumsum(0) - 1, -1)
     candidate = torch.where(pairs.candidate >= 0, place[pairs.candidate], -1)
@@ -160,16 +160,16 @@ def known_relevance(split: Split, known: dict[str, Tensor]) -> Relevance:
     return Relevance.of(pairs.query[kept], candidate[kept], seen.query[rankable], masked[rankable])
 
 
-# A model that is kept as it was: what it must be, and the split of what it knows.
+# Frozen upgrades: check the model, and restrict the split to the entities that it knows.
 
-# The tables of a recipe that describe a model and what it was trained for.
+# Recipe tables that describe a model and its objective.
 DESCRIBED = ("model", "task")
 UNTESTED = "The model that was kept knows none of the queries that are held out."
 
 
 def refuse_other_model(recipe: Recipe, kept: Mapping[str, Any], version: int) -> None:
-    """Refuse settings that the model of a frozen upgrade was not trained with, by the recipe
-    `kept`: they would change nothing, and the version's record would say otherwise."""
+    """Refuse a frozen upgrade whose recipe differs from `kept`, the recipe that the model was
+    trained with: the settings would have no effect, but be recorded."""
     theirs, ours = (
         flat({table: values.get(table, {}) for table in DESCRIBED})
         for values in (each.model_dump(mode="json") for each in (type(recipe).stored(kept), recipe))
@@ -185,13 +185,13 @@ def refuse_other_model(recipe: Recipe, kept: Mapping[str, Any], version: int) ->
 
 
 def known_to(encoder: Encoder, corpus: Corpus) -> dict[str, Tensor]:
-    """Return bool [N] of each side, the entities of a corpus that an encoder has a key of."""
+    """Return a mask [N] of the entities that an encoder knows, by side."""
     scene = encoder.read(corpus)
     return _agreeing({side: encoder.known(side, scene) for side in SIDES}, corpus)
 
 
 def stored_in(ids: Mapping[str, pa.Array], corpus: Corpus) -> dict[str, Tensor]:
-    """Return bool [N] of each side, the entities of a corpus whose ids are among these."""
+    """Return a mask [N] of the entities whose ids are in `ids`, by side."""
     sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
     return _agreeing(
         {side: Vocabulary(ids[side]).rows(e.vocabulary.keys) >= 0 for side, e in sides}, corpus
@@ -199,18 +199,17 @@ def stored_in(ids: Mapping[str, pa.Array], corpus: Corpus) -> dict[str, Tensor]:
 
 
 def _agreeing(known: dict[str, Tensor], corpus: Corpus) -> dict[str, Tensor]:
-    """Return what is known of each side; of one vocabulary for both, what is known as both."""
+    """If both sides share ids, restrict `known` to entities known on both sides."""
     return dict.fromkeys(SIDES, known["query"] & known["candidate"]) if corpus.shared_ids else known
 
 
 def unknown_counts(known: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the number of unknown entities of each side."""
     return {side: int((~known[side]).sum()) for side in SIDES}
 
 
 def split_of_known(split: Split, known: Mapping[str, Tensor]) -> Split:
-    """Return the split whose corpus has the known entities alone: held-out pairs of an unknown
-    query are left out and counted, those of an unknown candidate stay as certain misses."""
+    """Restrict a split's corpus to the known entities. Test pairs of unknown queries are removed
+    and counted; those of unknown candidates stay, as misses."""
     if all(bool(known[side].all()) for side in SIDES):
         return split
     training, places = corpus_of_known(split.training, known)
@@ -227,8 +226,8 @@ def split_of_known(split: Split, known: Mapping[str, Tensor]) -> Split:
 
 
 def with_known_queries(split: Split, known: Mapping[str, Tensor]) -> Split:
-    """Return the split with the test pairs of known queries alone; its corpus stays whole, for a
-    model that is trained on it and compared with one that knows less."""
+    """Restrict a split's test pairs to known queries, but train on the whole corpus, to compare a
+    new model with a frozen one that knows fewer entities."""
     kept = known["query"][split.test.query]
     if bool(kept.all()):
         return split
@@ -239,9 +238,8 @@ def with_known_queries(split: Split, known: Mapping[str, Tensor]) -> Split:
 def corpus_of_known(
     corpus: Corpus, known: Mapping[str, Tensor]
 ) -> tuple[Corpus, dict[str, Tensor]]:
-    """Return the corpus of the known entities and of the interactions between them; and of each
-    side the new row of each entity, int64 [N], -1 of an unknown one. A known entity that met
-    unknown ones alone stays, without an interaction, after the others."""
+    """Return the corpus of the known entities and their interactions; and, by side, each entity's
+    new row, int64 [N], -1 if unknown. Known entities without remaining interactions come last."""
     digest = hashlib.sha256(b"".join(known[s].numpy().tobytes() for s in SIDES)).hexdigest()
 
     def of_known(block: PairBlock) -> Tensor:
@@ -265,14 +263,14 @@ def corpus_of_known(
     if isinstance(narrow, MappedCorpus):
         counts = {s: narrow.counts(s) for s in SIDES}
         padded = {s: functional.pad(c, (0, len(rows[s]) - len(c))) for s, c in counts.items()}
-        # What is derived of it, such as its index by query, has a row for each query.
+        # Derived data, such as the index by query, has a row per query, so it needs a new key.
         fingerprint = hashlib.sha256(f"{narrow.fingerprint} {digest}".encode()).hexdigest()
         more = {"fingerprint": fingerprint, "entity_counts": padded}
     return replace(narrow, queries=queries, candidates=candidates, **more), places
 
 
 def _moved(pairs: RowPairs, places: Mapping[str, Tensor]) -> RowPairs:
-    """Return the pairs of known queries, as new rows."""
+    """Return the pairs of known queries, with new row numbers."""
     query = places["query"][pairs.query]
     candidate = places["candidate"][pairs.candidate.clamp(min=0)]
     candidate = torch.where(pairs.candidate >= 0, candidate, -1)

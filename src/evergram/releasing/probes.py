@@ -1,4 +1,4 @@
-"""Run every consumer's probe, its own model, on what it would read of a version."""
+"""Run every consumer's probe, a model of its own, on the embeddings that it would read."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ class ProbeReading:
     """The result of one consumer's probe on one version.
 
     Args:
-        pinned: the version or label that it is pinned to, as it is written, such as "v0".
-        version, source: the version that it reads, and the one that is read as that.
-        value: None where it could not be measured, or only on far fewer objects than the baseline;
-            `problem` then says why.
-        limit: the least that is good enough, of rmse the most.
+        pinned: the consumer's version or label as written, such as "v0".
+        version, source: the version that it reads, and the stored version.
+        value: None if it could not be measured on enough objects; see `problem`.
+        limit: the lowest allowed value; for rmse the highest.
         baseline: the value when the probe was added.
-        objects, missing: rows of the evaluation file with an embedding, and without one.
-        broken: whether it is past the limit, or nothing is known of it.
-        model_sha256, data_sha256: of the probe's files, which say which probe it was.
+        objects, missing: objects of the evaluation file with an embedding, and without one.
+        broken: the value is unknown or violates the limit.
+        model_sha256, data_sha256: hashes of the probe's files.
     """
 
     consumer: str
@@ -64,7 +63,7 @@ class ProbeReading:
 
     @property
     def sentence(self) -> str:
-        """Why the reading is broken, as a sentence."""
+        """Explains why the probe is broken."""
         who = f"The probe of {self.consumer} ({self.pinned})"
         if self.value is None:
             return f"{who} could not be run: {self.problem}"
@@ -74,8 +73,7 @@ class ProbeReading:
 
 @dataclass(frozen=True)
 class ProbeSource:
-    """The embeddings that probes read: a published version's, an unpublished artefact's, or given
-    `rows` of each side."""
+    """The embeddings that probes read: a published version, an unpublished artefact, or `rows`."""
 
     version: int
     chain: Chain
@@ -95,16 +93,14 @@ class ProbeSource:
 def run_probes(
     lineage: Lineage, artefact: Artefact | None = None, names: Sequence[str] | None = None
 ) -> list[ProbeReading]:
-    """Return the reading of every consumer's probe, through the chain, at the version it is pinned
-    to.
+    """Run consumers' probes, each at the version that the consumer is pinned to.
 
-    Each probe runs in a process of its own, with the limits of `ProbeLimits.of_environment`.
+    Each probe runs in its own process, with the limits of `ProbeLimits.of_environment`.
 
     Args:
-        artefact: a version that is about to be published; None for the newest that is.
-        names: of some consumers alone.
-    Raises: LineageError: one of the names is no consumer, or the lineage cannot be read. DataError:
-        a limit is no number.
+        artefact: a version to be published; by default, the newest published one.
+        names: the consumers; default: all.
+    Raises: LineageError: unknown consumer, or unreadable lineage. DataError: invalid limit.
     """
     limits = ProbeLimits.of_environment()
     consumers = ConsumerRegistry.open(lineage.address)
@@ -123,8 +119,8 @@ def run_probes(
 
 
 def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
-    """Return a new probe with its value on production as baseline, which is what its consumer reads
-    now, and with the hashes of its files."""
+    """Return a new probe with its baseline, the value on production's embeddings, and with the
+    hashes of its files."""
     version = lineage.resolve(pinned)
     source = ProbeSource(lineage.view(version).source, lineage.chain, lineage, None)
     model, data = Path(probe.model), Path(probe.data)
@@ -142,14 +138,14 @@ def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
 
 
 def with_probes(artefact: Artefact, lineage: Lineage) -> tuple[Artefact, list[ProbeReading]]:
-    """Return the artefact with every probe's reading in its metrics; and the readings."""
+    """Run all probes; return the artefact with the readings in its metrics, and the readings."""
     readings = run_probes(lineage, artefact)
     metrics = {**artefact.metrics, "probes": [r.as_json() for r in readings]}
     return replace(artefact, metrics=metrics), readings
 
 
 def refuse_broken(readings: Iterable[ProbeReading]) -> None:
-    """Raises: DegradationError: a probe is past its limit, or could not be run."""
+    """Raises: DegradationError: a probe violates its limit or could not be run."""
     broken = [r.sentence.rstrip(".") for r in readings if r.broken]
     if broken:
         raise DegradationError(
@@ -161,7 +157,7 @@ def refuse_broken(readings: Iterable[ProbeReading]) -> None:
 def probe_reading(
     consumers: ConsumerRegistry, consumer: Consumer, source: ProbeSource, limits: ProbeLimits
 ) -> ProbeReading:
-    """Return the reading of a consumer that has a probe."""
+    """Run the probe of a consumer that has one."""
     probe = consumer.probe
     assert probe is not None
     limit = probe.max if probe.metric == "rmse" else probe.min
@@ -181,7 +177,7 @@ def probe_reading(
                 f"Only {objects} {of} were measured, and at least {needed} are needed; {todo}."
             )
     except EvergramError as error:
-        # One consumer's probe does not keep the others from being run.
+        # Go on with the other consumers' probes.
         value, problem = None, str(error)
     broken = value is None
     if value is not None and limit is not None:  # NaN is worse than any limit
@@ -207,7 +203,7 @@ def probe_reading(
 def _measure(
     files: ProbeFiles, probe: Probe, version: int, source: ProbeSource, limits: ProbeLimits
 ) -> tuple[float, int, int]:
-    """Return the metric, and how many objects have an embedding and how many have none."""
+    """Return the metric, and the numbers of objects with and without an embedding."""
     process = ProbeProcess(files, probe.metric, limits)
     ids = process.ids()
     has_vector, vectors = _pick(ids, source.blocks(probe.side))
@@ -221,8 +217,7 @@ def _measure(
 
 
 def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Tensor]:
-    """Return which of the N ids have a vector, bool [N], and their vectors in the order of the
-    ids."""
+    """Return a mask [N] of the ids that have a vector, and these vectors in the ids' order."""
     wanted: pa.Array | None = None
     for known, block in blocks:
         if wanted is None:
@@ -240,14 +235,14 @@ def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Te
 
 
 def _places(ids: pa.Array, among: pa.Array) -> Tensor:
-    """Return the place of each id, int64 [N]; -1 of others."""
+    """Return each id's position in `among`, int64 [N], or -1."""
     return torch.from_numpy(np.array(pc.fill_null(pc.index_in(ids, value_set=among), -1))).long()
 
 
 def _as_type(ids: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return ids in the lineage's type. Raises: DataError: a text is no integer as `ids` has it."""
+    """Cast ids to the lineage's type. Raises: DataError: an id is not of that type."""
     if pa.types.is_integer(kind) and pa.types.is_string(ids.type):
-        # Arrow would read "007" as 7, which is another id.
+        # Arrow would cast "007" to 7, which is a different id.
         others = ids.filter(pc.invert(pc.match_substring_regex(ids, INTEGER)))
         if len(others):
             what = f"The ids of the evaluation file are not {kind}, as those of the lineage are"

@@ -1,4 +1,4 @@
-"""Publish a version: check the limits, run every consumer's probe, then write it to the lineage."""
+"""Publish a version: check limits, run all probes, then write it to the lineage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evergram.training.recipe import Recipe
 
 REFUSED = "The new version was not published: "
 log: logging.Logger = logging.getLogger(__name__)
-# The name of the model trained without alignment among the references of a version.
+# Name of the reference model that was trained without alignment.
 ALONE = "alone"
 NOT_ALONE = "the model was not trained alone (upgrade.alone is false)"
 NOT_MEASURED = (
@@ -30,8 +30,8 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True)
 class Published:
-    """The result of `publish`: the number of the version, all that was measured (with the readings
-    of all probes), and a sentence on each broken probe and each thing that was not certified."""
+    """The result of `publish`: the version number, all metrics, all probe readings, and a warning
+    for each broken probe and each missing certificate."""
 
     version: int
     metrics: Mapping[str, Any]
@@ -48,9 +48,7 @@ def publish(
     strict_probes: bool = False,
     promote: bool = True,
 ) -> Published:
-    """Run every consumer's probe on a version, hold it to the limits, and publish it.
-
-    `evergram upgrade` and `evergram vectors align` publish by this function.
+    """Check a version's limits, run every consumer's probe, and publish it.
 
     >>> import evergram
     >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
@@ -61,13 +59,13 @@ def publish(
     (0, 0)
 
     Args:
-        max_degradation: percent of `training.metric` that the model may lose to the same model
-            trained alone, and that a past version may lose when this one is read as it.
-        max_loss: largest loss in percent, as `skew` measures it through the chain, of an index
-            with half of its rows one version old.
-        strict_probes: publish only if no probe is past its limit.
+        max_degradation: largest loss of `training.metric` in percent, compared with the same model
+            trained alone, and with each past version when this one is read as it.
+        max_loss: largest loss in percent of an index with half of its rows one version old, read
+            through the chain; see `skew`.
+        strict_probes: publish only if no probe violates its limit.
         promote: as for `Lineage.publish`.
-    Raises: DegradationError: a limit is passed or could not be measured; nothing is published.
+    Raises: DegradationError: a limit is exceeded or could not be measured; nothing is published.
         Others as `Lineage.publish`.
     """
     readings: list[ProbeReading] = []
@@ -111,7 +109,7 @@ def refuse_unmeasurable(
 
 
 def refuse_untried(lineage: Lineage) -> None:
-    """Raises: DegradationError: no consumer has a probe with a limit, so nothing is compared."""
+    """Raises: DegradationError: no consumer has a probe with a limit."""
     probes = [c.probe for c in ConsumerRegistry.open(lineage.address).list() if c.probe is not None]
     if all(probe.min is None and probe.max is None for probe in probes):
         raise DegradationError(
@@ -122,9 +120,9 @@ def refuse_untried(lineage: Lineage) -> None:
 
 @dataclass(frozen=True)
 class MetricLoss:
-    """What a version loses of a metric to a reference, in percent. The mean is NaN where the
-    reference had nothing above 0 to lose. `worst` is of a sampled metric the upper end of the 95 %
-    interval, infinity if its standard error is not known."""
+    """Loss of a metric in percent of a reference. The mean is NaN if the reference's metric is not
+    positive. `worst` is the upper end of the 95 % interval of a sampled metric, infinity if its
+    standard error is unknown."""
 
     mean: float
     worst: float
@@ -132,8 +130,8 @@ class MetricLoss:
 
 
 def losses(report: Mapping[str, Any], metric: str) -> dict[str, MetricLoss]:
-    """Return a version's losses of `metric`, by reference: "alone" is the same model without
-    alignment, and "0", "1", … are past versions, on the objects that they knew."""
+    """Return a version's losses of `metric` by reference: "alone", the same model without
+    alignment, and "0", "1", …, past versions on the objects that they knew."""
     tables, found = report["metrics"], {}
     if ALONE in tables:
         queries = report.get("data", {}).get("test_queries", 0)
@@ -152,7 +150,7 @@ def _loss(
     reference: str,
     queries: int,
 ) -> MetricLoss:
-    """Return the loss of `now` to `was`, with the standard error that `measured` has of it."""
+    """Return the loss from `was` to `now`; `measured` has its standard error."""
     new, old, mean = now.get(metric), was.get(metric), math.nan
     if _is_number(new) and _is_number(old) and old > 0:
         mean = 100 * (old - new) / old
@@ -167,9 +165,8 @@ def _loss(
 
 
 def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) -> None:
-    """Raises: DegradationError: the model, or one of the `past` versions that the new one is read
-    as, loses more than `limit` percent of `training.metric`; or the loss could not be measured.
-    """
+    """Raises: DegradationError: the model, or its reading as one of the `past` versions, loses more
+    than `limit` percent of `training.metric`, or the loss is unknown."""
     if not limit >= 0:
         raise DegradationError(f"max_degradation is {limit}; it is a percentage, such as 2.")
     metric = artefact.recipe.get("training", {}).get("metric")

@@ -40,7 +40,7 @@ from evergram.training.recipe import Recipe
 
 # Share of an index's rows by age in versions.
 Stale = Mapping[int, float]
-# The default sweep measures each share at each age, and one mixture. Publications are held to HALF.
+# The default sweep measures each share at each age, and MIXED. `publish` limits the loss at HALF.
 SHARES, AGES, MIXED, HALF = (0.2, 0.5, 0.8), 3, {1: 0.5, 2: 0.2}, {1: 0.5}
 # Random draws of the stale rows, and Student's t for their 95 % interval.
 DRAWS, STUDENT = 5, 2.776
@@ -69,7 +69,7 @@ class SkewReading:
         calibration: expected calibration error in ten bins: mean distance from the refreshed
             index's scores, divided by their standard deviation.
         probes: value of each consumer's probe, from one draw.
-        problem: why there is no loss.
+        problem: why the loss is unknown.
     """
 
     stale: dict[int, float]

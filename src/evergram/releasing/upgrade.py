@@ -1,4 +1,4 @@
-"""Train a version, and the next one together with its backward transform."""
+"""Train the first version, or the next one with its backward transform."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UpgradeOptions:
-    """The ways in which an upgrade departs from its recipe, see `upgrade`."""
+    """Options of an upgrade besides its recipe; see `upgrade`."""
 
     encoder: EncoderModules | None = None
     past_encoders: Mapping[int, EncoderModules] = field(default_factory=dict)
@@ -75,17 +75,17 @@ class UpgradeOptions:
 
 @dataclass(frozen=True)
 class UpgradePlan:
-    """The parts of an upgrade, after every refusal that needs no training.
+    """Everything that an upgrade needs, after all checks that do not require training.
 
     Args:
         version: the number of the new version.
-        split: chooses for how long to train. `final`: its model is trained and judged on it; the
-            same without a refit.
-        published: of the objects that the version has vectors of; the same as `final`, but for a
-            frozen model, which has none of the others.
-        unknown: how many objects of each side a frozen model does not know; empty of another.
+        split: for choosing the training length.
+        final: for the final training and test; the same as `split` without a refit.
+        published: `final` restricted to the objects that get vectors; a frozen model may not know
+            all of them.
+        unknown: for a frozen model, the number of unknown objects by side.
         before: the model of `past_version`.
-        backward: the transform, from its start.
+        backward: fits the transform.
     """
 
     recipe: Recipe
@@ -103,12 +103,11 @@ class UpgradePlan:
 
     @property
     def past_version(self) -> int:
-        """The newest version, which the new one is aligned to."""
+        """The newest version, to which the new one is aligned."""
         return self.lineage.newest
 
     def companions(self, split: Split) -> Companions:
-        """Return what the model is trained with on a split: the transform's start, if it is trained
-        together with the model, and the user's modules."""
+        """Return the joint alignment, initial encoder and user's modules to train on a split."""
         corpus, start = split.training, None
         if self.recipe.upgrade.start == "previous":
             assert isinstance(self.before, Encoder)
@@ -126,7 +125,7 @@ class UpgradePlan:
 def own_encoder(
     modules: EncoderModules | None, split: Split, recipe: Recipe
 ) -> ModuleEncoder | None:
-    """Return the encoder of a user's modules for a split's training; None without modules."""
+    """Return an encoder of the user's modules for a split; None without modules."""
     if modules is None:
         return None
     return ModuleEncoder.of(modules, split.training, normalize=recipe.model.normalize)
@@ -135,7 +134,7 @@ def own_encoder(
 def with_modules(
     recipe: Recipe, encoder: EncoderModules | None, trained: EncoderModules | Encoder | None = None
 ) -> Recipe:
-    """Return the recipe whose model is the user's modules, if there are any; else the same one."""
+    """Return the recipe, with the user's modules as its model if given."""
     if encoder is not None and trained is not None:
         raise RecipeError("encoder= is trained, and trained= was trained already; give one.")
     modules = encoder or trained
@@ -152,7 +151,7 @@ def with_modules(
 def trained_encoder(
     trained: Encoder | EncoderModules | None, split: Split, model: EncoderSettings
 ) -> Encoder | None:
-    """Return a model that is not trained again, in evaluation mode; copies of a user's modules."""
+    """Return an already trained model as an encoder; the user's modules are copied."""
     if isinstance(trained, EncoderModules):
         modules = trained.copied()
         return ModuleEncoder.of(modules, split.training, normalize=model.normalize).eval()
@@ -162,11 +161,11 @@ def trained_encoder(
 def plan_upgrade(
     recipe: Recipe, lineage: Lineage, corpus: Corpus, options: UpgradeOptions
 ) -> UpgradePlan:
-    """Split the data, load the version before, and start the transform."""
+    """Split the data, load the previous version, and initialize the transform."""
     recipe = with_modules(recipe, options.encoder, options.trained)
     past_version, settings = lineage.newest, recipe.upgrade
     for past in options.past_encoders:
-        lineage.manifest(past)  # refuses a version that there is not
+        lineage.manifest(past)  # refuses an unknown version
     version = lineage.next_version
     sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
     lineage.check_ids({side: entities.vocabulary.keys for side, entities in sides})
@@ -190,7 +189,7 @@ def plan_upgrade(
         unknown = unknown_counts(known)
         if not options.keep_unknown:
             published = split_of_known(final, known)
-            # The model that is trained alone is tested on these, too.
+            # Test the model that is trained alone on the same queries.
             tested = with_known_queries(final, known)
             split, final = tested if final is split else split, tested
     trained = trained_encoder(options.trained, final, recipe.model)
@@ -222,8 +221,8 @@ def plan_upgrade(
 
 
 def _before(recipe: Recipe, lineage: Lineage, version: int, options: UpgradeOptions) -> PastModel:
-    """Return the model of the version before; refuse one whose modules are needed and were not
-    given, or another model than the one that stays."""
+    """Return the previous version's model. Refuse missing modules, and a recipe that describes a
+    different model than the frozen one."""
     start, modules = recipe.upgrade.start, options.past_encoders.get(version)
     if modules is None and start != "fresh":
         modules = options.encoder
@@ -239,10 +238,9 @@ def _before(recipe: Recipe, lineage: Lineage, version: int, options: UpgradeOpti
 
 
 def version_report(version: int, split: Split, trained: Trained) -> dict[str, Any]:
-    """Return a version's metrics as JSON: its own, its training's, and its data's size, of the
-    split that it was last trained on and tested by."""
+    """Return a version's metrics, training and data size as JSON; `split` is the final one."""
     training = split.training
-    schema = getattr(trained.encoder, "schema", None)  # modules of a user's own have none
+    schema = getattr(trained.encoder, "schema", None)  # the user's modules have none
     reads = schema is not None and any(len(inputs) > 1 for inputs in schema.inputs.values())
     features = summaries(training.queries, training.candidates) if reads else []
     return {
@@ -275,8 +273,8 @@ def version_report(version: int, split: Split, trained: Trained) -> dict[str, An
 def data_of(
     recipe: Recipe, corpus: Corpus | None, progress: Progress, lineage: Lineage | None = None
 ) -> tuple[Corpus, Recipe]:
-    """Return the corpus of `corpus_for`, and the recipe that records it. Say what each feature is,
-    of a model that reads them, and warn of those that say nothing of a new object."""
+    """Return the corpus, and the recipe that records it. If the model reads features, describe
+    each, and warn about those that are useless for new objects."""
     corpus = corpus_for(recipe, corpus, lineage)
     reads = recipe.model.reads_features
     for feature in summaries(corpus.queries, corpus.candidates) if reads else ():
@@ -287,7 +285,7 @@ def data_of(
 
 
 def training_report(trained: Trained) -> dict[str, Any]:
-    """Return how a model was trained, as JSON: seconds, epochs, strengths, warnings."""
+    """Return how a model was trained, as JSON."""
     as_they_are = ("best_epoch", "ended", "refit", "l2", "l2_measure", "optimizer", "batch_size")
     report: dict[str, Any] = {
         "seconds": round(trained.seconds, 3),
@@ -300,8 +298,8 @@ def training_report(trained: Trained) -> dict[str, Any]:
 
 
 def board_callbacks(folder: str | Path | None, version: int, split: Split) -> list[Callback]:
-    """Return the callbacks that write a version's training, with its Gramians' errors, for
-    TensorBoard; none without a folder, or in another process than the first."""
+    """Return callbacks that write training curves and Gramian errors for TensorBoard; none without
+    a folder, or outside the first process."""
     if folder is None or not is_first_process():
         return []
     from evergram.training.diagnose import TensorBoard, Tracking
@@ -314,8 +312,8 @@ def board_callbacks(folder: str | Path | None, version: int, split: Split) -> li
 
 @dataclass
 class FittedUpgrade:
-    """A trained model, its transform's error on objects that alignment never saw, and the same
-    model trained without alignment; None if it was not trained, itself if it had no alignment."""
+    """A trained model, its transform's error on held-out objects, and the same model trained
+    without alignment: None if not trained, `trained` itself if that had no alignment."""
 
     trained: Trained
     error: StepError
@@ -326,7 +324,7 @@ def fit_upgrade(
     plan: UpgradePlan, context: RunContext, board: str | Path | None = None
 ) -> FittedUpgrade:
     """Train the model and fit its transform; then train the same model without alignment, if the
-    recipe asks what alignment cost. A `board` is a folder for TensorBoard's files."""
+    recipe has upgrade.alone. `board` is a folder for TensorBoard."""
     settings = plan.recipe.upgrade
     for sentence in plan.said:
         context.progress.say(sentence)
@@ -379,8 +377,8 @@ def fit_upgrade(
 def measure_upgrade(
     plan: UpgradePlan, fitted: FittedUpgrade, together: Collectives = ALONE
 ) -> dict[str, Any]:
-    """Return the new version's metrics as JSON: its own, those of the model trained alone, what
-    reading it as each past version keeps, and the certificate. Processes share the rankings.
+    """Return the new version's metrics as JSON, with those of the model trained alone, those of
+    reading it as each past version, and the certificate. Processes share the rankings.
 
     Source: [BC] §4; the certificate, docs/method.md.
     """
@@ -404,7 +402,7 @@ def measure_upgrade(
     readings: dict[str, Any] = {}
     unread: list[int] = []
     draw = None
-    if fitted.trained.sample is not None:  # all readings together rank as many as the metrics
+    if fitted.trained.sample is not None:  # all readings together rank that many queries
         rankings = RANKINGS * max(1, len(lineage.readable))
         queries = max(LEAST, fitted.trained.test_queries // rankings)
         draw = partial(sample_queries, queries=queries, seed=plan.recipe.seed)
@@ -427,21 +425,20 @@ def measure_upgrade(
         for j in lineage.readable
         if (certificate := certify(longer, errors, plan.version, j)) is not None
     }
-    measured: dict[str, Any] = together.from_first(lambda: report)  # seconds differ by the process
+    measured: dict[str, Any] = together.from_first(lambda: report)  # seconds differ by process
     return measured
 
 
 def package_upgrade(
     plan: UpgradePlan, fitted: FittedUpgrade, report: Mapping[str, Any]
 ) -> Artefact:
-    """Return the artefact of a fitted and measured upgrade."""
     trained = fitted.trained
     salt = salt_of(plan.recipe.name, plan.lineage.pair_history)
     if plan.recipe.upgrade.start == "frozen":
         record = plan.lineage.manifest(plan.past_version).encoder
         assert record is not None
         options: Mapping[str, Any] = record.options
-        # A frozen model was trained on nothing that its own version does not remember.
+        # The frozen model's own version already records its training pairs.
         trained_on = salt, TrainedPairs()
         form = plan.lineage.reader(plan.past_version).query_form()
     else:
@@ -487,19 +484,18 @@ def train(
     8
 
     Args:
-        corpus: by default `load_corpus(recipe)`; for any other, data.kind = "python" is recorded.
-        encoder: modules of your own, trained in place of the recipe's encoder.
-        trained: modules that your own loop has trained on `split_for(recipe, corpus, 0).training`;
-            they are measured and packaged, not trained.
+        corpus: default: `load_corpus(recipe)`; any other is recorded as data.kind = "python".
+        encoder: your modules, trained in place of the recipe's encoder.
+        trained: modules that you have trained on `split_for(recipe, corpus, 0).training`; they are
+            only measured and packaged.
         device: "auto", "cpu" or "cuda".
-        progress: whether steps and evaluations are shown on stderr.
+        progress: show steps and evaluations on stderr.
         folder: checkpoint folder, such as `lineage.work_dir`; an interrupted run resumes from it.
             None saves nothing.
-        checkpoints: when they are written, how many are kept, whether they are read.
-        callbacks: watch the training.
-        board: a folder for TensorBoard's files.
-        minutes: after which training ends with its epoch; the best one so far is kept. None has no
-            limit.
+        checkpoints: when to write checkpoints, how many to keep, and whether to resume from them.
+        callbacks: called during training.
+        board: a folder for TensorBoard.
+        minutes: time limit; training stops after the current epoch and keeps the best one.
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
     """
     recipe = with_modules(recipe, encoder, trained)
@@ -553,10 +549,10 @@ def upgrade(
     keep_unknown: bool = False,
     minutes: float | None = None,
 ) -> Artefact:
-    """Return the version after the newest, with its backward transform, by `recipe.upgrade`.
+    """Train the next version with its backward transform, by `recipe.upgrade`, and return it.
 
-    Its metrics hold the model's own, those of the same model trained without alignment, and for
-    every past version the metrics of reading it through the chain, and the certificate.
+    Its metrics include those of the same model trained without alignment, and, for every past
+    version, those of reading the new version as it, with the certificate.
 
     >>> import evergram
     >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
@@ -573,22 +569,21 @@ def upgrade(
 
     Args:
         corpus, device, progress, folder, checkpoints, callbacks, board, minutes: see `train`.
-        encoder: modules of your own, trained in place of the recipe's encoder; they may differ
-            from those of the version before.
-        past_encoders: by past version, the modules of your own that it was trained with; without
-            them it is known by its stored embeddings, and without these it is not measured.
-        trained: a model of this version, or modules of your own, trained without alignment on
+        encoder: your modules, trained in place of the recipe's encoder; they may differ from the
+            previous version's.
+        past_encoders: your modules by past version. Without them, its stored embeddings are used,
+            and without these it is not measured.
+        trained: a model or your modules, trained without alignment on
             `split_for(recipe, corpus, version, lineage.pair_history).training`. Only the transform
-            is fitted, which needs upgrade.method = 'post-closed', for example.
-        readings: whether to measure the new version read as each past one.
-        allow_small_overlap: allow too few objects in common with the past to measure the error on.
-        keep_unknown: let a frozen model embed, and be tested on, also the objects of the data that
-            it knows nothing of, as a comparison of methods on all of them does. Without it the
-            version has no vectors of these.
-    Raises: UnknownVersionError: the lineage has no version. LineageError: another process is
-        training the next one. DataError: too few objects are in common with the version before; it
-        was trained on a corpus that was passed, and none is; or the data cannot be used.
-        RecipeError, TrainingError. ShapeError: as `train`.
+            is fitted, which needs a method such as upgrade.method = 'post-closed'.
+        readings: measure the new version read as each past one.
+        allow_small_overlap: accept too few objects in common with the previous version to measure
+            the error.
+        keep_unknown: let a frozen model also embed, and be tested on, objects unknown to it.
+    Raises: UnknownVersionError: the lineage is empty. LineageError: another process is training the
+        next version. DataError: too few objects in common with the previous version; `corpus` is
+        missing, but that version was trained on one; or unusable data. RecipeError, TrainingError.
+        ShapeError: as `train`.
     Source: [BC] Eq. (3), (10), Table 1.
     """
     past, small = past_encoders or {}, allow_small_overlap
@@ -598,7 +593,7 @@ def upgrade(
     context = RunContext(
         chosen, shown, place, callbacks, checkpoints=checkpoints, ends=ends_after(minutes)
     )
-    # No process of another training may do so meanwhile; those of this one work together.
+    # Lock out other trainings; the processes of this one work together.
     with lineage.training() if is_first_process() else nullcontext():
         context = replace(context, collectives=join_processes(context.device))
         corpus, recipe = data_of(recipe, corpus, context.progress, lineage)
@@ -606,5 +601,5 @@ def upgrade(
         fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)
         report = measure_upgrade(plan, fitted, context.collectives)
         artefact = package_upgrade(plan, fitted, report)
-        context.collectives.sum(torch.zeros(()), "end")  # all have read what publishing may remove
+        context.collectives.sum(torch.zeros(()), "end")  # before publishing removes files
         return artefact
