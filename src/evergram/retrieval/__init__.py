@@ -3,15 +3,13 @@
 Read in this order:
 
 1. `reader`: `Reader`, a lineage and its stores.
-2. `version_maps`: from the version that a row was made with to the one that is asked for.
-   `metric_search`: distance and cosine on an index that knows inner products alone. `norm_fits`:
-   what stands for lengths that are not stored.
-3. `fill`: the stores of a lineage are filled, checked and opened. `backfill`: refresh a store's
-   older rows, worst first. `version_sidecar`: rows and hits at an old version, by a few bytes of
-   each old vector.
+2. `version_maps`: map rows from their version to the requested one.
+   `metric_search`: distance and cosine on an inner-product index. `norm_fits`: estimates of
+   lengths that are not stored.
+3. `fill`: fill, check and open stores. `backfill`: refresh a store's older rows, worst first.
+   `version_sidecar`: read rows at an old version more exactly, by a few bytes per old vector.
 
-[BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
-versions: `docs/method.md`, *One index for all versions*.
+Why one index serves all versions: `docs/method.md`, *One index for all versions*.
 """
 
 from __future__ import annotations

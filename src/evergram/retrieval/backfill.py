@@ -1,5 +1,5 @@
-"""A store's older rows are refreshed to a newer version: worst first, in batches, resumable; in a
-table of the user's own, by filling the column of that version. And several stores are filled."""
+"""Refresh a store's older rows to a newer version: worst first, in batches, resumable. In the
+user's own table, this fills the version's column. Also fills several stores."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from evergram.stores.store import (
 )
 from evergram.validation import sentence_of
 
-# Called with the side, the version, rows written and rows in all.
+# Called with the side, the version, rows written and total rows.
 SideProgress = Callable[[str, int, int, int], None]
 BATCH = 10_000
-# The error of a row that nobody can read, of a withdrawn version or without a vector: it is first.
+# Error of unreadable rows (withdrawn version, or no vector), which are refreshed first.
 UNREAD = 1e9
-# A backfill has stalled when it wrote nothing for so many seconds.
+# A backfill has stalled if it wrote nothing for this many seconds.
 PATIENCE = 600.0
 # The state of a backfill whose files are damaged.
 UNREADABLE = "cannot be read; plan again"
@@ -67,10 +67,10 @@ class BackfillStatus:
 
     Args:
         target: the version that rows are refreshed to.
-        rows: how many are to be refreshed.
-        refreshed: how many of these are.
-        remaining: mean predicted error of rows that wait, over that of all rows to refresh.
-        held: rows of the store by version, now.
+        rows: number of rows to refresh.
+        refreshed: number of rows refreshed so far.
+        remaining: summed predicted error of the waiting rows, as a share of that of all `rows`.
+        held: current number of rows by version.
     """
 
     state: State
@@ -84,8 +84,8 @@ class BackfillStatus:
 
 
 class BackfillRecord(BaseModel):
-    """All that a backfill's folder says of it, in one file that is replaced after each batch: `at`
-    is when it was written. It is paused where it stopped after the rows that it was asked for."""
+    """State of a backfill, in a file that is replaced after each batch. `at` is the time of
+    writing. "paused" means that `apply` stopped after the requested number of rows."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
 
@@ -101,7 +101,6 @@ class BackfillRecord(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises: IntegrityError: it cannot be read."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
@@ -117,9 +116,8 @@ class BackfillRecord(BaseModel):
 
 @dataclass(frozen=True)
 class BackfillProgress:
-    """The progress of one backfill, as its files show it, and the seconds since they were last
-    written. The state is one of `State`, "stalled" (under way, and nothing was written for
-    `PATIENCE`) or `UNREADABLE`."""
+    """The progress of a backfill according to its files, and the seconds since they were last
+    written. The state is one of `State`, "stalled" (idle for `PATIENCE`) or `UNREADABLE`."""
 
     side: str
     version: int
@@ -130,8 +128,7 @@ class BackfillProgress:
 
 
 def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillProgress]:
-    """Return every backfill in a lineage's folder that is planned, under way or done; of a store,
-    the last one."""
+    """Return the latest backfill of each store in a lineage's folder, in any state."""
     found = []
     for path in sorted((lineage / "backfills").glob(f"*/{RECORD}")):
         try:
@@ -141,7 +138,7 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
             found.append(BackfillProgress(side, 0, 0, 0, UNREADABLE))
             continue
         idle, state = (time.time() if now is None else now) - record.at, str(record.state)
-        # A time ahead of this machine's clock says as little as one that is long past.
+        # A time in the future, from another machine's clock, counts as stalled, too.
         if state == "under way" and abs(idle) > PATIENCE:
             state = "stalled"
         progress = record.side, record.target, record.done, record.rows, state, idle
@@ -152,8 +149,8 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
 def backfill_order(
     lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
 ) -> pa.Table:
-    """Return the rows of a store that `source`, the embeddings of version `target`, has: `id` and
-    the predicted `error`, worst first."""
+    """Return `id` and predicted `error`, worst first, of a store's rows that `source`, the
+    embeddings of version `target`, also has."""
     maps = VersionMaps(lineage)
     ids, errors = [pa.array([], store.id_type)], [np.zeros(0)]
 
@@ -166,7 +163,7 @@ def backfill_order(
         errors.append(np.full(len(ids[-1]), UNREAD))
     for version in sorted(store.count().keys() - {target}):
         if version > target and isinstance(store, AdoptedStore):
-            continue  # Its newest vector is what is read of a row, whatever others it has.
+            continue  # A table row is read by its newest vector.
         for rows in store.scan(version):
             has_new = has_new_row(rows.ids)
             ids.append(rows.ids.filter(has_new))
@@ -186,9 +183,8 @@ def predicted_errors(
 ) -> npt.NDArray[np.float64]:
     """Return the predicted error [n] of reading rows [n, D_v] as another version.
 
-    With a forward map F it is ‖z − W F z‖, which is lost by the way forward and back, together with
-    the chain's own error by its certificate. Without a forward map a row cannot be read forward,
-    and its own error is not known: it is the certificate's, so the oldest come first.
+    With a forward map F, it combines the round-trip error ‖z − W F z‖ with the certificate's
+    estimate. Otherwise it is the estimate alone, so the oldest rows come first.
     """
     certificate = None
     if version < target:
@@ -205,14 +201,14 @@ def predicted_errors(
 class Backfill:
     """Refreshes the store of a side to production's version.
 
-    If `apply` is killed at any moment, the next one resumes: a batch's old rows are kept in a file
-    before the new ones are written, and writing a batch twice changes nothing. These files are kept
-    until `rollback` or the next plan, so that every row can be put back.
+    If `apply` is killed, the next one resumes: each batch's old rows are saved to a journal before
+    the new ones are written, and writing a batch twice does no harm. The journals are kept for
+    `rollback` until the next plan.
 
-    In a table of the user's own it fills the empty cells of that version's column, and keeps their
-    ids in a journal in the same database.
+    In the user's own table it fills the empty cells of the version's column, and keeps their ids in
+    a journal in the same database.
 
-    Raises: IntegrityError: the store was filled from another lineage, or with another side.
+    Raises: IntegrityError: the store was filled from another lineage or with another side.
     """
 
     def __init__(self, lineage: Lineage, store: ReadableStore, side: str) -> None:
@@ -231,8 +227,8 @@ class Backfill:
         """Write the order in which rows will be refreshed, the largest predicted error first.
 
         Args:
-            target: the version to refresh rows to; production by default.
-        Raises: LineageError: another backfill of this store is under way, or being rolled back.
+            target: the version to refresh rows to; default: production.
+        Raises: LineageError: another backfill of this store is unfinished.
         """
         target = self.lineage.production if target is None else target
         if isinstance(self.store, FillableTable):
@@ -240,14 +236,13 @@ class Backfill:
         with self._locked():
             if (self.folder / RECORD).exists():
                 earlier = BackfillRecord.read(self.folder / RECORD)
-                # One to a version that is no longer in production may stay unfinished: its rows
-                # are refreshed from where they are.
+                # An unfinished backfill to a version that left production is superseded.
                 going_on = earlier.state in ("under way", "paused")
                 going_on = going_on and earlier.target in (self.lineage.production, target)
                 if going_on or earlier.state == "rolling back":
                     how = "'apply', or undo it by 'rollback'" if going_on else "'rollback'"
                     raise LineageError(f"A backfill is {earlier.state}; first finish it by {how}.")
-            # Old rows of an earlier backfill, left there, would be taken for those of this one.
+            # Remove old journals, which would be taken for those of this backfill.
             remove_folder(self.folder)
             if self.folder.exists():
                 raise LineageError(
@@ -278,7 +273,7 @@ class Backfill:
         return self.status()
 
     def fill(self, target: int, progress: Progress | None = None) -> int:
-        """Finish what is under way, plan and apply, and return the rows of the plan."""
+        """Finish a started backfill, then plan and apply; return the number of planned rows."""
         with suppress(LineageError):
             if self._record().target == target and self._record().state in ("under way", "paused"):
                 self.apply(progress=progress)
@@ -289,20 +284,20 @@ class Backfill:
         """Refresh rows in the planned order.
 
         Args:
-            rows: stop after this many more; all by default.
-            progress: called with rows done and rows in all, before the first batch and after each.
-        Raises: LineageError: nothing is planned, it was rolled back or is half rolled back, its
-            version was withdrawn, or another version is in production by now.
+            rows: stop after this many more; default: all.
+            progress: called with rows done and total rows, before the first batch and after each.
+        Raises: LineageError: nothing is planned, or a rollback was started, or the version was
+            withdrawn or is no longer in production.
         """
-        self._record()  # before a lock is made
+        self._record()  # fail before making a lock
         with self._locked():
             record = self._record()
             if record.state in ("rolling back", "rolled back"):
                 raise LineageError(
                     f"This backfill is {record.state}; finish it by 'rollback', and plan another."
                 )
-            self.lineage.manifest(record.target)  # says so if it was withdrawn
-            # A table may have a later version's vectors before it is promoted: the newest are read.
+            self.lineage.manifest(record.target)  # refuses a withdrawn version
+            # A table may get vectors of a later version before it is promoted.
             ahead = isinstance(self.store, AdoptedStore) and record.target > self.lineage.production
             if record.target != self.lineage.production and not ahead:
                 raise LineageError(
@@ -329,20 +324,20 @@ class Backfill:
         return self.status()
 
     def rollback(self, progress: Progress | None = None) -> BackfillStatus:
-        """Put back every row that was refreshed, unless it was written again since.
+        """Restore all refreshed rows, except those that others have overwritten since.
 
         Args:
-            progress: called with batches done and batches in all.
+            progress: called with batches done and total batches.
         Raises: LineageError: nothing is planned.
         """
-        self._record()  # before a lock is made
+        self._record()  # fail before making a lock
         with self._locked():
             record = self._record()
             if isinstance(self.store, FillableTable):
                 self._empty_cells(self.store, record, progress)
                 return self.status()
-            # What was kept last first: a row that others wrote after a kill is put back, and is
-            # then no longer one of `apply`.
+            # Newest first: once a row that others wrote after a kill is restored, it no longer
+            # equals what `apply` wrote, and older journals leave it alone.
             journals = sorted((self.folder / JOURNAL).glob("*.sealed"), reverse=True)
             with self._source() as source:
                 for number, path in enumerate(journals, start=1):
@@ -351,7 +346,7 @@ class Backfill:
                         if not mask.any():
                             continue
                         if record.state != "rolling back":
-                            # Until all rows are back, no other step may go on from here.
+                            # Blocks `apply` and `plan` until all rows are restored.
                             record = self._write(record, state="rolling back")
                         ids = old.ids.filter(pa.array(mask))
                         self.store.upsert(Rows(old.version, ids, old.vectors[mask]))
@@ -378,8 +373,7 @@ class Backfill:
             self.store.begin_column(target, self.lineage.manifest(target).dim)
             return
         if record.state != "planned":
-            # A kill may have left rows of which later versions are written; `_refresh` does not
-            # see them, and their ids may be of any batch before.
+            # After a kill, outdated rows of any earlier batch may be left, hidden from `_refresh`.
             self.store.remove_superseded()
         self.store.take_side(self.side)
         self.store.add_space(self.store.spaces().get(target, space_of(self.lineage, target)))
@@ -401,7 +395,7 @@ class Backfill:
         self._write(record, state="rolled back", done=0)
 
     def _refresh(self, source: ReadableStore, target: int, ids: pa.Array, name: str) -> None:
-        """Write the old rows of a batch to a journal, and then the new ones to the store."""
+        """Write a batch's old rows to a journal, then the new ones to the store."""
         if isinstance(self.store, FillableTable):
             for rows in source.fetch(ids):
                 self.store.write_cells(rows)
@@ -409,7 +403,7 @@ class Backfill:
         old = [rows for rows in self.store.fetch(ids) if rows.version != target]
         if not old:
             return
-        # After a kill, rows that were written by others since are kept too, in one more file.
+        # After a kill, rows that others have written since go to an additional journal.
         journals = sorted((self.folder / JOURNAL).glob(f"{name}*"))
         kept = {key for path in journals for rows in journal_rows(path) for key in _keys(rows)}
         fresh = []
@@ -417,7 +411,7 @@ class Backfill:
             columns = {
                 "id": rows.ids,
                 "version": pa.array(np.full(len(rows), rows.version), pa.int64()),
-                # Those of two versions may differ in length.
+                # A variable-size list, because dims differ by version.
                 "vector": pa.array(list(rows.vectors), pa.list_(pa.float32())),
             }
             fresh.append(pa.table(columns).filter([key not in kept for key in _keys(rows)]))
@@ -431,9 +425,8 @@ class Backfill:
                 self.store.upsert(Rows(target, rows.ids, vectors))
 
     def _ours(self, source: ReadableStore, target: int, ids: pa.Array) -> npt.NDArray[np.bool_]:
-        """Return of which ids [n] the row is the one that `apply` wrote."""
+        """Return a mask [n]: True where the stored row is the one that `apply` wrote."""
         own = []
-        # A store may return the rows of one version in several parts.
         for stored in self.store.fetch(ids):
             if stored.version != target:
                 continue
@@ -445,7 +438,7 @@ class Backfill:
         return places_among(ids, joined_ids(own, self.store.id_type))[0]
 
     def _source(self) -> ReadableStore:
-        """Return the store of the rows to write, which the plan filled. Raises: IntegrityError."""
+        """Return the store of new rows that the plan filled. Raises: IntegrityError."""
         try:
             return open_store(str(self.folder / SOURCE))
         except EvergramError as error:
@@ -455,8 +448,8 @@ class Backfill:
             ) from error
 
     def _record(self) -> BackfillRecord:
-        """Raises: LineageError: nothing is planned. IntegrityError: the record is damaged, or of
-        another version than the lineage's."""
+        """Raises: LineageError: nothing is planned. IntegrityError: the record is damaged or its
+        fingerprint differs from the lineage's."""
         path = self.folder / RECORD
         if not path.exists():
             raise LineageError(
@@ -464,7 +457,7 @@ class Backfill:
                 "makes one."
             )
         record = BackfillRecord.read(path)
-        # Rows that were refreshed to a version that was withdrawn since can still be put back.
+        # Rows can be restored even if the version was withdrawn since.
         withdrawal = self.lineage.withdrawn.get(record.target)
         version = self.lineage.manifest(record.target) if withdrawal is None else withdrawal
         if record.fingerprint != version.fingerprint:
@@ -474,8 +467,7 @@ class Backfill:
         return record
 
     def _write(self, record: BackfillRecord, **changes: Any) -> BackfillRecord:
-        """Replace the record by one with these changes, and the time: who reads it later can tell
-        whether the backfill still moves."""
+        """Save the record with these changes and the current time, which shows stalls."""
         changed = record.model_copy(update={**changes, "at": time.time()})
         write_text(self.folder / RECORD, changed.model_dump_json(indent=2), self._mode)
         return changed
@@ -500,7 +492,7 @@ class Backfill:
 
 @dataclass(frozen=True)
 class FilledStore:
-    """A store that was filled: rows written, and rows in it by version."""
+    """A filled store: the number of rows written, and of rows `held` by version."""
 
     store: str
     side: str
@@ -516,19 +508,18 @@ def fill_stores(
     index: bool = False,
     progress: SideProgress | None = None,
 ) -> list[FilledStore]:
-    """Write all embeddings of a version to stores, created where there are none; to a table of
-    one's own, the vectors of its rows that have none of that version, as a `Backfill`.
+    """Write all embeddings of a version to stores, creating missing ones. The user's own table gets
+    the vectors that its rows lack, as a `Backfill`.
 
-    All stores are opened and checked before the first row is written to any. A snapshot that was
-    made and got no row is removed again.
+    All stores are checked before the first row is written. A new snapshot that stays empty is
+    removed.
 
     Args:
         addresses: side to address.
-        version: a number or a label, whose embeddings the lineage stores; production by default.
+        version: number or label of a version with stored embeddings; default: production.
         index: build each store's native index afterwards.
-        progress: called with the side, the version, the rows written and the rows in all.
-    Raises: LineageError: no such side. DataError: one store is given for two sides. Others as
-        `fill`.
+        progress: called with the side, the version, rows written and total rows.
+    Raises: LineageError: unknown side. DataError: two sides share a store. Others as `fill`.
     """
     number = lineage.resolve(version)
     kinds = {side: id_type(lineage, side, number) for side in addresses}
@@ -563,7 +554,7 @@ def fill_stores(
 
 
 def write_table(path: Path, table: pa.Table, mode: int) -> None:
-    """Write a table, whole or not at all, as its SHA-256 followed by an Arrow file."""
+    """Atomically write a table as its SHA-256 followed by an Arrow file."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -574,11 +565,8 @@ def write_table(path: Path, table: pa.Table, mode: int) -> None:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return the table that `write_table` wrote. Its hash is compared before anything is parsed, as
-    damaged Arrow can end the process.
-
-    Raises: IntegrityError: it is missing or damaged.
-    """
+    """Read a table from `write_table`. The hash is checked before parsing, because damaged Arrow
+    files can crash the process. Raises: IntegrityError: it is missing or damaged."""
     try:
         with pa.memory_map(str(path)) as file:
             whole = file.read_buffer()
@@ -593,7 +581,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def journal_rows(path: Path) -> Iterator[Rows]:
-    """Yield the rows of a journal, by version. Raises: IntegrityError: it is missing or damaged."""
+    """Yield a journal's rows by version. Raises: IntegrityError: it is missing or damaged."""
     table = read_table(path)
     versions = table["version"].to_numpy()
     for version in sorted(set(versions.tolist())):

@@ -1,5 +1,4 @@
-"""The stores of a lineage: filled with a published version, checked to hold what it published, and
-opened."""
+"""Fill stores with a published version, check that they hold it, and open them."""
 
 from __future__ import annotations
 
@@ -29,17 +28,17 @@ from evergram.vector_files.open_embeddings import open_embeddings
 
 log: logging.Logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
-# A vector is the published one if it differs from it by less than this part of its length: the
-# rounding of half precision and of another run of the same model are less, another model is more.
+# Largest relative distance between a table's vector and the published one: above half-precision
+# rounding and another run of the same model, below another model.
 TOLERANCE = 2e-3
-# The share of the compared vectors that must be the published ones: some texts may have changed.
+# Minimum share of equal vectors: some texts may have changed.
 AGREEING = 0.9
-# Rows of the table that are looked for in the published file, if it has no canary.
+# Table rows to look up in the published file, if the table has no canary.
 LOOKED_FOR = 200
 
 
 def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:
-    """Return the space in which a store keeps a version: [z], or with `norms` [z, n_0 … n_v]."""
+    """Return a store's space for a version: [z], or with `norms` [z, n_0 … n_v]."""
     manifest = lineage.manifest(version)
     width = manifest.dim + (version + 1 if norms else 0)
     return Space(version, width, manifest.fingerprint)
@@ -54,15 +53,14 @@ def fill(
 ) -> int:
     """Write all embeddings of a version to a store.
 
-    Rows of other versions stay if this version has none of their id, unless their version was
-    withdrawn, as nobody can read them then. The store is of this side from then on.
+    Rows of other versions stay if their ids are not in this version, unless their version was
+    withdrawn. The store is bound to `side`.
 
     Args:
-        version: one whose embeddings the lineage stores; production by default.
-        progress: called with rows written and rows in all.
+        version: a version with stored embeddings; default: production.
+        progress: called with rows written and total rows.
     Returns: rows written.
-    Raises: IntegrityError: the store has vectors, or a space for that version, of another lineage;
-        or it is of another side.
+    Raises: IntegrityError: the store belongs to another lineage or another side.
     """
     version = lineage.production if version is None else version
     file = open_embeddings(lineage.stored(side, version))
@@ -70,14 +68,14 @@ def fill(
     store.take_side(side)
     maps = VersionMaps(lineage)
     there = store.spaces().get(version)
-    # An empty space may be another lineage's, too, so its fingerprint is compared.
+    # A space that was made without norms stays so.
     plain = there is not None and there.dim == lineage.manifest(version).dim
     space = space_of(lineage, version, norms=not plain)
 
     def blocks() -> Iterator[Rows]:
         done = 0
         for ids, vectors in file.blocks():
-            # The store may have integers as texts.
+            # The store may store integers as text.
             keys = ids.cast(pa.string()) if store.id_type == pa.string() else ids
             yield stored_rows(maps, space, keys, vectors.numpy())
             done += len(ids)
@@ -90,14 +88,14 @@ def fill(
 
 
 def remove_withdrawn(lineage: Lineage, store: Store) -> None:
-    """Remove the rows of withdrawn versions, which no map leads from to any other."""
+    """Remove the rows of withdrawn versions, which cannot be read as any other version."""
     for version in store.filled().keys() & lineage.withdrawn.keys():
         for ids in [rows.ids for rows in store.scan(version)]:
             store.delete(ids)
 
 
 def refuse_shared(places: Mapping[str, str]) -> None:
-    """Refuse one store for two sides. Raises: DataError."""
+    """Raises: DataError: two sides share a store."""
     if len(set(places.values())) < len(places):
         raise DataError(
             f"One store is given for two of the sides {', '.join(places)}; a store holds one side: "
@@ -112,10 +110,10 @@ def id_type(lineage: Lineage, side: str, version: int) -> str:
 
 
 def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> None:
-    """Compare vectors of one version with those that were published.
+    """Compare a table's vectors with those that were published.
 
-    Raises: IntegrityError: a column holds other vectors, of another dim, or none that could be
-        compared. LineageError: the version is not in the lineage.
+    Raises: IntegrityError: the column has different vectors or dim, or none that can be compared.
+        LineageError: the version is not in the lineage.
     """
     known = {manifest.version: manifest for manifest in lineage.versions}
     if version not in known:
@@ -151,8 +149,7 @@ def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: in
 
 
 def _published(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> Iterator[Block]:
-    """Yield the vectors that were published under the ids of some of the table's rows, as the whole
-    published file has them."""
+    """Yield published vectors of some of the table's ids, from the whole published file."""
     published = lineage.manifest(version).embeddings
     if version in lineage.versions_with_embeddings and side in published:
         own = store.column_rows(version, None, LOOKED_FOR)
@@ -164,9 +161,9 @@ def _published(lineage: Lineage, store: AdoptedStore, side: str, version: int) -
 
 
 def _compared(store: AdoptedStore, version: int, blocks: Iterable[Block]) -> tuple[int, int]:
-    """Return how many of some published vectors the table has, and how many of these are equal."""
+    """Return how many of the published vectors the table has, and how many of these are equal."""
     compared = agreeing = 0
-    with suppress(pa.ArrowInvalid):  # ids that the table cannot have
+    with suppress(pa.ArrowInvalid):  # ids that do not fit the table's type
         for published, vectors in blocks:
             ids = published.cast(store.id_type)
             rows = store.column_rows(version, ids, len(ids))
@@ -181,16 +178,15 @@ def _compared(store: AdoptedStore, version: int, blocks: Iterable[Block]) -> tup
 def check_store(
     lineage: Lineage, store: ReadableStore, side: str, *, to_write: bool = False
 ) -> None:
-    """Refuse a store of another lineage or another side. Nothing is written to it.
+    """Refuse a store of another lineage or another side, without writing to it.
 
-    Of a table of the user's own, a column that has no vector yet is compared with what was
-    published before the first row of its version is read.
+    In the user's own table, a column that is still empty is checked before the first row of its
+    version is read.
 
     Args:
-        to_write: whether it may have rows of a withdrawn version, which nobody can read, and a
-            table no vector yet.
-    Raises: IntegrityError: a store holds vectors of another lineage or of another side, or it has
-        rows and does not say of which side. LineageError: it has rows of a withdrawn version.
+        to_write: accept rows of a withdrawn version, and a table without vectors.
+    Raises: IntegrityError: the store belongs to another lineage or side, or it has rows but no
+        recorded side. LineageError: it has rows of a withdrawn version.
     """
     filled = store.filled()
     if isinstance(store, AdoptedStore):
@@ -246,9 +242,9 @@ def check_store(
 def open_stores(
     lineage: Lineage, stores: Mapping[str, str | ReadableStore]
 ) -> dict[str, ReadableStore]:
-    """Return stores, by side: each is opened at its address, or is one already.
+    """Open the stores that are given by address; return all by side.
 
-    Raises: LineageError: no such side. DataError: one store is given for two sides.
+    Raises: LineageError: unknown side. DataError: two sides share a store.
     """
     sides = lineage.manifest(lineage.production).embeddings
     unknown = [side for side in stores if side not in sides]
@@ -265,7 +261,7 @@ def open_stores(
             for side, store in stores.items()
         }
         refuse_shared({side: store.place for side, store in by_side.items()})
-        opened.pop_all()  # From here on they are the caller's.
+        opened.pop_all()  # now the caller closes them
     return by_side
 
 
@@ -283,9 +279,8 @@ def canary_stores(
     """Return snapshots of the newest version, DIR/stores/.canary/<side>; none if it is production.
 
     Args:
-        beside: side to the store that is read for versions to production. A side whose store has
-            rows of the newest version, and no row that cannot be read as it, gets no snapshot: that
-            store is what will answer once the version is promoted.
+        beside: side to the store of production. If all its rows can be read as the newest version,
+            and some are of it, the side gets no snapshot.
     Raises: StoreError: another process is filling them.
     """
     parent = lineage.path / "stores" / ".canary"
@@ -297,7 +292,7 @@ def canary_stores(
     for side in lineage.manifest(lineage.newest).embeddings:
         store = (beside or {}).get(side)
         if store is None or not _has_newest(lineage, store):
-            # The user's own table may have integers as texts.
+            # The user's own table may store integers as text.
             as_texts = store is not None and store.id_type == pa.string()
             as_texts = as_texts and id_type(lineage, side, lineage.newest) == "int64"
             folders[side] = parent / (f"{side}.string" if as_texts else side), as_texts
@@ -308,7 +303,7 @@ def _has_newest(lineage: Lineage, store: ReadableStore) -> bool:
     """Return whether a store has rows of the newest version, and all rows can be read as it."""
     filled = set(store.read_consistently(lambda view: list(view.filled())))
     newest = lineage.newest
-    # Of another lineage's versions no map is known; the reader refuses such a store.
+    # The reader refuses stores with another lineage's versions, which have no maps.
     if newest not in filled or not filled <= {m.version for m in lineage.versions}:
         return False
     return all(lineage.forward(version, newest) is not None for version in filled - {newest})
@@ -317,12 +312,12 @@ def _has_newest(lineage: Lineage, store: ReadableStore) -> bool:
 def _snapshots(
     lineage: Lineage, folders: Mapping[str, tuple[Path, bool]], version: int
 ) -> dict[str, Store]:
-    """Return snapshots filled with a version, given for each side its folder, and whether ids are
-    texts there whatever they are in the lineage."""
+    """Return snapshots filled with a version. `folders` has each side's folder, and whether to
+    store ids as text."""
     stores: dict[str, Store] = {}
     for folder, _ in folders.values():
         check_tree(lineage.path, folder.parent)
-    # Published files that are missing or damaged are refused before a folder is made.
+    # Refuse missing or damaged published files before making a folder.
     kinds = {side: id_type(lineage, side, version) for side in folders}
     dim = lineage.manifest(version).dim
     VersionMaps(lineage).norms(np.zeros((0, dim), dtype=np.float32), version)
@@ -332,18 +327,18 @@ def _snapshots(
             kind = "string" if as_texts else kinds[side]
             store = opened.enter_context(open_store(str(folder), create=kind))
             stores[side] = store
-            # Two versions may be of one space, with one fingerprint, and have other vectors in it.
+            # Two versions may share a fingerprint but differ in their vectors.
             record = {"fingerprint": lineage.manifest(version).fingerprint, "version": version}
-            # A file beside the folder says what it was filled with.
+            # The marker next to the folder records what it was filled with.
             marker, filled_with = folder.with_name(f"{folder.name}.json"), None
             with suppress(OSError, ValueError):
                 filled_with = json.loads(marker.read_text())
             held, rows = store.count(), open_embeddings(lineage.stored(side, version)).rows
-            # Rows of a later version: `store fill` and a backfill write them without this file.
+            # `store fill` and backfills write rows of later versions without updating it.
             moved_on = any(v > version for v in held) and held.get(version, 0) < rows
             if filled_with != record or moved_on:
                 log.info("Filling %s with version %d.", store.address, version)
-                # If this is killed, the marker of before would be of rows that are gone.
+                # Remove the marker first, so that it is not wrong if this is killed.
                 if marker.exists():
                     marker.unlink()
                     sync(marker.parent)

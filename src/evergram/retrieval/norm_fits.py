@@ -1,4 +1,4 @@
-"""Squared lengths of rows as a later version reads them, which are not stored with the rows.
+"""Estimate squared lengths of mapped rows as a linear function of the stored coordinates.
 
 Source: docs/method.md, "One index for all versions".
 """
@@ -13,10 +13,9 @@ import numpy as np
 
 from evergram.stores.store import Doubles, Floats
 
-# Rows that are read at once; the weights are fitted to the first of them.
+# Rows to read at once; the weights are fitted to at least this many.
 READ = 16_384
-# Of the mean square of each coordinate: one that hardly varies gets no weight, as a large weight
-# would be lost in rounding.
+# Relative to each coordinate's mean square. Prevents large weights of coordinates that hardly vary.
 RIDGE = 1e-8
 
 
@@ -26,8 +25,8 @@ class NormFit:
 
     Args:
         weight: float32 [width].
-        ends: the smallest and the largest ‖z̃‖², or a little beyond; unknown if norms are stored.
-        largest: the largest size of each coordinate of x, [width].
+        ends: bounds of ‖z̃‖²; unset if norms are stored.
+        largest: the largest absolute value of each coordinate of x, [width].
     """
 
     weight: Floats
@@ -38,16 +37,16 @@ class NormFit:
     largest: Floats | float = 0.0
 
     def rounding(self, linear: Floats) -> Doubles:
-        """Return how far float32 may be from the scores of queries [Q, width], [Q]: a share of the
-        sum of all terms' sizes; 0 where norms are stored."""
+        """Bound the float32 rounding error [Q] of the scores of queries [Q, width]; 0 if norms are
+        stored."""
         terms: Doubles = np.abs(linear) * np.asarray(self.largest, np.float64)
         rounding: Doubles = 2.0**-22 * terms.sum(axis=1)
         return rounding
 
 
 def fit_norms(blocks: Iterable[tuple[Floats, Doubles]], width: int) -> NormFit:
-    """Fit the weights to the first of the stored rows [n, width] that come with their ‖z̃‖² [n], and
-    measure e on all."""
+    """Fit the weights to the first blocks of stored rows [n, width] with their ‖z̃‖² [n], and bound
+    e over all blocks."""
     rest, first, count = iter(blocks), list[tuple[Floats, Doubles]](), 0
     while count < READ and (block := next(rest, None)) is not None:
         first.append(block)
