@@ -24,8 +24,7 @@ from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings,
 
 # Maps n ids to the new model's vectors of these objects, [n, D].
 Encode = Callable[[pa.Array], npt.NDArray[np.floating]]
-# Hits to re-rank per query.
-DEPTH = 200
+DEPTH = 200  # hits to re-rank per query
 
 
 class KeptVectors:
@@ -164,7 +163,6 @@ def cascade(
 
 
 def _touched(hits: Sequence[Hits]) -> pa.Array:
-    """Return the distinct ids of all hits."""
     return pc.unique(joined_ids([h.ids for h in hits if len(h)], pa.string()))
 
 

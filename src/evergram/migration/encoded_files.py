@@ -45,12 +45,9 @@ from evergram.vector_files.open_embeddings import (
 )
 
 QUIET = Progress(quiet=True)
-# Formats that can store the encoder's record.
-WRITTEN = (*PARQUET, *ARROW, ".npy")
-# Texts per part; an interrupted run resumes after its last complete part.
-PART = 1024
-# Kept vectors to recompute for comparison.
-CHECKED = 256
+WRITTEN = (*PARQUET, *ARROW, ".npy")  # formats that can store the encoder's record
+PART = 1024  # texts per part; an interrupted run resumes after its last complete part
+CHECKED = 256  # kept vectors to recompute for comparison
 log: logging.Logger = logging.getLogger(__name__)
 
 

@@ -73,7 +73,6 @@ class MigrationVectors:
         }
 
     def of_queries(self, rows: Tensor) -> MigrationVectors:
-        """Return all texts with some of the queries."""
         return replace(
             self,
             queries=[self.queries[row] for row in rows.tolist()],
@@ -140,10 +139,8 @@ def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, 
 
 
 Similarity = Literal["cosine", "dot"]
-# Bytes per float32 coordinate.
-FLOAT = 4
-# Minimum number of texts for fitting a backward transform.
-LEAST_PAIRS = 100
+FLOAT = 4  # bytes per float32 coordinate
+LEAST_PAIRS = 100  # minimum number of texts for fitting a backward transform
 
 
 @dataclass(frozen=True)
@@ -302,14 +299,10 @@ def _with_sidecar(
     return Way(way.ranked, way.encoded, way.bytes_a_text, way.milliseconds, facts)
 
 
-# Minimum number of judged queries for a verdict.
-LEAST_QUERIES = 20
-# Queries with at least this cosine by both models count as one.
-SAME_QUERY = 1 - 1e-5
-# Queries per block of comparisons.
-BLOCK = 1024
-# Number of texts for the maps that check the files.
-TEXTS = 2000
+LEAST_QUERIES = 20  # minimum number of judged queries for a verdict
+SAME_QUERY = 1 - 1e-5  # queries with at least this cosine by both models count as one
+BLOCK = 1024  # queries per block of comparisons
+TEXTS = 2000  # number of texts for the maps that check the files
 
 
 def distinct_queries(vectors: MigrationVectors) -> Tensor:
@@ -365,10 +358,8 @@ def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
     return reasons
 
 
-# Ways to change, cheapest first.
-CHANGES = ("bridge", "cascade", "bridge_cascade", "reindex")
-# Ways that encode queries with the old model.
-BY_OLD_MODEL = ("stay", "cascade")
+CHANGES = ("bridge", "cascade", "bridge_cascade", "reindex")  # ways to change, cheapest first
+BY_OLD_MODEL = ("stay", "cascade")  # ways that encode queries with the old model
 
 
 @dataclass(frozen=True)

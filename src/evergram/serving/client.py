@@ -144,14 +144,11 @@ class Client(Reopened):
 
         Args:
             version: the version of the vectors; default as for `embed`.
-            side: the side to search.
             metric: default from `Reader.default_metric`.
-            ids: search only these ids.
-            filter: search only rows whose metadata match, such as {"category": "news"}; see
-                docs/serving.md, "Filters".
+            ids, filter: search only these ids, and rows with these metadata, such as
+                {"category": "news"}; see docs/serving.md, "Filters".
             rerank: rank this many hits by the version's own vectors, see docs/serving.md.
-            scores, query_vectors: "calibrated" puts scores on the version's own scale, which
-                depends on where the vectors come from, see `Reader.search`.
+            scores, query_vectors: see `Reader.search`.
         """
         chosen = ids.to_pylist() if isinstance(ids, pa.Array) else ids
         fields = {
@@ -174,7 +171,7 @@ class Client(Reopened):
         """Let the service encode texts, and return the k stored objects nearest to each.
 
         Args:
-            version: version of the texts' and objects' vectors; default as for `embed`.
+            version: as for `embed`.
             role: selects the encoder's prompt.
             options: side, metric, ids, filter, rerank and scores, see `search`.
         """
@@ -202,7 +199,7 @@ class Client(Reopened):
         Args:
             candidates: ids that a query met, or a list of such lists.
             weights: how often each was met, above 0.
-            version: the version to read them as; default as for `embed`.
+            version: as for `embed`.
             values: the pairs' values, if the version was trained on values.
             missing: "skip" leaves out candidates that are not stored.
         """
@@ -303,7 +300,6 @@ def _vector_column(vectors: npt.ArrayLike) -> pa.Array:
 
 
 def _hits(table: pa.Table) -> list[Hits]:
-    """Return the hits of each query in an answer."""
     ids, scores = table["id"].combine_chunks(), table["score"].to_numpy()
     versions = table["computed_from"].to_numpy()
     queries = np.arange(int(table.schema.metadata[b"evergram.queries"]) + 1)

@@ -1,10 +1,9 @@
 """Limits on connections: how many may be open, and how long each may wait for its client.
 
-uvicorn closes a connection that is silent after an answer (`timeout_keep_alive`), and refuses
-requests beyond a number of connections (`limit_concurrency`). But it waits forever for the first
-byte of a request, for the rest of its headers, and for a client to read its answer; and it counts
-idle connections like busy ones. So a `LimitedProtocol` sits between the socket and uvicorn's
-protocol. It relies on the asyncio and ASGI interfaces, and on the state of the h11 connection.
+uvicorn limits only the silence after an answer (`timeout_keep_alive`) and the number of connections
+(`limit_concurrency`), counting idle ones like busy ones. It waits forever for the first byte of a
+request, for the rest of its headers, and for a client to read its answer. So a `LimitedProtocol`
+sits between the socket and uvicorn's protocol. It relies on asyncio, ASGI and h11's state.
 """
 
 from __future__ import annotations
@@ -32,15 +31,12 @@ from evergram.serving.settings import LONGEST, ServiceSettings
 
 # Connections beyond the limit that may still send a request; when full, the oldest is closed.
 EXTRA = 64
-# Pages that are answered even if all connections are taken.
-HEALTH = ("/healthz", "/readyz")
-# Seconds to wait for the rest of a request that will be refused.
-PATIENCE = 1.0
+HEALTH = ("/healthz", "/readyz")  # pages that are answered even if all connections are taken
+PATIENCE = 1.0  # seconds to wait for the rest of a request that will be refused
 # Seconds for which a stopping service keeps answering, so that clients with an open connection
 # are told to close it.
 DRAIN = 1.0
-# Maximum size of a request's headers in bytes.
-HEADERS = 1 << 14
+HEADERS = 1 << 14  # maximum size of a request's headers in bytes
 # Bytes to read from a connection at once. By default an event loop reads 256 KiB, and parsing
 # that many one-byte HTTP chunks would block it for more than a second.
 READ = 1 << 14
@@ -109,9 +105,8 @@ class Connections:
 class LimitedProtocol(asyncio.BufferedProtocol):
     """Wraps the server's protocol, and closes a connection that waits too long.
 
-    Reads at most `READ` bytes at a time, and gives other connections a turn between reads. It is a
-    buffered protocol because uvloop lets only those choose the read size; uvloop may read up to 32
-    times from one connection in a row."""
+    Reads at most `READ` bytes at a time, and gives other connections a turn between reads: uvloop
+    may read 32 times in a row. Only buffered protocols can choose uvloop's read size."""
 
     def __init__(self, rules: Connections, inner: H11Protocol) -> None:
         self.rules, self.inner = rules, inner
@@ -122,8 +117,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         # Request tasks that the server starts find their connection in this context.
         self._context = contextvars.copy_context()
         self._context.run(_CONNECTION.set, self)
-        # The ASGI scope of the current request.
-        self._request: Any = None
+        self._request: Any = None  # the ASGI scope of the current request
         # Whether any request was received, and whether the current answer has started.
         self._had_request = self.begun = False
         # Whether the client has stopped reading, and whether the server has.

@@ -40,8 +40,7 @@ RAISED: dict[str, type[EvergramError]] = {
     "fingerprint": LineageError,
 }
 RETRY_AFTER = {503: "1"}
-# Maximum characters of a message, which may quote the request.
-LONGEST = 1000
+LONGEST = 1000  # maximum characters of a message, which may quote the request
 
 # Messages must not reveal this machine's files, nor the addresses of stores and encoders.
 # A comma belongs to an address if the next character does.

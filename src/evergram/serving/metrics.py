@@ -55,7 +55,6 @@ class Metrics:
     def answered(
         self, route: str, consumer: str, version: int | None, status: int, seconds: float
     ) -> None:
-        """Count one request."""
         number = "" if version is None else str(version)
         self._requests.labels(route, consumer, number, str(status)).inc()
         self._seconds.labels(route).observe(seconds)

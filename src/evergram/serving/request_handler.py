@@ -31,8 +31,7 @@ from evergram.tracing import annotate
 # Bytes of each body that the budget does not count, so that a full budget refuses only large
 # requests.
 FREE = 1 << 16
-# Memory overhead in bytes of each chunk of a body.
-CHUNK_OVERHEAD = 64
+CHUNK_OVERHEAD = 64  # memory overhead in bytes of each chunk of a body
 
 
 class BodyBudget:
@@ -109,8 +108,7 @@ def is_arrow(request: Request) -> bool:
 
 T = TypeVar("T")
 
-# Seconds that a request for an unknown version waits for the service to load it.
-PATIENCE = 2.0
+PATIENCE = 2.0  # seconds that a request for an unknown version waits for the service to load it
 
 
 class Workers:
@@ -171,8 +169,7 @@ VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform", "/v1/fold-in")
 # Refusals that are retried after loading a new version. A forbidden version is among them so that
 # its refusal takes the same time whether or not the version exists.
 _RELOADABLE = ("taking_up", "forbidden_version")
-# Requests for the metrics page that may wait for another one.
-PAGES = 8
+PAGES = 8  # requests for the metrics page that may wait for another one
 
 
 @dataclass

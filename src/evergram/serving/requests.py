@@ -54,14 +54,12 @@ Metric = Literal["ip", "l2", "cosine"]
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
-# Maximum number of fields of a request.
-MEMBERS = 64
+MEMBERS = 64  # maximum number of fields of a request
 # Limits on the number of brackets, quotes and commas in a JSON body, outside its strings: `FREE`,
 # and more for each row of `max_batch`. Real requests have far fewer: 1,024 values per row is a
 # vector of 1,024 coordinates, and larger requests should be Arrow streams.
 FREE, OF_A_ROW = 1 << 17, {"lists and objects": 64, "texts": 512, "values": 1024}
-# Maximum number of columns that an error lists.
-_NAMED = 5
+_NAMED = 5  # maximum number of columns that an error lists
 
 
 def _default_of_null(value: Any) -> Any:

@@ -23,8 +23,7 @@ from evergram.texts.record import RECORDED
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
-# File descriptors reserved for other things than connections: stores, logs, modules.
-FILES = 256
+FILES = 256  # file descriptors reserved for other things than connections: stores, logs, modules
 
 
 class Server:

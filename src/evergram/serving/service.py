@@ -22,10 +22,8 @@ from evergram.serving.texts import ServedTexts
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
-# Seconds until a change that could not be loaded is tried again.
-RETRY_AFTER = 10.0
-# Minimum seconds between two polls of a lineage on another machine.
-REMOTE_POLL = 10.0
+RETRY_AFTER = 10.0  # seconds until a change that could not be loaded is tried again
+REMOTE_POLL = 10.0  # minimum seconds between two polls of a lineage on another machine
 _RECORD, _CONSUMERS = "lineage.json", "consumers.json"
 # Identifies a state of a file: if two stamps are equal, nothing was written in between.
 FileStamp = tuple[object, ...]
@@ -117,8 +115,8 @@ class Service:
         place: folder or address of the lineage.
         stores: maps a side to the address of a store; by default the lineage's snapshots.
         texts: text encoders, or None. The service closes them.
-        sidecars: sidecars for reading objects as the previous version. Added, changed and removed
-            files in their folders are reloaded like changes of the lineage.
+        sidecars: for reading objects as the previous version; reloaded when files in their folders
+            change.
         open_reader: opens the lineage, instead of `Reader.open` on the stores.
     Raises: EvergramError: the lineage, its consumers, a store or a sidecar cannot be opened.
     """
@@ -310,5 +308,4 @@ class Service:
 
 
 def has_tokens(consumers: ConsumerRegistry) -> bool:
-    """Return whether any consumer has a token."""
     return any(consumer.token_sha256 for consumer in consumers.list())

@@ -9,8 +9,7 @@ from ipaddress import ip_address
 
 from evergram.errors import ServiceError
 
-# Maximum seconds of a time-out: the system's timers accept it in any unit.
-LONGEST = 1_000_000
+LONGEST = 1_000_000  # maximum seconds of a time-out: the system's timers accept it in any unit
 ADMIN_TOKEN = "EVERGRAM_ADMIN_TOKEN"
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.I)
 
@@ -31,15 +30,13 @@ class ServiceSettings:
         workers: requests processed at once; text encoders get as many workers again.
         max_waiting: requests that may wait for a worker; further ones are answered 503.
         poll: seconds between two checks for changes of `lineage.json` and `consumers.json`.
-        allowed_hosts: host names that requests may use, besides loopback names: "shop.example",
-            "*.example", or "*" for any.
+        allowed_hosts: host names besides loopback: "shop.example", "*.example", or "*" for any.
         max_buffered: total bytes of request bodies in memory; one request always fits.
         max_connections: maximum open connections.
-        silence: seconds that a client may be silent within a request: while it sends headers or
-            body, or should read the answer.
+        silence: seconds that a client may pause while it sends a request or reads the answer.
         keep_alive: seconds that a connection stays open between two requests.
-        encoders: addresses of text encoders that may be opened, see docs/text.md; "recorded" allows
-            those recorded in versions. If empty, none are opened.
+        encoders: addresses of text encoders that may be opened; "recorded" allows those that
+            versions record. See docs/text.md.
         max_text: maximum characters of a text.
         text_cache: bytes for cached vectors of recent texts.
         canary_every: seconds between two checks that encoders are still the recorded ones.

@@ -46,12 +46,9 @@ from evergram.vector_files.open_embeddings import (
 log: logging.Logger = logging.getLogger("evergram.serving")
 Record = TextEncoderRecord | None
 
-# Bytes of a cache entry besides its text and vector: key, array header and links.
-OVERHEAD = 400
-# Seconds between two tests of whether a check is due.
-LOOK = 0.5
-# Seconds until an encoder that failed its check is tried again.
-RETRY_AFTER = 10.0
+OVERHEAD = 400  # bytes of a cache entry besides its text and vector: key, array header and links
+LOOK = 0.5  # seconds between two tests of whether a check is due
+RETRY_AFTER = 10.0  # seconds until an encoder that failed its check is tried again
 # Texts per call of the encoder. Each call's vectors are kept, so a retry of a request that ran out
 # of time continues where it stopped.
 BATCH = 64
@@ -147,7 +144,6 @@ class CheckedEncoder:
         return True
 
     def require(self) -> None:
-        """Raise the problem, if there is one."""
         if (problem := self.problem) is not None:
             raise TextEncoderError(problem)
 
@@ -214,13 +210,11 @@ class _VersionVectors:
 class Documents:
     """Texts by id, and their vectors by version, cached after their first use. Thread-safe.
 
-    Vectors are saved after a later check of the encoder has passed; if a check fails, all vectors
-    that are not saved yet are dropped.
+    Vectors are saved once a later check of the encoder has passed; if it fails, they are dropped.
 
     Args:
         path: the file of ids and texts. It is read again only if it has changed and an id is
-            missing. So a corrected text is not noticed before that, and its cached vector stays
-            that of the old text.
+            missing; until then, corrected texts go unnoticed. Cached vectors are not updated.
         folder: folder for saving vectors, one file per save; None keeps them in memory only.
     Raises: DataError: the file cannot be read.
     """
@@ -236,7 +230,6 @@ class Documents:
         self._read()
 
     def texts_of(self, ids: pa.Array) -> list[str]:
-        """Return the texts of ids."""
         keys = [str(id_) for id_ in ids.to_pylist()]
         if not self._texts.keys() >= set(keys):
             with self._lock:
@@ -323,12 +316,12 @@ class ServedTexts:
     """Encodes texts with the versions' text encoders while these match their records; thread-safe.
 
     Args:
-        addresses: encoders that may be opened; "recorded" allows the address that a version
-            records, unless it is one of `addresses.TRUSTED_ONLY`, which must be listed here.
+        addresses: encoders that may be opened; "recorded" allows those that versions record, except
+            `addresses.TRUSTED_ONLY`, which must be listed here.
         cache: bytes for cached vectors of recent texts.
         every: seconds between two checks of the canaries.
-        limit: seconds in which a request must be answered. Half of it is the limit for waiting for
-            the encoder, and for a remote encoder's answer to a batch.
+        limit: seconds per request. Waiting for the encoder, and a remote encoder's answer to a
+            batch, may each take half of it.
     """
 
     def __init__(

@@ -49,8 +49,7 @@ Sources = npt.NDArray[np.int64]
 QUERY, CANDIDATE = "query", "candidate"
 # A fold-in request may have this many candidates per query, on average over `max_batch` queries.
 MET = 32
-# Maximum number of ids that an error lists.
-_NAMED = 5
+_NAMED = 5  # maximum number of ids that an error lists
 _INTEGER = re.compile(INTEGER, re.ASCII)
 
 
@@ -242,7 +241,6 @@ def vectors_answer(
 def _hits_answer(
     call: Call, version: int, side: str, results: Sequence[Hits], *, calibrated: bool = False
 ) -> Answer:
-    """Return the answer with the hits of each query."""
     if not all(np.isfinite(hits.scores).all() for hits in results):
         raise DataError("A score is not finite; give shorter vectors.")
     counts = Counter(source for hits in results for source in hits.versions.tolist())
@@ -279,7 +277,6 @@ def _answer(
     answer: dict[str, Any],
     counts: Mapping[int, int],
 ) -> Answer:
-    """Return an answer with these Arrow columns or JSON fields."""
     fingerprint = call.lineage.manifest(version).fingerprint
     evergram = {"version": version, **origin, "fingerprint": fingerprint}
     model = f"{call.lineage.name}@v{version}"

@@ -26,8 +26,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import UNREADABLE, BackfillProgress, backfill_progress
 from evergram.retrieval.reader import Reader
 
-# Displayed digits of a fingerprint.
-DIGITS = 12
+DIGITS = 12  # displayed digits of a fingerprint
 # Number of requests whose latency is kept, and seconds for which a failure counts.
 REMEMBERED, WINDOW = 2_000, 600.0
 # Seconds for which a store's row count is cached: some stores scan all rows to count them.
@@ -60,7 +59,7 @@ class PastFacts(_Facts):
     """The newest version read as a past one; errors are relative to the past vectors' length.
 
     Args:
-        unseen: number of canaries not used for alignment; 0 if there are too few to measure on.
+        unseen: number of canaries not used for alignment; 0 if there are too few.
         error: `Reading.error`, which `lineage check` limits: on unseen canaries if possible.
         cosine: on the unseen canaries, or else on all canaries.
         canaries, measured: the number of all canaries, and the error on them.
@@ -115,7 +114,7 @@ class ProbeFacts(_Facts):
 
     Args:
         limit: the minimum acceptable value; the maximum if `less_is_better`.
-        values: the value when each version was read as the consumer's, by version.
+        values: the value by version, each read as the consumer's version.
         last: the value at the newest version; None if it was not measured.
         holds: whether `last` is within the limit; None if there is no limit or no `last`.
         failed: whether the probe could not be run on the newest version; see `metrics.json`.
@@ -172,8 +171,7 @@ class Reason(_Facts):
     sentence: str
 
 
-# Kind, part and sentence of a `Reason`.
-_Found = tuple[Literal["broken", "not known"], str, str]
+_Found = tuple[Literal["broken", "not known"], str, str]  # kind, part and sentence of a `Reason`
 
 
 class Health(_Facts):
@@ -445,8 +443,7 @@ class TrafficLog:
         self._requests: Counter[tuple[str, int | None]] = Counter()
         self._errors: Counter[tuple[str, int | None]] = Counter()
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
-        # Times of failed requests.
-        self._failed: deque[float] = deque(maxlen=REMEMBERED)
+        self._failed: deque[float] = deque(maxlen=REMEMBERED)  # times of failed requests
         self._counted = -COUNTED_FOR
         self._rows: dict[str, dict[int, int]] | None = None
 
