@@ -106,10 +106,10 @@ def authenticate(
 class HostCheck:
     """Middleware that refuses requests to a foreign host, or from a web page of another origin.
 
-    A web page whose domain is pointed at this machine (DNS rebinding) could read everything that an
-    open service answers; only the Host header reveals it. A page of another origin cannot read
-    answers, but can send requests. Pages have no token, so a service that needs tokens accepts any
-    host. Refusals are counted in `errors` by code.
+    A web page whose domain is pointed at this machine (DNS rebinding) could read all answers of an
+    open service; only the Host header reveals it. A page of another origin can send requests, but
+    not read answers. Pages have no token, so a service that needs tokens accepts any host. Refusals
+    are counted in `errors` by code.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Call:
 
     Args:
         arrow_in, arrow_out: whether the body is, and the answer must be, an Arrow stream.
-        fingerprint: fingerprint that the request's header claims for its vectors.
+        fingerprint: what the request's header claims for its vectors.
         may_wait: whether this thread may wait for a text encoder.
     """
 

@@ -131,19 +131,17 @@ class SearchRequest(_RequestModel):
     """A search by exactly one of `input`, `vector`, `vectors` and `id`.
 
     Args:
-        input: a text or a list of texts, encoded by the newest version's encoder and transformed to
-            the version, as in `POST /v1/embeddings`.
+        input: a text or a list of texts, which are encoded as by `POST /v1/embeddings`.
         input_type: whether to encode the texts as queries (the default) or as documents.
         id: an id whose stored embedding is the query.
         id_side: the side of `id`; by default the searched side.
         version: the version of the queries' vectors.
-        side: the side to search.
         ids: search only these ids.
-        filter: search only rows whose metadata match all conditions: a field equals a value or one
-            of a list of values, or lies within the bounds "gt", "gte", "lt" and "lte".
+        filter: search only rows that match all conditions: a field equals a value or one of a list
+            of values, or lies within the bounds "gt", "gte", "lt" and "lte".
         fingerprint: the queries' fingerprint; the request is refused if the version's differs.
-        rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
-            which are computed from texts if they are not stored, and cached.
+        rerank: re-rank this many hits of each query, at least `k`, by the version's own vectors,
+            which are computed from texts if needed.
         scores: "calibrated" maps scores to the scale of the version's own model.
         metric: by default the inner product, or cosine at a version before production whose own
             vectors have length 1.
@@ -374,9 +372,8 @@ def _check_schema(schema: pa.Schema, column: str) -> None:
 def _is_compressed(metadata: bytes) -> bool:
     """Return whether the flatbuffer of a record batch has the field `compression`.
 
-    pyarrow does not tell before it decompresses.
-    Source: Arrow's `Message.fbs`: the header is the third field of Message, the compression the
-        fourth of RecordBatch.
+    pyarrow tells only after decompressing. Source: Arrow's `Message.fbs`: the header is the third
+    field of Message, the compression the fourth of RecordBatch.
     """
     header = _field(metadata, struct.unpack_from("<I", metadata, 0)[0], 2)
     if header is None:

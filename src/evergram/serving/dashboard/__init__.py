@@ -198,9 +198,9 @@ class DashboardData(_Facts):
 
 @dataclass(frozen=True)
 class PublishedFacts:
-    """Facts that are slow to read and do not change until the next publication: the metrics,
-    backward transform and reading of each version, contradictions between the lineage's files, and
-    the time at which these were read."""
+    """Facts that change only with a publication and are slow to read: each version's metrics,
+    backward transform and reading, contradictions between the lineage's files, and the time of
+    reading them."""
 
     metrics: Mapping[int, Mapping[str, Any]]
     steps: Mapping[int, StepFacts]
