@@ -1,7 +1,7 @@
 """Search by inner product, distance and cosine on an index of inner products.
 
-A row of version v is stored as [z, n_0 … n_v] with n_j = ‖z̃_j‖² (scaled), so that every score at
-version j is linear in the stored coordinates, or is bounded by linear ones.
+A row of version v is stored as [z, n_0 … n_v] with n_j = ‖z̃_j‖² (scaled), so every score at
+version j is linear in the stored coordinates, or bounded by linear functions of them.
 
 Source: docs/method.md, "One index for all versions".
 """
@@ -34,19 +34,19 @@ from evergram.stores.store import (
 
 Metric = Literal["ip", "l2", "cosine"]
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
-# Candidates of a re-rank: at first for each result asked for; at least; and at most, beyond which
-# all rows are read, a block at a time.
+# Candidates to re-rank: initially per requested result; at least; and at most, beyond which all
+# rows are read in blocks.
 WIDER, LEAST, MOST = 4, 64, 16_384
-# Distances are computed anew where float32 leaves fewer digits of them than this.
+# Distances with a larger relative float32 error than this are recomputed in float64.
 DIGITS = 1e-4
-# Lengths at which a search for many rows by cosine asks, at most.
+# Maximum number of tangents in `near_by_cosine`.
 TANGENTS = 6
 
 
 @dataclass(frozen=True)
 class Field:
-    """Rows of one version in a store, searched as version `target`: `dim` of their `width`
-    coordinates are the vector, after which norms may follow."""
+    """Rows of one version in a store, searched as version `target`. The first `dim` of their
+    `width` coordinates are the vector; norms may follow."""
 
     store: ReadableStore
     maps: VersionMaps
@@ -62,7 +62,7 @@ class Field:
 
     @cached_property
     def norms(self) -> NormFit:
-        """What stands for ‖z̃‖² in a search."""
+        """The linear function of stored coordinates that represents ‖z̃‖²."""
         if not self.stored:
             return self.maps.norm_fit(self.store, self.version, self.target)
         weight = np.zeros(self.width, dtype=np.float32)
@@ -70,8 +70,8 @@ class Field:
         return NormFit(weight)
 
     def linear(self, queries: Floats, by_norm: float | Floats = 0.0) -> tuple[Floats, Floats]:
-        """Return queries [Q, width] and offsets [Q] that score ⟨q, z̃⟩ + by_norm · ‖z̃‖², with what
-        stands for it."""
+        """Return queries [Q, width] and offsets [Q] that score ⟨q, z̃⟩ + by_norm · ‖z̃‖², with
+        `norms` for ‖z̃‖²."""
         turned, offset = self.maps.affine(self.version, self.target).queries(queries)
         widened = np.zeros((len(queries), self.width), dtype=np.float32)
         widened[:, : self.dim] = turned
@@ -88,8 +88,8 @@ class Field:
         return self.store.search({at: queries}, k, offsets={at: offsets}, ids=ids, exact=exact)
 
     def read(self, hits: Hits) -> tuple[Hits, npt.NDArray[np.float64]]:
-        """Return the hits that are still stored, in their order, and z̃ [n, D_j] of each: a row may
-        have been deleted, or refreshed to another version, since the search."""
+        """Return the hits and their z̃ [n, D_j], without rows that were deleted or refreshed to
+        another version since the search."""
         vectors = np.zeros((len(hits), self.dim), dtype=np.float32)
         there = np.zeros(len(hits), dtype=bool)
         for rows in self.store.fetch(hits.ids):
@@ -102,7 +102,7 @@ class Field:
         return hits, self.maps.rows(vectors, self.version, self.target).astype(np.float64)
 
     def all_rows(self, metric: Metric, queries: Floats, k: int, ids: Ids) -> list[Hits]:
-        """Return the k best rows of each query by reading them all."""
+        """Return each query's k best rows, by reading all rows."""
 
         def blocks() -> Iterator[Rows]:
             parts = self.store.scan(self.version) if ids is None else self.store.fetch(ids)
@@ -115,7 +115,7 @@ class Field:
 
 
 def by_vectors(hits: Hits, vectors: npt.NDArray[Any], query: Floats, metric: Metric = "ip") -> Hits:
-    """Return hits with the scores of a query [D] and their vectors [n, D], best first."""
+    """Re-rank hits by a query [D] and the hits' vectors [n, D]."""
     rows, asked = vectors.astype(np.float64), query.astype(np.float64)[None]
     return hits.ranked(scores_by(metric, asked, rows)[0])
 
@@ -128,8 +128,8 @@ def by_inner_product(fields: Sequence[Field], queries: Floats, k: int, ids: Ids)
 def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
     """Return the k largest −‖q − z̃‖² = 2⟨q, z̃⟩ − ‖z̃‖² − ‖q‖², by one search if norms are stored.
 
-    Of rows that are far nearer to a query than to 0 the three terms nearly cancel out, and float32
-    leaves few digits of the difference: these are ranked anew by the difference of the vectors.
+    For rows much nearer to the query than to 0, the three terms nearly cancel, and float32 leaves
+    few digits: these are ranked by float64 differences of the vectors.
     """
     power = (queries.astype(np.float64) ** 2).sum(axis=1)
     if len(queries) and np.abs(queries).max() > np.finfo(np.float32).max / 2:
@@ -140,12 +140,12 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
     found: list[list[Hits]] = [[] for _ in queries]
     stored = [field for field in fields if field.stored]
     if stored:
-        # Beyond float32 a score is infinite; the service refuses to answer with one.
+        # Scores may overflow to infinity; the service refuses these.
         with np.errstate(over="ignore", invalid="ignore"):
             single = power.astype(np.float32)
             asked = [field.linear(2 * queries, -1.0) for field in stored]
             asked = [(q, c - single) for q, c in asked]
-            # A row's norm is one small number of it, and weighs as much as all others together.
+            # Exact search, because the norm is one coordinate that weighs as much as all others.
             best = _at_once(stored, asked, k, ids, exact=True)
         blurred = []
         for i, hits in enumerate(best):
@@ -160,8 +160,8 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
 
 
 def _error(power: Any, score: Any) -> Any:
-    """Return about how far float32 may be from the score of a query with ‖q‖² = `power`: all terms
-    are at most (‖q‖ + ‖z̃‖)², and ‖z̃‖ at most ‖q‖ + ‖q − z̃‖."""
+    """Bound the float32 error of the score of a query with ‖q‖² = `power`: all terms are at most
+    (‖q‖ + ‖z̃‖)², and ‖z̃‖ at most ‖q‖ + ‖q − z̃‖."""
     return 2.0**-22 * (2 * np.sqrt(power) + np.sqrt(np.maximum(-score, 0.0))) ** 2
 
 
@@ -173,8 +173,8 @@ def _find_nearest(
     found: list[list[Hits]],
     which: Iterable[int],
 ) -> None:
-    """Add to what was found for some of the queries the k nearest rows, by distances in float64: of
-    as many candidates that no other row can be among them."""
+    """Add the k nearest rows of the queries `which` to `found`, by float64 distances. The number of
+    candidates grows until no other row can be nearer."""
     places, width = list(which), _candidates(16, k)
     while places and fields:
         if width > MOST:
@@ -185,7 +185,7 @@ def _find_nearest(
             return
         asked = queries[places].astype(np.float64)
         power = (asked**2).sum(axis=1)
-        # For each field and query what the scores of candidates are at most.
+        # For each field and query, upper bounds of the candidates' scores.
         most: list[Doubles] = []
         for field in fields:
             linear, offset = field.linear(2 * queries[places], -1.0)
@@ -201,19 +201,19 @@ def _find_nearest(
             found[place] = [best]
             worst = float(best.scores[-1]) if len(best) == k else -np.inf
             least = worst - _error(power[i], worst)
-            # Where all candidates may be so near, others may be.
+            # If all candidates may be near enough, rows beyond them may be, too.
             if any((m >= least).sum() >= width for m in most[i :: len(places)]):
                 left.append(place)
         places, width = left, WIDER * width
 
 
 def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
-    """Return the k largest ⟨q, z̃⟩ / ‖q‖‖z̃‖; that of a row of zeros is 0.
+    """Return the k largest ⟨q, z̃⟩ / ‖q‖‖z̃‖; the cosine of a zero row is 0.
 
-    The candidates of an inner product are re-ranked, and the result is proved: with t the k-th
-    cosine so far, and √n ≥ a + b n between the smallest and the largest ‖z̃‖² (the chord of a
-    concave function), each row that is better has ⟨q, z̃⟩ − t‖q‖b‖z̃‖² ≥ t‖q‖a. That is one more
-    inner product, and when the candidates by it reach below t‖q‖a, nothing is left out.
+    Candidates by inner product are re-ranked, and the result is proved: let t be the k-th cosine so
+    far, and √n ≥ a + b n the chord between the smallest and the largest n = ‖z̃‖². Each better row
+    has ⟨q, z̃⟩ − t‖q‖b‖z̃‖² ≥ t‖q‖a. That is one more search by inner product; once its candidates
+    reach below t‖q‖a, none is missing.
     """
     unit = _unit(queries)
     parts_of_query: list[list[Hits]] = [[] for _ in queries]
@@ -224,12 +224,12 @@ def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> lis
 
 
 def near_by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
-    """Return k rows of each query that are near by cosine, to be ranked anew by other vectors: not
-    quite the nearest, but many cost one search more, and `WIDER` · `LEAST` rows that are fetched.
+    """Return about the k nearest rows of each query by cosine, to be re-ranked by other vectors.
+    Even for a large k, this costs two searches and fetching `WIDER` · `LEAST` rows.
 
-    Of the best of these by cosine, `LEAST`, let t be the least cosine. The rows have the largest
-    ⟨q, z̃⟩ − t‖q‖‖z̃‖, in which ‖z̃‖ is the least of m/2 + ‖z̃‖²/2m, its tangents at lengths m that
-    lie at equal ratios between the smallest and the largest ‖z̃‖: one for each octave, at most
+    Let t be the `LEAST`-th best cosine of the fetched rows. The result has the largest
+    ⟨q, z̃⟩ − t‖q‖‖z̃‖, with ‖z̃‖ approximated by the minimum of its tangents m/2 + ‖z̃‖²/2m. The
+    lengths m are at equal ratios between the smallest and the largest ‖z̃‖: one per octave, at most
     `TANGENTS`.
     """
     unit = _unit(queries)
@@ -243,9 +243,8 @@ def near_by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -
         some = zip(fields, firsts, strict=True)
         parts = [_by_cosine(field, query, hits[place]) for field, (hits, _) in some]
         near = merge_hits(parts, LEAST)
-        # Below 0, any row that is not far off would do.
         cosines[place] = max(0.0, float(near.scores[-1])) if len(near) else 0.0
-    # Every query at each length, one length after the other.
+    # All queries at the first length, then at the next.
     asked = []
     for field in fields:
         turned, offsets = [], []
@@ -254,14 +253,14 @@ def near_by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -
             turned.append(linear)
             offsets.append(offset - cosines * m / 2)
         asked.append((np.concatenate(turned), np.concatenate(offsets)))
-    # A row's norm weighs much in these scores, and an index of neighbours does not know.
+    # Exact search, because norms weigh much here and a neighbour index ignores that.
     hits = _at_once(fields, asked, k, ids, exact=True)
     return [merge_hits(hits[place :: len(unit)], k) for place in range(len(unit))]
 
 
 def _lengths(low: float, high: float) -> Floats:
-    """Return lengths at equal ratios between the two, float32 [m]; of shorter ones than a
-    thousandth of the largest none."""
+    """Return lengths at equal ratios between `low`, or high / 1000 if larger, and `high`, float32
+    [m]."""
     high = max(high, float(np.finfo(np.float32).tiny))
     low = max(low, high / 1000)
     count = int(np.clip(np.ceil(np.log2(high / low)), 1, TANGENTS))
@@ -270,7 +269,7 @@ def _lengths(low: float, high: float) -> Floats:
 
 
 def _unit(queries: Floats) -> Floats:
-    """Return queries at length 1. Raises: DataError: one has length 0."""
+    """Normalize queries. Raises: DataError: one has length 0."""
     lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
     if (lengths == 0).any():
         raise DataError("A query has length 0, so it has no cosine; give another.")
@@ -279,7 +278,7 @@ def _unit(queries: Floats) -> Floats:
 
 
 def _cosines(field: Field, unit: Floats, k: int, ids: Ids) -> list[Hits]:
-    """Return the k best cosines in rows of one version, for queries of length 1."""
+    """Return the k best rows of one version by cosine, for unit queries."""
     first, ends = _with_norms(field, unit, _candidates(WIDER, k), ids)
     best = [_by_cosine(field, q, hits).first(k) for q, hits in zip(unit, first, strict=True)]
     if ends is None:
@@ -290,8 +289,8 @@ def _cosines(field: Field, unit: Floats, k: int, ids: Ids) -> list[Hits]:
 def _with_norms(
     field: Field, unit: Floats, k: int, ids: Ids
 ) -> tuple[list[Hits], tuple[float, float] | None]:
-    """Return the k best by inner product of each query of length 1, and the smallest and largest
-    ‖z̃‖², in one pass over the rows; None without rows."""
+    """Return the k best rows of each unit query by inner product, and the smallest and largest
+    ‖z̃‖² (None without rows), by one search."""
     asked, offsets = field.linear(unit)
     if not field.stored:
         return field.search(asked, offsets, k, ids), field.norms.ends
@@ -302,14 +301,14 @@ def _with_norms(
     if not len(highest):
         return first, None
     least, most = -float(lowest.scores[0]), float(highest.scores[0])
-    # Scores are float32: a little wider is safe.
+    # Widened by more than float32 rounding.
     return first, (max(0.0, least * (1 - 1e-5)), most * (1 + 1e-5))
 
 
 def _proved(
     field: Field, query: Floats, best: Hits, norms: tuple[float, float], k: int, ids: Ids
 ) -> Hits:
-    """Return the k best cosines of one query of length 1, from those of a first round."""
+    """Return the proved k best rows of a unit query, starting from the first candidates."""
     low, high = np.sqrt(norms[0]), np.sqrt(norms[1])
     width = _candidates(WIDER, k)
     while len(best) == k and high > 0:
@@ -319,7 +318,7 @@ def _proved(
             slope = 1 / (low + high)
             height = low * high / (low + high)
         else:
-            # A negative t wants √n from above: its tangent at `high`².
+            # A negative t needs an upper bound of √n: its tangent at `high`².
             slope, height = 1 / (2 * high), high / 2
         if width > MOST:
             return merge_hits([best, *field.all_rows("cosine", query[None], k, ids)], k)

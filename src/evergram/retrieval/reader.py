@@ -1,7 +1,7 @@
-"""Stored embeddings at any version: fetched by id, searched, recommended.
+"""Read stored embeddings at any version: by id, by search, or as recommendations.
 
 The user's own tables do not store ‖A z + b‖, which cosine and distance at another version need. At
-the rows' own version the database computes these; otherwise the rows are read here.
+the rows' own version the database computes the scores; otherwise the rows are read here.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from evergram.tracing import span
 
 Version = int | str | None
 QUERY, CANDIDATE = "query", "candidate"
-# Candidates that are looked up for each recommended one at first, and at least.
+# Candidates to search: initially per recommendation, and at least.
 WIDER, LEAST = 2, 32
-# Rows of a table that one search may read here.
+# Maximum number of table rows that one search may read here.
 MOST_READ = 200_000
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
-# For hits that are ranked anew.
+# Searches for hits to be re-ranked.
 PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
 Scores = Literal["raw", "calibrated"]
-# How far from 1 a length may be that is 1 in half precision.
+# Tolerance for length 1 in half precision.
 UNIT = 1e-3
 
 __all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version"]
@@ -78,7 +78,7 @@ __all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version"]
 @dataclass(frozen=True)
 class SearchOptions:
     """Everything about a search except the query vectors and k; see `Reader.search`. Raises:
-    DataError: there is no such metric, or no such scores."""
+    DataError: unknown metric or scores."""
 
     target: int
     side: str
@@ -99,11 +99,10 @@ class SearchOptions:
 
 
 class Reader(Reopened):
-    """Reads a lineage's stored embeddings, from one store for each side. Threads may share one.
+    """Reads a lineage's stored embeddings, from one store per side. Thread-safe.
 
-    Every row is read from the version that it was embedded with, so a store that is partly
-    refreshed gives no wrong vector. A process that unpickles a reader, or was forked with one,
-    opens the lineage and the stores anew.
+    Each row is mapped from its own version, so a partly refreshed store gives correct vectors.
+    After unpickling or a fork, the reader reopens the lineage and the stores.
 
     >>> from evergram import Reader
     >>> reader = Reader.open("lineages/films")
@@ -117,12 +116,11 @@ class Reader(Reopened):
 
     Args:
         stores: side to the store of production's embeddings.
-        canaries: side to a store of the newest version's embeddings, if that is not production and
-            `stores` lacks them: versions after production are read from it, and all others are not.
-        settled: the last version that is read from `stores`; production by default.
-        encoder: addresses of encoders of text, as for `open`.
-        sidecars: files by which objects are read as the version before.
-    Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
+        canaries: side to a store of the newest version's embeddings, from which versions after
+            production are read; needed if `stores` lacks them.
+        settled: the last version that is read from `stores`; default: production.
+        encoder, sidecars: as for `open`.
+    Raises: IntegrityError: a store belongs to another lineage or side.
     """
 
     def __init__(
@@ -146,7 +144,7 @@ class Reader(Reopened):
             check_store(lineage, store, side)
         self._maps = VersionMaps(lineage)
         self._score_maps = ScoreMaps(lineage)
-        # Whether a version's own vectors of a side have length 1.
+        # Whether a version's vectors of a side have length 1.
         self._unit: dict[tuple[int, str], bool] = {}
         named = (RECORDED,) if encoder is None else encoder
         self._addresses: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named)
@@ -163,23 +161,23 @@ class Reader(Reopened):
         encoder: str | Sequence[str] | None = None,
         sidecars: Paths | SidecarFiles = (),
     ) -> Reader:
-        """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
+        """Open a reader on stores, or on the lineage's own snapshots after filling them.
 
         Args:
-            lineage: opened, or its folder or address.
-            stores: side to a store or its address, see `stores.open_store`; by default the
-                snapshots. `close` closes them all. Versions after production are read from a store
-                that has rows of the newest, and else from a snapshot beside the lineage.
-            encoder: addresses of encoders of text that may be opened, for `encode` and
-                `search_texts`, in place of those that versions record. None opens the recorded one,
-                but none of "python:" and "openai:", which would run code or send texts elsewhere.
-            sidecars: files of `evergram vectors sidecar`, or folders of them, by which objects are
-                read as the version before: docs/old-readers.md, "A sidecar for old readers".
+            lineage: a lineage, its folder or its address.
+            stores: side to a store or its address, see `stores.open_store`; default: the snapshots.
+                `close` closes them all. Versions after production are read from a store with rows
+                of the newest version, or else from an additional snapshot.
+            encoder: addresses of the text encoders to use for `encode` and `search_texts`. None
+                opens the recorded one, unless it is "python:" or "openai:", which would run code
+                or send texts elsewhere.
+            sidecars: files of `evergram vectors sidecar`, or folders of them, for reading objects
+                at the previous version: docs/old-readers.md, "A sidecar for old readers".
         Raises: LineageError, IntegrityError, StoreError. DataError: a sidecar cannot be read.
         """
         opened = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
         files = sidecars if isinstance(sidecars, SidecarFiles) else SidecarFiles(sidecars)
-        # What is wrong with them is said before stores are filled, which may take long.
+        # Report bad sidecars before filling stores, which may take long.
         files.read(opened)
         by_side: dict[str, ReadableStore] = {}
         by_side.update(local_stores(opened) if stores is None else open_stores(opened, stores))
@@ -200,8 +198,8 @@ class Reader(Reopened):
         return opened, (self.lineage.place, self._by_side)
 
     def carried(self, lineage: Lineage) -> Reader:
-        """Return a reader of the lineage as it is now, on the same stores, which may be partly
-        refreshed: versions later than either production are read from the newest's own rows."""
+        """Return a reader of a changed lineage on the same stores, which may be partly refreshed.
+        Versions after the earlier of both productions are read from the newest version's rows."""
         canaries: dict[str, ReadableStore] = {}
         with ExitStack() as failed:
             if lineage.newest != lineage.production:
@@ -211,7 +209,7 @@ class Reader(Reopened):
             else:
                 known = {m.version for m in lineage.versions}
                 for side, store in self._canaries.items():
-                    # Another process may have removed them, once the stores were refreshed.
+                    # Another process may have removed them after a refresh.
                     with suppress(DataError, StoreError):
                         if store.spaces().keys() <= known:
                             canaries[side] = failed.enter_context(reopened(store))
@@ -232,19 +230,17 @@ class Reader(Reopened):
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The sides that it has a store of."""
+        """The sides with a store."""
         return tuple(self._by_side)
 
     @property
     def default_side(self) -> str:
-        """The side that is read if none is named: "candidate", if there is one."""
+        """The side to read by default: "candidate", or the first."""
         return side_of(self._by_side, "the stores")
 
     def store(self, side: str | None = None, version: int | None = None) -> ReadableStore:
-        """Return the store of a side, or that from which a version is read, if one is named.
-
-        Raises: LineageError: there is no such side.
-        """
+        """Return the store of a side, from which `version` is read. Raises: LineageError: unknown
+        side."""
         own = self._by_side[side_of(self._by_side, "the stores", side)]
         if version is None or version <= self._settled:
             return own
@@ -261,11 +257,11 @@ class Reader(Reopened):
         """Return the embeddings of ids at a version.
 
         Args:
-            version: a number, "v0" or a label; production by default.
-            side: `default_side` by default.
+            version: a number, "v0" or a label; default: production.
+            side: default: `default_side`.
             sidecars: False reads all rows by the backward transform.
-        Raises: UnknownVersionError. DataError: ids of another type. LineageError: no such side; or
-            a row of an older version cannot be read forward.
+        Raises: UnknownVersionError. DataError: ids of another type. LineageError: unknown side, or
+            no forward map for an older row.
         """
         target = self.lineage.resolve(version)
         side = self.default_side if side is None else side
@@ -274,7 +270,7 @@ class Reader(Reopened):
         with span("fetch", store=store.kind, rows=len(asked)):
             fetched = store.fetch(asked)
         if len(fetched) == 1 and fetched[0].ids.equals(asked):
-            # Every id, once and in order: by far the most frequent case.
+            # Fast path: every id, once and in order.
             sources = np.full(len(asked), fetched[0].version)
             return Embedded(target, asked, self._as(fetched[0], target, side, sidecars), sources)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
@@ -300,34 +296,31 @@ class Reader(Reopened):
         query_side: str | None = None,
         query_vectors: QueryVectors | int | None = None,
     ) -> list[Hits]:
-        """Return the k nearest stored objects to vectors of a version, by the index of the newest.
+        """Return the k nearest stored objects to query vectors of a version.
 
-        With a sidecar, hits by the backward transform (`depth` of `SidecarFiles`) are read by it,
-        and the k nearest are those by these vectors; not for calibrated scores. Many queries are
-        then searched in parts, each in the store as it is at its moment.
+        With a sidecar, `depth` hits (see `SidecarFiles`) are re-ranked by its vectors, unless
+        scores are calibrated. The store may change between batches of queries then.
 
         Args:
             queries: [Q, D_j] or [D_j], in the space of version j.
             metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer. None is
-                that of `default_metric`.
+                `default_metric`.
             ids: search only among these.
-            filter: search only among rows whose metadata fulfil it, in a table of your own:
-                docs/stores.md, "Filters".
-            scores: "calibrated" are those that the version itself gave, for thresholds set on
-                these: as many pairs lie above any threshold as then; which ones, no map of scores
-                can mend. The k nearest are then those by these scores.
-            query_side: the side of the queries, for calibrated scores; by default "query" if there
-                is one, else `side`.
-            query_vectors: must be said for calibrated scores, which differ by it. "own" if the
-                version's own model made the queries, such as vectors that were kept from before an
-                upgrade, or fetched by a sidecar; "read_back" if they are of production, and were
-                read as this version; the number of a version if they are of that one, as `embed`
-                says in its `sources`.
-        Returns: one for each query.
-        Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
-            affine; the store was never filled; or, for calibrated scores, the versions keep too few
-            canaries in common. ShapeError, DataError: the queries are no finite vectors of version
-            j; or whose they are must be said.
+            filter: search only rows whose metadata match, in your own table: docs/stores.md,
+                "Filters".
+            scores: "calibrated" maps scores to the distribution that the version's own model gave,
+                so that as many pairs as before exceed any threshold, if not the same ones. The k
+                nearest are by these scores.
+            query_side: the side of the queries, for calibrated scores; default: "query" if there is
+                one, else `side`.
+            query_vectors: required for calibrated scores. "own" if version j's own model made the
+                queries, such as vectors from before an upgrade or read by a sidecar; "read_back" if
+                they were mapped from production; or the version that they were mapped from, as in
+                `embed`'s `sources`.
+        Returns: hits for each query.
+        Raises: UnknownVersionError. LineageError: a transform is not affine, the store was never
+            filled, or the versions have too few common canaries to calibrate scores. ShapeError,
+            DataError: invalid queries, or `query_vectors` is missing.
         Source: docs/method.md, "One index for all versions"; docs/old-readers.md, "Scores".
         """
         target = self.lineage.resolve(version)
@@ -375,12 +368,11 @@ class Reader(Reopened):
                 rereads = self._sidecars.apply(asked.side, asked.target, filled)
                 width = depth if rereads else k
                 return rereads, [self._best(chosen, filled, queries, width, asked, rereads)]
-            # Before they are calibrated, scores of two versions' rows are not comparable.
+            # Uncalibrated scores of two versions' rows are not comparable.
             parts = [{version: space} for version, space in filled.items()]
             return False, [self._best(chosen, one, queries, k, asked) for one in parts or [{}]]
 
-        # Spaces are searched one after the other. A row that moves to another version meanwhile
-        # would be in none of them, so all are read as of one moment.
+        # Read all spaces at one moment, so that no row is missed by moving between them.
         with span("search", store=store.kind, version=asked.target, rows=len(queries), k=k):
             rereads, parts = store.read_consistently(search)
         if rereads:
@@ -402,14 +394,12 @@ class Reader(Reopened):
         asked: SearchOptions,
         proposals: bool = False,
     ) -> list[Hits]:
-        """Return the k best rows of some spaces of a view of a store for each query [Q, D_j].
+        """Return the k best rows of the spaces `filled` for each query [Q, D_j].
 
         Args:
-            proposals: whether the hits are ranked anew, so that they need not be quite the best,
-                and their scores mean nothing.
-        Raises: LineageError: a transform on the way is not affine; or the store was never filled.
-            DataError: too many rows of a table would have to be read; a query has length 0 and so
-            no cosine.
+            proposals: the hits will be re-ranked, so they may be approximate, without valid scores.
+        Raises: LineageError: a transform is not affine, or the store was never filled. DataError:
+            too many table rows to read, or a query of length 0 for cosine.
         """
         if not filled and not view.spaces() and not isinstance(view, AdoptedStore):
             raise LineageError(
@@ -432,7 +422,7 @@ class Reader(Reopened):
     def _of_table(
         self, view: AdoptedStore, version: int, queries: Floats, k: int, asked: SearchOptions
     ) -> list[Hits]:
-        """Return the k best rows of a version in a table for each query, all rows compared."""
+        """Return the k best rows of a version in a table for each query, by exact search."""
         metric, target = asked.metric, asked.target
         if metric == "cosine" and not queries.any(axis=1).all():
             raise DataError("A query has length 0, so it has no cosine; give another.")
@@ -444,7 +434,7 @@ class Reader(Reopened):
             return view.search({version: turned}, k, offsets=offsets, ids=among)
         if version == target and computed:
             return view.nearest_by(metric, version, queries, k, among)
-        # Only here, as counting takes a database as long as a search.
+        # Count late, because it takes a database as long as a search.
         count = view.count().get(version, 0) if among is None else len(among)
         if count > MOST_READ:
             raise DataError(
@@ -460,12 +450,9 @@ class Reader(Reopened):
         )
 
     def default_metric(self, version: Version = None, side: str | None = None) -> Metric:
-        """Return the metric of a search that names none: "ip", or "cosine" at a version before
-        production whose own vectors have length 1, as its canaries show.
-
-        By such vectors both rank alike, but rows that are read back have other lengths, and then
-        the inner product ranks by these, too.
-        """
+        """Return the default metric: "ip", or "cosine" at a version before production whose
+        canaries have length 1. Rows that are mapped to it have other lengths, which would change
+        the ranking by inner product."""
         target, side = self.lineage.resolve(version), self.default_side if side is None else side
         if target >= self.lineage.production:
             return "ip"
@@ -482,17 +469,17 @@ class Reader(Reopened):
         version: Version = None,
         role: Role = "document",
     ) -> Floats:
-        """Return the vectors [n, D_j] of texts at version j, as a service's `/v1/embeddings` does.
+        """Return the vectors [n, D_j] of texts at version j, like a service's `/v1/embeddings`.
 
-        Production's encoder encodes them in this process (a later version's own), and the backward
-        transform reads them as the version.
+        Production's encoder (a later version's own) runs in this process, and the backward
+        transform maps its vectors to version j.
 
         Args:
-            version: j; production by default.
+            version: j; default: production.
             role: chooses the encoder's prompt.
-        Raises: UnknownVersionError. DataError: there are no texts, or one is empty; or the encoder
-            is not recorded, cannot be opened, is another, or must be named in `open`. ServiceError:
-            it is elsewhere and cannot be reached.
+        Raises: UnknownVersionError. DataError: no texts, or an empty one; or the encoder is not
+            recorded, cannot be opened, differs, or must be named in `open`. ServiceError: a remote
+            encoder cannot be reached.
         """
         target = self.lineage.resolve(version)
         if role not in ("query", "document"):
@@ -524,7 +511,7 @@ class Reader(Reopened):
         return self._maps.rows(checked_vectors(vectors, dim, source), source, target)
 
     def _opened(self, version: int) -> RecordedEncoder:
-        """Return the encoder of a version. Raises: DataError: it cannot be opened."""
+        """Open the encoder of a version. Raises: DataError: it cannot be opened."""
         record = self.lineage.manifest(version).text_encoder
         if record is None:
             raise DataError(
@@ -566,7 +553,7 @@ class Reader(Reopened):
         """Return the k stored objects nearest to each of the texts, at a version.
 
         Args:
-            version: at which the texts and the objects are read; production by default.
+            version: version of the texts and the objects; default: production.
             role: chooses the encoder's prompt.
             side, metric, ids, filter, scores: as for `search`.
         Raises: as `encode` and `search`.
@@ -592,14 +579,14 @@ class Reader(Reopened):
         """Return the k stored candidates with the largest inner product for each stored query.
 
         Args:
-            ids: of the side "query".
-            exclude_seen: whether to leave out the candidates of the query's training pairs. Of
-                these a lineage keeps 32-bit hashes, so that with N training pairs a candidate is
-                left out by mistake with the chance N / 2³².
-            version: a number, "v0" or a label; production's where it is None.
-        Returns: one a query, in their order; fewer than k candidates where there are no more.
+            ids: ids of side "query".
+            exclude_seen: leave out the candidates of the query's training pairs. A lineage stores
+                32-bit hashes of these, so with N training pairs, a candidate is wrongly left out
+                with probability N / 2³².
+            version: a number, "v0" or a label; default: production.
+        Returns: hits for each query; fewer than k if there are no more candidates.
         Raises: UnknownVersionError. DataError: a query is not stored. LineageError: the versions
-            have no queries and candidates; or what was seen is not recorded.
+            have no queries or candidates, or the training pairs are not recorded.
         """
         check_k(k)
         target = self.lineage.resolve(version)
@@ -619,7 +606,7 @@ class Reader(Reopened):
                 "yourself."
             )
         hasher, best, waiting = PairHash(history.salt), {}, list(range(len(queries.ids)))
-        # Searches get wider until each query has k, or all candidates were looked at.
+        # Widen the search until each query has k hits or all candidates were searched.
         width, stored = max(LEAST, WIDER * k), max(1, sum(store.count().values()))
         while waiting:
             vectors = queries.vectors[waiting]
@@ -642,16 +629,16 @@ class Reader(Reopened):
         version: Version = None,
         missing: Missing = "error",
     ) -> Floats:
-        """Return the vectors of new queries, float32 [Q, D_j], from the stored candidates they met.
+        """Return the vectors of new queries, float32 [Q, D_j], from their stored candidates.
 
-        They are computed in the space of production (of a later version, in its own), and read as
-        version j as stored ones are; while some of these candidates' rows are of a version before,
-        in that one's, as rows that are read forward are only estimates.
+        They are computed at production (a later version: at itself) and mapped to version j. If
+        some of these candidates' rows are older, they are computed at that version, because rows
+        that are mapped forward are only estimates.
 
         Args:
-            candidates, weights, values, missing: as for `View.fold_in`, whose errors it has, too.
-            version: j; production's where it is None.
-        Raises: UnknownVersionError.
+            candidates, weights, values, missing: as for `View.fold_in`.
+            version: j; default: production.
+        Raises: UnknownVersionError. Others as `View.fold_in`.
         """
         lists = candidates, weights, values
         return self.fold_in_with_source(*lists, version=version, missing=missing)[0]
@@ -665,7 +652,7 @@ class Reader(Reopened):
         version: Version = None,
         missing: Missing = "error",
     ) -> tuple[Floats, int]:
-        """Return what `fold_in` returns, and the version in whose space it was computed."""
+        """Return the vectors of `fold_in`, and the version at which they were computed."""
         target = self.lineage.resolve(version)
         source = self._fold_in_source(as_lists(candidates, "candidates"), target)
 
@@ -681,8 +668,8 @@ class Reader(Reopened):
         return self._maps.rows(folded.numpy(), source, target), source
 
     def _fold_in_source(self, candidates: Sequence[Sequence[int | str]], target: int) -> int:
-        """Return the version at which new queries of these candidates are computed: the oldest that
-        a row of them is of, of those from the target on that have a form."""
+        """Return the version at which to fold in: the first one with a query form, not before the
+        candidates' oldest row or the target."""
         last = max(target, self.lineage.production)
         if self.store(CANDIDATE, last).read_consistently(_versions) <= {last}:
             return last
@@ -700,28 +687,24 @@ class Reader(Reopened):
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
     ) -> Floats:
-        """Return vectors [n, D_source] of one version as another reads them, [n, D_target].
+        """Map vectors [n, D_source] to [n, D_target]; `target` is production by default.
 
-        Args:
-            target: production by default.
-        Raises: UnknownVersionError. ShapeError, DataError: they are no finite vectors of `source`.
-            LineageError: `target` is later, and no forward map was published between them.
+        Raises: UnknownVersionError. ShapeError. DataError: a vector is not finite. LineageError: no
+            forward map to a later `target` was published.
         """
         start, end = self.lineage.resolve(source), self.lineage.resolve(target)
         return self._maps.rows(self.queries(vectors, start), start, end)
 
     def oldest_row(self, version: int, side: str | None = None) -> int | None:
-        """Return the oldest version that the stored rows are of; None if there are no rows.
-
-        It is `version` itself only if all rows are of it.
-        """
+        """Return the oldest version of the stored rows, except `version`, unless all rows are of
+        `version`; None without rows."""
         filled = self.store(side).read_consistently(_versions)
         return version if filled == {version} else min(filled - {version}, default=None)
 
     def own_rows(
         self, ids: pa.Array, version: int, side: str | None = None
     ) -> tuple[pa.Array, Floats]:
-        """Return those of the ids whose stored row is of a version, and their vectors [n, D]."""
+        """Return the ids whose stored rows are of `version`, and their vectors [n, D]."""
         dim = self.lineage.manifest(version).dim
         own, vectors = ids.slice(0, 0), np.zeros((0, dim), dtype=np.float32)
         for store in dict.fromkeys([self.store(side, version), self.store(side)]):
@@ -733,7 +716,7 @@ class Reader(Reopened):
         return own, vectors
 
     def close(self) -> None:
-        """Close the stores, and the encoder of texts if one was opened."""
+        """Close the stores and all text encoders."""
         with self._opening:
             for opened in self._encoders.values():
                 opened.encoder.close()
@@ -742,17 +725,15 @@ class Reader(Reopened):
             store.close()
 
     def _as(self, rows: Rows, target: int, side: str, sidecars: bool) -> Floats:
-        """Return stored rows, which may have norms after their vectors, as a version reads them."""
+        """Map stored rows, with or without norms, to version `target`."""
         own = rows.vectors[:, : self.lineage.manifest(rows.version).dim]
         if not (sidecars and self._sidecars.apply(side, target, [rows.version])):
             return self._maps.rows(own, rows.version, target)
         return self._sidecars.rows(self._maps, replace(rows, vectors=own), target, side)
 
     def queries(self, queries: npt.ArrayLike, version: int) -> Floats:
-        """Return queries of a version as float32 [Q, D].
-
-        Raises: ShapeError, DataError: they are no finite vectors of the version.
-        """
+        """Return queries of a version as float32 [Q, D]. Raises: ShapeError. DataError: a query is
+        not finite."""
         return checked_vectors(queries, self.lineage.manifest(version).dim, version)
 
 

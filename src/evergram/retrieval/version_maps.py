@@ -1,4 +1,4 @@
-"""Stored rows, and the maps from their version to the one that is asked for, back or forward."""
+"""Maps from the version of stored rows to the requested one, backward or forward."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from evergram.retrieval.norm_fits import READ, NormFit, fit_norms
 from evergram.stores.store import Doubles, Floats, ReadableStore, Rows, Space
 from evergram.tracing import span
 
-# A stored squared norm is scaled by this: for vectors of length up to some hundreds it is then a
-# small coordinate, which hardly changes a graph of inner products. A power of two loses nothing.
+# Scale of stored squared norms. For vectors up to length ~100 the norm is then a small coordinate
+# that hardly changes an inner-product graph. A power of two scales exactly.
 NORM_SCALE = 2.0**-10
 
 
@@ -48,15 +48,14 @@ class AffineMap:
         """
         if self.transposed is None:
             return queries, None
-        # A product of finite numbers sometimes sets the flag of an invalid one (a BLAS kernel reads
-        # past the end of a row, and drops what it read).
+        # A BLAS kernel may set the invalid flag for finite numbers (it reads past the end of rows).
         with np.errstate(invalid="ignore"):
             turned: Floats = queries @ self.transposed.T
         return turned, None if self.offset is None else queries @ self.offset
 
 
 class VersionMaps:
-    """The maps between the versions of a lineage, each made once, when it is first needed."""
+    """The maps between the versions of a lineage, created on first use."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
@@ -65,11 +64,10 @@ class VersionMaps:
         self._fitting = threading.Lock()
 
     def dim(self, version: int) -> int:
-        """Return D of a version."""
         return self._lineage.manifest(version).dim
 
     def rows(self, vectors: Floats, source: int, target: int) -> Floats:
-        """Return vectors [n, D_source] of one version as another reads them, [n, D_target].
+        """Map vectors [n, D_source] to [n, D_target].
 
         Raises: LineageError: `target` is later, and no forward map was published between them.
         """
@@ -78,7 +76,7 @@ class VersionMaps:
             if affine_map is not None:
                 return affine_map.rows(vectors)
             chain = self._lineage.chain
-            # torch warns of an array that may not be written, as some stores return.
+            # Some stores return read-only arrays, for which torch warns.
             own = torch.from_numpy(np.require(vectors, None, "W"))
             read: Floats = chain.apply(own, source, target).numpy()
             return read
@@ -86,7 +84,7 @@ class VersionMaps:
     def affine(self, source: int, target: int) -> AffineMap:
         """Return the map from `source` to `target`.
 
-        Raises: LineageError: it is not affine, or leads forward and was not published.
+        Raises: LineageError: it is not affine, or no forward map was published.
         """
         affine_map = self._map(source, target)
         if affine_map is None:
@@ -100,8 +98,7 @@ class VersionMaps:
     def norms(self, vectors: Floats, source: int) -> Floats:
         """Return ‖z̃_j‖² of rows [n, D_source] at each version j up to `source`, [n, source + 1].
 
-        They are scaled by `NORM_SCALE`, and stored as coordinates after the vector's own. A value
-        past float32 is infinite.
+        They are scaled by `NORM_SCALE`, and stored after the vector. Overflow gives infinity.
         """
         columns = []
         for target in range(source + 1):
@@ -111,8 +108,8 @@ class VersionMaps:
             return np.stack(columns, axis=1).astype(np.float32)
 
     def norm_fit(self, store: ReadableStore, version: int, target: int) -> NormFit:
-        """Return a fit of ‖z̃_j‖² to a store's rows of a version. They are read the first time, and
-        again only after rows were added. Raises: LineageError: as `affine`."""
+        """Fit ‖z̃_j‖² to a store's rows of a version. The rows are read again only after some were
+        added. Raises: LineageError: as `affine`."""
         key, state = (store.place, version, target), store.state(version)
         with self._fitting:
             known = self._fits.get(key)
@@ -125,8 +122,7 @@ class VersionMaps:
         dim = None if way.transposed is None else len(way.transposed)
 
         def blocks() -> Iterator[tuple[Floats, Doubles]]:
-            # Not a kind's own scan, which looks for rows that a later version replaces: the bounds
-            # then hold of these, too.
+            # The base scan includes superseded rows, so the bounds hold for these, too.
             for rows in ReadableStore.scan(store, version, READ):
                 read = way.rows(rows.vectors[:, :dim]).astype(np.float64)
                 yield rows.vectors, (read**2).sum(axis=1)
@@ -135,7 +131,7 @@ class VersionMaps:
             return fit_norms(blocks(), store.spaces()[version].dim)
 
     def _map(self, source: int, target: int) -> AffineMap | None:
-        """Return the map; None if it is not affine."""
+        """Return the cached map; None if it is not affine."""
         key = source, target
         if key not in self._made:
             self._made[key] = self._make(source, target)
@@ -164,8 +160,8 @@ class VersionMaps:
 
 
 def checked_vectors(vectors: npt.ArrayLike, dim: int, version: int) -> Floats:
-    """Return vectors of a version, one or several, as float32 [Q, D]. Raises: ShapeError,
-    DataError: they are no finite vectors of it."""
+    """Return one or more vectors of a version as float32 [Q, D]. Raises: ShapeError. DataError: a
+    vector is not finite."""
     try:
         if np.iscomplexobj(vectors):
             raise ValueError
@@ -178,7 +174,7 @@ def checked_vectors(vectors: npt.ArrayLike, dim: int, version: int) -> Floats:
             f"Vectors are {list(checked.shape)}; those of version {version} have dim {dim}."
         )
     flat = checked.reshape(-1)
-    # The sum of squares is finite only if all are, and costs a quarter of looking at each.
+    # A finite sum of squares proves that all are finite, at a quarter of the cost.
     with np.errstate(over="ignore", invalid="ignore"):
         quick = bool(np.isfinite(np.dot(flat, flat)))
     if not quick and not np.isfinite(checked).all():
@@ -187,9 +183,9 @@ def checked_vectors(vectors: npt.ArrayLike, dim: int, version: int) -> Floats:
 
 
 def stored_rows(maps: VersionMaps, space: Space, ids: pa.Array, vectors: np.ndarray) -> Rows:
-    """Return vectors [n, D] of a version as rows of its space: with its norms, where it has them.
+    """Return vectors [n, D] as rows of a space, with norms if the space has them.
 
-    Raises: DataError: the squared length of a vector is past float32.
+    Raises: DataError: a squared length overflows float32.
     """
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     if space.dim > maps.dim(space.version):

@@ -1,6 +1,5 @@
-"""The sidecar of a published version: codes of its objects, by id, in one file; folders of such
-files, which are read again when they change; and how one is made of stored vectors and a file of
-the version before."""
+"""The sidecar of a published version: a file of codes by object id, with which objects are read at
+the previous version. Make sidecars, and read files and folders of them, again when they change."""
 
 from __future__ import annotations
 
@@ -44,37 +43,35 @@ from evergram.stores.store import (
 )
 from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing, open_embeddings
 
-# Called with objects encoded and objects in all.
+# Called with objects encoded and total objects.
 Progress = Callable[[int, int], None]
 log: logging.Logger = logging.getLogger(__name__)
-# Coordinates of the objects that directions and bits are chosen by.
+# Total coordinates of the sample that determines directions and bits.
 SAMPLE = 20_000_000
-# The backward transform's error on other objects may be WORSE times the error on those that the
-# lineage can compare; at least LEAST of these must be there, if there are others.
+# The backward transform's error on unchecked objects may be WORSE times that on the objects which
+# the lineage can check; LEAST of these are needed.
 WORSE, LEAST = 1.2, 20
-# Sums over random signs, of each vector.
+# Number of random-sign sums per vector.
 MARKS = 3
-# Of a vector's length: between that of a vector rounded to float16, and any other vector's.
+# Relative to a vector's length: above float16 rounding, below the distance to another vector.
 TOLERANCE = 2e-3
 KEY = "evergram.version_sidecar"
 FORMAT_VERSION = 1
-# What a file says besides its tensors and the sidecar's own numbers.
+# Metadata in a file besides the tensors and the fields of `Sidecar`.
 FACTS = {
     **{"version": int, "target": int, "side": str, "fingerprints": list},
     **{"error": float, "way_back_error": float, "worse": float},
 }
-# Hits by the backward transform that are read by a sidecar, of each query, unless another number is
-# given.
+# Default number of hits per query to re-rank by a sidecar.
 DEPTH = 1000
-# At least this many for each result: with fewer, what codes would move up is not there.
+# Minimum per result: with fewer hits, objects that codes would move up are missing.
 PER_RESULT = 4
-# Queries whose hits are fetched together.
+# Queries per fetch of hits.
 BLOCK = 16
-# Hits that are held at once; those of more queries are read after one another.
+# Maximum number of hits to hold at once.
 HITS = 65_536
 SUFFIX = ".safetensors"
-# Tells whether a file has changed, was replaced or got other permissions, and which file it is;
-# None if it is not there.
+# Identifies a file and its state, including permissions; None if it is missing.
 Stamp: TypeAlias = tuple[int, int, int, int, int] | None
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 
@@ -82,10 +79,10 @@ Paths: TypeAlias = str | Path | Sequence[str | Path]
 def marks_of(vectors: Floats) -> Floats:
     """Return the sums of each vector's coordinates under `MARKS` random signs, float32 [n, MARKS].
 
-    Another vector at a distance d, in lengths of the vector, has marks so near by chance
-    (0.8 · TOLERANCE / d)^MARKS of the time: once in five million for d = 0.3.
+    A different vector at relative distance d has marks within the tolerance with probability
+    (0.8 · TOLERANCE / d)^MARKS: one in five million for d = 0.3.
     """
-    # The legacy generator, whose numbers do not change from version to version of NumPy.
+    # The legacy generator gives the same numbers with every NumPy version.
     draw = np.random.RandomState(vectors.shape[1])
     signs = 2.0 * draw.randint(0, 2, (vectors.shape[1], MARKS)) - 1.0
     marks: Floats = (vectors.astype(np.float64) @ signs).astype(np.float32)
@@ -93,34 +90,31 @@ def marks_of(vectors: Floats) -> Floats:
 
 
 def same_marks(vectors: Floats, marks: Floats) -> npt.NDArray[np.bool_]:
-    """Return which vectors [n, D] are those that the marks [n, MARKS] were made of."""
+    """Return a mask [n] of the vectors [n, D] that match the marks [n, MARKS]."""
     return near(marks_of(vectors), marks, np.linalg.norm(vectors.astype(np.float64), axis=1))
 
 
 def near(marks: Floats, others: Floats, lengths: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Return which marks [n, MARKS] are of vectors of these lengths [n] that are the same."""
+    """Return a mask [n]: True where the marks [n, MARKS] of vectors of these lengths agree."""
     apart: npt.NDArray[np.float64] = np.abs(marks.astype(np.float64) - others).max(axis=1)
     return apart <= TOLERANCE * lengths
 
 
 @dataclass(frozen=True)
 class VersionSidecar:
-    """Codes of a version's objects, with which they are read as the version before.
-
-    Several threads may use one.
+    """Codes of a version's objects, with which they are read at the previous version. Thread-safe.
 
     Args:
-        sidecar: from one version to the other.
-        ids: [N], as the lineage stores them.
+        sidecar: decodes vectors of `version` and codes to vectors of `target`.
+        ids: [N], with the type of the lineage's ids.
         codes: uint8 [N, size].
-        marks, old_marks: `marks_of` the vectors of both versions that the codes were made of.
+        marks, old_marks: `marks_of` the vectors of both versions from which codes were computed.
         version: v, the version of the objects' rows.
-        target: the version before it that was not withdrawn, usually v − 1.
-        side: of the lineage.
-        fingerprints: of both versions.
-        error, way_back_error: √(E‖error‖² / E‖z_target‖²), measured over all of its objects, with
-            codes and without.
-        worse: the share of its objects that codes read worse than the backward transform alone.
+        target: the previous version that was not withdrawn, usually v − 1.
+        side: a side of the lineage.
+        fingerprints: those of `version` and `target`.
+        error, way_back_error: √(E‖error‖² / E‖z_target‖²) over all objects, with and without codes.
+        worse: share of the objects with a larger error with codes than without.
     """
 
     sidecar: Sidecar
@@ -136,7 +130,7 @@ class VersionSidecar:
     way_back_error: float
     worse: float
 
-    # By the type of the ids that are asked for: its own, their keys in order, and their places.
+    # By the type of the requested ids: the own ids in that type, their sorted keys, and the order.
     _sorted: dict[pa.DataType, tuple[pa.Array, Keys, Places]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -151,13 +145,13 @@ class VersionSidecar:
         )
 
     def places(self, ids: pa.Array) -> npt.NDArray[np.int64]:
-        """Return the row of each id [n]; -1 for one that it has no codes of. Stores may have text
-        ids where the lineage has integers, and the other way round."""
+        """Return the row of each id [n], or -1. Stores may have text ids where the lineage has
+        integers, and vice versa."""
         places = np.full(len(ids), -1, dtype=np.int64)
         if ids.type not in self._sorted:
             try:
                 own = self.ids.cast(ids.type)
-            except pa.ArrowInvalid:  # texts that are no numbers
+            except pa.ArrowInvalid:  # not numbers
                 return places
             keys = keys_of(own)
             order = np.argsort(keys, kind="stable")
@@ -169,8 +163,8 @@ class VersionSidecar:
         return places
 
     def known(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Return the places of rows [n] of its version; -1 unless the vector is the published one:
-        an object that was embedded anew has another."""
+        """Return the places of rows [n] of its version; -1 for unknown ids and for vectors that
+        differ from the published ones."""
         places = self.places(rows.ids)
         # Place -1 compares with the last row, and stays -1.
         return np.where(same_marks(rows.vectors, self.marks[places]), places, -1)
@@ -178,25 +172,24 @@ class VersionSidecar:
     def follows(
         self, later: VersionSidecar, read: npt.NDArray[np.int64], ids: pa.Array
     ) -> npt.NDArray[np.int64]:
-        """Return the places of ids [n] that `later` reads from its places `read`; -1 unless both
-        have codes of one vector: an object that was embedded anew between the two has two."""
+        """Return the places of ids [n] that `later` has at places `read`; -1 unless both sidecars
+        were made from the same vector of this version."""
         places = self.places(ids)
         marks = self.marks[places]
-        # The root mean square of marks is a vector's length.
+        # The root mean square of marks estimates the vector's length.
         lengths = np.sqrt(np.square(marks.astype(np.float64)).mean(axis=1))
         same = (read >= 0) & near(later.old_marks[read], marks, lengths)
         return np.where(same, places, -1)
 
     def read(self, places: npt.NDArray[np.int64], vectors: Floats) -> Floats:
-        """Return vectors [n, D_v] of the objects at these places, none -1, as the version before
-        had them."""
+        """Map vectors [n, D_v] of the objects at these places (none -1) to the previous version."""
         return self.sidecar.read(vectors, self.codes[places])
 
     def check(self, lineage: Lineage, what: str) -> None:
-        """Check that it is of this lineage. Raises: IntegrityError: it is of another."""
+        """Raises: IntegrityError: it belongs to another lineage or a withdrawn version."""
         own = {m.version: m.fingerprint for m in lineage.versions}
         pair = dict(zip((self.version, self.target), self.fingerprints, strict=True))
-        # Of a withdrawn version the lineage may keep no fingerprint.
+        # The lineage may not know the fingerprint of a withdrawn version.
         gone = [version for version in pair if version in lineage.withdrawn]
         wrong = f", and version {gone[0]} of {lineage} was withdrawn; remove it" if gone else ""
         if any(own.get(version) != pair[version] for version in pair if version not in gone):
@@ -208,7 +201,7 @@ class VersionSidecar:
             )
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all. Raises: DataError: the file cannot be written."""
+        """Write the file atomically. Raises: DataError: it cannot be written."""
         tensors = self.sidecar.tensors() | {
             "codes": torch.from_numpy(np.ascontiguousarray(self.codes)),
             "marks": torch.from_numpy(np.ascontiguousarray(self.marks)),
@@ -217,7 +210,7 @@ class VersionSidecar:
         if pa.types.is_integer(self.ids.type):
             tensors["ids"] = torch.from_numpy(self.ids.to_numpy().astype(np.int64))
         else:
-            # The bytes of texts, and where each ends.
+            # The texts' bytes, and the end of each text.
             texts = [text.encode() for text in self.ids.to_pylist()]
             content = np.frombuffer(b"".join(texts), dtype=np.uint8).copy()
             ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
@@ -236,12 +229,12 @@ class VersionSidecar:
 
     @classmethod
     def open(cls, path: Path) -> VersionSidecar:
-        """Read a file of `save`. Raises: DataError: it is missing, damaged, or of another kind."""
+        """Read a file from `save`. Raises: DataError: it is missing, damaged or not a sidecar."""
         made = "give a file that 'evergram vectors sidecar' made"
         try:
             if path.exists() and not path.is_file():
                 raise DataError(f"{path} is a {'folder' if path.is_dir() else 'device'}; {made}.")
-            # All of it before it is looked at: a mapped file that shrinks ends the process.
+            # Not memory-mapped: a mapped file that shrinks crashes the process.
             content = path.read_bytes()
             tensors = load(content)  # checks the header, too
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -268,7 +261,7 @@ class VersionSidecar:
                 raise ValueError("a fact is of another type")
             new, old = (part.float().numpy() for part in marks)
             opened = cls(sidecar, ids, codes.numpy(), new, old, **facts)
-            opened.places(ids.slice(0, 0))  # sorts the ids now, and not within a request
+            opened.places(ids.slice(0, 0))  # sorts the ids now, not during a request
             return opened
         except OSError as error:
             raise DataError(f"{path} cannot be read: {reason_and_remedy(error)}.") from error
@@ -281,7 +274,7 @@ class VersionSidecar:
 
 
 def content_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors, their names and their shapes."""
+    """Return the SHA-256 of tensors with names, types and shapes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -291,12 +284,11 @@ def content_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Sidecars:
-    """The sidecars of a lineage's versions. Several threads may use one.
+    """The sidecars of a lineage's versions. Thread-safe.
 
     Args:
-        sidecars: at most one of each side and version.
-        depth: hits of a query by the backward transform that a search for k reads by a sidecar;
-            `PER_RESULT` · k, if that is more.
+        sidecars: at most one per side and version.
+        depth: number of hits per query to re-rank by a sidecar; at least `PER_RESULT` · k.
     """
 
     def __init__(self, sidecars: Iterable[VersionSidecar] = (), depth: int = DEPTH) -> None:
@@ -304,23 +296,22 @@ class Sidecars:
         self._depth = depth
 
     def apply(self, side: str, target: int, filled: Iterable[int]) -> bool:
-        """Return whether rows of these versions may be read as version `target` by a sidecar."""
+        """Return whether any of these versions' rows can be read at `target` by a sidecar."""
         return any(v > target and (side, v) in self._of for v in filled)
 
     def depth(self, side: str, target: int, k: int) -> int:
-        """Return how many hits of a query a search at a version may look at."""
+        """Return how many hits per query a search at `target` needs."""
         later = any(own == side and version > target for own, version in self._of)
         return max(k, min(max(self._depth, PER_RESULT * k), MOST_HITS)) if later else k
 
     def rows(self, maps: VersionMaps, rows: Rows, target: int, side: str) -> Floats:
-        """Return rows of a version that a sidecar may apply to as an earlier one reads them, [n,
-        D_target]: from version to version by codes of their vectors where there are some, and else
-        by the backward transform. Raises: as `VersionMaps.rows`."""
+        """Map rows of a version with a sidecar to an earlier one, [n, D_target], step by step: by
+        codes where available, else by the backward transform. Raises: as `VersionMaps.rows`."""
         vectors, version = rows.vectors, rows.version
         sidecar = self._of.get((side, version))
         assert sidecar is not None
         places = sidecar.known(rows)
-        # A withdrawn version may be asked for, which is before none of them.
+        # The target may be a withdrawn version, which is no sidecar's target.
         while sidecar is not None and sidecar.target >= target and (places >= 0).any():
             known = places >= 0
             if known.all():
@@ -343,8 +334,7 @@ def reread(
     metric: Metric,
     k: int,
 ) -> list[Hits]:
-    """Return the best k of each query's hits by the vectors that `embed` reads, which is asked for
-    the rows of a block of queries at once."""
+    """Return each query's k best hits by the vectors of `embed`, called per block of queries."""
     best = []
     for start in range(0, len(hits), BLOCK):
         part = hits[start : start + BLOCK]
@@ -361,12 +351,11 @@ def reread(
 
 
 class SidecarFiles:
-    """Files of `evergram vectors sidecar`, and folders whose .safetensors files are such.
-
-    Each is opened once, and again when it has changed. Several threads may use one.
+    """Files of `evergram vectors sidecar`, and folders of them (.safetensors), which are reopened
+    when they change. Thread-safe.
 
     Args:
-        paths: of files and folders, one or several.
+        paths: one or more files and folders.
         depth: as for `Sidecars`.
     Raises: DataError: a path is empty.
     """
@@ -375,35 +364,34 @@ class SidecarFiles:
         named = [paths] if isinstance(paths, str | Path) else paths
         if not all(str(path) for path in named):
             raise DataError("The path of a sidecar is empty; name a file or a folder.")
-        # Whole paths, so that errors name them wherever the process runs.
+        # Absolute paths for error messages.
         self._paths = [Path(path).absolute() for path in named]
         self._depth = depth
-        # Until it was read once, what is named must be there.
+        # True until the first successful `read`.
         self._strict = True
-        # What each file had when it was read last.
         self._opened: dict[Path, tuple[Stamp, VersionSidecar]] = {}
         self._logged: set[str] = set()
         self._reading = threading.Lock()
-        # What was wrong when they were read last, one sentence each.
+        # Problems of the last `read`, one sentence each.
         self.problems: list[str] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SidecarFiles, (self._paths, self._depth)
 
     def stamps(self) -> tuple[tuple[str, Stamp], ...]:
-        """Return what tells whether any file has changed, come or gone."""
+        """Return a value that changes when any file is changed, added or removed."""
         paths = dict.fromkeys([*self._paths, *self._files([])])
         return tuple((str(path), _stamp(path)) for path in paths)
 
     def read(self, lineage: Lineage) -> Sidecars:
-        """Return the sidecars that are of the lineage as it is now.
+        """Return the lineage's sidecars.
 
-        What is named must be such the first time. Later, and in folders, what cannot be read is
-        left out. Of two files of one side and version the later one is used. All this is said in
-        `problems`, and logged once.
+        Unreadable files in folders are skipped, and on later calls also those in `paths`. Of two
+        files for one side and version, the later one is used. Both are reported in `problems`,
+        and logged once.
 
-        Raises, the first time: DataError: a named file or a folder
-            cannot be read. IntegrityError: a named file is of another lineage.
+        Raises, on the first call: DataError: a path cannot be read. IntegrityError: a file in
+            `paths` belongs to another lineage.
         """
         with self._reading:
             problems: list[str] = []
@@ -434,7 +422,7 @@ class SidecarFiles:
                 chosen[key] = path, sidecar
             sidecars = Sidecars((sidecar for _, sidecar in chosen.values()), self._depth)
             sentences = {f"{path}: {sidecar}.": logging.INFO for path, sidecar in chosen.values()}
-            # A version that has none while others of its side do.
+            # Versions without a sidecar, while others of the side have one.
             gaps = [
                 f"Version {m.version} has no sidecar of side {side!r}, and is read as those before "
                 "it by the backward transform; make one with 'evergram vectors sidecar'."
@@ -450,7 +438,7 @@ class SidecarFiles:
         return sidecars
 
     def _files(self, problems: list[str]) -> list[Path]:
-        """Return the files, the earliest first, each once."""
+        """Return the files, without duplicates, oldest first."""
         files = []
         for path in self._paths:
             try:
@@ -461,7 +449,7 @@ class SidecarFiles:
                 if self._strict:
                     raise DataError(sentence) from error
                 problems.append(sentence)
-        # One file may have several names.
+        # A file may have several paths.
         by_place = {file.resolve(): file for file in reversed(files)}
         return sorted(by_place.values(), key=lambda file: ((_stamp(file) or (0,))[0], str(file)))
 
@@ -485,19 +473,18 @@ def make_sidecar(
     error: float | None = None,
     progress: Progress | None = None,
 ) -> VersionSidecar:
-    """Return the sidecar from a version to the one before, of all objects that both have.
+    """Make the sidecar from a version to the previous one, for all objects in both.
 
     Args:
-        old: vectors of the version before; None takes those that the lineage still stores.
-        version: v, whose vectors the lineage stores; the newest by default.
-        side: of the lineage; may be left out if there is one.
-        size: bytes for each vector. error: the most that the relative error may be, which
-            chooses the bytes; give one of the two. Of objects with more than `SAMPLE` coordinates
-            in all, a sample of this size chooses, and the error over all objects may be larger.
-        progress: called with objects encoded and objects in all.
-    Raises: LineageError: there is no such version or side, or `old` is not of the version before.
-        ShapeError: its backward transform is not affine. DataError: the sizes are not one, or not
-        allowed; or no object is in both files.
+        old: vectors of the previous version; default: the stored ones.
+        version: v, with stored vectors; default: the newest.
+        side: optional if the lineage has only one.
+        size: bytes per vector; give this or `error`.
+        error: largest relative error, on a sample of `SAMPLE` coordinates; determines the size.
+        progress: called with objects encoded and total objects.
+    Raises: LineageError: unknown version or side, or `old` is not the previous version. ShapeError:
+        the backward transform is not affine. DataError: invalid `size` or `error`, or no common
+        object.
     """
     if (size is None) == (error is None):
         raise DataError("A sidecar has a number of bytes or an error; give one of the two.")
@@ -539,8 +526,7 @@ def make_sidecar(
 def _encoded(
     pairing: Pairing, sidecar: Sidecar, progress: Progress | None, **facts: Any
 ) -> tuple[VersionSidecar, npt.NDArray[np.float64]]:
-    """Return the sidecar of all objects, given its other facts, and the relative error of the
-    backward transform on each object."""
+    """Return the sidecar of all objects, and the backward transform's relative error [N]."""
     codes, marks, old_marks, lefts, alones, lengths = [], [], [], [], [], []
     done = 0
     for past, present in _floats(pairing):
@@ -561,7 +547,7 @@ def _encoded(
         old_marks=np.concatenate(old_marks),
         error=float(left.norm() / length.norm()),
         way_back_error=float(alone.norm() / length.norm()),
-        # By more than rounding to float16 would add.
+        # Ignore differences within float16 rounding.
         worse=float((left > alone + TOLERANCE * length).double().mean()),
         **facts,
     )
@@ -571,8 +557,8 @@ def _encoded(
 def _refuse_mixed_up(
     distances: npt.NDArray[np.float64], compared: npt.NDArray[np.bool_], path: str
 ) -> None:
-    """Raises: LineageError: the backward transform is much worse on the other objects than on those
-    whose old vectors were compared, or there are too few of these to tell."""
+    """Raises: LineageError: the backward transform is much worse on unchecked objects than on those
+    whose old vectors were compared, or too few were compared."""
     if compared.all():
         return
     if compared.sum() < LEAST:
@@ -581,7 +567,7 @@ def _refuse_mixed_up(
             f"compare, and {LEAST} are needed to tell whether the others are right; give the whole "
             "file."
         )
-    # A few objects far off, such as short vectors, must not hide the others.
+    # Clip outliers, such as short vectors.
     near = np.minimum(distances, 2.0)
     right, rest = near[compared].mean(), near[~compared].mean()
     if rest > WORSE * right + TOLERANCE:
@@ -593,8 +579,8 @@ def _refuse_mixed_up(
 
 
 def _refuse_another(old: EmbeddingFile, lineage: Lineage, version: int, side: str) -> None:
-    """Raises: LineageError: the file lacks the vectors that the lineage keeps of that version, or
-    has others. DataError: as `EmbeddingFile.blocks`."""
+    """Raises: LineageError: the file has none of the version's canaries, or different vectors.
+    DataError: as `EmbeddingFile.blocks`."""
     lineage.check_fingerprint(old.fingerprint, version, str(old.path))
     ids, kept = lineage.canaries(version).get(side, (pa.array([], pa.string()), torch.empty(0, 0)))
     what = f"{old.path} is not what version {version} of {lineage} is"
@@ -623,8 +609,8 @@ def _floats(pairing: Pairing) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _sampled(pairing: Pairing, dim: int) -> tuple[Tensor, Tensor]:
-    """Return old and new vectors of objects that are drawn with a fixed seed: all, if their old
-    vectors have no more than `SAMPLE` coordinates, and else at least four for each of one."""
+    """Return old and new vectors of a random sample with a fixed seed: `SAMPLE` coordinates of old
+    vectors, but at least 4 · `dim` objects."""
     drawn = torch.randperm(len(pairing), generator=torch.Generator().manual_seed(0))
     chosen = torch.zeros(len(pairing), dtype=torch.bool)
     chosen[drawn[: max(SAMPLE // dim, 4 * dim)]] = True
