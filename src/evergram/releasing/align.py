@@ -68,8 +68,7 @@ class AlignSettings(MapSettings):
 def refuse_error(
     error: float, chance: Chance, held: int, limit: float | None, names: tuple[Path, Path]
 ) -> None:
-    """Refuse an error that exceeds the limit or is no better than chance. `held` objects were
-    measured; `names` are the paths of the old and the new file."""
+    """Refuse an error on `held` objects that exceeds the limit or is no better than chance."""
     if limit is not None and not limit >= 0:
         raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
     if limit is not None and math.isinf(limit):
@@ -102,9 +101,9 @@ def refuse_few(
     allow_small: bool = False,
     vectors: Tensor | None = None,
 ) -> bool:
-    """Refuse too few pairs to fit a transform or measure its error; `dims` are the old and the new
-    one. Return True if they are too few but `allow_small` accepts them. Objects with equal hashes
-    in `vectors`, int64 [N], count once; None before the files are read."""
+    """Refuse too few pairs to fit a transform or measure its error; return True if `allow_small`
+    accepts them. `dims` are the old and the new one. Objects with equal hashes in `vectors`, int64
+    [N], count once; None before the files are read."""
     keys = torch.arange(len(groups.held)) if vectors is None else vectors
     held, fitted = (len(np.unique(keys[rows].numpy())) for rows in (groups.held, ~groups.held))
     what = "common objects" if vectors is None else "different new vectors of common objects"
@@ -136,8 +135,7 @@ def sampled_rows(hashes: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PairReading:
-    """The result of one pass over two files: moments by group (see `Groups`), and the vectors of
-    some `rows` of the pairing."""
+    """Moments of two files by group (see `Groups`), and the vectors of some `rows`."""
 
     seen: SecondMoments
     chosen: SecondMoments

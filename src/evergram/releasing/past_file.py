@@ -40,8 +40,7 @@ NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage) -> EmbeddingFile:
-    """Return the file of old vectors, which must be those of the newest version, if there is one.
-    `old` may be that version's number."""
+    """Return the file of old vectors, which must be the newest version's (or `old` its number)."""
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
         what = f"holds vectors of version {known} of {lineage}, as its fingerprint says"

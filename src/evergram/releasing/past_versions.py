@@ -33,8 +33,7 @@ RANKINGS = 5
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A past version without its encoder: it knows only its stored ids [N] and vectors [N, D], by
-    side."""
+    """A past version without its encoder: only its stored ids [N] and vectors [N, D], by side."""
 
     dim: int
     embeddings: Mapping[str, tuple[pa.Array, Tensor]]
@@ -59,8 +58,7 @@ def past_model(
 
 
 def known_vectors(model: PastModel, corpus: Corpus) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return, by side, z_j [N, D_j] of a corpus's entities and a mask [N] of those that version j
-    knows."""
+    """Return z_j [N, D_j] of a corpus's entities, and a mask [N] of the known ones, by side."""
     if isinstance(model, Encoder):
         scene = model.read(corpus)
         return model.embed_all(scene), {side: model.known(side, scene) for side in SIDES}
@@ -91,9 +89,8 @@ def reading_report(
     metrics: Sequence[str],
     draw: Callable[[Relevance], Relevance] | None = None,
 ) -> dict[str, Any]:
-    """Measure a new version, z_k [N, D_k] by side, read as a past one: on the objects that the past
-    one knew, and on the held-out ones, a share `held_share` of them. `draw` samples test queries;
-    None ranks all."""
+    """Measure a new version, z_k [N, D_k] by side, read as a past one, on the objects that the past
+    one knew, and on the held-out share of these. `draw` samples test queries; None ranks all."""
     chain, target = reading.chain, reading.target
     past, known = known_vectors(reading.model, split.training)
     aside = held_out_rows(split.training, held_share)

@@ -119,8 +119,7 @@ def run_probes(
 
 
 def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
-    """Return a new probe with its baseline, the value on production's embeddings, and with the
-    hashes of its files."""
+    """Return a new probe with its baseline, measured on production, and its files' hashes."""
     version = lineage.resolve(pinned)
     source = ProbeSource(lineage.view(version).source, lineage.chain, lineage, None)
     model, data = Path(probe.model), Path(probe.data)

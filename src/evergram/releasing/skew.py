@@ -220,8 +220,7 @@ class _Index:
         return queries @ rows.T, some
 
     def stale(self, rows: _Rows, stale: Stale, read: str, number: int = 0) -> Tensor:
-        """Draw the version of each row. For "worst first", rows with the smallest predicted error
-        are stale."""
+        """Draw each row's version; for "worst first", rows with the smallest errors are stale."""
         draw = torch.Generator().manual_seed(self.seed * DRAWS + number)
         order = torch.randperm(len(rows.ids), generator=draw)
         if read == WORST and stale.keys() <= rows.versions.keys():
@@ -284,9 +283,8 @@ def skew(
 
 
 def with_skew(artefact: Artefact, lineage: Lineage, limit: float) -> Artefact:
-    """Measure the loss with half of the rows one version old on a copy of the lineage, and add it
-    to the artefact's metrics. Raises: DegradationError: it may exceed `limit` percent or is
-    unknown."""
+    """Measure the loss with half of the rows one version old, on a copy of the lineage; add it to
+    the metrics. Raises: DegradationError: it may exceed `limit` percent or is unknown."""
     if not lineage.versions:
         raise DegradationError("The first version has no stale rows; leave max_loss out.")
     lineage.check()  # also downloads a remote lineage's files
@@ -318,8 +316,7 @@ def _linked(source: str, target: str) -> None:
 def _index(
     lineage: Lineage, past: Sequence[int], given: tuple[Any, Any, int], notes: list[str]
 ) -> _Index:
-    """Build an index with the newest version's test pairs, or with neighbours. `given` is the
-    corpus, the recipe and the seed."""
+    """Build an index with test pairs or neighbours. `given` is the corpus, recipe and seed."""
     corpus, recipe, seed = given
     newest, split = lineage.manifest(lineage.newest), None
     new = {side: lineage.embeddings(side, newest.version) for side in newest.embeddings}

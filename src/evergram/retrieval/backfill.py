@@ -149,8 +149,7 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
 def backfill_order(
     lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
 ) -> pa.Table:
-    """Return `id` and predicted `error`, worst first, of a store's rows that `source`, the
-    embeddings of version `target`, also has."""
+    """Return `id` and predicted `error`, worst first, of a store's rows that are in `source`."""
     maps = VersionMaps(lineage)
     ids, errors = [pa.array([], store.id_type)], [np.zeros(0)]
 

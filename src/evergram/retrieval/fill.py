@@ -312,8 +312,7 @@ def _has_newest(lineage: Lineage, store: ReadableStore) -> bool:
 def _snapshots(
     lineage: Lineage, folders: Mapping[str, tuple[Path, bool]], version: int
 ) -> dict[str, Store]:
-    """Return snapshots filled with a version. `folders` has each side's folder, and whether to
-    store ids as text."""
+    """Fill snapshots with a version. `folders` has each side's folder and whether ids are text."""
     stores: dict[str, Store] = {}
     for folder, _ in folders.values():
         check_tree(lineage.path, folder.parent)

@@ -259,8 +259,7 @@ def near_by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -
 
 
 def _lengths(low: float, high: float) -> Floats:
-    """Return lengths at equal ratios between `low`, or high / 1000 if larger, and `high`, float32
-    [m]."""
+    """Return lengths [m] at equal ratios from max(low, high / 1000) to `high`."""
     high = max(high, float(np.finfo(np.float32).tiny))
     low = max(low, high / 1000)
     count = int(np.clip(np.ceil(np.log2(high / low)), 1, TANGENTS))

@@ -37,16 +37,14 @@ class NormFit:
     largest: Floats | float = 0.0
 
     def rounding(self, linear: Floats) -> Doubles:
-        """Bound the float32 rounding error [Q] of the scores of queries [Q, width]; 0 if norms are
-        stored."""
+        """Bound the float32 error [Q] of queries' [Q, width] scores; 0 if norms are stored."""
         terms: Doubles = np.abs(linear) * np.asarray(self.largest, np.float64)
         rounding: Doubles = 2.0**-22 * terms.sum(axis=1)
         return rounding
 
 
 def fit_norms(blocks: Iterable[tuple[Floats, Doubles]], width: int) -> NormFit:
-    """Fit the weights to the first blocks of stored rows [n, width] with their ‖z̃‖² [n], and bound
-    e over all blocks."""
+    """Fit the weights to the first blocks of rows [n, width] and ‖z̃‖² [n]; bound e over all."""
     rest, first, count = iter(blocks), list[tuple[Floats, Doubles]](), 0
     while count < READ and (block := next(rest, None)) is not None:
         first.append(block)

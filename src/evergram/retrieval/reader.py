@@ -239,8 +239,7 @@ class Reader(Reopened):
         return side_of(self._by_side, "the stores")
 
     def store(self, side: str | None = None, version: int | None = None) -> ReadableStore:
-        """Return the store of a side, from which `version` is read. Raises: LineageError: unknown
-        side."""
+        """Return the store for a side and version. Raises: LineageError: unknown side."""
         own = self._by_side[side_of(self._by_side, "the stores", side)]
         if version is None or version <= self._settled:
             return own
@@ -732,8 +731,7 @@ class Reader(Reopened):
         return self._sidecars.rows(self._maps, replace(rows, vectors=own), target, side)
 
     def queries(self, queries: npt.ArrayLike, version: int) -> Floats:
-        """Return queries of a version as float32 [Q, D]. Raises: ShapeError. DataError: a query is
-        not finite."""
+        """Return queries as float32 [Q, D]. Raises: ShapeError. DataError: one is not finite."""
         return checked_vectors(queries, self.lineage.manifest(version).dim, version)
 
 

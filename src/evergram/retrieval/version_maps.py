@@ -17,8 +17,8 @@ from evergram.retrieval.norm_fits import READ, NormFit, fit_norms
 from evergram.stores.store import Doubles, Floats, ReadableStore, Rows, Space
 from evergram.tracing import span
 
-# Scale of stored squared norms. For vectors up to length ~100 the norm is then a small coordinate
-# that hardly changes an inner-product graph. A power of two scales exactly.
+# Scale of stored squared norms. For vectors of length up to some hundreds, the norm is then a small
+# coordinate that hardly changes an inner-product graph. A power of two scales exactly.
 NORM_SCALE = 2.0**-10
 
 
@@ -160,8 +160,7 @@ class VersionMaps:
 
 
 def checked_vectors(vectors: npt.ArrayLike, dim: int, version: int) -> Floats:
-    """Return one or more vectors of a version as float32 [Q, D]. Raises: ShapeError. DataError: a
-    vector is not finite."""
+    """Return vectors as float32 [Q, D]. Raises: ShapeError. DataError: one is not finite."""
     try:
         if np.iscomplexobj(vectors):
             raise ValueError

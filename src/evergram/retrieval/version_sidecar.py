@@ -609,8 +609,7 @@ def _floats(pairing: Pairing) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _sampled(pairing: Pairing, dim: int) -> tuple[Tensor, Tensor]:
-    """Return old and new vectors of a random sample with a fixed seed: `SAMPLE` coordinates of old
-    vectors, but at least 4 · `dim` objects."""
+    """Return a random sample of old and new vectors, `SAMPLE` coordinates but ≥ 4 `dim` objects."""
     drawn = torch.randperm(len(pairing), generator=torch.Generator().manual_seed(0))
     chosen = torch.zeros(len(pairing), dtype=torch.bool)
     chosen[drawn[: max(SAMPLE // dim, 4 * dim)]] = True
