@@ -111,10 +111,7 @@ class EntityMeasure(nn.Module):
             )
 
     def count(self, ids: Tensor) -> None:
-        """Count a batch's entities, [B], unless the counts were given at the start.
-
-        Raises: DataError: an id has a given count of 0.
-        """
+        """Count ids [B], unless counts were given. Raises: DataError: an id's given count is 0."""
         if not self.streamed:
             if bool((self.counts[ids] == 0).any()):
                 never = int(ids[self.counts[ids] == 0][0])
@@ -151,12 +148,9 @@ class EntityMeasure(nn.Module):
         return weight * (self.total / self.mass.clamp(min=1e-300))
 
     def exact_weights(self, ids: Tensor) -> Tensor | None:
-        """Return μ of rows that contain every entity seen, so that (1/B) Σ μ u⊗u = Σ p_a u_a⊗u_a.
-
-        The rows of an entity share its p_a, which is 0 for entities never seen.
-
-        Returns: float64 [B]; None if an entity that has been seen is missing.
-        """
+        """Return μ of rows that contain every entity seen, so that (1/B) Σ μ u⊗u = Σ p_a u_a⊗u_a,
+        float64 [B]; None if an entity that has been seen is missing. The rows of an entity share
+        its p_a, which is 0 for entities never seen."""
         shares = self.probabilities()
         if not len(shares):
             return None

@@ -198,11 +198,8 @@ class GramianEstimator(HostBuffers, ABC):
 
 
 def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
-    """Return S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a) of the whole batch, [D, D + K].
-
-    Args:
-        embeddings: [B, D], used instead of the batch's embeddings.
-    """
+    """Return S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a) of the whole batch, [D, D + K]; of `embeddings`
+    [B, D] instead of the batch's if given."""
     if embeddings is None and rows.moment is not None:
         return rows.moment
     with torch.no_grad():
@@ -217,9 +214,7 @@ def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Te
     Norms of the rows' rank-one matrices cost O(B D). A movement common to all rows, as of a whole
     tower, is not noise and does not count.
 
-    Args:
-        moment: S_B; with `pairs`, S_B(θ_t) − S_B(θ_{t−1}).
-        pairs: return the noise of that difference instead.
+    With `pairs`, `moment` is S_B(θ_t) − S_B(θ_{t−1}), and the noise is of that difference.
     """
     with torch.no_grad():
         u, f, before = rows.embeddings, rows.factors, rows.before

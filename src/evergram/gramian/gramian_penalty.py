@@ -125,11 +125,8 @@ class PenaltySide(nn.Module):
     def rows(
         self, embeddings: Tensor, ids: Tensor | None, *, evaluates: bool = False
     ) -> EntityBatch:
-        """Return a batch's rows, detached, with their weights and factors.
-
-        Args:
-            evaluates: if the rows contain all entities, weight them exactly by the measure.
-        """
+        """Return a batch's rows, detached, with their weights and factors. With `evaluates`, rows
+        of all entities are weighted exactly by the measure."""
         size = len(embeddings)
         if ids is None:
             weights = embeddings.new_ones(size)
@@ -447,10 +444,8 @@ class GramianPenalty(nn.Module):
         return value + (self.query.prior_mean * self.candidate.prior_mean).sum().to(width)
 
     def _check_own_batch(self, *embeddings: Tensor) -> None:
-        """Raise TrainingError if the estimate already contains this batch.
-
-        It only checks non-leaf tensors, because a parameter is the same tensor in every step.
-        """
+        """Raise TrainingError if the estimate already contains this batch. Leaf tensors are not
+        checked, because a parameter is the same tensor in every step."""
         folded = [ref() for ref in self._folded]
         for tensor in embeddings:
             computed = tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled()

@@ -143,10 +143,8 @@ def quadratic_penalty(query: BatchSide, candidate: BatchSide, ridge: float = 0.0
 def penalty_of_batch(
     query: BatchSide, candidate: BatchSide, ridge: float = 0.0, strength: float = 1.0
 ) -> PenaltyOfBatch:
-    """Return λ ĝ, see `quadratic_penalty`, and the moments of the batch.
+    """Return λ ĝ, see `quadratic_penalty`, with λ = `strength`, and the moments of the batch.
 
-    Args:
-        strength: λ.
     Raises: ShapeError: the dims differ.
     """
     _check_dims(query, candidate)

@@ -115,11 +115,8 @@ class QueryForm:
 
     @classmethod
     def mean(cls, dim: int, *, normalize: bool = False) -> Self:
-        """Return the form whose minimum is the weighted mean of the candidates' vectors.
-
-        Args:
-            normalize: scale the mean to length 1.
-        """
+        """Return the form whose minimum is the weighted mean of the candidates' vectors; with
+        `normalize`, scaled to length 1."""
         term = Term(1.0, 1.0, torch.eye(dim), torch.zeros(dim))
         return cls.of("mean", [term], squares=0.0, length="scaled" if normalize else "free")
 

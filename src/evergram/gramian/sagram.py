@@ -34,7 +34,6 @@ class SAGram(GramianEstimator):
     cache is initialised with all embeddings at the first step.
 
     Args:
-        dim: D.
         share: [N], the measure p.
         factors: [N, K], or None.
         beta: "1/n" (as SAG) or "1" (as SAGA).

@@ -95,13 +95,10 @@ class AveragingRate(HostBuffers):
         return self.auto and int(self.steps) % self.noise_every == 0
 
     def observe(self, batch: Tensor, noise: Tensor | None, pairs: Tensor | None = None) -> None:
-        """With "auto", update the rate from a batch.
+        """With "auto", update the rate from a batch's moment, its variance σ² (see `batch_noise`)
+        and, with `recursive`, the variance τ² of the pair's difference.
 
-        Args:
-            batch: the batch's moment.
-            noise: its variance σ², see `batch_noise`; required if `wants_noise`.
-            pairs: the variance τ² of the pair's difference, with `recursive`.
-        Raises: ValueError: the noise is missing.
+        Raises: ValueError: `noise` is None, but `wants_noise`.
         """
         sums = self.get_buffer("sums")
         if self.wants_noise:
@@ -187,7 +184,6 @@ class SOGram(GramianEstimator):
     Args:
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto"; with 1 the estimate is the last batch.
-        correct_start: divide by the total weight of the batches.
     """
 
     on_host: tuple[str, ...] = ("missing",)

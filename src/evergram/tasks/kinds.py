@@ -232,9 +232,8 @@ class TaskSettings(KindSettings):
         return False
 
     def candidates_bytes(self, candidates: int, dim: int) -> int:
-        """Return a lower bound of the bytes that a step needs for all candidates besides the model:
-        embeddings, their gradient and a table's gradient if the task uses all candidates, else 0.
-        """
+        """Return a lower bound of the bytes that a step needs besides the model: candidates'
+        embeddings and their gradients if the task uses all candidates, else 0."""
         return 3 * FLOAT * candidates * dim if self.wants_all_candidates else 0
 
     @abstractmethod

@@ -130,12 +130,8 @@ def _blocks(most: Tensor) -> Iterator[Tensor]:
 
 
 def _top_entries(matrix: Tensor, excluded: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest entries of each row of a sparse matrix, and their columns.
-
-    Args:
-        matrix: [B, N] in CSR format; each column is multiplied by `scale` [N].
-        excluded: [B], one column per row to leave out.
-    """
+    """Return the k largest entries of each row of a CSR matrix [B, N], and their columns. Columns
+    are multiplied by `scale` [N]; one column per row, `excluded` [B], is left out."""
     starts, columns = matrix.crow_indices(), matrix.col_indices()
     lengths = starts.diff()
     row = torch.repeat_interleave(torch.arange(len(excluded)), lengths)

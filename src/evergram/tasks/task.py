@@ -110,11 +110,7 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
-        """Return the loss, a scalar.
-
-        Args:
-            moments: of each side, one per measure, detached.
-        """
+        """Return the loss, a scalar; `moments`, of each side and measure, are detached."""
 
 
 def score(encoded: Encoded) -> Tensor:
@@ -460,7 +456,6 @@ class Spherical(Task):
 
     Args:
         temperature: τ; "square" with τ is the spherical softmax with ε = τ².
-        form: "taylor" or "square".
     Raises: ValueError: another form.
     Source: the family is from Vincent et al. 2015, the two losses are from de Brébisson and Vincent
         2016; [G1] §6 and [G2] §5 name it as the next step for Gramian estimation. docs/method.md,

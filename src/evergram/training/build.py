@@ -237,10 +237,8 @@ def with_selecting_metric(
     recipe: Recipe, split: Split, progress: Progress | None = None
 ) -> tuple[Recipe, list[str]]:
     """Return the recipe with a `training.metric` that can tell models apart on its selection pairs,
-    and a list with a sentence about the change, or an empty list.
+    and a list with a sentence about the change, also shown by `progress`, or an empty list.
 
-    Args:
-        progress: where the sentence is also shown.
     Raises: DataError: no metric can tell models apart.
     """
     written, candidates = recipe.training.metric, len(split.training.candidates)
@@ -384,11 +382,8 @@ class FitSettings:
 
     @property
     def version_seed(self) -> int:
-        """The seed of the version's initial parameters and batch order.
-
-        It differs between versions: with one seed, a version would be nearly compatible with the
-        previous one by accident.
-        """
+        """The seed of the version's initial parameters and batch order. With one seed for all
+        versions, a version would be nearly compatible with the previous one by accident."""
         return self.seed + 1_000_003 * self.version
 
 
@@ -528,10 +523,8 @@ def prepare(
 
 
 def pick_device(name: str, tables: str = "auto") -> torch.device:
-    """Return a device by name; "auto" is CUDA if available.
+    """Return a device by name; "auto" is CUDA if available, but the CPU if `tables` is "mapped".
 
-    Args:
-        tables: `training.tables`; with "mapped", "auto" is the CPU.
     Raises: RecipeError: the name is unknown, or CUDA is not available.
     """
     if name not in ("auto", "cpu", "cuda"):
@@ -591,7 +584,6 @@ def place_tables(
     """Return the folder of memory-mapped tables, or None to keep tables in memory.
 
     Args:
-        schema: of the corpus.
         folder: the run's folder, on a disk with enough space; None is the temporary folder.
     Raises: RecipeError: training needs more memory than the machine has.
     """
@@ -620,13 +612,8 @@ def place_tables(
 def refuse_beyond_memory(
     settings: FitSettings, needed: int, sizes: Mapping[str, int], dim: int
 ) -> None:
-    """Raise RecipeError if a process needs more memory than the machine has.
-
-    Args:
-        needed: bytes.
-        sizes: number of entities of each side.
-        dim: D.
-    """
+    """Raise RecipeError if a process needs more memory than the machine has. `needed` is in bytes;
+    `sizes` has the number of entities of each side."""
     memory = machine_memory()
     if needed <= memory:
         return

@@ -30,7 +30,6 @@ class Callback:
 
     Every hook gets the run, with its `steps`, `epoch` (from 1), `seconds` so far (without
     evaluations), and `step`, which holds the encoder, estimators and optimizers.
-
     A callback must not draw from torch's global generator or change a parameter.
 
     Attributes:

@@ -75,12 +75,8 @@ def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None =
 
 
 def make_artefact(trained: Trained, split: Split, options: Mapping[str, Any]) -> Artefact:
-    """Return an artefact with vectors and encoder for `Lineage.publish`.
-
-    Args:
-        split: the split whose training corpus `trained` embeds.
-        options: from `options_of`.
-    """
+    """Return an artefact with vectors and encoder for `Lineage.publish`. `trained` embeds the
+    training corpus of `split`; `options` are from `options_of`."""
     embeddings: dict[str, Any] = {}
     for side, entities, vectors in (
         ("query", split.training.queries, trained.query),

@@ -86,10 +86,7 @@ class ProcessCollectives(Collectives):
 
     @contextmanager
     def reaching_others(self) -> Iterator[None]:
-        """Turn communication errors inside the block into TrainingError.
-
-        Raises: TrainingError: another process has ended, or did not answer in time.
-        """
+        """Raise TrainingError if another process ends or does not answer in the block."""
         try:
             yield
         except RuntimeError as error:
@@ -104,10 +101,9 @@ class ProcessCollectives(Collectives):
 def join_processes(device: torch.device) -> Collectives:
     """Return the collective operations of the processes started by `torchrun`; `ALONE` without it.
 
-    Processes wait for each other for EVERGRAM_PROCESS_TIMEOUT seconds, an hour by default.
+    Processes wait for each other for EVERGRAM_PROCESS_TIMEOUT seconds, an hour by default. With the
+    device "cuda", the process uses the GPU of its LOCAL_RANK.
 
-    Args:
-        device: with "cuda", the process uses the GPU of its LOCAL_RANK.
     Raises: TrainingError: the others cannot be reached, or that GPU does not exist.
     """
     if process_count() == 1:

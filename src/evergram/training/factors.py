@@ -56,8 +56,7 @@ def _rows_of(ids: pa.Array, vocabulary: Vocabulary, path: Path) -> Tensor:
 
 def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     """Return the vectors of a file with columns `id` and `vector`, float32 [N, K]; zeros for ids
-    that the file lacks. Raises: DataError.
-    """
+    that the file lacks. Raises: DataError."""
     ids, chunks = read_keyed(path, "vector")
     column = chunks.combine_chunks()
     if isinstance(column, pa.ChunkedArray):
@@ -82,11 +81,8 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
 def sparse_weights(
     sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
 ) -> Tensor:
-    """Return the weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n].
-
-    Args:
-        sparse: "weight" for the column of that name, or "exclude" to cancel the penalty's terms.
-    """
+    """Return the weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]: for "weight",
+    the column of that name; for "exclude", weights that cancel the penalty's terms."""
     if sparse == "weight":
         return corpus.column("weight").double()
     # Subtract each pair's penalty once, divided among repeated observations.

@@ -81,10 +81,7 @@ class JointAlignment(nn.Module):
         collectives: Collectives,
     ) -> Tensor:
         """Return one process's share of the loss; each process computes the whole batch's loss.
-
-        Args:
-            rows: embeddings of the batch's pairs; if `reads_pairs`, of the whole batch.
-        """
+        `rows` are embeddings of the batch's pairs; if `reads_pairs`, of the whole batch."""
         whole: Tensor = self(*rows, batch, embeddings)
         return whole / collectives.size
 

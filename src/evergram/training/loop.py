@@ -238,9 +238,7 @@ def run_epoch(
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Train on the batches of an epoch; yield each batch with its objective after the step.
 
-    Args:
-        number: of the epoch, from 0.
-        start: the first batch to train on; above 0 in an interrupted epoch.
+    `number` counts from 0; the first batch, `start`, is above 0 in an interrupted epoch.
     """
     step.begin_epoch(start, number)
     batches = (batch.to(device) for batch in sampler.epoch(number, start))
@@ -328,11 +326,7 @@ def named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 @contextmanager
 def seeded(seed: int, device: torch.device, states: Mapping[str, Tensor]) -> Iterator[None]:
     """Seed torch's global generators inside the block and restore them afterwards, so that dropout
-    only depends on the run's seed and epoch.
-
-    Args:
-        states: the generators' states in an interrupted epoch; empty at an epoch's start.
-    """
+    only depends on the run's seed and epoch. An interrupted epoch continues from `states`."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -46,8 +46,7 @@ class Pilots:
 
 
 def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) -> Pilots:
-    """Return the recipe with the λ and l2 that were best in pilots, unchanged if it does not want
-    pilots.
+    """Return the recipe with the λ and l2 that were best in pilots; unchanged if it wants none.
 
     Pilots are evaluated on the selection pairs and a tenth of the training pairs, never on test
     pairs. If the solver can minimise the objective, a pilot is a few of its sweeps, and version 0

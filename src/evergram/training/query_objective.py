@@ -93,8 +93,7 @@ def _terms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
 
 def _per_pair(recipe: Recipe, corpus: Corpus, r: int) -> tuple[float, float]:
     """Return c and γ such that measure r weighs a query with m pairs by c m^γ, where each pair
-    weighs 1. For weights from a file a new query gets the mean weight.
-    """
+    weighs 1. For weights from a file a new query gets the mean weight."""
     measure = recipe.task.query_measure[r]
     power = 0.0 if isinstance(measure, str) else measure
     counts = corpus.counts("query").double()

@@ -145,11 +145,8 @@ class EarlyStopping(Callback):
 
 @dataclass
 class SelectionMetric:
-    """A ranking metric of a run on its selection pairs; processes share the work.
-
-    Args:
-        queries: number of queries to rank, drawn once with `seed`; None is all.
-    """
+    """A ranking metric of a run on its selection pairs, of a sample of `queries` drawn once with
+    `seed` (None is all); processes share the work."""
 
     metric: str
     split: Split

@@ -405,7 +405,6 @@ class SharedCandidates(Embeddings):
         embeddings: of a scene at the current parameters.
         size: N, the number of candidates.
         device: of the ids that are looked up.
-        rows: of a block.
     """
 
     def __init__(

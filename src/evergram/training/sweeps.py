@@ -65,10 +65,8 @@ class _FixedSide:
 
 
 class _Systems:
-    """The systems A u = b of a group of B rows, without forming A.
-
-    `share` is n p [B, R], `norm` n m [B], and `factors` f [B, K].
-    """
+    """The systems A u = b of a group of B rows, without forming A: `share` is n p [B, R], `norm`
+    n m [B], and `factors` f [B, K]."""
 
     def __init__(
         self, group: RowGroup, fixed: _FixedSide, share: Tensor, norm: Tensor, factors: Tensor
@@ -170,10 +168,7 @@ class SweepSolver:
 
     @torch.no_grad()
     def solve(self, side: str, tables: MutableMapping[str, Tensor]) -> Tensor:
-        """Update all rows of one side, in place, with the other fixed. Return F afterwards.
-
-        Raises: TrainingError.
-        """
+        """Update one side's rows in place with the other fixed. Return F. Raises: TrainingError."""
         other = "candidate" if side == "query" else "query"
         squares, table, n = self.squares, tables[side], len(self.squares.target)
         fixed = self._fixed_side(other, tables[other])
@@ -343,13 +338,8 @@ def row_groups(
 
 @dataclass
 class SweepStep(Step):
-    """Runs one sweep of the solver over a factorization's tables per call.
-
-    Its only state is the tables, so a checkpoint of them resumes the run.
-
-    Args:
-        sampler: has all pairs; its batches are ignored.
-    """
+    """Runs one sweep of the solver over a factorization's tables per call, over all pairs of
+    `sampler`; batches are ignored. The tables are its only state."""
 
     sampler: ExampleSampler = field(kw_only=True)
 
@@ -359,10 +349,7 @@ class SweepStep(Step):
         draws: Mapping[str, Draw] | None = None,
         upcoming: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Run a sweep and return the objective's value after it.
-
-        Raises: TrainingError: the objective has no minimum.
-        """
+        """Run a sweep and return the objective after it. Raises: TrainingError: no minimum."""
         value = self.solver.sweep(self.tables)
         return value.to(self.tables["query"])
 
@@ -378,11 +365,8 @@ class SweepStep(Step):
 
 
 def squares_of(step: Step, sampler: ExampleSampler) -> PairSquares:
-    """Return the expectation of `step.objective` over an epoch as `PairSquares`.
-
-    Args:
-        step, sampler: of a run that the solver supports; tables have one row per entity, in order.
-    """
+    """Return the expectation of `step.objective` over an epoch, for a run that the solver supports.
+    Tables have one row per entity, in order."""
     objective, device = step.objective, step.encoder.device
     n = len(sampler.query)
     measures, norms = {}, {}

@@ -203,7 +203,6 @@ def tune(
         folder: stores each finished trial; repeating a search with the same folder continues it.
         corpus: None loads the recipe's data.
         trials: total number of trials, including those in the folder.
-        progress: whether to show steps and evaluations on stderr.
     Returns: the trials; after Ctrl-C those so far, if one is complete.
     Raises: RecipeError: a key or a value is not allowed, or the folder belongs to another search or
         another process. TrainingError: no trial is complete. DataError.

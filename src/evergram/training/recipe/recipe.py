@@ -192,9 +192,8 @@ class Recipe(Settings):
 
     @classmethod
     def of_data(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-        """Return a stored recipe with its data and split, and defaults elsewhere.
-
-        It works without the stored model's or task's kind, which this process may not know.
+        """Return a stored recipe with its data and split, and defaults elsewhere. This process need
+        not know the kinds of the stored model and task.
 
         Raises: RecipeError: as `load`.
         """
@@ -208,11 +207,8 @@ class Recipe(Settings):
     def _checked(
         cls, values: dict[str, Any], overrides: Sequence[str], written: set[str], source: str
     ) -> Recipe:
-        """Return the recipe with overrides, without the keys that these make ineffective.
-
-        Args:
-            written: keys of `values` that the user wrote, "table.key".
-        """
+        """Return the recipe with overrides, without the keys that these make ineffective. `written`
+        has the keys of `values` that the user wrote, "table.key"."""
         added = override_keys(overrides)
         upgrade = values.get("upgrade")
         if "upgrade.method" in added and isinstance(upgrade, dict):
