@@ -20,26 +20,18 @@ from typing import IO
 
 import filelock
 
-# Permissions of a file that only its owner may read.
-OWNER_ALONE = 0o600
+OWNER_ALONE = 0o600  # permissions of a file that only its owner may read
 
 
 def part_of(path: Path, owner: str = "") -> Path:
-    """Return the temporary path next to `path`.
-
-    Args:
-        owner: a suffix that is unique to the writer, if several may write at the same time.
-    """
+    """Return the temporary path next to `path`. If several writers may write at the same time,
+    `owner` is a suffix unique to each."""
     return path.with_name(f".{path.name}{owner}.part")
 
 
 def commit(part: Path, path: Path, *, sync_parent: bool = True) -> None:
-    """Sync a temporary file or folder, and rename it to `path`.
-
-    Args:
-        sync_parent: False if the caller commits several files to a folder and then calls `sync` for
-            that folder.
-    """
+    """Sync a temporary file or folder, and rename it to `path`. Set `sync_parent` to False if you
+    commit several files to a folder and then call `sync` for that folder."""
     sync(part)
     part.replace(path)
     if sync_parent:
@@ -86,11 +78,7 @@ def replacing(path: Path, mode: int | None = None, owner: str = "") -> Iterator[
 @contextmanager
 def replacing_path(path: Path, owner: str = "") -> Iterator[Path]:
     """Like `replacing`, but yield a path, for libraries that open files themselves. If nothing is
-    written to it, nothing is replaced.
-
-    Args:
-        owner: see `part_of`.
-    """
+    written to it, nothing is replaced."""
     part = part_of(path, owner)
     part.unlink(missing_ok=True)
     try:
@@ -128,11 +116,9 @@ def new_folder(folder: Path, mode: int | None = None) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Replace `folder`, which may exist, by another folder, whose files are synced.
-
-    The old folder is renamed to `displaced(folder)` for a short time. If the process is killed
-    then, `restore_displaced` undoes it.
-    """
+    """Replace `folder`, which may exist, by another folder, whose files are synced. The old folder
+    is renamed to `displaced(folder)` for a short time. If the process is killed then,
+    `restore_displaced` undoes it."""
     remove_tree(displaced(folder))
     if folder.exists():
         folder.rename(displaced(folder))

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Environment variables that torchrun sets.
-WORLD, RANK = "WORLD_SIZE", "RANK"
+WORLD, RANK = "WORLD_SIZE", "RANK"  # environment variables that torchrun sets
 
 
 class Collectives:

@@ -26,8 +26,7 @@ _SIGNS: tuple[tuple[bytes, str, str], ...] = (
     (b"<!doctype", "a web page", "download the file itself"),
     (b"<html", "a web page", "download the file itself"),
 )
-# Bytes to read.
-_HEAD = 4096
+_HEAD = 4096  # bytes to read
 # Arrow's messages start with the whole path.
 _ARROW_PREFIX = re.compile(r"^Could not open Parquet input source '.*?': ")
 

@@ -26,8 +26,7 @@ NOTHING = r"(?i)^ *(nan|null|none|<na>|#?n/a|\\n)? *$"
 # Not allowed in ids of a text file: NUL bytes, and line breaks, which come from unclosed quotation
 # marks.
 BROKEN = r"[\x00\r\n]"
-# An integer as programs print it: no plus sign, no leading zeros.
-INTEGER = r"^(0|-?[1-9]\d*)$"
+INTEGER = r"^(0|-?[1-9]\d*)$"  # an integer as programs print it: no plus sign, no leading zeros
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 

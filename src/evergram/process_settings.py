@@ -19,8 +19,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 MOST = 2**31 - 1
 # glibc's default of MMAP_MAX, and the maximum of its dynamic MMAP_THRESHOLD.
 USUAL_MMAP_MAX, LEARNED_MMAP_THRESHOLD = 65_536, 32 * 2**20
-# Bytes of parameters above which memory is not kept.
-LARGE = 2**30
+LARGE = 2**30  # bytes of parameters above which memory is not kept
 # Prefixes of environment variables that configure an allocator.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
@@ -98,10 +97,8 @@ def ordered_sums() -> Iterator[None]:
 
 @contextmanager
 def no_denormals() -> Iterator[None]:
-    """Flush denormal numbers to zero, and restore the setting at the end.
-
-    Denormal numbers from Adagrad made a step on a CPU 20 times slower.
-    """
+    """Flush denormal numbers to zero, and restore the setting at the end. Denormal numbers from
+    Adagrad made a step on a CPU 20 times slower."""
     before = float(torch.tensor([1e-310], dtype=torch.float64) * 0.5) == 0
     torch.set_flush_denormal(True)
     try:

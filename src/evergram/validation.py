@@ -10,8 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from evergram.did_you_mean import did_you_mean
 
-# Maximum characters of an invalid value in a sentence.
-SHOWN = 80
+SHOWN = 80  # maximum characters of an invalid value in a sentence
 
 # What a value must be, and pydantic's error types.
 _REQUIREMENTS = {

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from evergram.compatibility.closed_forms import SecondMoments
 
-# A variance below this share of the mean square is rounding error.
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # a variance below this share of the mean square is rounding error
 # A map is better than chance if its error is at most this share of its error on shuffled pairs, and
 # at least this many standard deviations below it. Constant vectors give 1 and 0. Random vectors of
 # few objects can pass the first limit by luck, but not the second: of 43,000 fits with 20 to 60

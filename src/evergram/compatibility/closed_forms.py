@@ -25,10 +25,8 @@ from evergram.compatibility.transforms import (
 )
 from evergram.errors import DataError, ShapeError
 
-# Columns per matrix product; blocks below the diagonal are never computed.
-PANEL = 256
-# A variance below this share of the mean square is rounding error.
-ROUNDING = 1e-10
+PANEL = 256  # columns per matrix product; blocks below the diagonal are never computed
+ROUNDING = 1e-10  # a variance below this share of the mean square is rounding error
 # Range of lengths whose squares fit float32, as searches need; shorter vectors count as zero.
 SHORTEST, LONGEST = 1e-15, 1e15
 # Highest allowed share of zero vectors on one side; failed encoder calls leave zeros.
@@ -269,12 +267,10 @@ KINDS = ("linear", "affine", "orthogonal", "low_rank")
 # Pairs needed per free parameter of an old coordinate. The relative excess error of least squares
 # is then about 1/(3 − 1), and the ridge reduces it.
 PAIRS_PER_NUMBER = 3
-# Every tenth pair is used to choose the ridge.
-FOR_RIDGE = 10
+FOR_RIDGE = 10  # every tenth pair is used to choose the ridge
 # Candidate ridges, relative to the mean eigenvalue of C_kk, tr(C_kk) / D_k.
 RIDGES: tuple[float, ...] = (0.0, *(10.0 ** (i / 2) for i in range(-16, 5)))
-# A fitted map: W [D_{k-1}, D_k] and an offset [D_{k-1}].
-Affine = tuple[Tensor, Tensor | None]
+Affine = tuple[Tensor, Tensor | None]  # a fitted map: W [D_{k-1}, D_k] and an offset [D_{k-1}]
 
 
 @dataclass(frozen=True)
@@ -363,10 +359,8 @@ def reduced_rank(spectrum: Spectrum, rank: int, rho: float = 0.0) -> tuple[Tenso
 
 
 def affine(moments: SecondMoments, weight: Tensor) -> Affine:
-    """Return W and its optimal offset, b = m_{k-1} − W m_k.
-
-    This is the best affine map if W was solved from centred moments.
-    """
+    """Return W and its optimal offset, b = m_{k-1} − W m_k. This is the best affine map if W was
+    solved from centred moments."""
     return weight, moments.mean_old - weight @ moments.mean_new
 
 
@@ -432,10 +426,8 @@ def procrustes(
 
 
 def polar(matrix: Tensor) -> Tensor:
-    """Return the orthonormal matrix nearest to a matrix [m, n]: U Vᵀ of its SVD.
-
-    Directions that the matrix does not determine are completed to an orthonormal set.
-    """
+    """Return the orthonormal matrix nearest to a matrix [m, n]: U Vᵀ of its SVD. Directions that
+    the matrix does not determine are completed to an orthonormal set."""
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     nearest: Tensor = left @ right
     return nearest

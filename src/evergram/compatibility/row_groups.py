@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# The share of the pairs that choose the ridge, among pairs that are not held out.
-CHOOSING = 0.1
+CHOOSING = 0.1  # the share of the pairs that choose the ridge, among pairs that are not held out
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from evergram.errors import DataError, ShapeError
 
 Doubles = npt.NDArray[np.float64]
-# With fewer pairs, the share above a threshold is estimated too poorly.
-LEAST_PAIRS = 1000
+LEAST_PAIRS = 1000  # with fewer pairs, the share above a threshold is estimated too poorly
 # Number of quantiles kept: evenly spaced ones, plus the largest scores, where thresholds lie.
 EVEN, LARGEST = 2049, 1024
 

@@ -12,10 +12,8 @@ from evergram.errors import ShapeError
 
 
 class Transform(nn.Module, ABC):
-    """A map from embeddings of version k [..., D_k] to version k-1 [..., D_{k-1}].
-
-    Subclasses set `kind` (see `kinds`) and take (old_dim, new_dim, generator=…, **options).
-    """
+    """A map from embeddings of version k [..., D_k] to version k-1 [..., D_{k-1}]. Subclasses set
+    `kind` (see `kinds`) and take (old_dim, new_dim, generator=…, **options)."""
 
     kind: str
 
@@ -30,10 +28,7 @@ class Transform(nn.Module, ABC):
         return {}
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Map embeddings [..., D_k] to [..., D_{k-1}].
-
-        Raises: ShapeError: they have the wrong dim.
-        """
+        """Map embeddings [..., D_k] to [..., D_{k-1}]. Raises: ShapeError: wrong dim."""
         if embeddings.shape[-1] != self.new_dim:
             raise ShapeError(
                 f"Embeddings have dim {embeddings.shape[-1]}; this transform takes {self.new_dim}."
@@ -90,10 +85,8 @@ class LinearTransform(Transform):
 
 
 class LambdaOrthogonalTransform(LinearTransform):
-    """Linear, with the penalty strength · ‖W Wᵀ − I‖² in training, which bounds error growth.
-
-    The smaller of W Wᵀ and Wᵀ W is used; the two norms differ by a constant.
-    """
+    """Linear, with the penalty strength · ‖W Wᵀ − I‖² in training, which bounds error growth. The
+    smaller of W Wᵀ and Wᵀ W is used; the two norms differ by a constant."""
 
     kind = "lambda_orthogonal"
 
@@ -178,11 +171,9 @@ class TruncateTransform(Transform):
 
 
 class OrthogonalTransform(Transform):
-    """B(z) = Q z with orthonormal rows (columns, if D_k < D_{k-1}): it never amplifies an error.
-
-    Q is the orthogonal factor of the QR decomposition of a free matrix. The diagonal of R is made
-    positive, so that an orthonormal matrix is its own Q.
-    """
+    """B(z) = Q z with orthonormal rows (columns, if D_k < D_{k-1}): it never amplifies an error. Q
+    is the orthogonal factor of the QR decomposition of a free matrix. The diagonal of R is made
+    positive, so that an orthonormal matrix is its own Q."""
 
     kind = "orthogonal"
 
@@ -252,11 +243,8 @@ class LowRankTransform(Transform):
 
 
 class ResidualMLPTransform(Transform):
-    """B(z) = W z + V relu(U z + a) + b; V starts at zero, so it starts as a linear transform.
-
-    It cannot be moved from candidates to the query of a search, so chains with it only serve
-    fetches.
-    """
+    """B(z) = W z + V relu(U z + a) + b; V starts at zero, so it starts as a linear transform. It
+    cannot be moved from candidates to a search's query, so chains with it only serve fetches."""
 
     kind = "residual_mlp"
 
@@ -290,11 +278,9 @@ class ResidualMLPTransform(Transform):
 
 
 def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
-    """Return a random orthonormal matrix, or an identity-like one without a generator.
-
-    Loading a saved state needs no decomposition, which could deadlock on LAPACK's threads in a
-    forked process.
-    """
+    """Return a random orthonormal matrix, or an identity-like one without a generator. The
+    latter, for loading a saved state, needs no decomposition, which could deadlock on LAPACK's
+    threads in a forked process."""
     if generator is None:
         return torch.eye(rows, columns)
     return nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)

@@ -13,8 +13,7 @@ from torch import Tensor
 from evergram.data.corpus import take_ragged
 from evergram.evaluation.ranking import Relevance
 
-# Half the width of a two-sided 95 % interval, in standard errors.
-NORMAL = 1.959964
+NORMAL = 1.959964  # half the width of a two-sided 95 % interval, in standard errors
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,8 @@ class MetricSample:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the mean, √((1 − n/N) s²/n); infinity if n < 2 and n < N.
-
-        Source: Cochran 1977, Sampling Techniques, Eq. (2.20).
-        """
+        """The standard error of the mean, √((1 − n/N) s²/n); infinity if n < 2 and n < N. Source:
+        Cochran 1977, Sampling Techniques, Eq. (2.20)."""
         n = len(self.values)
         if n >= self.population:
             return 0.0
@@ -53,12 +50,10 @@ class MetricSample:
         return difference.mean > NORMAL * difference.standard_error
 
     def loss(self, reference: Tensor) -> tuple[float, float]:
-        """Return the loss of the mean against the mean of `reference` [n], for the same queries,
-        in percent of the latter, and its standard error (a linearised ratio of means). If the
-        reference's mean is not above 0, they are NaN and infinity.
-
-        Source: Cochran 1977, Eq. (6.13).
-        """
+        """Return the loss of the mean against the mean of `reference` [n], for the same queries, in
+        percent of the latter, and its standard error (a linearised ratio of means). If the
+        reference's mean is not above 0, they are NaN and infinity. Source: Cochran
+        1977, Eq. (6.13)."""
         base = float(reference.mean())
         if not base > 0:
             return math.nan, math.inf

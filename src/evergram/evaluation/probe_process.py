@@ -37,8 +37,7 @@ from evergram.errors import DataError, EvergramError
 from evergram.evaluation.probes import load_probe_model, measure
 
 SECONDS, MIB = "EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"
-# Maximum bytes of an answer, which may hold all ids of an evaluation file.
-MOST_WRITTEN = 1 << 28
+MOST_WRITTEN = 1 << 28  # maximum bytes of an answer, which may hold all ids of an evaluation file
 # Environment variables that the program needs to start; none of them is secret.
 _PASSED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "SYSTEMROOT", "TMPDIR", "TEMP")
 

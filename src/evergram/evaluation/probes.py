@@ -18,8 +18,7 @@ from safetensors.numpy import load
 from evergram.errors import DataError
 
 SUFFIXES = (".onnx", ".safetensors")
-# Rows passed to a model at once.
-BLOCK = 8_192
+BLOCK = 8_192  # rows passed to a model at once
 
 Floats = NDArray[np.float64]
 

@@ -50,8 +50,7 @@ def measured_by_all(
 
 
 METRICS = ("recall@20", "ndcg@20", "map@10")
-# Memory per target or seen candidate while a block of queries is ranked.
-PAIR_BYTES = 96
+PAIR_BYTES = 96  # memory per target or seen candidate while a block of queries is ranked
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,7 @@ class Relevance:
         cls, query: Tensor, candidate: Tensor, seen_query: Tensor, seen_candidate: Tensor
     ) -> Relevance:
         """Return held-out pairs ([m], [m]) as targets, with the seen pairs ([n], [n]) masked.
-
-        Repeated held-out pairs are one target, because a list can contain a candidate only once.
-        """
+        Repeated held-out pairs are one target, because a list can contain a candidate only once."""
         order = torch.argsort(candidate, stable=True)
         order = order[torch.argsort(query[order], stable=True)]
         query, candidate = query[order], candidate[order]
@@ -150,9 +147,7 @@ def query_metrics(
 
 def popularity(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return the baseline that ranks by `counts` [N] alone, as a query [1] and candidates [N, 1].
-
-    Scores are ranks, not counts: equal counts are ordered by row, so the baseline has no ties.
-    """
+    Scores are ranks, not counts: equal counts are ordered by row, so the baseline has no ties."""
     score = torch.empty(len(counts), dtype=torch.float32)
     order = torch.argsort(counts, stable=True, descending=True)
     score[order] = torch.arange(len(counts), 0, -1, dtype=torch.float32)

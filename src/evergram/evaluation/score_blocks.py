@@ -8,12 +8,10 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-# Bytes of scores in memory at once, for any number of queries and candidates.
-SCORE_BYTES = 1 << 25
+SCORE_BYTES = 1 << 25  # bytes of scores in memory at once, for any number of queries and candidates
 # Matrix products with fewer rows are slow, so large catalogues are split into column blocks.
 LEAST_ROWS = 64
-# With smaller groups, grouping is no faster than one topk.
-LEAST_GROUP = 4
+LEAST_GROUP = 4  # with smaller groups, grouping is no faster than one topk
 # Rows searched at once, so that the gathered groups are small compared with all scores.
 SEARCHED_ROWS = 256
 

@@ -52,10 +52,8 @@ def overlap(
 
 
 def as_dim(embeddings: Tensor, dim: int) -> Tensor:
-    """Return the first `dim` coordinates, [N, dim], padded with zeros if there are fewer.
-
-    This is how a consumer that ignores versions reads embeddings of another dim.
-    """
+    """Return the first `dim` coordinates, [N, dim], padded with zeros if there are fewer. This is
+    how a consumer that ignores versions reads embeddings of another dim."""
     missing = dim - embeddings.shape[-1]
     return torch.nn.functional.pad(embeddings, (0, missing)) if missing else embeddings
 
@@ -68,10 +66,8 @@ def _check(transformed: Tensor, past: Tensor) -> None:
         )
 
 
-# Neighbours per query in the overlap.
-NEIGHBOURS = 10
-# W [D_old, D_new] and an offset [D_old].
-Affine = tuple[Tensor, Tensor | None]
+NEIGHBOURS = 10  # neighbours per query in the overlap
+Affine = tuple[Tensor, Tensor | None]  # W [D_old, D_new] and an offset [D_old]
 
 
 @dataclass(frozen=True)

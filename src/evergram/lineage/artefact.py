@@ -35,8 +35,7 @@ from evergram.vector_files.open_embeddings import to_block
 
 Block = tuple[pa.Array, Tensor]
 _TEXTS = "string", "large_string", "string_view"
-# Ids and vectors in any form that `Artefact` accepts.
-AnyBlock = tuple[Any, Any]
+AnyBlock = tuple[Any, Any]  # ids and vectors in any form that `Artefact` accepts
 # The number of vectors, their mean [D] and E[z zᵀ] [D, D], float64.
 Moments = tuple[int, Tensor, Tensor]
 # The weight [D_k, D_{k-1}] and the offset [D_k] of an affine map, float64.

@@ -31,8 +31,7 @@ from evergram.lineage.record import (
 )
 from evergram.lineage.remote import CONSUMERS, Remote, local_folder
 
-# Returns a version's number, given as a string, or that of a label.
-Resolve = Callable[[str], int]
+Resolve = Callable[[str], int]  # returns a version's number, given as a string, or that of a label
 
 
 class Baseline(StrictRecord):
@@ -94,8 +93,7 @@ class ConsumersRecord(ChecksummedRecord):
 
 
 FOLDER = "probes"
-# Seconds to wait for the lock, which a publication holds while it writes.
-PATIENCE = 30.0
+PATIENCE = 30.0  # seconds to wait for the lock, which a publication holds while it writes
 
 
 class ConsumerRegistry:

@@ -38,10 +38,8 @@ from evergram.vector_files.open_embeddings import open_embeddings
 # Metrics on fewer test queries are too noisy to publish on: with 30, a single query makes a
 # difference of 3 %.
 LEAST_QUERIES = 30
-# Relative tolerance of an error computed again from the same files, for rounding.
-SAME = 1e-3
-# Maximum ‖canary − vector‖ / ‖vector‖.
-CANARY_ROUNDING = 1e-3
+SAME = 1e-3  # relative tolerance of an error computed again from the same files, for rounding
+CANARY_ROUNDING = 1e-3  # maximum ‖canary − vector‖ / ‖vector‖
 # By version and side: ids (as strings) and vectors at publication.
 Canaries = Mapping[int, Mapping[str, Block]]
 # Published versions never change, so their warnings are cached for each opened lineage.

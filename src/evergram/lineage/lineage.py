@@ -314,7 +314,6 @@ class Lineage:
     def stored(self, side: str, version: int | None = None) -> Path:
         """Return the file of a side's vectors at a version (default: production), after verifying
         its hash.
-
         Raises: LineageError: there is no such side, or the version's vectors are not stored.
             IntegrityError: the file differs from the published one.
         """

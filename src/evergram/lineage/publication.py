@@ -58,23 +58,17 @@ from evergram.vector_files.open_embeddings import (
 )
 
 log: logging.Logger = logging.getLogger(__name__)
-# The relative error if all vectors were zero.
-ZEROS = 1.0
-# An error contradicts a bound if it exceeds BELIED · bound + ROUNDING.
-BELIED, ROUNDING = 2.0, 1e-5
-# Canaries per side: enough to estimate a mean, and few enough to keep forever.
-CANARIES = 1000
+ZEROS = 1.0  # the relative error if all vectors were zero
+BELIED, ROUNDING = 2.0, 1e-5  # an error contradicts a bound if it exceeds BELIED · bound + ROUNDING
+CANARIES = 1000  # canaries per side: enough to estimate a mean, and few enough to keep forever
 # Maximum sampled rows of a side for each dim of the old and the new version; at least half as many
 # are taken, so that the excess error of the fitted map is a few percent. Larger samples would take
 # longer than writing the vectors.
 ROWS_PER_DIM = 16
 LEAST_ROWS, MOST_ROWS = 16_384, 100_000
-# The forward map is fitted to at least this many pairs, if available.
-LEAST_PAIRS = 4096
-# Rows converted to float64 at once.
-CHUNK = 4096
-# One of this many pairs is held out to choose the ridge.
-FOR_RIDGE = 10
+LEAST_PAIRS = 4096  # the forward map is fitted to at least this many pairs, if available
+CHUNK = 4096  # rows converted to float64 at once
+FOR_RIDGE = 10  # one of this many pairs is held out to choose the ridge
 
 
 # Checks of an artefact.
@@ -332,8 +326,7 @@ class RowSample:
         """Yield the same blocks, sampling their rows. Of these, `unknown` may be zeros."""
         lengths, count, step = closed_forms.LengthCount(), 0, 1
         for ids, vectors in blocks:
-            # Vectors are written as float32.
-            narrow = vectors.float()
+            narrow = vectors.float()  # as they are written
             if (row := lengths.add(narrow)) is not None:
                 length = float(narrow[row].double().norm())
                 what = f"has the length {length:.3g}, above {closed_forms.LONGEST:g}"

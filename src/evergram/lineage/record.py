@@ -20,8 +20,7 @@ from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
 
 FORMAT_VERSION = 1
-# The label of the version in production.
-STABLE = "stable"
+STABLE = "stable"  # the label of the version in production
 NEWEST = "newest"
 NUMBER = re.compile(r"v?([0-9]+)")
 # Names appear in addresses (`films@stable`), paths and terminal output, so special characters are
@@ -299,8 +298,7 @@ class EncoderRecord(FrozenRecord):
 
     kind: str = Field(pattern=KIND)
     options: dict[str, Any]
-    # For each side, maps an input's name to its vocabulary's.
-    inputs: dict[str, dict[str, str]]
+    inputs: dict[str, dict[str, str]]  # for each side, an input's name → its vocabulary's
     # Maps a vocabulary's name to the type of its keys (ids and categories, numbers, times).
     vocabularies: dict[str, Literal["int64", "string", "double", "timestamp[us]"]]
 
@@ -345,19 +343,14 @@ class Manifest(ChecksummedRecord):
     dim: int = Field(gt=0)
     created: str
     evergram: str
-    # None for a version whose embeddings came from a file.
-    encoder: EncoderRecord | None
+    encoder: EncoderRecord | None  # None for a version whose embeddings came from a file
     transform: TransformRecord | None
-    # The complete recipe, with the seed.
-    recipe: dict[str, Any]
-    # The SHA-256 of every other file of the version, by name.
-    files: dict[Name, str]
-    # The SHA-256 of each side's file of embeddings.
-    embeddings: dict[Name, str]
+    recipe: dict[str, Any]  # complete, with the seed
+    files: dict[Name, str]  # the SHA-256 of every other file of the version, by name
+    embeddings: dict[Name, str]  # the SHA-256 of each side's file of embeddings
     # The text encoder that made the vectors of a version from files, if known.
     text_encoder: TextEncoderRecord | None = None
-    # The relative error of the transform on common canaries of this and the previous version; None
-    # if there are none.
+    # The transform's relative error on canaries common with the previous version; None without any.
     canary_error: float | None = None
     # The identity of the version's embedding space.
     fingerprint: str = Field(default_factory=fingerprint_of)

@@ -32,13 +32,11 @@ from evergram.vector_files.open_embeddings import (
 if TYPE_CHECKING:
     from evergram.lineage.lineage import Lineage
 
-# Floats of any width.
-Floats = npt.NDArray[np.floating[Any]]
+Floats = npt.NDArray[np.floating[Any]]  # floats of any width
 Missing = Literal["error", "skip"]
 # Maps n ids to a mask [n] of stored ones, and their vectors [n, D].
 Lookup = Callable[[list[Any]], tuple[Tensor, Tensor]]
-# Maximum number of ids that an error lists.
-NAMED = 5
+NAMED = 5  # maximum number of ids that an error lists
 
 
 @dataclass(frozen=True, repr=False)

@@ -48,21 +48,17 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 1
 NAME = "store.json"
-# Rows copied at once.
-BLOCK = 16_384
+BLOCK = 16_384  # rows copied at once
 WAIT = 10.0  # seconds to wait for another process that writes
-# Minimum number of rows for an index; exact search of fewer rows is fast.
-INDEXED_FROM = 200_000
+INDEXED_FROM = 200_000  # minimum number of rows for an index; exact search of fewer rows is fast
 # This many segments of similar size are merged into one of the next size. A row is rewritten
 # log_8 N times, and there are at most 7 segments of each size.
 FANOUT = 8
-# Scores computed at once, few enough for the processor's cache.
-SCORES = 1 << 19
+SCORES = 1 << 19  # scores computed at once, few enough for the processor's cache
 LEAST_ROWS, MOST_ROWS = 1024, 1 << 16
 # The index must have this recall of the nearest rows, measured on a sample of stored rows.
 RECALL, NEAREST, SAMPLE = 0.95, 10, 200
-# Training rows per list for finding centres; faiss needs at least 39.
-TRAINING = 40
+TRAINING = 40  # training rows per list for finding centres; faiss needs at least 39
 # Scores [Q, b], and the rows [b] of a segment, or [Q, b] if they differ by query.
 Scored = tuple[Floats, Places]
 Mask: TypeAlias = npt.NDArray[np.bool_]

@@ -1,9 +1,8 @@
 """A store in one SQLite file.
 
 Its tables are `NAME_record` and, for version 3, `NAME_v3`, with vectors in the format of the
-extension sqlite-vec.
-
-Searches compare all rows, so they are exact; transactions keep each id in one space.
+extension sqlite-vec. Searches compare all rows, so they are exact. Transactions keep each id in
+one space.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ except ImportError as error:
 T = TypeVar("T")
 
 WAIT = 60.0  # seconds to wait for another process that writes
-# Maximum number of idle connections; each concurrent reader needs one.
-IDLE = 8
-# Rows compared at once in a search.
-BLOCK = 8_192
+IDLE = 8  # maximum number of idle connections; each concurrent reader needs one
+BLOCK = 8_192  # rows compared at once in a search
 
 
 class SqliteStore(TablePerVersionStore):

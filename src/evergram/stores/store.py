@@ -41,12 +41,9 @@ Places = npt.NDArray[np.int64]
 
 # Names that every database and file system accepts unchanged.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}")
-# Maximum number of hits per query.
-MOST_HITS = 2**31 - 1
-# Rows whose products are recomputed in float64 at once.
-SUMMED = 1024
-# The id types; a store has one of them.
-ID_TYPES = {"int64": pa.int64(), "string": pa.string()}
+MOST_HITS = 2**31 - 1  # maximum number of hits per query
+SUMMED = 1024  # rows whose products are recomputed in float64 at once
+ID_TYPES = {"int64": pa.int64(), "string": pa.string()}  # the id types; a store has one of them
 
 
 @dataclass(frozen=True)
@@ -427,10 +424,8 @@ class ReadableStore(Reopened, ABC):
 
     def where(self, conditions: Filter) -> Self:
         """Return a view of the rows whose metadata match a filter; see docs/stores.md, "Filters".
-
         Raises: DataError: the filter is wrong, or the store has no metadata, as all stores that
-            Evergram writes.
-        """
+        Evergram writes."""
         raise DataError(
             f"{self.address} was written by Evergram and contains only ids and vectors, so it "
             "cannot be filtered by metadata: leave the filter out, search among 'ids', or read a "
@@ -593,10 +588,7 @@ class Store(ReadableStore):
     # All kinds inherit these.
 
     def take_side(self, side: str) -> None:
-        """Assign this store to a side, permanently.
-
-        Raises: IntegrityError: it belongs to another side.
-        """
+        """Assign this store permanently to a side. Raises: IntegrityError: it has another one."""
         if self.side is None:
             self._set_side(side)
         if self.side != side:

@@ -31,8 +31,7 @@ from evergram.stores.store import (
 )
 
 FORMAT = 1
-# The factor by which a search is widened if later versions supersede some of its hits.
-WIDER = 4
+WIDER = 4  # the factor by which a search is widened if later versions supersede some of its hits
 
 
 class TablePerVersionStore(Store):

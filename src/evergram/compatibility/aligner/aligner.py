@@ -30,10 +30,8 @@ from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, ShapeError
 
 log: logging.Logger = logging.getLogger(__name__)
-# Rows per block.
-BLOCK = 8192
-# Squares of larger numbers could overflow a sum.
-LARGEST = 1e100
+BLOCK = 8192  # rows per block
+LARGEST = 1e100  # squares of larger numbers could overflow a sum
 # The input and output of a function have the same type.
 Vectors = TypeVar("Vectors", npt.NDArray[Any], Tensor)
 
@@ -276,9 +274,7 @@ class VectorReader:
 
     def block(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop`, [b, D], in float64 for 64-bit input, otherwise float32.
-
-        Raises: DataError: one of them is not finite or too large to be summed.
-        """
+        Raises: DataError: one of them is not finite or too large to be summed."""
         rows = self.vectors[start:stop]
         if isinstance(rows, Tensor):
             block = rows if rows.dtype == torch.float64 else rows.float()
@@ -301,10 +297,8 @@ class VectorReader:
 
 
 def open_vectors(vectors: Any, name: str) -> VectorReader:
-    """Return a reader for floats [N, D]; data is copied only when a block is read.
-
-    Raises: ShapeError: it is not a NumPy array or torch tensor, not of floats, or not [N, D].
-    """
+    """Return a reader for floats [N, D]; data is copied only when a block is read. Raises:
+    ShapeError: it is not a NumPy array or torch tensor, not of floats, or not [N, D]."""
     if isinstance(vectors, Tensor):
         are_floats = vectors.is_floating_point() and vectors.layout == torch.strided
     else:
@@ -321,9 +315,8 @@ def open_vectors(vectors: Any, name: str) -> VectorReader:
 
 
 def map_vectors(vectors: Vectors, weight: Tensor, offset: Tensor | None, name: str) -> Vectors:
-    """Return W z + b for every z, in the same array type and dtype.
-
-    It is computed in float32, or in float64 for float64 vectors.
+    """Return W z + b for every z, in the same array type and dtype, computed in float64 for float64
+    vectors, else in float32.
 
     Args:
         vectors: [N, D], or one vector [D].

@@ -79,11 +79,8 @@ def write_aligner(path: Path, settings: AlignerSettings, solution: Solution) -> 
 
 
 def read_aligner(path: Path) -> tuple[AlignerSettings, Solution]:
-    """Read a file that `write_aligner` wrote.
-
-    Raises: IntegrityError: the content differs from what was saved. DataError: the file is missing,
-        unreadable, not an aligner, or has a later format.
-    """
+    """Read a file that `write_aligner` wrote. Raises: IntegrityError: the content differs from what
+    was saved. DataError: the file is missing, unreadable, not an aligner, or has a later format."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -125,10 +122,8 @@ def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 
 
 def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> Solution:
-    """Rebuild the solution from a file's record and tensors.
-
-    Raises: KeyError, ShapeError, RuntimeError: the tensors do not match the record.
-    """
+    """Rebuild the solution from a file's record and tensors. Raises: KeyError, ShapeError,
+    RuntimeError: the tensors do not match the record."""
     if any(not bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ShapeError("A number is not finite.")
     dims = record.report.old_dim, record.report.new_dim

@@ -24,8 +24,7 @@ from evergram.compatibility.row_groups import pair_groups, vector_hashes
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
-# Default rank of low_rank, limited by the dims.
-RANK = 32
+RANK = 32  # default rank of low_rank, limited by the dims
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,8 @@ class MapSettings:
             raise DataError(f"scaled is for orthogonal, not {self.transform}; leave it out.")
 
     def rank_of(self, old_dim: int, new_dim: int) -> int:
-        """Return the rank of a low_rank map between these dims.
-
-        Raises: DataError: the configured rank is above the smaller dim.
-        """
+        """Return the rank of a low_rank map between these dims. Raises: DataError: the configured
+        rank is above the smaller dim."""
         most = min(old_dim, new_dim)
         if self.rank is not None and self.rank > most:
             raise DataError(
@@ -148,21 +145,17 @@ class GroupedMoments:
 
     @property
     def held_objects(self) -> int:
-        """Number of distinct new vectors among the held-out rows.
-
-        Source: the estimate for more than `KEPT_HASHES` vectors is Bar-Yossef et al., "Counting
-            distinct elements in a data stream", 2002.
-        """
+        """Number of distinct new vectors among the held-out rows. Source: the estimate for more
+        than `KEPT_HASHES` vectors is Bar-Yossef et al., "Counting distinct elements in a data
+        stream", 2002."""
         if len(self.hashes) < KEPT_HASHES:
             return len(self.hashes)
         estimate = (KEPT_HASHES - 1) * self.share * 2**32 / float(self.hashes[-1] + 1)
         return min(self.held.count, round(estimate))
 
     def add(self, old: Tensor, new: Tensor) -> None:
-        """Add a block of pairs, float64 [b, D_{k-1}] and [b, D_k] on the CPU.
-
-        Raises: ShapeError: the numbers of rows differ, or a dim is wrong.
-        """
+        """Add a block of pairs, float64 [b, D_{k-1}] and [b, D_k] on the CPU. Raises: ShapeError:
+        the numbers of rows differ, or a dim is wrong."""
         hashes = vector_hashes(new)
         groups = pair_groups(hashes, self.share)
         self.seen.add(old[groups.seen], new[groups.seen])
@@ -278,9 +271,7 @@ class Solution:
 
 def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
     """Fit the map to all rows except the held-out ones, and measure it on the held-out ones.
-
-    Raises: DataError: there are too few rows, or the vectors of one side cannot be aligned.
-    """
+    Raises: DataError: there are too few rows, or the vectors of one side cannot be aligned."""
     rank = settings.rank_of(*moments.dims)
     rows, seen, chosen = moments.rows, moments.seen.count, moments.chosen.count
     # Zero vectors do not change the map, so up to half of the rows may be zero.

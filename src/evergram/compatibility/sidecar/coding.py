@@ -14,8 +14,7 @@ from torch import Tensor
 from evergram.errors import DataError, ShapeError
 
 MOST_BITS = 8
-# More iterations would reduce the error by less than half a percent.
-STEPS = 300
+STEPS = 300  # more iterations would reduce the error by less than half a percent
 
 
 @cache
@@ -75,8 +74,7 @@ def allocated(order: Tensor, bits: int) -> Tensor:
 
 
 Bytes = npt.NDArray[np.uint8]
-# Bits unpacked in memory at once, one byte each.
-BLOCK = 1 << 24
+BLOCK = 1 << 24  # bits unpacked in memory at once, one byte each
 
 
 def packed_size(bits: npt.NDArray[np.int64]) -> int:
@@ -142,11 +140,8 @@ class ResidualBasis:
 
     @classmethod
     def of(cls, sigma: Tensor, power: float) -> ResidualBasis:
-        """Return the basis for Σ [D_{k-1}, D_{k-1}], see `StepError.sigma`.
-
-        Raises: ShapeError: it is not a square matrix. DataError: a number is not finite, or the
-            power is not above 0.
-        """
+        """Return the basis for Σ [D_{k-1}, D_{k-1}], see `StepError.sigma`. Raises: ShapeError: it
+        is not a square matrix. DataError: a number is not finite, or the power is not above 0."""
         if sigma.dim() != 2 or sigma.shape[0] != sigma.shape[1]:
             raise ShapeError(f"The covariance is {list(sigma.shape)}; it must be [D, D].")
         if not bool(sigma.isfinite().all()) or not 0 < power < math.inf:
@@ -169,10 +164,8 @@ class ResidualBasis:
 # largest lag. With memory 0 every coordinate is rounded alone.
 TAPS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {0: ((0,), ()), 5: ((0, 2, 5), (3,))}
 MEMORY = 5
-# Rows encoded at once.
-ROWS = 2048
-# Coordinates are clipped to this many standard deviations.
-FARTHEST = 1e4
+ROWS = 2048  # rows encoded at once
+FARTHEST = 1e4  # coordinates are clipped to this many standard deviations
 # Shape of the normal sample to which levels of up to `FITTED` bits are fitted, in `ROUNDS` rounds.
 # With more bits, the levels that are optimal without a trellis are as good.
 DRAWS, ROUNDS, FITTED = (256, 64), 6, 4

@@ -31,8 +31,7 @@ from evergram.compatibility.sidecar.coding import (
 )
 from evergram.errors import DataError, ShapeError
 
-# Size of the sample that gives a first guess of the bytes needed for an error.
-SAMPLE = 4096
+SAMPLE = 4096  # size of the sample that gives a first guess of the bytes needed for an error
 Vectors = TypeVar("Vectors", Tensor, npt.NDArray[Any])
 
 
