@@ -42,8 +42,7 @@ from evergram.data.reading.interactions import (
 from evergram.errors import DataError
 from evergram.ids import refuse_repeats
 
-# Warn of a category if the number of values is this share of the number of objects, for at least
-# this many objects.
+# Warn of a category with at least this many values per object, and at least this many objects.
 NEARLY_ALL, FEW = 0.9, 20
 # Numbers and dates in formats that are not parsed: 1.234,50 € or 31.12.2025.
 _SIGN = "[$€£¥%]|EUR|USD|GBP|CHF"
@@ -69,8 +68,7 @@ class Vocabulary:
 
     @classmethod
     def by_first_appearance(cls, values: pa.Array) -> Vocabulary:
-        """Return the vocabulary of the distinct values, in order of first appearance; numbers and
-        times ascend."""
+        """Return the vocabulary of the distinct values; numbers and times ascend."""
         if is_measure(values.type):
             return cls(pc.unique(values).sort())
         return cls(pc.unique(plain(values)))
@@ -239,13 +237,8 @@ def summaries(queries: Side, candidates: Side) -> list[FeatureSummary]:
 
 
 def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the concatenated values of the given rows of a ragged table, and their offsets.
-
-    Args:
-        indices: [M], the values of all rows.
-        offsets: int64 [N + 1]; row i has `indices[offsets[i]:offsets[i + 1]]`.
-        rows: int64 [n].
-    """
+    """Return the values and offsets of some `rows` (int64 [n]) of a ragged table, in which row i
+    has `indices[offsets[i]:offsets[i + 1]]`."""
     starts = offsets[rows]
     lengths = offsets[rows + 1] - starts
     new_offsets = torch.zeros(len(rows) + 1, dtype=torch.int64, device=offsets.device)
@@ -258,11 +251,10 @@ def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor,
 def features_of_sides(
     tables: Mapping[SideName, pa.Table], vocabularies: Sequence[Vocabulary]
 ) -> tuple[dict[str, Feature], dict[str, Feature]]:
-    """Return the query features and the candidate features by name; a feature of the same name on
-    both sides shares one vocabulary.
+    """Return query and candidate features by name; equal names share one vocabulary.
 
     Args:
-        tables: a table of features with a column `id`, for none, one or both sides.
+        tables: features by side, with a column `id`; a side may be missing.
         vocabularies: the ids of the queries and of the candidates.
     """
     ragged = [
@@ -338,8 +330,7 @@ class PairBlock:
 
 @dataclass(frozen=True)
 class PairRule:
-    """Selects interactions of a corpus one block at a time, as a mask bool [m], so that no mask of
-    the whole corpus is needed. Rules for one corpus with the same `key` select the same pairs."""
+    """Selects interactions block by block, as a mask bool [m]; `key` identifies the selection."""
 
     key: str
     marks: Callable[[PairBlock], Tensor]
@@ -522,8 +513,7 @@ class Corpus:
         yield PairBlock(0, self.column("query"), self.column("candidate"), value)
 
     def has_pairs(self, query: Tensor, candidate: Tensor) -> Tensor:
-        """Return bool [m], True for pairs (int64 rows [m] each) that the corpus contains; False
-        for pairs with row -1, an unknown entity."""
+        """Return bool [m]: True for pairs (rows, int64 [m]) in the corpus; row -1 is unknown."""
         width = len(self.candidates)
         pairs = self.column("query") * width + self.column("candidate")
         return torch.isin(query * width + candidate, pairs) & (query >= 0) & (candidate >= 0)

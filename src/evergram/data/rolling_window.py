@@ -44,8 +44,7 @@ class RollingWindow:
         return cls(text, seconds=number * _SECONDS[match[2]])
 
     def begins(self, corpus: Corpus) -> int:
-        """Return the number of interactions before the window; a length of time is counted back
-        from the last interaction."""
+        """Return the number of interactions before the window, which ends with the last one."""
         if self.share is not None:
             return round((1 - self.share) * len(corpus))
         assert self.seconds is not None
@@ -71,8 +70,7 @@ def date_text(time: float) -> str:
 
 
 def _per_second(first: float, latest: float, text: str) -> int:
-    """Return how many units of these times make a second. Both must lie between 1980 and 2100,
-    because one time alone could suggest the wrong unit."""
+    """Return how many units of these times make a second: both must lie between 1980 and 2100."""
     unit = unit_of(latest)
     if unit is not None and first >= _FIRST * UNITS[unit]:
         return UNITS[unit]

@@ -13,8 +13,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus, take_ragged
 from evergram.errors import DataError
 
-# Redraw rejected negatives at most this often; a query that has met nearly all candidates keeps the
-# last draw.
+# Redraw rejected negatives at most this often, then keep the last draw.
 REJECTIONS = 32
 # Gather this many pairs at once.
 GATHERED = 65_536
@@ -223,8 +222,7 @@ class ExampleSampler:
             )
 
     def _cut(self, order: Tensor, sizes: list[int], start: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the pair positions, rows and weights of each batch from `start` on. Small batches
-        are gathered together by `index_select`, which takes a third of the time of indexing."""
+        """Yield each batch's pair positions, rows and weights; small batches are read together."""
         ends = list(accumulate(sizes, initial=0))
         block = max(1, GATHERED // self.batch_size)
         for first in range(start, len(sizes), block):

@@ -94,8 +94,7 @@ class TrainedPairs:
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, salt: str) -> TrainedPairs:
-        """Return the set of a corpus's pairs, hashed with this salt. Takes 4 to 9 bytes per pair
-        while building, and 4 per distinct pair afterwards."""
+        """Return the set of a corpus's pairs, hashed with this salt, in 4 to 9 bytes per pair."""
         hashes, marks = PairHash(salt).of_blocks(corpus), np.empty(len(corpus), dtype=np.uint32)
         for block in corpus.blocks():
             marks[block.start : block.start + len(block)] = _mark(hashes(block))
@@ -125,8 +124,7 @@ def _mark(hashes: Hashes) -> NDArray[np.uint32]:
 
 
 def _distinct(marks: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the distinct marks, ascending; sorts its argument in place. `np.unique` uses hashing,
-    which takes a hundred times as long."""
+    """Sort marks in place and return the distinct ones, 100 times as fast as `np.unique`."""
     marks.sort()
     first = np.ones(len(marks), dtype=np.bool_)
     np.not_equal(marks[1:], marks[:-1], out=first[1:])
@@ -257,8 +255,7 @@ def among(pairs: RowPairs, others: RowPairs) -> Tensor:
 
 
 def pairs_outside(corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array) -> Ids:
-    """Return the pairs of external ids that are not in the corpus. Pairs in the corpus cannot be
-    tested: they are trained on or select the epoch."""
+    """Return the pairs that are not in the corpus; those in it cannot be tested."""
     for ids, entities in ((query_ids, corpus.queries), (candidate_ids, corpus.candidates)):
         refuse_other_form(ids, entities.vocabulary.keys, "the test pairs", "the training pairs")
     query = corpus.queries.vocabulary.rows(query_ids)
@@ -293,8 +290,7 @@ class Split:
     in_training: int = 0
 
     def candidates_left(self) -> Tensor:
-        """Return for each query with selection pairs, in row order, how many candidates it has not
-        met in training, int64 [Q]."""
+        """Return how many candidates each query with selection pairs has not met, int64 [Q]."""
         queries, size = torch.unique(self.selection.query), len(self.training.candidates)
         query, candidate = self.training.pairs_of(queries)
         met = torch.bincount(
@@ -334,8 +330,7 @@ class HeldOut:
 
 
 def random_split(corpus: Corpus, *, share: float, held_out: HeldOut) -> Split:
-    """Hold out about the given share, in (0, 1), of the interactions, by the hash of their pairs.
-    Repeated interactions of a pair are held out together."""
+    """Hold out about the given share, in (0, 1), of the interactions, by hashes of their pairs."""
     if not 0 < share < 1:
         raise DataError(f"A random split cannot hold out the share {share}; give one in (0, 1).")
     held = hashed_below(corpus, held_out.hash, share)
@@ -362,8 +357,7 @@ def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut)
 
 
 def _between_times(corpus: Corpus, position: Callable[[], int]) -> int:
-    """Return the change of time nearest to a position. A cut between interactions of the same time,
-    such as one day, would depend on the order of the file."""
+    """Return the change of time nearest to a position: equal times have no order to cut at."""
     if not corpus.has_times:
         raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
     number = position()
@@ -441,8 +435,7 @@ def _ids(corpus: Corpus, held: PairRule) -> Ids:
 
 
 def _split(training: Corpus, tests: Ids, selects: Ids | None, held_out: HeldOut) -> Split:
-    """Return the split of a training corpus and held-out pairs, given as external ids. Test pairs
-    that an earlier version was trained on are left out; `selects` may be None."""
+    """Return the split of a training corpus and held-out pairs, given as external ids."""
     before = held_out.trained.has(held_out.hash.of_pairs(*tests)) if held_out.trained else None
     if before is not None:
         tests = tests[0].filter(pa.array(~before)), tests[1].filter(pa.array(~before))
@@ -471,9 +464,7 @@ def _pairs(training: Corpus, ids: Ids) -> tuple[RowPairs, int, int]:
 def known_pairs(split: Split) -> RowPairs:
     """Return the pairs to mask in the rankings of a test: training pairs and selection pairs.
 
-    For a mapped corpus, only training pairs of tested queries. Pairs that both select and are
-    reported, as in [BC], are not masked.
-    """
+    Never reported pairs; in a mapped corpus, training pairs of tested queries only."""
     selects = split.selection
     masked = ~among(selects, split.test) & (selects.candidate >= 0)
     query, candidate = split.training.pairs_of(split.test.query)

@@ -55,11 +55,7 @@ class EntityInputs:
         return known
 
     def bag(self, name: str, missing_row: int | None) -> tuple[Tensor, Tensor]:
-        """Return the ragged rows of a feature, with `missing_row` in empty bags.
-
-        Args:
-            missing_row: `Vocabulary.row_of_missing`; None leaves the bags unchanged.
-        """
+        """Return the ragged rows of a feature, with `missing_row` (unless None) in empty bags."""
         indices, offsets = self.bags[name]
         if missing_row is None:
             return indices, offsets
@@ -89,8 +85,7 @@ class Schema:
 
     Args:
         vocabularies: by name.
-        inputs: for each side, input name ("id" or a feature) to vocabulary name. Inputs may share a
-            vocabulary.
+        inputs: for each side, input name ("id" or a feature) to vocabulary name.
     """
 
     vocabularies: Mapping[str, Vocabulary]
@@ -122,10 +117,7 @@ class Schema:
         return self.vocabularies[self.inputs[side]["id"]]
 
     def read(self, side: str, entities: Side) -> EntityInputs:
-        """Translate entities of any corpus to inputs, in their order.
-
-        Unknown keys are left out; a feature that `entities` lack becomes empty bags.
-        """
+        """Translate entities of any corpus, in order, to bags without unknown keys."""
         bags: dict[str, tuple[Tensor, Tensor]] = {}
         for feature, vocabulary_name in self.inputs[side].items():
             if feature == "id":
@@ -162,8 +154,7 @@ def refuse_other_types(feature: str, trained: Vocabulary, found: Vocabulary) -> 
 
 
 def _vocabulary_of(corpus: Corpus, feature: str) -> Vocabulary:
-    """Return the vocabulary of a feature of one or both sides: the keys, or for numbers and times
-    buckets with about the same number of entities."""
+    """Return a feature's vocabulary: its keys, or for numbers and times equally full buckets."""
     columns = [
         s.features[feature] for s in (corpus.queries, corpus.candidates) if feature in s.features
     ]
@@ -183,11 +174,8 @@ ROWS = 65_536
 def embedding_table(
     size: int, dim: int, scale: float, generator: torch.Generator, folder: Path | None = None
 ) -> nn.Embedding:
-    """Return a table [size, dim] of N(0, scale²) rows with sparse gradients.
-
-    Args:
-        folder: maps the table from a file there, with the same numbers; None keeps it in memory.
-    """
+    """Return a table [size, dim] of N(0, scale²) rows with sparse gradients, mapped from a file in
+    `folder`; None keeps it in memory."""
     if folder is not None:
         weight = mapped_zeros((max(size, 1), dim), folder)
         draw_normal(weight, scale, generator)
@@ -198,11 +186,8 @@ def embedding_table(
 
 
 def look_up(table: nn.Embedding, ids: Tensor, *, has_all: bool = False) -> Tensor:
-    """Return the rows [B, dim] of ids [B]; zeros for the id -1.
-
-    Args:
-        has_all: True if no id is -1, which saves a pass over the rows and over their gradient.
-    """
+    """Return the rows [B, dim] of ids [B]; zeros for the id -1. `has_all` promises that no id is
+    -1, which saves a pass over the rows and over their gradient."""
     rows: Tensor = table(ids if has_all else ids.clamp(min=0))
     return rows if has_all else rows * (ids >= 0).unsqueeze(-1)
 
@@ -214,9 +199,7 @@ LEAST_NORM = 1e-12
 def unit_rows(rows: Tensor) -> Tensor:
     """Return rows [N, D] divided by their norms; rows of zeros stay zero.
 
-    Equal to torch's `normalize`, but with fewer passes and temporary matrices in the gradient: with
-    the rows of all candidates, these take a large share of a softmax training step.
-    """
+    Like torch's `normalize`, but faster: softmax training spends much of its time here."""
     unit: Tensor = _UnitRows.apply(rows)  # type: ignore[no-untyped-call]
     return unit
 
@@ -368,10 +351,8 @@ class Encoder(nn.Module, ABC):
         return Scene({side: self.schema.read(side, entities) for side, entities in sides})
 
     def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
-        """Return all embeddings by side, [N, D], in evaluation mode and without gradient.
-
-        Embeddings of a corpus are on the CPU, in row order; those of a scene on its device.
-        """
+        """Return all embeddings by side, [N, D], in evaluation mode and without gradient: of a
+        corpus on the CPU, of a scene on its device."""
         scene = what if isinstance(what, Scene) else self.read(what).to(self.device)
         vectors: dict[str, Tensor] = {}
         with self.evaluating():
@@ -614,11 +595,7 @@ class TwoTower(RowEncoder):
 def _layers(
     width: int, hidden: Sequence[int], dim: int, generator: torch.Generator, *, zero: bool
 ) -> nn.Sequential:
-    """Return linear layers [width] → hidden → [dim] with ReLU between them.
-
-    Args:
-        zero: True initializes the last layer with zeros.
-    """
+    """Return linear layers [width] → hidden → [dim] with ReLU between; `zero` zeroes the last."""
     layers: list[nn.Module] = []
     for size in hidden:
         layer = nn.Linear(width, size)

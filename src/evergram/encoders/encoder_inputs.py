@@ -55,8 +55,7 @@ def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -
 
 
 def refuse_other_ids(ids: pa.Array, side: str, schema: Schema) -> None:
-    """Raises: DataError: ids are text but the encoder's are integers, or vice versa, or they are
-    neither."""
+    """Raises: DataError: ids do not have the type of the encoder's ids, integers or text."""
     keys, trained = _keys(ids, ID), schema.ids(side).keys.type
     if keys.null_count < len(keys) and keys.type != trained:
         raise DataError(

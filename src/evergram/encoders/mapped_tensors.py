@@ -24,12 +24,7 @@ SUFFIX = ".mapped-tensor"
 
 
 def mapped_zeros(shape: Sequence[int], folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return zeros, mapped from a new file.
-
-    Args:
-        folder: an existing folder on the disk to use.
-    Raises: TrainingError: the disk is full.
-    """
+    """Return zeros, mapped from a new file in `folder`. Raises: TrainingError: the disk is full."""
     count = math.prod(shape)
     if not count:
         return torch.zeros(*shape, dtype=dtype)
@@ -84,8 +79,6 @@ def join_blocks(
     blocks: Iterable[Tensor], size: int, dim: int, folder: Path | None = None
 ) -> Tensor:
     """Join blocks [b, D] with `size` rows in total to one tensor, [N, D].
-
-    Blocks are copied one by one: only one is in memory besides the result.
 
     Args:
         folder: maps a result of several blocks from a file there; None keeps it in memory.

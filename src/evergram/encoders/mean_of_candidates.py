@@ -75,11 +75,7 @@ class MeanOfCandidates(Encoder):
 
 
 class _Met:
-    """The candidates that each of Q queries met.
-
-    Args:
-        queries: int64 [Q], row numbers in the scene.
-    """
+    """The candidates that each of Q queries met; `queries` are rows of the scene, int64 [Q]."""
 
     def __init__(self, scene: Scene, queries: Tensor) -> None:
         graph = scene.graph

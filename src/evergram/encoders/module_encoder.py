@@ -70,10 +70,7 @@ class EncoderModules:
 
 
 def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
-    """Return the output [B, D] of a side's module for B ids.
-
-    Raises: ShapeError: the output has another shape.
-    """
+    """Return a module's output [B, D] for B ids. Raises: ShapeError: it has another shape."""
     module: nn.Module = getattr(modules, side)
     collate: Collate = getattr(modules, f"{side}_inputs")
     parameter = next(module.parameters(), None)
@@ -112,13 +109,7 @@ def _moved(inputs: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class IdScene(Scene):
-    """A corpus translated for the user's modules: its ids.
-
-    Args:
-        keys: for each side, the N ids in the corpus's row order.
-        usable: for each side, bool [N], True if the modules accept the id.
-        schema: the encoder's schema.
-    """
+    """A corpus's ids: by side, `keys` in row order, and `usable`, bool [N], True if accepted."""
 
     keys: Mapping[str, pa.Array] = field(default_factory=dict)
     usable: Mapping[str, Tensor] = field(default_factory=dict)
@@ -248,10 +239,8 @@ class ModuleEncoder(Encoder):
         return vectors.numpy() if convert_to_numpy else vectors
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the distinct tensors of the modules; a shared one has its first name.
-
-        Raises: DataError: a module's state contains something other than tensors.
-        """
+        """Return the distinct tensors of the modules; a shared one has its first name. Raises:
+        DataError: a module's state contains something other than tensors."""
         distinct: dict[int, str] = {}
         tensors: dict[str, Tensor] = {}
         for name, value in self.state_dict(keep_vars=True).items():

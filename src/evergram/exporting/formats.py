@@ -68,8 +68,7 @@ def checked_name(view: View, lineage: str, name: str | None) -> str:
 
 
 def literal_rows(affine: ExportedMap) -> Iterator[tuple[int, str, str]]:
-    """Yield each coordinate's number from 1, its row of W as "[…]", and its offset, in decimals
-    that give exactly the same float32."""
+    """Yield each coordinate's number from 1, row of W as "[…]" and offset, in exact decimals."""
     for number, (row, offset) in enumerate(zip(affine.weight, affine.offset, strict=True), 1):
         yield number, f"[{','.join(map(str, row))}]", str(offset)
 

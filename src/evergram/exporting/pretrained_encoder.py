@@ -49,8 +49,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class EncoderFacts(FrozenRecord):
-    """The version of an encoder: its `name`, such as "shop@v3", the `fingerprint` of its space, and
-    when it was `created`."""
+    """The version of an encoder; `name` is like "shop@v3", `fingerprint` identifies its space."""
 
     name: str
     version: int

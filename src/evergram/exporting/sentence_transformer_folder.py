@@ -123,8 +123,7 @@ def _append(folder: Path, appended: list[torch.nn.Module]) -> None:
 
 
 def use_common_settings(folder: Path, modules: Sequence[torch.nn.Module]) -> None:
-    """Rewrite the settings of a saved model's standard modules in the earlier format, where it can
-    express them; other settings stay unchanged."""
+    """Rewrite the settings of a saved model in the earlier format, where it can express them."""
     listed = json.loads((folder / LISTED).read_text())
     for entry, module in zip(listed, modules, strict=True):
         kind = entry["type"].rpartition(".")[2]

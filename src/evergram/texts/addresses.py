@@ -298,8 +298,7 @@ PACKAGES = {
     "wordllama": "wordllama",
     "openai": "httpx",
 }
-# Kinds whose addresses run code in this process or send texts to other machines. They are never
-# opened just because a lineage records them.
+# Kinds that run code or send texts elsewhere; never opened just because a lineage records them.
 TRUSTED_ONLY = ("python", "openai")
 
 

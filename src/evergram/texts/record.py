@@ -79,8 +79,8 @@ class TextEncoderRecord(BaseModel):
         return self
 
     def mismatch(self, other: TextEncoder | TextEncoderRecord) -> str | None:
-        """Return a clause that says how another encoder or record differs from this record; None if
-        it is the same. Compares canaries, and weights if both have a fingerprint."""
+        """Return a clause on how another encoder or record differs, or None. Compares canaries, and
+        weights if both have a fingerprint."""
         prompts = prompts_of(other) if isinstance(other, TextEncoderRecord) else other.prompts
         if isinstance(other, TextEncoderRecord) and other.texts != self.texts:
             return "it has other canary texts"
@@ -94,8 +94,7 @@ class TextEncoderRecord(BaseModel):
         return self.canary_mismatch(other.encode(self.texts))
 
     def canary_mismatch(self, now: Vectors, number: int | None = None) -> str | None:
-        """Return a clause that says how vectors of all canaries [n, D], or of canary `number`
-        [1, D], differ from the recorded ones; None if they do not."""
+        """Return a clause on how vectors of all canaries [n, D], or of one, differ, or None."""
         then = canary_vectors(self)
         if now.shape[1] != self.dim:
             return f"its vectors have {now.shape[1]} dims, not {self.dim}"

@@ -51,8 +51,7 @@ ID_TYPE = "evergram.id_type"
 
 
 def provenance_of(fingerprint: str, computed_from: str) -> dict[str, str]:
-    """Return the metadata to write with vectors: the fingerprints of the version whose space they
-    are in, and of the version that embedded the objects."""
+    """Return the metadata to write with vectors, under the two keys above."""
     return {FINGERPRINT: fingerprint, COMPUTED_FROM: computed_from}
 
 
@@ -167,8 +166,7 @@ def first_not_finite(vectors: Tensor) -> int | None:
 
 
 def not_finite(vector: Tensor, version: int | None = None) -> str:
-    """Return a clause about the number of a vector [D] that is not finite as float32, either as
-    stored, or after mapping it to a version."""
+    """Return a clause about a non-finite number of a vector [D], stored or mapped to `version`."""
     largest = float(vector[vector.abs().argmax()])
     if version is not None:
         return (
@@ -211,8 +209,7 @@ class NpyVectors(EmbeddingFile):
             self._ids = pa.array(np.arange(self.rows))
 
     def _lines(self, id_file: Path, id_type: str | None) -> pa.Array:
-        """Read the ids, one per line; `id_type` is "int64" or "string" if Evergram wrote them, and
-        None if another program did."""
+        """Read the ids, one per line; `id_type` is None if another program wrote them."""
         try:
             # "-sig" drops the byte-order mark that Windows programs write.
             encoding = "utf-8" if id_type == "string" else "utf-8-sig"
@@ -513,8 +510,7 @@ def _write_npy(
     provenance: Mapping[str, str],
     named: bool,
 ) -> int:
-    """Write a .npy file: reserve space for the header, which needs the row count, and fill it in
-    after the vectors."""
+    """Write a .npy file; the header is written last, because it needs the row count."""
     id_file = parts[companion(path)]
     rows, dim, are_integers = 0, 0, True
     with (

@@ -84,8 +84,7 @@ def mapped_column(
 
 
 def check_sha256(path: Path, expected: str | None) -> None:
-    """Raise a DataError if the file cannot be read, or if its SHA-256 differs from `expected`; None
-    checks nothing."""
+    """Raise a DataError if the file's SHA-256 is not `expected`; None checks nothing."""
     remedy = "Prepare the data again, or restore the file from a backup."
     try:
         digest = expected and sha256_of(path)
@@ -209,8 +208,7 @@ class MappedCorpus(Corpus):
         return PairIndex(offsets, columns, int(np.load(folder / "distinct.npy")))
 
     def where(self, rule: PairRule) -> Corpus:
-        """Return the corpus of the interactions that a rule selects, with their entities only. Its
-        columns are files in the cache, which the first call writes."""
+        """Return the corpus that a rule selects; the first call caches its columns as files."""
         self.verify(self._read_in_blocks)
         digest = hashlib.sha256(f"{self.fingerprint} {rule.key}".encode()).hexdigest()
         folder = self.cache / digest[:32]
@@ -268,8 +266,7 @@ class MappedCorpus(Corpus):
 
 
 def _write_once(folder: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` to fill a folder of derived files, unless it exists. Other processes that need
-    the folder wait."""
+    """Call `write` to fill a folder unless it exists, while other processes wait."""
     if folder.is_dir():
         return
     try:
@@ -287,8 +284,7 @@ def _write_once(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_subset(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
-    """Write the interactions that a rule selects, and the rows and counts of their entities, int64
-    [N], in two passes over the corpus. The entities are the same as in `Corpus.restrict`."""
+    """Write the interactions that a rule selects, and their entities' rows and counts."""
     corpus.verify(corpus.interactions.column_names)
     counts: dict[str, Tensor] = {side: torch.zeros_like(corpus.counts(side)) for side in SIDES}
     for block in corpus.blocks():
@@ -315,8 +311,7 @@ def write_subset(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
 
 @contextmanager
 def _new_columns(folder: Path, types: Types, size: int) -> Iterator[dict[str, IO[bytes]]]:
-    """Yield open .npy files by column name, with headers for `size` numbers written. Write to them
-    instead of mapping them, so that a full disk raises an OSError and not a signal."""
+    """Yield open .npy files by column name. On a full disk, writing raises; mapping crashes."""
     with ExitStack() as stack:
         files = dict[str, IO[bytes]]()
         for name, dtype in types.items():
@@ -360,8 +355,7 @@ class PairIndex:
 
 
 def write_index(corpus: MappedCorpus, folder: Path) -> None:
-    """Write the index of a corpus with a bucket sort: one pass appends each interaction to the file
-    of its bucket, a range of queries; the second pass sorts each bucket in memory."""
+    """Write the index of a corpus with a bucket sort: a bucket is a file for a range of queries."""
     types = {n: dtype for n, dtype in corpus.types.items() if n in ("query", *INDEXED)}
     scratch, counts = folder / "scratch", corpus.counts("query").numpy()
     scratch.mkdir()

@@ -86,8 +86,7 @@ class PreparedRecord(BaseModel):
         interactions: n.
         columns: the type of each column of interactions.
         sources: the names of the source files.
-        fingerprint: changes whenever the folder's content changes; names the cache of derived
-            files.
+        fingerprint: identifies the folder's content; names the cache of derived files.
         sha256: the SHA-256 of each file; a file without one is not checked.
     """
 
@@ -135,8 +134,7 @@ def sha256_of(path: Path) -> str:
 
 
 def release(columns: Iterable[Column]) -> None:
-    """Drop the pages of mapped columns, or of their slices, from this process's memory until they
-    are read again; columns that are not mapped stay unchanged."""
+    """Drop the pages of mapped columns, or of their slices, from memory until the next read."""
     for column in columns:
         memory: Any = column
         while isinstance(memory, np.ndarray):
@@ -292,8 +290,7 @@ def prepare(
 
 @contextmanager
 def _writing(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `out` if the block succeeds, under a lock. Leftovers
-    of a killed run are removed."""
+    """Yield a temporary folder that replaces `out` if the block succeeds, under a lock."""
     lock, part = out.with_name(f".{out.name}.lock"), part_of(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -339,12 +336,7 @@ def _checked_features(table: pa.Table, side: SideName) -> pa.Table:
 
 
 class Database:
-    """A DuckDB database whose tables may exceed memory.
-
-    Args:
-        folder: an existing folder for its files, which the caller removes.
-        memory: memory limit in bytes.
-    """
+    """A DuckDB database in a folder, which the caller removes; `memory` is a limit in bytes."""
 
     def __init__(self, folder: Path, memory: int) -> None:
         try:
@@ -504,8 +496,7 @@ def _load(database: Database, interactions: InteractionSources, report: Report) 
 
 
 def number_ids(database: Database, *, shared: bool) -> None:
-    """Create the tables of entities, in order of first appearance. With shared ids, both tables
-    have the ids of both sides, those of queries first, as in `Corpus`."""
+    """Create the tables of entities, by first appearance; shared ids start with the queries'."""
     size = database.size("interactions")
     for side in SIDES:
         columns = SIDES if shared else [side]

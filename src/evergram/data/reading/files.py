@@ -34,15 +34,13 @@ TEXTS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", *TEXTS)
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
 _WILD = re.compile(r"[*?\[]")
-# The largest number of rows in a batch; the number of bytes of text parsed at once, which also
-# limits the length of a line.
+# The most rows in a batch; the bytes of text parsed at once, which also limit a line's length.
 ROWS, BLOCK = 1 << 17, 8 << 20
 # The largest header of a text file, in bytes.
 HEADER = 1 << 16
 # Delimiters to try if the header lacks the one that the suffix implies.
 DELIMITERS = (",", ";", "\t", "|")
-# Errors of the standard library's decoders for truncated or damaged files; zipfile raises
-# RuntimeError for a password or an unknown compression.
+# Decoders' errors for damaged files; zipfile raises RuntimeError for a password.
 DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, RuntimeError)
 
 
@@ -244,8 +242,7 @@ class TableStream(Table):
                 for batch in opened:
                     yield from _pieces(batch)
                     rows += batch.num_rows
-                # More lines than rows plus the header: blank lines, cells with line breaks, or an
-                # open quotation mark. Check this once.
+                # More lines than rows: blank lines, line breaks in cells, or an open quote.
                 if not self._checked_quotes and self._lines.count > rows + 1:
                     with self.file.open() as stream:
                         content = self._unpacked(stream)
@@ -257,8 +254,7 @@ class TableStream(Table):
 
     @contextmanager
     def _reading(self, columns: Sequence[str] = ()) -> Iterator[Any]:
-        """Yield Arrow's reader of the file (of a text file, of these columns only); its errors
-        become DataErrors."""
+        """Yield Arrow's reader of the file; its errors become DataErrors."""
         try:
             if not self.file.size():
                 raise DataError(f"{self.file.name} is empty; it needs a header and rows.")

@@ -132,8 +132,7 @@ class BadRows:
     def good_rows(
         self, rows: SourceRows, columns: Mapping[str, tuple[pa.Array, Iterable[Fault]]], size: int
     ) -> pa.Array:
-        """Count the bad rows of a batch, given the cells and faults of each role, and return a mask
-        of the good ones, bool [n]."""
+        """Count a batch's bad rows by role; return a mask of the good rows, bool [n]."""
         good = pa.array(np.ones(size, bool))
         for role, (cells, faults) in columns.items():
             for bad, required in faults:
@@ -148,8 +147,7 @@ class BadRows:
         return good
 
     def finish(self) -> None:
-        """Raise a DataError if there are bad rows and the choice is "refuse"; "drop" logs a
-        warning."""
+        """If there are bad rows, raise a DataError ("refuse") or log a warning ("drop")."""
         if self.count and self.choice != "drop":
             them = "it" if self.count == 1 else "them"
             how = f", or leave {them} out with {HOW_TO_DROP}" if self.advice else ""
@@ -176,8 +174,7 @@ class ReadAgainError(Exception):
 
 @dataclass(frozen=True)
 class InteractionSource:
-    """Interactions that can be read more than once: a table, and its column names by role (query,
-    candidate, and optionally value, time, weight)."""
+    """A table of interactions, and its column names by role."""
 
     table: Table
     names: Mapping[str, str]
@@ -228,8 +225,7 @@ class InteractionSources:
         return self.read(lambda schema, batches: pa.Table.from_batches(batches, schema))
 
     def read(self, consume: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T]) -> T:
-        """Pass the schema and the batches to a function and return its result; call it again if a
-        type proves to be too narrow."""
+        """Return `consume(schema, batches)`; call it again if a type proves too narrow."""
         while True:
             if self.shared_ids and pa.string() in (self.types["query"], self.types["candidate"]):
                 self.types |= dict.fromkeys(SIDES, pa.string())
@@ -270,8 +266,7 @@ class InteractionSources:
             )
 
     def _checked(self, table: pa.Table, rows: SourceRows) -> pa.Table:
-        """Drop the bad rows of a batch, whose columns are named by role, and cast it to `types`;
-        widen a type that is too narrow."""
+        """Drop the bad rows of a batch and cast it to `types`, which are widened if too narrow."""
         columns: dict[str, pa.Array] = {}
         faults: dict[str, tuple[pa.Array, list[Fault]]] = {}
         for role in self.types:
@@ -393,8 +388,7 @@ def comparable(cells: pa.Array, name: str, source: str, *, dates: bool = False) 
 
 
 def _times(cells: pa.Array) -> tuple[pa.Array, list[Fault], dict[str, pa.Array]]:
-    """Return times as int64 or float64 (dates in microseconds) with null in bad cells; the faults;
-    and a mask of the cells in each format."""
+    """Return times with null in bad cells, the faults, and a mask of the cells in each format."""
     if is_text(cells.type):
         masks = {f: _true(pc.match_substring_regex(cells, p)) for f, p in _FORMATS.items()}
         formats = [name for name, mask in masks.items() if mask.true_count]
@@ -530,8 +524,7 @@ def sources_of_files(paths: Paths, columns: Mapping[str, str]) -> list[Interacti
 
 
 def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
-    """Return the interactions of a table. `columns` has column names by role; other roles are read
-    from columns of their own name, if they exist."""
+    """Return a table's interactions; a role not in `columns` uses a column of its own name."""
     names = table.names
     chosen = {role: name for role, name in columns.items() if role in ROLES}
     refuse_unknown(table.name, chosen.values(), names)
@@ -568,8 +561,7 @@ def check_roles(columns: Mapping[str, str]) -> None:
 
 def adjacency_list(path: Path) -> Table:
     """Return the pairs of a UTF-8 file, optionally `.gz`, with lines `query candidate candidate …`,
-    like the public splits of LightGCN and NGCF. A query may have several lines, or no candidates.
-    """
+    like LightGCN's public splits. A query may have several lines, or no candidates."""
     try:
         with unpacked(path) as file:
             # "-sig" drops the byte-order mark that Windows programs write.
@@ -609,8 +601,7 @@ def keyed_table(
         separator: separates the keys of a bag in a text file; "" for no lists.
         columns: the columns to read besides the id; None reads all.
         bad_rows: how to treat rows without an id.
-        ids: possible names of the id column; the first that exists is used. In the result it is
-            called `id`, and is int64 or string.
+        ids: names of the id column to try, in order; the result has `id`, int64 or string.
     Raises: DataError: a table is damaged or lacks a column that another has, types do not fit
         together, or a row has no id.
     """
@@ -760,12 +751,7 @@ def names_of_ids(columns: Mapping[str, str], side: str) -> list[str]:
 
 
 def rows_by_id(ids: pa.ChunkedArray, keys: pa.Array, source: str) -> pa.Array:
-    """Return the row of each key in a table of features, int32; null for a missing key.
-
-    Args:
-        ids: the table's distinct ids, int64 or string.
-        keys: ids of the interactions, int64 or string.
-    """
+    """Return the row of each key among a table's distinct ids, int32; null for a missing key."""
     problem = f"{source} have none of the ids of the interactions"
     if pa.types.is_string(ids.type) and pa.types.is_integer(keys.type) and len(ids):
         raise DataError(
@@ -780,16 +766,14 @@ def rows_by_id(ids: pa.ChunkedArray, keys: pa.Array, source: str) -> pa.Array:
     return rows
 
 
-# Tables in memory. An object's library is recognized by the module of its class, so that no
-# optional library is imported.
+# Tables in memory. The module of an object's class tells its library, without importing it.
 
 
 def interactions_of(
     data: Any,
     names: Mapping[str, str],
 ) -> InteractionSource:
-    """Return the interactions of a table, a sparse matrix or a list, see `Corpus.of`; `names` has
-    the column names by role."""
+    """Return the interactions of any input of `Corpus.of`; `names` has column names by role."""
     if _library(data) == "scipy":
         return source_of(MemoryTable(_from_sparse(data), "The matrix"), {})
     is_list = isinstance(data, (list, tuple)) and len(data) > 0
@@ -844,8 +828,7 @@ def _arrow_table(data: Any) -> pa.Table | None:
 
 
 def _from_polars(data: Any) -> Any:
-    """Convert a frame or a series to Arrow with plain strings; Arrow has few functions for string
-    views."""
+    """Convert a frame or series to Arrow without string views, which few functions support."""
     return data.to_arrow(compat_level=sys.modules["polars"].CompatLevel.oldest())
 
 
