@@ -56,21 +56,14 @@ def die_at(number: int, *folders: Path) -> None:
     sys.addaudithook(look)
 
 
-def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tuple[bool, bytes]:
-    """Do some work in a fork of this process that dies at an operation, see `die_at`.
-
-    Args:
-        work: gets the descriptor of a pipe, to say in it what it has done.
-    Returns: whether it was killed, which it is not where it has ended before; and what it wrote.
-    Raises: RuntimeError: it failed by itself.
-    """
+def in_a_fork(work: Callable[[int], object]) -> tuple[bytes, int]:
+    """Return what `work` writes to the pipe that it is given, in a fork, and how the fork ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         code = 1
         try:
             os.close(reading)
-            die_at(number, *folders)
             work(writing)
             code = 0
         except BaseException as error:
@@ -83,7 +76,23 @@ def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tup
     while more := os.read(reading, 4096):
         answer += more
     os.close(reading)
-    _, status = os.waitpid(child, 0)
+    return answer, os.waitpid(child, 0)[1]
+
+
+def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tuple[bool, bytes]:
+    """Do some work in a fork of this process that dies at an operation, see `die_at`.
+
+    Args:
+        work: gets the descriptor of a pipe, to say in it what it has done.
+    Returns: whether it was killed, which it is not where it has ended before; and what it wrote.
+    Raises: RuntimeError: it failed by itself.
+    """
+
+    def die(writing: int) -> None:
+        die_at(number, *folders)
+        work(writing)
+
+    answer, status = in_a_fork(die)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return True, answer
     if status:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.support.dying import die_at
+from tests.support.dying import die_at, in_a_fork
 from tests.support.lineages import lineage_of, vectors_of
 from tests.support.own_tables import contents, own_store, rows_of_lance
 from tests.support.postgres_server import postgres
@@ -51,26 +51,12 @@ TRIGGER = """
 def forked(work: Callable[[], Iterable[Any]]) -> tuple[list[Any], bool]:
     """Return what a fork has yielded, and whether it was killed. The clients of databases have
     threads, so this process opens none. Raises: RuntimeError: it failed by itself."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            os.close(reading)
-            for one in work():
-                os.write(writing, json.dumps(one).encode() + b"\n")
-            code = 0
-        except BaseException as error:
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    os.close(writing)
-    answer = b""
-    while more := os.read(reading, 4096):
-        answer += more
-    os.close(reading)
-    _, status = os.waitpid(child, 0)
+
+    def write(writing: int) -> None:
+        for one in work():
+            os.write(writing, json.dumps(one).encode() + b"\n")
+
+    answer, status = in_a_fork(write)
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM)
     if status and not killed:
         raise RuntimeError("the work failed by itself")
