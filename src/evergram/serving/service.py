@@ -63,6 +63,8 @@ class SharedReader:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
+        # Whether fetching a few rows is faster than handing the request to a worker thread.
+        self.in_memory: bool = all(reader.store(s).kind == "snapshot" for s in reader.sides)
         self._users = 1  # the service itself
         self._lock = threading.Lock()
 
