@@ -146,7 +146,7 @@ class Client(Reopened):
             version: the version of the vectors; default as for `embed`.
             metric: default from `Reader.default_metric`.
             ids, filter: search only these ids, and rows with these metadata, such as
-                {"category": "news"}; see docs/serving.md, "Filters".
+                {"category": "news"}; see docs/stores.md, "Filters".
             rerank: rank this many hits by the version's own vectors, see docs/serving.md.
             scores, query_vectors: see `Reader.search`.
         """
