@@ -45,7 +45,7 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
     command = ("vectors", "sidecar", "line", "v1.safetensors", "--old", "old.parquet")
     facts = evergram.json(*command, "--error", "0.1")
     assert (facts["version"], facts["side"], facts["objects"]) == (1, "object", ROWS)
-    assert facts["error"] <= 0.1 < facts["way_back_error"]
+    assert facts["error"] <= 0.1 < facts["transform_error"]
     assert (facts["target"], facts["without_codes"]) == (0, 0)
     assert 0 <= facts["worse"] < 0.05
     assert facts["share_of_old_bytes"] == facts["bytes"] / 24

@@ -276,7 +276,7 @@ def make(
     made.save(out)
     rows = open_embeddings(opened.stored(made.side, made.version)).rows
     size = made.sidecar.size
-    figures = ("version", "target", "side", "error", "way_back_error", "worse")
+    figures = ("version", "target", "side", "error", "transform_error", "worse")
     facts = {"file": str(out), **{name: getattr(made, name) for name in figures}}
     facts |= {"objects": len(made), "without_codes": rows - len(made), "bytes": size}
     show(facts | {"share_of_old_bytes": size / (4 * len(made.sidecar.weight))})

@@ -15,7 +15,7 @@ from torch import Tensor
 from evergram.compatibility.aligner.aligner import Aligner
 from evergram.compatibility.chance import LEAST_DEVIATIONS, beside_chance
 from evergram.compatibility.closed_forms import MOST_ZEROS, SHORTEST, SecondMoments
-from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.compatibility.sidecar import Sidecar
 from evergram.errors import DataError
 from evergram.evaluation.judged import (
     RECALL_DEPTH,

@@ -23,7 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from evergram.atomic_files import replacing
-from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.compatibility.sidecar import SAMPLE, Sidecar
 from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage, side_of
 from evergram.retrieval.metric_search import Metric, by_vectors
@@ -46,8 +46,6 @@ from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing, open_e
 # Called with objects encoded and total objects.
 Progress = Callable[[int, int], None]
 log: logging.Logger = logging.getLogger(__name__)
-# Total coordinates of the sample that determines directions and bits.
-SAMPLE = 20_000_000
 # The backward transform's error on unchecked objects may be WORSE times that on the objects which
 # the lineage can check; LEAST of these are needed.
 WORSE, LEAST = 1.2, 20
@@ -60,7 +58,7 @@ FORMAT_VERSION = 1
 # Metadata in a file besides the tensors and the fields of `Sidecar`.
 FACTS = {
     **{"version": int, "target": int, "side": str, "fingerprints": list},
-    **{"error": float, "way_back_error": float, "worse": float},
+    **{"error": float, "transform_error": float, "worse": float},
 }
 # Default number of hits per query to re-rank by a sidecar.
 DEPTH = 1000
@@ -113,7 +111,7 @@ class VersionSidecar:
         target: the previous version that was not withdrawn, usually v − 1.
         side: a side of the lineage.
         fingerprints: those of `version` and `target`.
-        error, way_back_error: √(E‖error‖² / E‖z_target‖²) over all objects, with and without codes.
+        error, transform_error: √(E‖error‖² / E‖z_target‖²) over all objects, with and without codes.
         worse: share of the objects with a larger error with codes than without.
     """
 
@@ -127,7 +125,7 @@ class VersionSidecar:
     side: str
     fingerprints: Sequence[str]
     error: float
-    way_back_error: float
+    transform_error: float
     worse: float
 
     # By the type of the requested ids: the own ids in that type, their sorted keys, and the order.
@@ -219,7 +217,7 @@ class VersionSidecar:
             "format_version": FORMAT_VERSION,
             "content": content_digest(tensors),
             **{name: getattr(self, name) for name in FACTS},
-            **{name: getattr(self.sidecar, name) for name in ("memory", "missing", "power")},
+            **{name: getattr(self.sidecar, name) for name in ("missing", "power")},
         }
         try:
             with replacing(path) as file:
@@ -480,7 +478,7 @@ def make_sidecar(
         version: v, with stored vectors; default: the newest.
         side: optional if the lineage has only one.
         size: bytes per vector; give this or `error`.
-        error: largest relative error, on a sample of `SAMPLE` coordinates; determines the size.
+        error: largest relative error, on a sample of `SAMPLE` objects; determines the size.
         progress: called with objects encoded and total objects.
     Raises: LineageError: unknown version or side, or `old` is not the previous version. ShapeError:
         the backward transform is not affine. DataError: invalid `size` or `error`, or no common
@@ -506,7 +504,7 @@ def make_sidecar(
     pairing = Pairing(past, stored)
     weight, offset = lineage.chain.affine(number, target)
     backward = weight, offset if bool(offset.any()) else None
-    sampled_old, sampled_new = _sampled(pairing, len(weight))
+    sampled_old, sampled_new = _sampled(pairing)
     if error is not None:
         sidecar = Sidecar.fit_for_error(*backward, sampled_new, sampled_old, error)
     else:
@@ -532,7 +530,7 @@ def _encoded(
     for past, present in _floats(pairing):
         codes.append(sidecar.encode(present, past))
         lefts.append((sidecar.read(present, codes[-1]).double() - past).norm(dim=1))
-        alones.append((sidecar.way_back(present) - past).norm(dim=1))
+        alones.append((sidecar.read_without_codes(present) - past).norm(dim=1))
         lengths.append(past.double().norm(dim=1))
         marks.append(marks_of(present.numpy()))
         old_marks.append(marks_of(past.numpy()))
@@ -546,7 +544,7 @@ def _encoded(
         marks=np.concatenate(marks),
         old_marks=np.concatenate(old_marks),
         error=float(left.norm() / length.norm()),
-        way_back_error=float(alone.norm() / length.norm()),
+        transform_error=float(alone.norm() / length.norm()),
         # Ignore differences within float16 rounding.
         worse=float((left > alone + TOLERANCE * length).double().mean()),
         **facts,
@@ -608,11 +606,11 @@ def _floats(pairing: Pairing) -> Iterator[tuple[Tensor, Tensor]]:
     return ((past.float(), present.float().contiguous()) for past, present in pairing.blocks())
 
 
-def _sampled(pairing: Pairing, dim: int) -> tuple[Tensor, Tensor]:
-    """Return a random sample of old and new vectors, `SAMPLE` coordinates but ≥ 4 `dim` objects."""
+def _sampled(pairing: Pairing) -> tuple[Tensor, Tensor]:
+    """Return the old and new vectors of a random sample of objects."""
     drawn = torch.randperm(len(pairing), generator=torch.Generator().manual_seed(0))
     chosen = torch.zeros(len(pairing), dtype=torch.bool)
-    chosen[drawn[: max(SAMPLE // dim, 4 * dim)]] = True
+    chosen[drawn[:SAMPLE]] = True
     past, present, start = [], [], 0
     for one, two in _floats(pairing):
         part = chosen[start : start + len(one)]
