@@ -107,7 +107,7 @@ def test_what_it_leaves_of_objects_that_were_not_fitted_to() -> None:
 
 
 def test_long_residuals_are_kept_better_than_short_ones() -> None:
-    """Of heavy-tailed residuals the long ones, which rankings depend on, have codes of their own."""
+    """Of heavy-tailed residuals the long ones, which rankings depend on, have their own codes."""
     draw = torch.Generator().manual_seed(5)
     lengths = torch.exp(2 * torch.randn(ROWS, 1, generator=draw, dtype=torch.float64))
     old = lengths * torch.randn(ROWS, OLD, generator=draw, dtype=torch.float64)

@@ -17,6 +17,8 @@ from tests.support.text_encoders import ADDRESSES, HERE, encoded
 from tests.support.two_models import QUERIES, TEXTS, by_two_models
 from torch import Tensor
 
+from evergram.compatibility import Aligner
+from evergram.compatibility.sidecar import Sidecar
 from evergram.errors import DataError, ShapeError
 from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics
 from evergram.migration.migration_plan import (
@@ -227,15 +229,33 @@ def test_a_pinned_client_that_sends_strings_searches_what_is_read_back(
     assert sum(shared) > 9 * len(shared)
 
 
-def test_a_sidecar_of_all_coordinates_is_the_old_index_and_its_error_is_predicted() -> None:
+def test_a_sidecar_of_more_bytes_is_nearer_to_the_old_index() -> None:
     vectors, _ = by_two_models(0.5, 0.2)
-    whole = measure_ways(vectors, WaySettings(sidecar_bytes=10))["sidecar"]
     stay = measure_ways(vectors, WaySettings())["stay"]
-    both = torch.cat([whole.ranked[:, :10], stay.ranked[:, :10]], dim=1).sort(dim=1).values
-    assert float((both[:, 1:] == both[:, :-1]).sum() / stay.ranked[:, :10].numel()) > 0.97
-    tenth = measure_ways(vectors, WaySettings())["sidecar"].facts
-    assert (tenth["sidecar_bytes"], tenth["share_of_old_bytes"]) == (4, 0.1)
-    assert tenth["measured_error"] == pytest.approx(tenth["predicted_error"], rel=1e-5)
+    errors, shared = [], []
+    for size in (0, None, 10):
+        way = measure_ways(vectors, WaySettings(sidecar_bytes=size))["sidecar"]
+        errors.append(way.facts["error"])
+        both = torch.cat([way.ranked[:, :10], stay.ranked[:, :10]], dim=1).sort(dim=1).values
+        shared.append(float((both[:, 1:] == both[:, :-1]).sum() / stay.ranked[:, :10].numel()))
+    assert (way.facts["sidecar_bytes"], way.facts["share_of_old_bytes"]) == (10, 0.25)
+    assert errors == sorted(errors, reverse=True)
+    assert shared == sorted(shared)
+    assert errors[-1] < 0.6 * errors[0]
+    assert shared[-1] > shared[0] + 0.2
+
+
+def test_codebooks_are_judged_on_other_texts_than_they_were_fitted_to() -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    affine = Aligner("affine").fit(vectors.new, vectors.old).as_transform().affine()
+    assert affine is not None
+    by_heart = Sidecar.fit(*affine, vectors.new, vectors.old, 4).relative_error
+    assert measure_ways(vectors, WaySettings())["sidecar"].facts["error"] > 2 * by_heart
+
+
+def test_without_faiss_the_plan_has_no_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergram.migration.migration_plan.find_spec", lambda name: None)
+    assert "sidecar" not in measure_ways(by_two_models(0.5, 0.2)[0], WaySettings())
 
 
 def test_more_bytes_than_a_vector_has_dims_are_refused() -> None:

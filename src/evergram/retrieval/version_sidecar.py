@@ -111,7 +111,8 @@ class VersionSidecar:
         target: the previous version that was not withdrawn, usually v − 1.
         side: a side of the lineage.
         fingerprints: those of `version` and `target`.
-        error, transform_error: √(E‖error‖² / E‖z_target‖²) over all objects, with and without codes.
+        error, transform_error: √(E‖error‖² / E‖z_target‖²) over all objects, with and without
+            codes.
         worse: share of the objects with a larger error with codes than without.
     """
 
