@@ -3,7 +3,8 @@
 Beauty (two towers) grows over time, MovieLens and Gowalla grow in a random order: few users of
 MovieLens come back, and Gowalla has no times. `evergram.skew` reads stale rows through the chain
 and raw. A consumer, fitted on version 0, predicts which candidates are rated or met above the
-median. SciFact's texts are encoded by one encoder after another and aligned as files.
+median. SciFact's texts are encoded by one encoder after another and aligned as files; they are
+ranked for each other, and for claims by the abstracts that these cite.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import gzip
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -29,24 +30,29 @@ import evergram
 from benchmarks import gowalla, migrations
 from benchmarks.defaults import STUDENT, one_thread
 from evergram.data.corpus import Vocabulary
+from evergram.evaluation.judged import Judgements, read_judgements
+from evergram.evaluation.ranking import Relevance
 from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import align
 from evergram.releasing.demo import rated_above_median
 from evergram.releasing.probes import measured_probe
-from evergram.releasing.skew import SkewReading, SkewReport
+from evergram.releasing.skew import SkewReading, SkewReport, _index, _reading
 from evergram.training.build import load_corpus, split_for
 from evergram.training.recipe import Recipe
 from evergram.vector_files.open_embeddings import open_embeddings, write_vectors
 
 SEEDS = 3
-STALE, READ = {1: 0.5, 2: 0.2}, ("chain", "raw", "calibrated")
+STALE, READ = {1: 0.5, 2: 0.2}, ("chain", "worst first", "raw", "calibrated")
 TEXTS, DIM = 2000, 32
+NAMED = f"SciFact {TEXTS}, cited first"
+KEYS = ("loss", "above", "calibration")
 SLICES = [0.7, 0.8, 0.9]
 TRAINING = {"epochs": 8, "patience": 0}
 # Makes the recipe of a seed; its files go to a folder.
 MakeRecipe = Callable[[int, Path], dict[str, Any]]
-Reports = dict[str, list[SkewReport]]
+# One report per seed, and the metric if all candidates are ranked by popularity.
+Measured = list[tuple[SkewReport, float | None]]
 
 
 def recipe_of(data: dict[str, Any], slices: Sequence[float], **model: Any) -> dict[str, Any]:
@@ -88,13 +94,15 @@ def _beauty(seed: int, folder: Path) -> dict[str, Any]:
 MADE = {"MovieLens": _movielens, "Gowalla, four slices": _gowalla, "Beauty, two towers": _beauty}
 
 
-def measure() -> Reports:
+def measure() -> dict[str, Measured]:
     with one_thread():
         reports = {name: _reports(of, SEEDS) for name, of in MADE.items()}
-        return reports | {f"SciFact, {' → '.join(migrations.installed())}": [_texts()]}
+        of_texts = zip(("neighbours", "cited abstracts"), _texts(), strict=True)
+        names = " → ".join(migrations.installed())
+        return reports | {f"SciFact, {names}, {what}": found for what, found in of_texts}
 
 
-def tiny() -> Reports:
+def tiny() -> dict[str, Measured]:
     def made_up(seed: int, folder: Path) -> dict[str, Any]:
         data = {"kind": "synthetic", "queries": 120, "candidates": 80, "interactions": 3000}
         return {**recipe_of(data, SLICES, dim=8), "training": {"epochs": 2, "patience": 0}}
@@ -102,12 +110,14 @@ def tiny() -> Reports:
     return {"made up": _reports(made_up, 2)}
 
 
-def _reports(recipe: MakeRecipe, seeds: int) -> list[SkewReport]:
+def _reports(recipe: MakeRecipe, seeds: int) -> Measured:
     reports = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as name:
             made = Recipe.of({**recipe(seed, Path(name)), "seed": seed})
-            reports.append(evergram.skew(grown(made, Path(name)), [STALE], seed=seed))
+            report = evergram.skew(lineage := grown(made, Path(name)), [STALE], seed=seed)
+            popularity = lineage.metrics(report.version)["metrics"]["popularity"][report.metric]
+            reports.append((report, popularity))
     return reports
 
 
@@ -150,18 +160,25 @@ def _add_consumer(
     ConsumerRegistry.open(lineage.path).add("consumer", "v0", lineage.resolve, probe=probe)
 
 
-def _texts() -> SkewReport:
-    """Return the report of texts, whose versions are the encoders in the order of their size."""
-    with gzip.open(gowalla.DATA / "scifact" / "corpus.jsonl.gz", "rt") as lines:
-        records = [json.loads(line) for line in islice(lines, TEXTS)]
-    chosen = {record["_id"]: f"{record['title']} {record['text']}" for record in records}
+def _texts() -> tuple[Measured, Measured]:
+    """Return two reports on texts, whose versions are the encoders in the order of their size: by
+    neighbours, and by claims with the abstracts that they cite."""
+    texts, queries = (
+        {one["_id"]: f"{one.get('title', '')} {one['text']}" for one in map(json.loads, lines)}
+        for lines in map(_lines, ("corpus", "queries"))
+    )
+    judgements = read_judgements(gowalla.DATA / "scifact")
+    cited = {text for grades in judgements.values() for text in grades}
+    order = sorted(texts, key=lambda name: name not in cited)
+    chosen = {name: texts[name] for name in order[:TEXTS]}
+    claims, encoders = {name: queries[name] for name in judgements}, migrations.installed()
     with tempfile.TemporaryDirectory() as name:
         folder, files = Path(name), []
-        lineage, encoders = Lineage.create(folder / "lineage", "texts"), migrations.installed()
+        lineage, ids = Lineage.create(folder / "lineage", "texts"), pa.array(list(chosen))
         for place, encoder in enumerate(encoders):
-            vectors = migrations.kept_vectors(f"SciFact {TEXTS}", encoder, "texts", chosen)
+            vectors = migrations.kept_vectors(NAMED, encoder, "texts", chosen)
             files.append(folder / f"{place}.parquet")
-            write_vectors(files[-1], [(pa.array(list(chosen)), vectors)])
+            write_vectors(files[-1], [(ids, vectors)])
             if place:
                 old, new = map(open_embeddings, (files[0], files[-1]))
                 align(old if place == 1 else place - 1, new, lineage)
@@ -169,22 +186,54 @@ def _texts() -> SkewReport:
                 if place == 1:
                     lengths = pc.utf8_length(pa.array(list(chosen.values()))).to_numpy()
                     label = torch.from_numpy(lengths > np.median(lengths))
-                    _add_consumer(lineage, "object", (pa.array(list(chosen)), label), folder)
-        return evergram.skew(lineage, [STALE if len(encoders) > 2 else {1: 0.7}])
+                    _add_consumer(lineage, "object", (ids, label), folder)
+        mixture = STALE if len(encoders) > 2 else {1: 0.7}
+        report = evergram.skew(lineage, [mixture])
+        asked = migrations.kept_vectors(NAMED, encoders[-1], "queries", claims)
+        return [(report, None)], [(_judged(lineage, report, asked, judgements), None)]
 
 
-def table(reports: Reports) -> str:
+def _lines(name: str) -> list[bytes]:
+    return gzip.decompress(
+        (gowalla.DATA / "scifact" / f"{name}.jsonl.gz").read_bytes()
+    ).splitlines()
+
+
+def _judged(
+    lineage: Lineage, report: SkewReport, claims: torch.Tensor, judgements: Judgements
+) -> SkewReport:
+    """Return a report in which judged claims [Q, D] rank all texts."""
+    mixture, past = report.readings[0].stale, lineage.readable[-2::-1]
+    index = _index(lineage, past, (None, None, 0, 0), [])
+    ids, rows = index.sides["object"]
+    pairs = [(q, text) for q, grades in enumerate(judgements.values()) for text in grades]
+    targets = Vocabulary(ids).rows(pa.array([text for _, text in pairs]))
+    none = torch.empty(0, dtype=torch.int64)
+    relevance = Relevance.of(torch.tensor([q for q, _ in pairs]), targets, none, none)
+    # The claims are a sample of all that could be asked.
+    asked: dict[str, Any] = {"queries": claims, "relevance": relevance, "population": 10**9}
+    index = replace(index, rows=rows, metric="ndcg@10", **asked)
+    readings = tuple(_reading(index, mixture, way) for way in READ)
+    sizes = {"queries": len(relevance), "rows": len(ids), "fresh": float(index.fresh.mean())}
+    return replace(report, metric=index.metric, readings=readings, **sizes)
+
+
+def table(reports: dict[str, Measured]) -> str:
     lines = [
-        "| corpus | metric | rows are read | lost, % | pairs above a threshold | "
-        "calibration error | consumer's AUC, % lost |",
-        "|---" * 7 + "|",
+        "| corpus | metric | by popularity | all rows new | rows are read | lost, % | "
+        "in one lineage | pairs above a threshold | calibration error | consumer's AUC, % lost |",
+        "|---" * 10 + "|",
     ]
-    for name, found in reports.items():
+    for name, measured in reports.items():
+        found = [report for report, _ in measured]
+        quality = [_interval([p for _, p in measured]), _interval([r.fresh for r in found])]
         for read in READ:
-            keys = ("loss", "above", "calibration")
-            cells = [_interval([getattr(_of(r, read), key) for r in found]) for key in keys]
+            rows = [_of(report, read) for report in found]
+            half = [(r.high - r.low) / 2 for r in rows if r.high is not None and r.low is not None]
+            cells = [_interval([getattr(row, key) for row in rows]) for key in KEYS]
+            cells.insert(1, f"± {mean(half):.2f}" if half else "–")
             cells.append(_interval([_auc_lost(report, read) for report in found]))
-            lines.append(f"| {name} | {found[0].metric} | {read} | {' | '.join(cells)} |")
+            lines.append(f"| {' | '.join([name, found[0].metric, *quality, read, *cells])} |")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import publish as publish_version
 from evergram.releasing import skew
-from evergram.releasing.skew import CHAIN, SkewReport, _index, _Rows
+from evergram.releasing.skew import CHAIN, WORST, SkewReport, _Index, _index, _scored
 from evergram.releasing.upgrade import train, upgrade
+from evergram.retrieval.backfill import predicted_errors
 from evergram.training.build import load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
 from evergram.training.recipe import Recipe
@@ -121,13 +123,10 @@ def test_draws_take_their_shares_of_the_rows_that_a_version_had() -> None:
         draw = torch.Generator().manual_seed(seed)
         known = {1: torch.rand(count, generator=draw) < 0.9}
         known[0] = known[1] & (torch.rand(count, generator=draw) < 0.5)
-        vectors = torch.zeros(count, 2)
-        versions = {
-            2: (torch.ones(count).bool(), vectors),
-            **{v: (known[v], vectors) for v in known},
-        }
-        rows = _Rows(pa.array(range(count)), versions)
-        drawn = rows.drawn({1: one, 0: two}, torch.randperm(count, generator=draw))
+        whole = torch.zeros(count, 2)
+        rows = {2: whole, **{v: whole.masked_fill(~k[:, None], math.nan) for v, k in known.items()}}
+        index: Any = SimpleNamespace(lineage=SimpleNamespace(newest=2), past=[1, 0], seed=seed)
+        drawn = _Index.drawn(index, rows, {1: one, 2: two})
         assert all(bool(known[v][drawn == v].all()) for v in known)
         oldest = min(round(two * count), int(known[0].sum()))
         assert int((drawn == 0).sum()) == oldest
@@ -182,16 +181,41 @@ def test_scores_are_compared_on_stale_and_new_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The package binds the function to the module's name.
-    monkeypatch.setattr(sys.modules["evergram.releasing.skew"], "SCORED", (20, 100))
-    index = _index(exact(tmp_path / "l"), [0], (None, None, 0), [])
-    _, some = index.scores(index.new)
-    assert 0.3 < float((index.stale(index.rows, {0: 0.5}, CHAIN)[some] == 0).double().mean()) < 0.7
+    monkeypatch.setattr(sys.modules["evergram.releasing.skew"], "SCORED", (80, 100))
+    monkeypatch.setattr(sys.modules["evergram.releasing.skew"], "ABOVE", 0.2)
+    index = _index(exact(tmp_path / "l"), [0], (None, None, 0, 0), [])
+    versions = index.drawn(index.rows, {1: 0.5})
+    emptied = index.new * (versions == 1)[:, None]
+    # Of the pairs above the threshold, those of new rows stay.
+    assert 0.3 < _scored(index, versions, emptied, CHAIN)["above"] < 0.7
+
+
+def test_a_backfill_leaves_the_rows_with_the_smallest_predicted_errors(tmp_path: Path) -> None:
+    lineage, noisy = turned(tmp_path / "l", noise=0.3)
+    lineage.publish(noisy)
+    index = _index(lineage, [0], (None, None, 0, 0), [])
+    stale = index.drawn(index.rows, {1: 0.4}, WORST) == 0
+    errors = predicted_errors(lineage, index.maps, index.rows[0].numpy(), 0, 1)
+    assert errors[stale].max() <= errors[~stale].min()
+    assert int(stale.sum()) == round(0.4 * len(stale))
+
+
+def test_more_queries_are_ranked_where_that_costs_little(
+    grown: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["evergram.releasing.skew"], "QUERIES", 10)
+    few = _index(grown, [1], (None, None, 0, 0), [])
+    for scores, ranked in ((20 * len(few.new), 20), (10**9, few.population)):
+        assert len(_index(grown, [1], (None, None, 0, scores), []).relevance) == ranked
+    assert len(few.relevance) == 10 < 20 < few.population
 
 
 def test_every_draw_is_of_its_seed(tmp_path: Path) -> None:
-    lineage = exact(tmp_path / "l")
-    reports = [skew(lineage, [{1: 0.5}], seed=seed) for seed in (3, 3, 4)]
+    lineage, done = exact(tmp_path / "l"), list[tuple[int, int]]()
+    each: dict[str, Any] = {"progress": lambda *counts: done.append(counts)}
+    reports = [skew(lineage, [{1: 0.5}], seed=seed, **each) for seed in (3, 3, 4)]
     assert reports[0] == reports[1] != reports[2]
+    assert done == [(0, 1), (1, 1)] * 3
 
 
 def test_dims_that_differ_and_vectors_that_are_gone_are_said(tmp_path: Path) -> None:

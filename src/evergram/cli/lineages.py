@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from evergram.cli.options import (
     described,
     open_lineage,
     pairs_of,
+    print_progress,
     refuse_unread,
 )
 from evergram.cli.printing import Grid, number, probes_table, show, skew_table
@@ -180,7 +182,8 @@ def skew(
         except ValueError:
             raise DataError(f"--stale {text} must be AGE=SHARE, as in 1=0.5,2=0.2.") from None
     recipe = Recipe.of_data(opened.recipe(opened.newest), set_) if set_ else None
-    report = measure_skew(opened, mixtures or None, recipe=recipe)
+    progress = partial(print_progress, what="mixtures")
+    report = measure_skew(opened, mixtures or None, recipe=recipe, progress=progress)
     past = [] if max_loss is None else report.past_limit(max_loss)
     facts = report.as_json()
     parts: list[str | Grid] = [skew_table(facts), _SKEW, *report.notes]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
+from evergram.atomic_files import remove_folder
 from evergram.errors import DegradationError
 from evergram.evaluation.metric_sample import NORMAL
 from evergram.lineage.artefact import Artefact
@@ -15,7 +18,7 @@ from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.diagnosis import LEAST_QUERIES, version_warnings
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
-from evergram.releasing.skew import with_skew
+from evergram.releasing.skew import HALF, skew
 from evergram.training.recipe import Recipe
 
 REFUSED = "The new version was not published: "
@@ -209,6 +212,37 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
             f"{REFUSED}it loses {', '.join(lost)} of {metric}, and at most {limit:g} % is allowed. "
             "The same command with another --max-degradation goes on from its checkpoints."
         )
+
+
+def with_skew(artefact: Artefact, lineage: Lineage, limit: float) -> Artefact:
+    """Measure the loss with half of the rows one version old, on a copy of the lineage; add it to
+    the metrics. Raises: DegradationError: it may exceed `limit` percent or is unknown."""
+    if not lineage.versions:
+        raise DegradationError("The first version has no stale rows; leave max_loss out.")
+    lineage.check()  # also downloads a remote lineage's files
+    folder = lineage.work_dir / "skew"
+    remove_folder(folder)
+    try:
+        for part in ("versions", "embeddings"):
+            shutil.copytree(lineage.path / part, folder / part, copy_function=_linked)
+        shutil.copy(lineage.path / "lineage.json", folder)
+        copy = Lineage.open(folder)
+        copy.label("before", copy.newest)  # keeps its vectors
+        copy.publish(artefact, promote=False)
+        report = skew(copy, [HALF])
+    finally:
+        remove_folder(folder)
+    if past := report.past_limit(limit):
+        todo = "Raise --max-loss, or leave it out and refresh all rows before serving."
+        raise DegradationError(f"The new version was not published. {past[0]} {todo}")
+    return replace(artefact, metrics={**artefact.metrics, "skew": report.as_json()})
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # the file system has no hard links
+        shutil.copy(source, target)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

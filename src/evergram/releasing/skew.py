@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,15 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evergram.atomic_files import remove_folder
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import SIDES
-from evergram.errors import DataError, DegradationError, EvergramError, LineageError
+from evergram.errors import DataError, EvergramError, LineageError
 from evergram.evaluation.metric_sample import MetricSample, sample_queries
 from evergram.evaluation.probe_process import ProbeLimits
 from evergram.evaluation.ranking import Relevance, query_metrics, test_relevance
 from evergram.evaluation.score_blocks import best_candidates
-from evergram.lineage.artefact import Artefact, Block
+from evergram.lineage.artefact import Block
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.diagnosis import LEAST_QUERIES
 from evergram.lineage.lineage import Lineage, side_of
@@ -38,17 +35,20 @@ from evergram.retrieval.version_maps import VersionMaps
 from evergram.training.build import corpus_for
 from evergram.training.recipe import Recipe
 
+# Vectors [N, D_v] by version, newest first; NaN for objects that a version lacks.
+_Rows = Mapping[int, Tensor]
 # Share of an index's rows by age in versions.
 Stale = Mapping[int, float]
 # The default sweep measures each share at each age, and MIXED. `publish` limits the loss at HALF.
 SHARES, AGES, MIXED, HALF = (0.2, 0.5, 0.8), 3, {1: 0.5, 2: 0.2}, {1: 0.5}
 # Random draws of the stale rows, and Student's t for their 95 % interval.
 DRAWS, STUDENT = 5, 2.776
-# Most queries to rank; without test pairs, most rows to rank and neighbours per query.
-QUERIES, CATALOGUE, NEIGHBOURS = 2000, 20_000, 10
+# At least QUERIES queries are ranked, and more while a sweep computes at most SCORES scores per
+# draw; without test pairs, NEIGHBOURS per query and at most CATALOGUE rows.
+QUERIES, SCORES, CATALOGUE, NEIGHBOURS = 2000, 10**9, 20_000, 10
 # Queries and rows to score, the share of pairs above the threshold, and the number of score bins.
 SCORED, ABOVE, BINS = (256, 4096), 0.01, 10
-CHAIN, RAW, CALIBRATED, WORST = "chain", "raw", "calibrated", "worst first"
+CHAIN, WORST, RAW, CALIBRATED = "chain", "worst first", "raw", "calibrated"
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class SkewReading:
     Args:
         stale: requested share of rows by age in versions.
         drawn: actual shares; lower where an old version lacks newer objects.
-        read: "chain" reads each row from its version; "raw" treats old vectors as new;
-            "calibrated" is "chain" with calibrated scores; "worst first" is "chain" after a
-            backfill has refreshed the rows with the largest predicted error.
+        read: "chain" reads each row from its version; "worst first" does so after a backfill has
+            refreshed the rows with the largest predicted error; "raw" treats old vectors as new;
+            "calibrated" is "chain" with calibrated scores.
         loss, low, high: loss of the metric in percent, and its 95 % interval over draws and
             queries.
         above: number of pairs above a threshold, divided by the number after a full refresh, which
@@ -113,12 +113,13 @@ class SkewReport:
         percent (upper end of the interval) or is unknown. Raises: DataError: invalid limit."""
         if not limit >= 0:
             raise DataError(f"max_loss is {limit}; it is a percentage, such as 1.")
-        found, few = [], f"only {self.queries} queries were ranked; {LEAST_QUERIES} are needed."
+        found, few, zero = [], "", f"{self.metric} is 0 even after a full refresh."
+        if self.queries < LEAST_QUERIES:
+            few = f"only {self.queries} queries were ranked; {LEAST_QUERIES} are needed."
         for one in (reading for reading in self.readings if reading.read == CHAIN):
             rows = ", ".join(f"{share:.0%} of rows {age} old" for age, share in one.stale.items())
-            if self.queries < LEAST_QUERIES or one.high is None or math.isnan(one.high):
-                why = one.problem or f"{self.metric} is 0 even after a full refresh."
-                why = few if self.queries < LEAST_QUERIES else why
+            if few or one.high is None or math.isnan(one.high):
+                why = few or one.problem or zero
                 found.append(f"With {rows}, the loss is unknown: {why}")
             elif one.high > limit:
                 lost = f"{one.loss:.2f} % of {self.metric} (up to {one.high:.2f} %)"
@@ -127,78 +128,33 @@ class SkewReport:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The ids [N] of a side. For each version, newest first: a mask [N] of the rows that it has,
-    and vectors [N, D_v]."""
-
-    ids: pa.Array
-    versions: Mapping[int, tuple[Tensor, Tensor]]
-
-    @classmethod
-    def of(cls, blocks: Mapping[int, Block]) -> _Rows:
-        ids, found = next(iter(blocks.values()))[0], {}
-        for version, (theirs, vectors) in blocks.items():
-            rows = Vocabulary(theirs).rows(ids)
-            found[version] = rows >= 0, vectors.detach().float()[rows.clamp(min=0)]
-        return cls(ids, found)
-
-    def take(self, rows: Tensor) -> _Rows:
-        taken = {v: (known[rows], vectors[rows]) for v, (known, vectors) in self.versions.items()}
-        return _Rows(self.ids.take(pa.array(rows.numpy())), taken)
-
-    def drawn(self, stale: Stale, order: Tensor) -> Tensor:
-        """Assign a version to each row, int64 [N], from shares by version. Rows become stale in
-        the given order. The oldest version chooses first because it has the fewest objects."""
-        newest = next(iter(self.versions))
-        drawn = torch.full((len(self.ids),), newest)
-        for version, share in sorted(stale.items()):
-            if version not in self.versions:
-                raise LineageError(f"The vectors of version {version} are not available.")
-            free = (self.versions[version][0] & (drawn == newest))[order]
-            drawn[order[free][: round(share * len(order))]] = version
-        return drawn
-
-    def read(self, drawn: Tensor, maps: VersionMaps, target: int, raw: bool = False) -> Tensor:
-        """Read each row from its version, or from the newest if `raw`, as `target` [N, D_target].
-        Raises: LineageError: a row cannot be read."""
-        newest, read = next(iter(self.versions)), torch.empty(len(self.ids), maps.dim(target))
-        for version in torch.unique(drawn).tolist():
-            rows, vectors = drawn == version, self.versions[version][1]
-            source = newest if raw else version
-            if vectors.shape[1] != maps.dim(source):
-                raise LineageError(
-                    f"Raw vectors of version {version} cannot be compared: they have "
-                    f"{vectors.shape[1]} dims, and those of version {source} {maps.dim(source)}."
-                )
-            read[rows] = torch.from_numpy(maps.rows(vectors[rows].numpy(), source, target))
-        return read
-
-
-@dataclass(frozen=True)
 class _Index:
-    """An index to measure: `rows` are ranked for queries [Q, D], and consumers read `sides`.
+    """An index to measure: `rows` are ranked for queries [Q, D], and consumers read `sides`, ids
+    [N] and rows.
 
     Args:
+        past: versions by age, starting with the newest but one.
         ranked: sides of the queries and of the rows.
         population: number of queries from which `relevance` was sampled.
-        cosine: rank by cosine, because all new rows have length 1 and mapped rows do not.
+        cosine: scale rows to length 1, because all new ones have it and mapped ones do not.
     """
 
     lineage: Lineage
+    past: Sequence[int]
     maps: VersionMaps
-    sides: Mapping[str, _Rows]
-    ranked: tuple[str, str]
+    seed: int
+    cosine: bool
+    sides: Mapping[str, tuple[pa.Array, _Rows]]
     rows: _Rows
+    ranked: tuple[str, str]
     queries: Tensor
     relevance: Relevance
     population: int
     metric: str
-    cosine: bool
-    seed: int
 
-    @property
+    @cached_property
     def new(self) -> Tensor:
-        return self.rows.versions[self.lineage.newest][1]
+        return self.read(self.rows, self.drawn(self.rows, {}), self.lineage.newest)
 
     @cached_property
     def fresh(self) -> Tensor:
@@ -207,28 +163,42 @@ class _Index:
     def values(self, rows: Tensor) -> Tensor:
         """Return the metric of each query, float64 [Q], of rows [N, D]."""
         name = self.metric.replace("overlap", "recall")
-        rows = functional.normalize(rows) if self.cosine else rows
         return query_metrics(self.queries, rows, self.relevance, [name])[name]
 
-    def scores(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Score a sample of queries and rows; return float64 scores and the row numbers."""
-        # No draw of stale rows has this seed.
-        draw = torch.Generator().manual_seed(self.seed * DRAWS + DRAWS)
-        some = torch.randperm(len(rows), generator=draw)[: SCORED[1]]
-        both = self.queries[self.relevance.queries[: SCORED[0]]].double(), rows[some].double()
-        queries, rows = map(functional.normalize, both) if self.cosine else both
-        return queries @ rows.T, some
+    def drawn(self, rows: _Rows, mixture: Stale, read: str = CHAIN, number: int = 0) -> Tensor:
+        """Draw each row's version, int64 [N]; for "worst first", rows with the smallest predicted
+        errors are stale. The oldest version chooses first because it has the fewest objects."""
+        newest, draw = (
+            self.lineage.newest,
+            torch.Generator().manual_seed(self.seed * DRAWS + number),
+        )
+        drawn = torch.full((len(rows[newest]),), newest)
+        order = torch.randperm(len(drawn), generator=draw)
+        for version, share in sorted((self.past[a - 1], share) for a, share in mixture.items()):
+            if version not in rows:
+                raise LineageError(f"The vectors of version {version} are not available.")
+            if read == WORST:
+                given = self.lineage, self.maps, rows[version].numpy(), version, newest
+                order = torch.from_numpy(np.argsort(predicted_errors(*given), kind="stable"))
+            free = ((drawn == newest) & ~rows[version].isnan().any(1))[order]
+            drawn[order[free][: round(share * len(order))]] = version
+        return drawn
 
-    def stale(self, rows: _Rows, stale: Stale, read: str, number: int = 0) -> Tensor:
-        """Draw each row's version; for "worst first", rows with the smallest errors are stale."""
-        draw = torch.Generator().manual_seed(self.seed * DRAWS + number)
-        order = torch.randperm(len(rows.ids), generator=draw)
-        if read == WORST and stale.keys() <= rows.versions.keys():
-            ((version, _),) = stale.items()
-            given = rows.versions[version][1].numpy(), version, self.lineage.newest
-            errors = predicted_errors(self.lineage, self.maps, *given)
-            order = torch.from_numpy(np.argsort(errors, kind="stable"))
-        return rows.drawn(stale, order)
+    def read(self, rows: _Rows, drawn: Tensor, target: int, raw: bool = False) -> Tensor:
+        """Read each row from its version, or from the newest if `raw`, as `target` [N, D_target].
+        Raises: LineageError: a row cannot be read."""
+        read = torch.empty(len(drawn), self.maps.dim(target))
+        for version in torch.unique(drawn).tolist():
+            vectors, source = rows[version], self.lineage.newest if raw else version
+            if vectors.shape[1] != self.maps.dim(source):
+                raise LineageError(
+                    f"Raw vectors of version {version} cannot be compared: they have "
+                    f"{vectors.shape[1]} dims, those of version {source} {self.maps.dim(source)}."
+                )
+            mapped = self.maps.rows(vectors[drawn == version].numpy(), source, target)
+            read[drawn == version] = torch.from_numpy(mapped)
+        scaled = self.cosine and target == self.lineage.newest
+        return functional.normalize(read) if scaled else read
 
 
 def skew(
@@ -238,6 +208,7 @@ def skew(
     *,
     recipe: Recipe | None = None,
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> SkewReport:
     """Measure how much quality an index of the newest version loses while some rows are older.
 
@@ -250,74 +221,45 @@ def skew(
         corpus: required if the newest version was trained on a corpus passed in Python.
         recipe: location of the data; default: the newest version's recipe.
         seed: seed for choosing stale rows.
+        progress: called with the number of measured mixtures, and of all.
     Raises: LineageError: the newest version is the only one. DataError: invalid mixture.
     """
     past = [m.version for m in lineage.versions][-2::-1]
     if not past:
         raise LineageError("The lineage has only one version, so no row can be stale.")
     ages = range(1, len(past) + 1)
-    mixtures = [{age: share} for age in ages[:AGES] for share in SHARES]
-    mixtures += [MIXED] if len(past) > 1 else []
+    mixtures = [{age: share} for age in ages[:AGES] for share in SHARES] + [MIXED][: len(past) - 1]
     mixtures = mixtures if stale is None else [dict(mixture) for mixture in stale]
     for one in mixtures:
         shares = one.values()
         if not one.keys() <= {*ages} or sum(shares) > 1 + 1e-9 or not min(shares, default=0) > 0:
             allowed = f"positive shares that add up to at most 1, for ages from 1 to {len(past)}"
             raise DataError(f"{one} is not a valid mixture; give {allowed}, such as {{1: 0.5}}.")
-    past, notes = past[: max(age for one in mixtures for age in one)], list[str]()
-    index = _index(lineage, past, (corpus, recipe, seed), notes)
-    readings = []
-    for mixture in mixtures:
-        ways = (CHAIN, RAW, CALIBRATED, *([WORST] if len(mixture) == 1 else []))
-        readings += [_reading(index, past, mixture, way) for way in ways]
+    past, report = past[: max(max(one) for one in mixtures)], progress or (lambda done, total: None)
+    report(0, len(mixtures))
+    notes, readings = list[str](), list[SkewReading]()
+    index = _index(lineage, past, (corpus, recipe, seed, SCORES // len(mixtures)), notes)
+    for done, mixture in enumerate(mixtures, 1):
+        readings += [_reading(index, mixture, way) for way in (CHAIN, WORST, RAW, CALIBRATED)]
+        report(done, len(mixtures))
     return SkewReport(
         version=lineage.newest,
         metric=index.metric,
         fresh=float(index.fresh.mean()),
         queries=len(index.relevance),
-        rows=len(index.rows.ids),
+        rows=len(index.new),
         probes=_probes(index, {}),
         readings=tuple(readings),
         notes=tuple(notes),
     )
 
 
-def with_skew(artefact: Artefact, lineage: Lineage, limit: float) -> Artefact:
-    """Measure the loss with half of the rows one version old, on a copy of the lineage; add it to
-    the metrics. Raises: DegradationError: it may exceed `limit` percent or is unknown."""
-    if not lineage.versions:
-        raise DegradationError("The first version has no stale rows; leave max_loss out.")
-    lineage.check()  # also downloads a remote lineage's files
-    folder = lineage.work_dir / "skew"
-    remove_folder(folder)
-    try:
-        for part in ("versions", "embeddings"):
-            shutil.copytree(lineage.path / part, folder / part, copy_function=_linked)
-        shutil.copy(lineage.path / "lineage.json", folder)
-        copy = Lineage.open(folder)
-        copy.label("before", copy.newest)  # keeps its vectors
-        copy.publish(artefact, promote=False)
-        report = skew(copy, [HALF])
-    finally:
-        remove_folder(folder)
-    if past := report.past_limit(limit):
-        todo = "Raise --max-loss, or leave it out and refresh all rows before serving."
-        raise DegradationError(f"The new version was not published. {past[0]} {todo}")
-    return replace(artefact, metrics={**artefact.metrics, "skew": report.as_json()})
-
-
-def _linked(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # the file system has no hard links
-        shutil.copy(source, target)
-
-
 def _index(
-    lineage: Lineage, past: Sequence[int], given: tuple[Any, Any, int], notes: list[str]
+    lineage: Lineage, past: Sequence[int], given: tuple[Any, Any, int, int], notes: list[str]
 ) -> _Index:
-    """Build an index with test pairs or neighbours. `given` is the corpus, recipe and seed."""
-    corpus, recipe, seed = given
+    """Build an index with test pairs or neighbours. `given` is the corpus, the recipe, the seed and
+    the number of scores to compute per draw."""
+    corpus, recipe, seed, scores = given
     newest, split = lineage.manifest(lineage.newest), None
     new = {side: lineage.embeddings(side, newest.version) for side in newest.embeddings}
     if metric := newest.recipe.get("training", {}).get("metric"):
@@ -329,38 +271,40 @@ def _index(
             new = {side: (each.vocabulary.keys, vectors[side]) for side, each in entities}
         except EvergramError as error:
             notes.append(f"Measured on neighbours, because test pairs are not available: {error}")
-    blocks = {side: {newest.version: block} for side, block in new.items()}
+    sides = {side: (ids, {newest.version: z.detach().float()}) for side, (ids, z) in new.items()}
     for version in past:
         try:
             found = _vectors(lineage, version, None if split is None else split.training, notes)
         except EvergramError as error:
             notes.append(f"Version {version} cannot be measured: {error}")
             continue
-        for side in blocks.keys() & found.keys():
-            blocks[side][version] = found[side]
-    sides = {side: _Rows.of(each) for side, each in blocks.items()}
-    rows, draw = sides[side := side_of(sides, str(lineage))], torch.Generator().manual_seed(seed)
-    lengths = rows.versions[newest.version][1].double().norm(dim=1)
-    common: dict[str, Any] = {"cosine": bool(((lengths - 1).abs() < UNIT).all()), "seed": seed}
-    common |= {"lineage": lineage, "maps": VersionMaps(lineage), "sides": sides}
+        for side in sides.keys() & found.keys():
+            (ids, by_version), (theirs, z) = sides[side], found[side]
+            places = Vocabulary(theirs).rows(ids)
+            known = z.detach().float()[places.clamp(min=0)]
+            by_version[version] = known.masked_fill((places < 0)[:, None], torch.nan)
+    rows = sides[side := side_of(sides, str(lineage))][1]
+    draw, among = torch.Generator().manual_seed(seed), rows[newest.version]
+    unit = bool(((among.double().norm(dim=1) - 1).abs() < UNIT).all())
+    made = partial(_Index, lineage, past, VersionMaps(lineage), seed, unit, sides)
     if split is not None:
-        whole, common["queries"] = test_relevance(split), vectors["query"].float()
-        drawn, common["metric"] = sample_queries(whole, QUERIES, seed), metric
-        return _Index(**common, ranked=SIDES, rows=rows, relevance=drawn, population=len(whole))
+        whole, queries = test_relevance(split), vectors["query"].float()
+        drawn = sample_queries(whole, max(QUERIES, scores // len(among)), seed)
+        return made(rows, SIDES, queries, drawn, len(whole), metric)
     asking = "query" if "query" in sides else side
     # Rank only objects that all versions have, and never an object against itself.
-    known = torch.stack([known for known, _ in rows.versions.values()]).all(0).nonzero()[:, 0]
-    order = known[torch.randperm(len(known), generator=draw)]
-    asked = torch.randperm(len(sides[asking].ids), generator=draw)[:QUERIES]
+    order = torch.nonzero(~torch.cat(list(rows.values()), dim=1).isnan().any(1))[:, 0]
+    order = order[torch.randperm(len(order), generator=draw)]
+    queries = sides[asking][1][newest.version]
+    asked = torch.randperm(len(queries), generator=draw)[:QUERIES]
     if asking == side:
         asked, order = order.tensor_split([min(QUERIES, len(order) // 5)])
-    rows, queries = rows.take(order[:CATALOGUE]), sides[asking].versions[newest.version][1][asked]
-    among, none = rows.versions[newest.version][1], torch.empty(0, dtype=torch.int64)
-    among = functional.normalize(among) if common["cosine"] else among
-    best, each = best_candidates(queries, among, NEIGHBOURS), torch.arange(len(queries))
+    rows = {version: z[order[:CATALOGUE]] for version, z in rows.items()}
+    queries, among = queries[asked], rows[newest.version]
+    best = best_candidates(queries, functional.normalize(among) if unit else among, NEIGHBOURS)
+    each, none = torch.arange(len(queries)), torch.empty(0, dtype=torch.int64)
     targets = Relevance.of(each.repeat_interleave(best.shape[1]), best.flatten(), none, none)
-    common |= {"metric": f"overlap@{NEIGHBOURS}", "population": len(queries), "queries": queries}
-    return _Index(**common, ranked=(asking, side), rows=rows, relevance=targets)
+    return made(rows, (asking, side), queries, targets, len(queries), f"overlap@{NEIGHBOURS}")
 
 
 def _vectors(
@@ -378,60 +322,61 @@ def _vectors(
     rows, known = known_vectors(model, corpus)
     notes.append(f"The vectors of version {version} were computed by its model.")
     entities = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
-    return {
-        side: (each.vocabulary.keys.filter(pa.array(known[side].numpy())), rows[side][known[side]])
-        for side, each in entities
-    }
+    masked = {s: rows[s].masked_fill(~known[s][:, None], torch.nan) for s in SIDES}
+    return {side: (each.vocabulary.keys, masked[side]) for side, each in entities}
 
 
-def _reading(index: _Index, past: Sequence[int], mixture: Stale, read: str) -> SkewReading:
-    stale = {past[age - 1]: share for age, share in mixture.items()}
+def _reading(index: _Index, mixture: Stale, read: str) -> SkewReading:
     values, drawn, found = [], dict[int, float](), dict[str, Any]()
     try:
-        for number in range(1 if read in (WORST, CALIBRATED) else DRAWS):
-            versions = index.stale(index.rows, stale, read, number)
-            drawn = drawn or {a: float((versions == past[a - 1]).double().mean()) for a in mixture}
-            rows = index.rows.read(versions, index.maps, index.lineage.newest, read == RAW)
+        for number in range(DRAWS if read in (CHAIN, RAW) else 1):
+            versions = index.drawn(index.rows, mixture, read, number)
+            shares = {age: (versions == index.past[age - 1]).double().mean() for age in mixture}
+            drawn = drawn or {age: float(share) for age, share in shares.items()}
+            rows = index.read(index.rows, versions, index.lineage.newest, read == RAW)
             found = found or _scored(index, versions, rows, read)
-            values.append(index.values(rows))
-        if read != CALIBRATED:  # calibration changes scores, not vectors
-            found |= _loss(index, torch.stack(values))
+            if read != CALIBRATED:  # calibration changes scores, not vectors
+                values.append(index.values(rows))
+        if values:
+            stacked, fresh = torch.stack(values), index.fresh
+            loss, error = MetricSample(stacked.mean(0), index.population).loss(fresh)
+            if len(values) > 1:
+                of_draws = stacked.mean(1).std() / fresh.mean() / math.sqrt(len(values))
+                error = math.hypot(error, 100 * float(of_draws))
+            half = STUDENT * error
+            found |= {"loss": loss, "low": loss - half, "high": loss + half}
         if read in (CHAIN, RAW):
-            found["probes"] = _probes(index, stale, read == RAW)
+            found["probes"] = _probes(index, mixture, read == RAW)
     except EvergramError as error:
         found = {"problem": str(error)}
     return SkewReading(dict(mixture), read, drawn, **found)
 
 
-def _loss(index: _Index, values: Tensor) -> dict[str, float]:
-    """Return the loss in percent, and its interval, from metric values [draws, Q]."""
-    loss, error = MetricSample(values.mean(0), index.population).loss(index.fresh)
-    if len(values) > 1 and math.isfinite(loss):
-        of_draws = values.mean(1).std() / index.fresh.mean() / math.sqrt(len(values))
-        error = math.hypot(error, 100 * float(of_draws))
-    return {"loss": loss, "low": loss - STUDENT * error, "high": loss + STUDENT * error}
-
-
 def _scored(index: _Index, versions: Tensor, rows: Tensor, read: str) -> dict[str, float]:
-    """Return `above` and `calibration` of a reading."""
-    newest = index.lineage.newest
-    was, now, some = index.scores(index.new)[0].flatten(), *index.scores(rows)
+    """Return `above` and `calibration` of a reading, on a sample of queries and rows."""
+    # No draw of stale rows has this seed.
+    draw = torch.Generator().manual_seed(index.seed * DRAWS + DRAWS)
+    some = torch.randperm(len(rows), generator=draw)[: SCORED[1]]
+    queries = index.queries[index.relevance.queries[: SCORED[0]]].double()
+    queries = functional.normalize(queries) if index.cosine else queries
+    was, now = (queries @ each[some].double().T for each in (index.new, rows))
     if read == CALIBRATED:
-        maps, of_pairs = ScoreMaps(index.lineage), versions[some]
+        maps, newest = ScoreMaps(index.lineage), index.lineage.newest
         metric: Metric = "cosine" if index.cosine else "ip"
         search = ScoredSearch(newest, index.ranked, metric, newest)
-        for version in (v for v in torch.unique(of_pairs).tolist() if v != newest):
-            scores = now[:, of_pairs == version].numpy()
-            now[:, of_pairs == version] = torch.from_numpy(maps.of(version, search).apply(scores))
-    now = now.flatten()
+        for version in set(versions[some].tolist()) - {newest}:
+            theirs = versions[some] == version
+            mapped = maps.of(version, search).apply(now[:, theirs].numpy())
+            now[:, theirs] = torch.from_numpy(mapped)
+    was, now = was.flatten(), now.flatten()
     threshold = was.topk(max(1, round(ABOVE * len(was)))).values[-1]
-    order, above = torch.argsort(now), [int((each >= threshold).sum()) for each in (now, was)]
-    bins = (now - was)[order].tensor_split(BINS)
+    above = [int((each >= threshold).sum()) for each in (now, was)]
+    bins = (now - was)[torch.argsort(now)].tensor_split(BINS)
     away = sum(abs(float(each.sum())) for each in bins) / len(was)
     return {"above": above[0] / above[1], "calibration": away / max(float(was.std()), 1e-300)}
 
 
-def _probes(index: _Index, stale: Stale, raw: bool = False) -> dict[str, float | None]:
+def _probes(index: _Index, mixture: Stale, raw: bool = False) -> dict[str, float | None]:
     """Run each consumer's probe on one draw of the rows, read as the consumer's version."""
     lineage, found = index.lineage, dict[str, float | None]()
     consumers, limits = ConsumerRegistry.open(lineage.address), ProbeLimits.of_environment()
@@ -439,12 +384,12 @@ def _probes(index: _Index, stale: Stale, raw: bool = False) -> dict[str, float |
         if consumer.probe is None:
             continue
         side, found[consumer.name] = consumer.probe.side, None
-        if (rows := index.sides.get(side)) is None or not stale.keys() <= rows.versions.keys():
+        ids, rows = index.sides.get(side, (None, {}))
+        if not {lineage.newest, *(index.past[age - 1] for age in mixture)} <= rows.keys():
             continue
         newest = consumer.pinned == "newest"
         version = lineage.newest if newest else lineage.resolve(consumer.pinned)
-        drawn = index.stale(rows, stale, CHAIN)
-        block = rows.ids, rows.read(drawn, index.maps, version, raw)
+        block = ids, index.read(rows, index.drawn(rows, mixture), version, raw)
         source = ProbeSource(version, lineage.chain, lineage, rows={side: block})
         found[consumer.name] = probe_reading(consumers, consumer, source, limits).value
     return found
