@@ -159,7 +159,7 @@ def test_skew_shows_what_stale_rows_cost_and_holds_it_to_a_limit(
     lineage: Path, tmp_path: Path, evergram: Command
 ) -> None:
     shown = evergram("lineage", "skew", lineage, "--html", tmp_path / "skew.html")
-    assert (shown.code, "0 of 3 mixtures" in shown.err) == (0, True)
+    assert (shown.code, "0 of 4 mixtures" in shown.err) == (0, True)
     assert [
         w for w in ("80% 1 old", "worst first", "raw", "have 6 dims") if w not in shown.out
     ] == []

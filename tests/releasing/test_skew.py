@@ -29,7 +29,6 @@ from evergram.releasing import publish as publish_version
 from evergram.releasing import skew
 from evergram.releasing.skew import CHAIN, WORST, SkewReport, _Index, _index, _scored
 from evergram.releasing.upgrade import train, upgrade
-from evergram.retrieval.backfill import predicted_errors
 from evergram.training.build import load_corpus, split_for
 from evergram.training.checkpoint import load_encoder
 from evergram.training.recipe import Recipe
@@ -190,12 +189,12 @@ def test_scores_are_compared_on_stale_and_new_rows(
     assert 0.3 < _scored(index, versions, emptied, CHAIN)["above"] < 0.7
 
 
-def test_a_backfill_leaves_the_rows_with_the_smallest_predicted_errors(tmp_path: Path) -> None:
+def test_a_backfill_leaves_the_rows_with_the_smallest_errors(tmp_path: Path) -> None:
     lineage, noisy = turned(tmp_path / "l", noise=0.3)
     lineage.publish(noisy)
     index = _index(lineage, [0], (None, None, 0, 0), [])
     stale = index.drawn(index.rows, {1: 0.4}, WORST) == 0
-    errors = predicted_errors(lineage, index.maps, index.rows[0].numpy(), 0, 1)
+    errors = (index.read(index.rows, torch.zeros(320).long(), 1) - index.new).norm(dim=1)
     assert errors[stale].max() <= errors[~stale].min()
     assert int(stale.sum()) == round(0.4 * len(stale))
 

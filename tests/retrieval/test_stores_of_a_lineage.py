@@ -18,7 +18,6 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from tests.support.agreement import Id, as_dict
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.encoders import lineage_with_encoder, without_recorded_pairs
@@ -26,7 +25,6 @@ from tests.support.lineages import TRAINED, lineage_of, publish, read_as, vector
 from tests.support.outside import SECRET, outside_folder
 from tests.support.publishing import publish_next
 
-from evergram.compatibility.certificate import StepError
 from evergram.errors import DataError, IntegrityError, LineageError, StoreError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import (
@@ -37,7 +35,6 @@ from evergram.retrieval.backfill import (
     backfill_order,
     backfill_progress,
     fill_stores,
-    predicted_errors,
 )
 from evergram.retrieval.fill import (
     canary_stores,
@@ -621,46 +618,44 @@ def test_a_flipped_bit_in_a_journal_is_noticed_before_a_row_is_put_back(
         assert as_dict(older.scan()) == after
 
 
-def test_without_a_forward_map_the_oldest_rows_come_first(
+def test_rows_that_no_map_reads_come_first(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lineage, "forward", lambda self, source, target: None)
     older, source = DictionaryStore(), DictionaryStore()
     fill(lineage, source, "object", 2)
     for version, ids in ((1, range(4)), (0, range(4, 8))):
         older.add_space(space_of(lineage, version))
         for key in ids:
             older.upsert(written_by_hand(lineage, version, key, 1))
-    order = backfill_order(lineage, older, source, 2)
-    # No version has a certificate here, so the error is the number of versions between.
-    assert order["id"].to_pylist() == [4, 5, 6, 7, 0, 1, 2, 3]
-    assert order["error"].to_pylist() == [2.0] * 4 + [1.0] * 4
-
-
-def test_the_predicted_error_is_lost_forward_and_back_with_the_certificates(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In float64, by the two maps written out."""
-    forward = torch.eye(8, 6, dtype=torch.float64) * 3
+    forward = Lineage.forward
     monkeypatch.setattr(
-        Lineage, "forward", lambda self, source, target: (forward, torch.ones(8).double())
+        Lineage, "forward", lambda self, a, b: None if a == 0 else forward(self, a, b)
     )
-    errors = {1: StepError(torch.eye(6).double() * 0.5, 300, 1.0)}
-    monkeypatch.setattr(Lineage, "step_errors", errors)
-    vectors = vectors_of(0)
-    predicted = predicted_errors(lineage, VersionMaps(lineage), vectors.numpy(), 0, 1)
-    weight, offset = lineage.chain.affine(1, 0)
-    back = (vectors.double() @ forward.T + 1) @ weight.T + offset
-    truth = ((back - vectors).square().sum(1) + 6 * 0.5).sqrt()
-    np.testing.assert_allclose(predicted, truth.numpy(), rtol=1e-5)
-    old, new = DictionaryStore(), DictionaryStore()
-    for version, store in enumerate((old, new)):
-        store.add_space(space := space_of(lineage, version))
-        own, maps = vectors_of(version).numpy(), VersionMaps(lineage)
-        store.upsert(stored_rows(maps, space, pa.array(range(300)), own))
-    # The largest comes first.
-    order = backfill_order(lineage, old, new, 1)
-    assert order["id"].to_pylist() == np.argsort(-truth.numpy()).tolist()
+    order = backfill_order(lineage, older, source, 2)
+    assert order["id"].to_pylist()[:4] == [4, 5, 6, 7]
+    assert order["error"].to_pylist()[:4] == [UNREAD] * 4
+    assert max(order["error"].to_pylist()[4:]) < UNREAD
+
+
+def test_the_error_is_the_distance_from_the_new_vector(lineage: Lineage) -> None:
+    """In float64, by the maps written out, forward and back."""
+    for source, target in ((0, 1), (1, 0)):
+        old, new = DictionaryStore(), DictionaryStore()
+        for version, store in ((source, old), (target, new)):
+            store.add_space(space := space_of(lineage, version))
+            own, maps = vectors_of(version).numpy(), VersionMaps(lineage)
+            store.upsert(stored_rows(maps, space, pa.array(range(300)), own))
+        parts = lineage.forward(0, 1) if target else lineage.chain.affine(1, 0)
+        assert parts is not None
+        read = vectors_of(source).double() @ parts[0].T + parts[1]
+        truth = (read - vectors_of(target)).norm(dim=1)
+        # Some objects have no new vector.
+        new.delete(list(range(50)))
+        order = backfill_order(lineage, old, new, target)
+        ids = order["id"].to_pylist()
+        assert sorted(ids) == list(range(50, 300))
+        np.testing.assert_allclose(order["error"].to_numpy(), truth[ids], rtol=1e-3, atol=1e-5)
+        assert (np.diff(order["error"].to_numpy()) <= 0).all()
 
 
 # Stores that a kill may leave with an id in two tables.

@@ -66,7 +66,7 @@ _EXAMPLE = "lineages/shop --store candidate=lance:vectors#films"
 
 @command("store backfill plan", _EXAMPLE, batch=described("Rows written at a time.", min=1))
 def plan(lineage: str, *, store: list[str], batch: int = 10_000) -> None:
-    """Find the rows to refresh, and order them by their predicted error, the worst first."""
+    """Find the rows to refresh, and order them by their error, the worst first."""
     with _backfill(lineage, store) as opened:
         show(asdict(opened.plan(batch)))
 

@@ -29,7 +29,7 @@ from evergram.lineage.score_maps import Metric, ScoredSearch, ScoreMaps
 from evergram.releasing.evaluate import tested
 from evergram.releasing.past_versions import known_vectors, past_model
 from evergram.releasing.probes import ProbeSource, probe_reading
-from evergram.retrieval.backfill import predicted_errors
+from evergram.retrieval.backfill import reading_errors
 from evergram.retrieval.reader import UNIT
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.training.build import corpus_for
@@ -40,7 +40,7 @@ _Rows = Mapping[int, Tensor]
 # Share of an index's rows by age in versions.
 Stale = Mapping[int, float]
 # The default sweep measures each share at each age, and MIXED. `publish` limits the loss at HALF.
-SHARES, AGES, MIXED, HALF = (0.2, 0.5, 0.8), 3, {1: 0.5, 2: 0.2}, {1: 0.5}
+SHARES, AGES, MIXED, HALF = (0.2, 0.5, 0.8, 1.0), 3, {1: 0.5, 2: 0.2}, {1: 0.5}
 # Random draws of the stale rows, and Student's t for their 95 % interval.
 DRAWS, STUDENT = 5, 2.776
 # At least QUERIES queries are ranked, and more while a sweep computes at most SCORES scores per
@@ -60,7 +60,7 @@ class SkewReading:
         stale: requested share of rows by age in versions.
         drawn: actual shares; lower where an old version lacks newer objects.
         read: "chain" reads each row from its version; "worst first" does so after a backfill has
-            refreshed the rows with the largest predicted error; "raw" treats old vectors as new;
+            refreshed the rows with the largest errors; "raw" treats old vectors as new;
             "calibrated" is "chain" with calibrated scores.
         loss, low, high: loss of the metric in percent, and its 95 % interval over draws and
             queries.
@@ -166,8 +166,8 @@ class _Index:
         return query_metrics(self.queries, rows, self.relevance, [name])[name]
 
     def drawn(self, rows: _Rows, mixture: Stale, read: str = CHAIN, number: int = 0) -> Tensor:
-        """Draw each row's version, int64 [N]; for "worst first", rows with the smallest predicted
-        errors are stale. The oldest version chooses first because it has the fewest objects."""
+        """Draw each row's version, int64 [N]; for "worst first", rows with the smallest errors are
+        stale. The oldest version chooses first because it has the fewest objects."""
         newest, draw = (
             self.lineage.newest,
             torch.Generator().manual_seed(self.seed * DRAWS + number),
@@ -178,8 +178,9 @@ class _Index:
             if version not in rows:
                 raise LineageError(f"The vectors of version {version} are not available.")
             if read == WORST:
-                given = self.lineage, self.maps, rows[version].numpy(), version, newest
-                order = torch.from_numpy(np.argsort(predicted_errors(*given), kind="stable"))
+                pair = rows[version].numpy(), rows[newest].numpy()
+                errors = reading_errors(self.maps, *pair, version, newest)
+                order = torch.from_numpy(np.argsort(errors, kind="stable"))
             free = ((drawn == newest) & ~rows[version].isnan().any(1))[order]
             drawn[order[free][: round(share * len(order))]] = version
         return drawn

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from filelock import Timeout
 from pydantic import (
     BaseModel,
@@ -27,7 +26,6 @@ from pydantic import (
 )
 
 from evergram.atomic_files import file_lock, make_folder, remove_folder, replacing, write_text
-from evergram.compatibility.certificate import certify
 from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import check_tree, file_mode
@@ -69,7 +67,7 @@ class BackfillStatus:
         target: the version that rows are refreshed to.
         rows: number of rows to refresh.
         refreshed: number of rows refreshed so far.
-        remaining: summed predicted error of the waiting rows, as a share of that of all `rows`.
+        remaining: summed error of the waiting rows, as a share of that of all `rows`.
         held: current number of rows by version.
     """
 
@@ -149,52 +147,47 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
 def backfill_order(
     lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
 ) -> pa.Table:
-    """Return `id` and predicted `error`, worst first, of a store's rows that are in `source`."""
+    """Return `id` and `error`, worst first, of a store's rows that are in `source`."""
     maps = VersionMaps(lineage)
     ids, errors = [pa.array([], store.id_type)], [np.zeros(0)]
 
-    def has_new_row(old: pa.Array) -> pa.Array:
-        new_ids = joined_ids([new.ids for new in source.fetch(old)], store.id_type)
-        return pc.is_in(old, value_set=new_ids)
+    def with_new(old: pa.Array) -> tuple[npt.NDArray[np.bool_], Floats]:
+        """Return a mask of the ids that have a new row, and these rows."""
+        parts = source.fetch(old)
+        mask, places = places_among(old, joined_ids([new.ids for new in parts], store.id_type))
+        width = lineage.manifest(target).dim
+        vectors = [np.zeros((0, width), np.float32), *(new.vectors[:, :width] for new in parts)]
+        return mask, np.concatenate(vectors)[places]
 
     for bare in store.bare_ids() if isinstance(store, FillableTable) else ():
-        ids.append(bare.filter(has_new_row(bare)))
+        ids.append(bare.filter(pa.array(with_new(bare)[0])))
         errors.append(np.full(len(ids[-1]), UNREAD))
     for version in sorted(store.count().keys() - {target}):
         if version > target and isinstance(store, AdoptedStore):
             continue  # A table row is read by its newest vector.
         for rows in store.scan(version):
-            has_new = has_new_row(rows.ids)
-            ids.append(rows.ids.filter(has_new))
+            mask, new = with_new(rows.ids)
+            ids.append(rows.ids.filter(pa.array(mask)))
             if version in lineage.withdrawn:
                 errors.append(np.full(len(ids[-1]), UNREAD))
                 continue
-            mask, dim = has_new.to_numpy(zero_copy_only=False), lineage.manifest(version).dim
-            vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
-            errors.append(predicted_errors(lineage, maps, vectors, version, target))
+            old = rows.vectors[mask, : lineage.manifest(version).dim]
+            errors.append(reading_errors(maps, old, new, version, target))
     every = np.concatenate(errors)
     order = np.argsort(-every, kind="stable")
     return pa.table({"id": pa.concat_arrays(ids).take(pa.array(order)), "error": every[order]})
 
 
-def predicted_errors(
-    lineage: Lineage, maps: VersionMaps, vectors: Floats, version: int, target: int
+def reading_errors(
+    maps: VersionMaps, old: Floats, new: Floats, version: int, target: int
 ) -> npt.NDArray[np.float64]:
-    """Return the predicted error [n] of reading rows [n, D_v] as another version.
-
-    With a forward map F, it combines the round-trip error ‖z − W F z‖ with the certificate's
-    estimate. Otherwise it is the estimate alone, so the oldest rows come first.
-    """
-    certificate = None
-    if version < target:
-        certificate = certify(lineage.chain, lineage.step_errors, target, version)
-    floor = float(abs(target - version)) if certificate is None else certificate.estimate
-    if version > target or lineage.forward(version, target) is None:
-        return np.full(len(vectors), floor)
-    forward = maps.rows(vectors, version, target)
-    back = maps.rows(np.ascontiguousarray(forward), target, version)
-    lost = ((back.astype(np.float64) - vectors) ** 2).sum(axis=1)
-    return np.asarray(np.sqrt(lost + floor**2))
+    """Return the distance [n] of rows of a version [n, D_v], read as `target`, from their new
+    vectors [n, D]; `UNREAD` if they cannot be read."""
+    try:
+        read = maps.rows(np.ascontiguousarray(old), version, target)
+    except LineageError:
+        return np.full(len(old), UNREAD)
+    return np.linalg.norm(read.astype(np.float64) - new, axis=1)
 
 
 class Backfill:
@@ -223,7 +216,8 @@ class Backfill:
         self._mode = file_mode(lineage.path)
 
     def plan(self, batch: int = BATCH, *, target: int | None = None) -> BackfillStatus:
-        """Write the order in which rows will be refreshed, the largest predicted error first.
+        """Write the order in which rows will be refreshed, the largest error first: the distance of
+        a row, read as the target, from its new vector.
 
         Args:
             target: the version to refresh rows to; default: production.
