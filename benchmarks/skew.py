@@ -214,8 +214,8 @@ def _judged(
     asked: dict[str, Any] = {"queries": claims, "relevance": relevance, "population": 10**9}
     index = replace(index, rows=rows, metric="ndcg@10", **asked)
     readings = tuple(_reading(index, mixture, way) for way in READ)
-    sizes = {"queries": len(relevance), "rows": len(ids), "fresh": float(index.fresh.mean())}
-    return replace(report, metric=index.metric, readings=readings, **sizes)
+    report = replace(report, metric=index.metric, readings=readings, rows=len(ids))
+    return replace(report, queries=len(relevance), fresh=float(index.fresh.mean()))
 
 
 def table(reports: dict[str, Measured]) -> str:

@@ -187,7 +187,7 @@ def reading_errors(
         read = maps.rows(np.ascontiguousarray(old), version, target)
     except LineageError:
         return np.full(len(old), UNREAD)
-    return np.linalg.norm(read.astype(np.float64) - new, axis=1)
+    return np.asarray(np.linalg.norm(read.astype(np.float64) - new, axis=1))
 
 
 class Backfill:
