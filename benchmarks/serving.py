@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,9 @@ from benchmarks.by_command import served
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.fill import fill
-from evergram.retrieval.reader import Reader
+from evergram.retrieval.fill import fill, space_of
+from evergram.retrieval.reader import Metric, Reader
+from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores.open_store import open_store
 from evergram.stores.store import Floats
 
@@ -80,6 +82,10 @@ class Search:
     recall_own: float
 
 
+# Store, rows, metric, and seconds a query: fresh, and if half of the rows are one version old.
+Stale: TypeAlias = tuple[str, int, str, float, float]
+
+
 @contextmanager
 def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
     """Yield the addresses of every kind of store that can run here."""
@@ -111,9 +117,9 @@ def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
         server.cleanup()
 
 
-def searches(sizes: tuple[int, ...] = SIZES, queries: int = 200) -> list[Search]:
+def searches(sizes: tuple[int, ...] = SIZES, queries: int = 200) -> list[Search | Stale]:
     """Search at version 0 and at version 1 of one store, one query at a time, in turns."""
-    measured = []
+    measured: list[Search | Stale] = []
     for rows in sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -124,18 +130,50 @@ def searches(sizes: tuple[int, ...] = SIZES, queries: int = 200) -> list[Search]
                         fill(lineage, store, "object")
                         if kind != "snapshot, exact":
                             store.build_index()
-                        measured.append(
-                            _search(kind, rows, Reader(lineage, {"object": store}), queries)
-                        )
+                        reader = Reader(lineage, {"object": store})
+                        measured.append(_search(kind, rows, reader, queries))
+                        if kind in ("snapshot, exact", "lance"):
+                            measured += _stale(kind, reader, f"{address}-stale", queries)
     return measured
 
 
+def _stale(kind: str, fresh: Reader, address: str, number: int) -> list[Stale]:
+    """Search a store of version 0, half of which a backfill has refreshed to version 1."""
+    lineage, maps, measured = fresh.lineage, VersionMaps(fresh.lineage), list[Stale]()
+    vectors, queries = _queries(fresh, number)
+    order = np.random.default_rng(5).permutation(len(vectors))
+    with open_store(address, create="int64") as store:
+        for version, ids, parts in ((0, order, 1), (1, order[::2], 1 + len(order) // 20_000)):
+            space = space_of(lineage, version)
+            for part in np.array_split(ids, parts):
+                rows = maps.rows(vectors[part], 1, version)
+                store.load(space, [stored_rows(maps, space, pa.array(part), rows)])
+        store.take_side("object")
+        if kind == "lance":
+            store.build_index()
+        readers = fresh, Reader(lineage, {"object": store})
+        for metric in get_args(Metric):
+            times: tuple[list[float], list[float]] = [], []
+            for i, query in enumerate(queries):
+                for turn in (0, 1) if i % 2 else (1, 0):
+                    started = time.perf_counter()
+                    readers[turn].search(query, 10, 1, metric=metric)
+                    times[turn].append(time.perf_counter() - started)
+            measured.append(
+                (kind, len(vectors), metric, median(times[0][5:]), median(times[1][5:]))
+            )
+    return measured
+
+
+def _queries(reader: Reader, number: int) -> tuple[Floats, Floats]:
+    """Return the newest version's vectors, and queries near some of them."""
+    vectors, rng = reader.lineage.embeddings("object")[1].numpy(), np.random.default_rng(3)
+    near = vectors[rng.integers(0, len(vectors), number)]
+    return vectors, (near + 0.3 * rng.standard_normal(near.shape)).astype(np.float32)
+
+
 def _search(kind: str, rows: int, reader: Reader, number: int) -> Search:
-    _, stored = reader.lineage.embeddings("object")
-    vectors = stored.numpy()
-    rng = np.random.default_rng(3)
-    newest = vectors[rng.integers(0, rows, number)]
-    newest = (newest + 0.3 * rng.standard_normal(newest.shape)).astype(np.float32)
+    vectors, newest = _queries(reader, number)
     weight = reader.lineage.chain.matrix(1, 0).float().numpy()
     # ⟨q₀, W z⟩ = ⟨Wᵀ q₀, z⟩: with q₀ = W⁻ᵀ q₁ the index is asked for q₁.
     past = np.linalg.solve(weight.T.astype(np.float64), newest.T).T.astype(np.float32)
@@ -165,11 +203,11 @@ def _exact(queries: Floats, vectors: Floats) -> npt.NDArray[np.int64]:
     return np.concatenate(best)
 
 
-def tiny_searches() -> list[Search]:
+def tiny_searches() -> list[Search | Stale]:
     return searches((300,), queries=12)
 
 
-def search_table(measured: list[Search]) -> str:
+def search_table(measured: list[Search | Stale]) -> str:
     lines = [
         "| store | objects | ms at the newest | ms at the past, the same search | ratio | ms at "
         "the past, its own queries | ratio | recall@10, newest | recall@10, past, its own |",
@@ -180,7 +218,13 @@ def search_table(measured: list[Search]) -> str:
         f"{s.past / s.newest:.2f} | {s.own * 1e3:.2f} | {s.own / s.newest:.2f} | "
         f"{s.recall_newest:.3f} | {s.recall_own:.3f} |"
         for s in measured
+        if isinstance(s, Search)
     ]
+    lines += ["", "| store | objects | metric | ms, fresh | ms, half stale | ratio |"]
+    lines.append("|---|---|---|---|---|---|")
+    for store, rows, metric, new, old in (s for s in measured if isinstance(s, tuple)):
+        milliseconds = f"{new * 1e3:.2f} | {old * 1e3:.2f} | {old / new:.2f}"
+        lines.append(f"| {store} | {rows:,} | {metric} | {milliseconds} |")
     return "\n".join(lines)
 
 

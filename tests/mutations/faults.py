@@ -307,8 +307,8 @@ FAULTS = (
     # Reading at a version.
     Fault(
         "retrieval/metric_search.py",
-        "if rows.version == self.version:\n                mine",
-        "if rows.version >= self.version:\n                mine",
+        "for rows in fetched if rows.version in of]",
+        "for rows in fetched]",
         "retrieval/test_searches.py",
     ),
     Fault(
@@ -319,14 +319,14 @@ FAULTS = (
     ),
     Fault(
         "retrieval/metric_search.py",
-        "field.norms.rounding(linear) - field.norms.below - power",
-        "field.norms.rounding(linear) - power",
+        ".sum(axis=1) + fit.below",
+        ".sum(axis=1)",
         "retrieval/test_searches.py",
     ),
     Fault(
         "stores/table_per_version.py",
-        '            store._set_fields({f"state{rows.version}": uuid4().hex})\n',
-        "",
+        'store._set_fields({state: uuid4().hex, "moving": before})',
+        'store._set_fields({state: "same", "moving": before})',
         "stores/test_conformance.py",
     ),
     Fault(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from tests.support import text_encoders
+from tests.support.agreement import scores_of
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.encoders import CANDIDATES as FILMS
 from tests.support.encoders import DIM, SEEN, lineage_with_encoder, without_recorded_pairs
@@ -270,7 +271,7 @@ def test_a_search_without_a_metric_ranks_as_vectors_of_length_1_did(
         assert cosine != product
         one, other = (reader.search(np.ones(7), 5, metric=m)[0].scores for m in (None, "ip"))
         assert one.tolist() == other.tolist()
-    assert versions == [0]  # once, and not at all for production
+    assert versions == [0, 1]  # once each
 
 
 IDS = pa.array(range(200))
@@ -278,6 +279,29 @@ OLD = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 # A quarter turn of two planes and a shift: its inverse is far from it.
 TURN = torch.tensor([[0, -1, 0, 0], [1, 0, 0, 0], [0, 0, 0, -1], [0, 0, 1, 0]]).float()
 NEW = OLD @ TURN.T * 2 + 1
+
+
+def test_while_rows_are_stale_unit_vectors_are_searched_by_cosine(tmp_path: Path) -> None:
+    """At production, too: rows that are read forward have other lengths. Fresh ones do not."""
+    lineage, noise = Lineage.create(tmp_path / "line"), torch.Generator().manual_seed(1)
+    new = NEW + torch.randn(200, 4, generator=noise)
+    with open_store(f"snapshot:{tmp_path / 'store'}", create="int64") as store:
+        for vectors in (OLD, new):
+            unit = vectors / vectors.norm(dim=1, keepdim=True)
+            back = None if vectors is OLD else LinearTransform.from_matrix(TURN.T)
+            kept, sides = {"object": IDS.slice(0, 9)}, {"object": (IDS, unit)}
+            facts = {"metrics": {"model": dict[str, float]()}}
+            publish_next(lineage, Artefact(4, sides, back, facts, {}, canaries=kept))
+            if vectors is OLD:
+                fill(lineage, store, "object")
+        reader = Reader(lineage, {"object": store})
+        assert reader.default_metric() == "cosine"
+        queries = unit[:20].numpy()
+        rows = reader.embed(IDS, 1).vectors.astype(np.float64)
+        best = np.argsort(-scores_of("cosine", queries, rows), axis=1)[:, :5]
+        assert [hits.ids.to_pylist() for hits in reader.search(queries, 5)] == best.tolist()
+        fill(lineage, store, "object")
+        assert reader.default_metric() == "ip"
 
 
 def test_rows_of_an_older_version_are_read_forward(tmp_path: Path) -> None:

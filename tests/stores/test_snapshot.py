@@ -13,10 +13,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
 from filelock import FileLock
+from hypothesis import given, settings
 from tests.support.agreement import Id, as_dict, same_hits, same_rows
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.planted import planted, recall
@@ -115,7 +117,7 @@ def test_files_stay_few_and_rows_that_were_written_again_leave_the_disk(
         store.upsert(written)
         oracle.upsert(written)
         most = max(most, len(files(store, ".vectors")))
-    assert 8 <= most <= 22  # seven of each of three sizes, and the one that was just written
+    assert 4 <= most <= 16  # three of each of five sizes, and the one that was just written
     same_hits(store, oracle, {0: queries()[0]}, 50)
     for seed in range(3):
         store.load(SPACES[0], [rows(range(2000), 0, seed)])
@@ -127,6 +129,60 @@ def test_files_stay_few_and_rows_that_were_written_again_leave_the_disk(
     assert stored < 2 * 2000 * 4 * SPACES[0].dim
     store.delete(range(2000))
     assert (store.count(), len(files(store))) == ({}, 0)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_deleted_rows_are_compared_only_while_they_are_few(
+    store: SnapshotStore, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or, where there is an index, which a rewritten segment has no more, while they are half."""
+    store.upsert(rows(range(320)))
+    if indexed:
+        monkeypatch.setitem(sys.modules, "faiss", None)  # it is not read
+        monkeypatch.setattr(snapshot_store, "INDEXED_FROM", 300)
+        monkeypatch.setattr(snapshot_store, "build", index_of_one_list)
+        assert store.build_index() == [0]
+    most = 160 if indexed else 20
+    store.delete(range(most))
+    assert len(files(store, "dead")) == 1
+    store.delete([most])
+    assert files(store, "dead") == []
+    assert store.count() == {0: 319 - most}
+
+
+def index_of_one_list(folder: Path, segment: snapshot_store.Segment) -> snapshot_store.IndexRecord:
+    (folder / "new").write_bytes(b"an index")
+    return snapshot_store.IndexRecord(snapshot_store.named_by_digest(folder / "new", "faiss"), 1, 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.lists(st.integers(0, 9_000), min_size=1, max_size=3),
+    st.sampled_from([1, 3, 40]),
+    st.sampled_from(["normal", "few values", "ascending"]),
+    st.floats(0, 1),
+)
+def test_the_best_rows_are_those_of_a_sort(
+    seed: int, sizes: list[int], k: int, kind: str, gone: float
+) -> None:
+    draw, blocks = np.random.default_rng(seed), []
+    for size in sizes:
+        scores = draw.standard_normal((2, size)).astype(np.float32)
+        if kind == "few values":
+            scores = np.round(scores)
+        if kind == "ascending":
+            scores.sort(axis=1)
+        scores[draw.random((2, size)) < gone] = -np.inf
+        blocks.append(scores)
+    everything = np.concatenate(blocks, axis=1)
+    starts = np.cumsum([0, *sizes])
+    scored = [(b, np.arange(len(b[0])) + at) for b, at in zip(blocks, starts, strict=False)]
+    found = snapshot_store.best_rows(2, k, scored)
+    for best, scores in zip(found, everything, strict=True):
+        ranked = np.sort(scores[scores > -np.inf])[::-1][:k]
+        assert len(set(best.tolist())) == len(best)
+        np.testing.assert_array_equal(np.sort(scores[best])[::-1], ranked)
 
 
 def test_files_that_are_not_listed_leave_before_more_are_written(

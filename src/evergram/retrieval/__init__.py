@@ -4,8 +4,7 @@ Read in this order:
 
 1. `reader`: `Reader`, a lineage and its stores.
 2. `version_maps`: map rows from their version to the requested one.
-   `metric_search`: distance and cosine on an inner-product index. `norm_fits`: estimates of
-   lengths that are not stored.
+   `metric_search`: distance and cosine on an inner-product index.
 3. `fill`: fill, check and open stores. `backfill`: refresh a store's older rows, worst first.
    `version_sidecar`: read rows at an old version more exactly, by a few bytes per old vector.
 

@@ -51,6 +51,7 @@ from evergram.stores.store import (
     Rows,
     Space,
     check_k,
+    joined_hits,
     merge_hits,
     places_among,
 )
@@ -406,8 +407,7 @@ class Reader(Reopened):
                 "store, side) fills it."
             )
         if not filled:
-            nothing = pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
-            return [Hits(*nothing) for _ in queries]
+            return [joined_hits([], view.id_type)] * len(queries)
         if isinstance(view, AdoptedStore):
             parts = [self._of_table(view, version, queries, k, asked) for version in filled]
             return [merge_hits(of_query, k) for of_query in zip(*parts, strict=True)]
@@ -449,24 +449,21 @@ class Reader(Reopened):
         )
 
     def default_metric(self, version: Version = None, side: str | None = None) -> Metric:
-        """Return the default metric: "ip", or "cosine" at a version before production whose
-        canaries have length 1. Rows that are mapped to it have other lengths, which would change
-        the ranking by inner product."""
+        """Return the default metric: "ip", or "cosine" where rows are mapped to a version whose
+        canaries have length 1: mapped rows have other lengths, which would change the ranking. For
+        a table of your own at production it is "ip", because "cosine" reads all mapped rows."""
         target, side = self.lineage.resolve(version), self.default_side if side is None else side
-        if target >= self.lineage.production:
-            return "ip"
         if (target, side) not in self._unit:
             canaries = self.lineage.canaries(target).get(side)
             lengths = torch.zeros(1) if canaries is None else canaries[1].double().norm(dim=1)
-            unit = len(lengths) > 0 and float((lengths - 1).abs().max()) < UNIT
-            self._unit[target, side] = unit
-        return "cosine" if self._unit[target, side] else "ip"
+            self._unit[target, side] = len(lengths) > 0 and float((lengths - 1).abs().max()) < UNIT
+        store, mapped = self.store(side, target), target < self.lineage.production
+        if self._unit[target, side] and not mapped and not isinstance(store, AdoptedStore):
+            mapped = bool(store.filled().keys() - {target})
+        return "cosine" if self._unit[target, side] and mapped else "ip"
 
     def encode(
-        self,
-        texts: Sequence[str],
-        version: Version = None,
-        role: Role = "document",
+        self, texts: Sequence[str], version: Version = None, role: Role = "document"
     ) -> Floats:
         """Return the vectors [n, D_j] of texts at version j, like a service's `/v1/embeddings`.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +15,10 @@ import torch
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.norm_fits import READ, NormFit, fit_norms
-from evergram.stores.store import Doubles, Floats, ReadableStore, Rows, Space
+from evergram.stores.store import Doubles, Floats, Rows, Space
 from evergram.tracing import span
 
+T = TypeVar("T")
 # Scale of stored squared norms. For vectors of length up to some hundreds, the norm is then a small
 # coordinate that hardly changes an inner-product graph. A power of two scales exactly.
 NORM_SCALE = 2.0**-10
@@ -41,6 +43,13 @@ class AffineMap:
         mapped: Floats = vectors @ self.transposed
         return mapped if self.offset is None else mapped + self.offset
 
+    def norms(self, stored: Floats) -> Doubles:
+        """Return ‖z̃_j‖² [n], scaled, of rows whose first D_v coordinates are the vector."""
+        dim = None if self.transposed is None else len(self.transposed)
+        read = self.rows(stored[:, :dim]).astype(np.float64)
+        norms: Doubles = np.einsum("nd,nd->n", read, read) * NORM_SCALE
+        return norms
+
     def queries(self, queries: Floats) -> tuple[Floats, Floats | None]:
         """Return queries q_j [Q, D_j] as q_v [Q, D_v] and c [Q]: ⟨q_j, z̃_j⟩ = ⟨q_v, z_v⟩ + c.
 
@@ -49,9 +58,9 @@ class AffineMap:
         if self.transposed is None:
             return queries, None
         # A BLAS kernel may set the invalid flag for finite numbers (it reads past the end of rows).
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             turned: Floats = queries @ self.transposed.T
-        return turned, None if self.offset is None else queries @ self.offset
+            return turned, None if self.offset is None else queries @ self.offset
 
 
 class VersionMaps:
@@ -59,9 +68,9 @@ class VersionMaps:
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._made: dict[tuple[int, int], AffineMap | None] = {}
-        self._fits: dict[tuple[str, int, int], tuple[object, NormFit]] = {}
-        self._fitting = threading.Lock()
+        self._map: Callable[[int, int], AffineMap | None] = cache(self._make)  # None: not affine
+        self._known: dict[object, tuple[object, Any]] = {}
+        self._making = threading.Lock()
 
     def dim(self, version: int) -> int:
         return self._lineage.manifest(version).dim
@@ -107,35 +116,14 @@ class VersionMaps:
         with np.errstate(over="ignore"):
             return np.stack(columns, axis=1).astype(np.float32)
 
-    def norm_fit(self, store: ReadableStore, version: int, target: int) -> NormFit:
-        """Fit ‖z̃_j‖² to a store's rows of a version. The rows are read again only after some were
-        added. Raises: LineageError: as `affine`."""
-        key, state = (store.place, version, target), store.state(version)
-        with self._fitting:
-            known = self._fits.get(key)
+    def once(self, key: object, state: object, make: Callable[[], T]) -> T:
+        """Return `make()`, called once for each key and state of a store."""
+        with self._making:
+            known = self._known.get(key)
             if known is None or known[0] != state:
-                known = self._fits[key] = state, self._fit(store, version, target)
-        return known[1]
-
-    def _fit(self, store: ReadableStore, version: int, target: int) -> NormFit:
-        way = self.affine(version, target)
-        dim = None if way.transposed is None else len(way.transposed)
-
-        def blocks() -> Iterator[tuple[Floats, Doubles]]:
-            # The base scan includes superseded rows, so the bounds hold for these, too.
-            for rows in ReadableStore.scan(store, version, READ):
-                read = way.rows(rows.vectors[:, :dim]).astype(np.float64)
-                yield rows.vectors, (read**2).sum(axis=1)
-
-        with span("norms", source=version, target=target):
-            return fit_norms(blocks(), store.spaces()[version].dim)
-
-    def _map(self, source: int, target: int) -> AffineMap | None:
-        """Return the cached map; None if it is not affine."""
-        key = source, target
-        if key not in self._made:
-            self._made[key] = self._make(source, target)
-        return self._made[key]
+                known = self._known[key] = state, make()
+        result: T = known[1]
+        return result
 
     def _make(self, source: int, target: int) -> AffineMap | None:
         if source == target:

@@ -143,8 +143,8 @@ class SearchRequest(_RequestModel):
         rerank: re-rank this many hits of each query, at least `k`, by the version's own vectors,
             which are computed from texts if needed.
         scores: "calibrated" maps scores to the scale of the version's own model.
-        metric: by default the inner product, or cosine at a version before production whose own
-            vectors have length 1.
+        metric: by default the inner product, or cosine where rows of another version are read as
+            one whose vectors have length 1.
         query_vectors: for calibrated scores of `vector` or `vectors`, which model made them: "own"
             (the version's), "read_back" (production's, transformed back), or a version's number.
     """

@@ -77,8 +77,9 @@ class LanceStore(TablePerVersionStore):
         self._file = self._folder / f"{self._name}.json"
         self._lock = threading.Lock()
         self._tables: dict[int, Any] = {}
-        # By space: the table version last read, and the table at that version.
-        self._pinned: dict[int, tuple[int, Any]] = {}
+        # By space: the table version last read, the table at that version, and its rows.
+        self._pinned: dict[int, tuple[int, Any, int]] = {}
+        self._counts: dict[int, int] = {}  # of a view
         self._closed = False
         if not create and not self._file.exists():
             raise no_store(self.address)
@@ -116,14 +117,15 @@ class LanceStore(TablePerVersionStore):
             else:
                 with self._writing():
                     view._moment, versions = state()
-            view._tables = {}
+            view._tables, view._counts = {}, {}
             for space, version in versions.items():
-                known, table = self._pinned.get(space, (None, None))
+                known, table, rows = self._pinned.get(space, (None, None, 0))
                 if known != version:
                     table = self._database.open_table(f"{self._name}-v{space}")
                     table.checkout(version)
-                    self._pinned[space] = version, table
-                view._tables[space] = table
+                    rows = int(table.count_rows())
+                    self._pinned[space] = version, table, rows
+                view._tables[space], view._counts[space] = table, rows
         return work(view)
 
     @contextmanager
@@ -179,7 +181,7 @@ class LanceStore(TablePerVersionStore):
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
         with errors_as_store_errors(self.address):
             table = self._table(version)
-            for condition in conditions(ids) if table.count_rows() else ():
+            for condition in conditions(ids) if self._count(version) else ():
                 query = table.search().where(condition).limit(len(ids))
                 found = query.select(COLUMNS).to_arrow()
                 if len(found) > len(found["id"].unique()):
@@ -197,7 +199,13 @@ class LanceStore(TablePerVersionStore):
 
     def _count(self, version: int) -> int:
         with errors_as_store_errors(self.address):
-            return int(self._table(version).count_rows())
+            return self._counts.get(version) or int(self._table(version).count_rows())
+
+    def _superseded(self, version: int, ids: pa.Array) -> pa.Array:
+        # No writer was at work at the moment of the view, or killed before.
+        if self._moment is not None and self._moment.get("moving") is None:
+            return ids.slice(0, 0)
+        return super()._superseded(version, ids)
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
@@ -207,7 +215,7 @@ class LanceStore(TablePerVersionStore):
         best = []
         with errors_as_store_errors(self.address):
             table = self._table(version)
-            count = max(table.count_rows(), 1)
+            count = max(self._count(version), 1)
             lists = isqrt(count) + 1
             probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
             for query in queries:

@@ -45,6 +45,7 @@ from evergram.stores.store import (
     Space,
     best_by,
     errors_as_store_errors,
+    joined_hits,
     merge_hits,
     no_store,
     not_ours,
@@ -378,8 +379,7 @@ class AdoptedCollection(FillableTable):
                 self._verify(rows, NO_CHECKS)
                 # Scores are computed here from the vectors, in full precision.
                 best[i] += best_by(metric, queries[i : i + 1], k, [rows], version, self.id_type)
-        none = pa.array([], self.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
-        return [merge_hits(hits or [Hits(*none)], k) for hits in best]
+        return [merge_hits(hits or [joined_hits([], self.id_type)], k) for hits in best]
 
     def bare_ids(self) -> Iterator[pa.Array]:
         self._facts()

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
@@ -30,15 +30,18 @@ from evergram.errors import DataError, FormatError, IntegrityError, StoreError, 
 from evergram.stores.store import (
     ID_TYPES,
     Checks,
+    Column,
     Floats,
+    Hits,
     Keys,
+    Part,
     Places,
     ReadableStore,
     Rows,
     Space,
     Store,
-    best_first,
     find,
+    joined_hits,
     keys_of,
     products,
     row_checks,
@@ -52,8 +55,8 @@ BLOCK = 16_384  # rows copied at once
 WAIT = 10.0  # seconds to wait for another process that writes
 INDEXED_FROM = 200_000  # minimum number of rows for an index; exact search of fewer rows is fast
 # This many segments of similar size are merged into one of the next size. A row is rewritten
-# log_8 N times, and there are at most 7 segments of each size.
-FANOUT = 8
+# log_4 N times, and there are at most 3 segments of each size.
+FANOUT = 4
 SCORES = 1 << 19  # scores computed at once, few enough for the processor's cache
 LEAST_ROWS, MOST_ROWS = 1024, 1 << 16
 # The index must have this recall of the nearest rows, measured on a sample of stored rows.
@@ -127,6 +130,19 @@ class Segment:
     checks: Checks
     dead: Mask | None
     index: Any
+    columns: dict[Column, Floats] = field(default_factory=dict)
+
+    def scores(self, queries: Floats, rows: slice | Places, of: Column | None) -> Floats:
+        """Return the scores [Q, b] of rows, with the values of `of` as their last coordinate."""
+        if of is None:
+            return products(queries, self.vectors[rows])
+        if of not in self.columns:
+            starts = range(0, len(self.keys), BLOCK)
+            values = np.concatenate([of(self.vectors[i : i + BLOCK]) for i in starts])
+            self.columns[of] = np.minimum(values, np.finfo(np.float32).max).astype(np.float32)
+        scores = products(queries[:, :-1], self.vectors[rows])
+        scores += queries[:, -1:] * self.columns[of][rows]
+        return scores
 
     def find(self, ids: pa.Array, keys: Keys) -> tuple[Places, Places]:
         """Return the indices of the ids [n] that have a living row, in order, and these rows."""
@@ -624,33 +640,36 @@ class SnapshotStore(Store):
         for segment in self._current().of(version):
             yield from segment.blocks(size)
 
-    def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
-    ) -> list[tuple[pa.Array, Floats]]:
-        if not len(queries):
-            return []
-        segments = self._current().of(version)
+    def takes_columns(self, version: int) -> bool:
+        return all(segment.index is None for segment in self._current().of(version))
+
+    def _search(self, parts: list[Part], k: int, ids: pa.Array | None, exact: bool) -> list[Hits]:
+        # All versions at once, because an id is in one of them.
+        asked = {part[0]: part[1:] for part in parts}
+        segments = [s for s in self._current().segments if s.record.version in asked]
         wanted = None if ids is None else (ids, keys_of(ids))
         # Rows are numbered consecutively over all segments.
         starts = np.cumsum([0, *(segment.record.rows for segment in segments)])
 
         def scored() -> Iterator[Scored]:
             for segment, start in zip(segments, starts, strict=False):
+                queries, offsets, of = asked[segment.record.version]
                 among = None if wanted is None else segment.find(*wanted)[1]
-                for scores, rows in scored_rows(segment, queries, k, among):
-                    yield scores, rows + start
+                for scores, rows in scored_rows(segment, queries, k, among, of):
+                    yield scores + offsets[:, None], rows + start
 
         best = []
-        for rows, query in zip(best_rows(len(queries), k, scored()), queries, strict=True):
-            # Compute the final scores from copies of the rows after verifying their checksums.
-            found, scores = [pa.array([], self.id_type)], [np.zeros(0, np.float32)]
-            of_segment = np.searchsorted(starts, rows, "right") - 1
+        for i, rows in enumerate(best_rows(len(parts[0][1]), k, scored())):
+            found, of_segment = [], np.searchsorted(starts, rows, "right") - 1
             for number in np.unique(of_segment):
-                copied, checks = segments[number].take(rows[of_segment == number] - starts[number])
+                segment, places = segments[number], rows[of_segment == number] - starts[number]
+                queries, offsets, of = asked[segment.record.version]
+                copied, checks = segment.take(places)
                 self._verify(copied, checks)
-                found.append(copied.ids)
-                scores.append(products(query[None], copied.vectors)[0])
-            best.append(best_first(pa.concat_arrays(found), np.concatenate(scores)))
+                scores = segment.scores(queries[i : i + 1], places, of)[0] + offsets[i]
+                found.append(Hits(copied.ids, scores, np.full(len(places), copied.version)))
+            hits = joined_hits(found, self.id_type)
+            best.append(hits.ranked(hits.scores))
         return best
 
 
@@ -659,10 +678,10 @@ def _next_merge(generation: Generation) -> list[Segment]:
     by_size: dict[tuple[int, int], list[Segment]] = {}
     for segment in generation.segments:
         record = segment.record
-        # Rewrite a segment if more than half of its rows are deleted.
-        if 2 * record.living < record.rows:
+        # Rewrite a segment of many deleted rows, which only an index skips; it is lost by that.
+        if record.gone * (16 if record.index is None else 2) > record.rows:
             return [segment]
-        size = (record.rows.bit_length() - 1) // 3  # ⌊log_8 rows⌋
+        size = (record.rows.bit_length() - 1) // 2  # ⌊log_4 rows⌋
         same_size = by_size.setdefault((record.version, size), [])
         same_size.append(segment)
         if len(same_size) == FANOUT:
@@ -706,12 +725,19 @@ def best_rows(queries: int, k: int, scored: Iterable[Scored]) -> list[Places]:
 def _largest(scores: Floats, k: int) -> Places:
     if len(scores) <= k:
         return np.arange(len(scores))
-    return np.argpartition(scores, len(scores) - k)[-k:]
+    some, groups = np.arange(len(scores)), 16 * k
+    if len(scores) > 16 * groups:
+        # At least k scores reach the k-th largest of the groups' maxima, and few do.
+        most = scores[: len(scores) // groups * groups].reshape(groups, -1).max(axis=1)
+        some = np.flatnonzero(scores >= np.partition(most, groups - k)[groups - k])
+    return some[np.argpartition(scores[some], len(some) - k)[-k:]]
 
 
-def scored_rows(segment: Segment, queries: Floats, k: int, rows: Places | None) -> Iterator[Scored]:
+def scored_rows(
+    segment: Segment, queries: Floats, k: int, rows: Places | None, of: Column | None = None
+) -> Iterator[Scored]:
     """Yield scored rows that include the k best living rows, or the k best of `rows`."""
-    if rows is None and segment.index is not None:
+    if rows is None and segment.index is not None and of is None:
         found = _by_index(segment, queries, min(k, segment.record.living))
         if found is not None:
             yield found
@@ -721,9 +747,9 @@ def scored_rows(segment: Segment, queries: Floats, k: int, rows: Places | None) 
     for start in range(0, count, size):
         part = slice(start, min(start + size, count))
         block = np.arange(part.start, part.stop) if rows is None else rows[part]
-        scores = products(queries, segment.vectors[part if rows is None else block])
+        scores = segment.scores(queries, part if rows is None else block, of)
         if rows is None and segment.dead is not None:
-            scores[:, segment.dead[part]] = -np.inf
+            np.copyto(scores, -np.inf, where=segment.dead[part])
         yield scores, block
 
 

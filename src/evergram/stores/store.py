@@ -38,6 +38,10 @@ Scores: TypeAlias = npt.NDArray[Any]  # float32 or float64
 Checks = npt.NDArray[np.uint32]
 Keys = npt.NDArray[Any]
 Places = npt.NDArray[np.int64]
+# A function of stored vectors [n, D] that returns one number each, [n].
+Column: TypeAlias = Callable[[Floats], Doubles]
+# A version to search in, queries [Q, D], offsets [Q], and the column of their last coordinate.
+Part: TypeAlias = tuple[int, Floats, Floats, Column | None]
 
 # Names that every database and file system accepts unchanged.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}")
@@ -246,20 +250,26 @@ def joined_ids(parts: Sequence[pa.Array], id_type: pa.DataType) -> pa.Array:
     return pa.concat_arrays(parts) if parts else pa.array([], id_type)
 
 
+def joined_hits(parts: Sequence[Hits], id_type: pa.DataType) -> Hits:
+    """Concatenate lists of hits; there may be none."""
+    scores = [np.zeros(0, np.float32), *(part.scores for part in parts)]
+    versions = [np.zeros(0, np.int64), *(part.versions for part in parts)]
+    ids = joined_ids([part.ids for part in parts], id_type)
+    return Hits(ids, np.concatenate(scores), np.concatenate(versions))
+
+
 def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
     """Merge lists of hits into the best k, each id once: at the latest version that has it, with
     its largest score there."""
     parts = [part for part in parts if len(part)] or list(parts[:1])
     if len(parts) == 1:
         return parts[0].first(k)
-    ids = pa.concat_arrays([part.ids for part in parts])
-    scores = np.concatenate([part.scores for part in parts])
-    versions = np.concatenate([part.versions for part in parts])
-    order = np.lexsort((-scores, -versions))
-    codes = ids.dictionary_encode().indices.to_numpy()[order]
+    hits = joined_hits(parts, parts[0].ids.type)
+    order = np.lexsort((-hits.scores, -hits.versions))
+    codes = hits.ids.dictionary_encode().indices.to_numpy()[order]
     first = order[np.sort(np.unique(codes, return_index=True)[1])]
-    best = first[np.argsort(-scores[first], kind="stable")][:k]
-    return Hits(ids.take(pa.array(best)), scores[best], versions[best])
+    best = first[np.argsort(-hits.scores[first], kind="stable")][:k]
+    return Hits(hits.ids.take(pa.array(best)), hits.scores[best], hits.versions[best])
 
 
 def best_first(ids: pa.Array, scores: Scores, k: int | None = None) -> tuple[pa.Array, Scores]:
@@ -383,7 +393,6 @@ class ReadableStore(Reopened, ABC):
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         """Yield all rows of a version, in blocks of at most `size`, in any order."""
 
-    @abstractmethod
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
@@ -393,6 +402,7 @@ class ReadableStore(Reopened, ABC):
         Args:
             exact: compare all rows instead of using a graph index.
         """
+        raise NotImplementedError
 
     @abstractmethod
     def read_consistently(self, work: Callable[[ReadableStore], T]) -> T:
@@ -421,6 +431,10 @@ class ReadableStore(Reopened, ABC):
         """Return what differs after a row of a version was added or replaced; it may be the same
         after one was removed. A kind that cannot tell returns another each time."""
         return object()
+
+    def takes_columns(self, version: int) -> bool:
+        """Return whether a search of a version may be given `columns`."""
+        return False
 
     def where(self, conditions: Filter) -> Self:
         """Return a view of the rows whose metadata match a filter; see docs/stores.md, "Filters".
@@ -466,6 +480,7 @@ class ReadableStore(Reopened, ABC):
         offsets: Mapping[int, Floats] | None = None,
         ids: pa.Array | Sequence[int | str] | None = None,
         exact: bool = False,
+        columns: Mapping[int, Column] | None = None,
     ) -> list[Hits]:
         """Return, for each query, the k rows with the largest ⟨q_v, z⟩ + c_v, v the row's version.
 
@@ -476,13 +491,15 @@ class ReadableStore(Reopened, ABC):
             ids: search only among these.
             exact: do not use an index that is unreliable for these queries; a graph of inner
                 products is unreliable for queries that are unlike the rows.
+            columns: by version, computes one more coordinate of its rows, the last; where
+                `takes_columns`. The store keeps the values.
         """
         check_k(k)
-        spaces = self.spaces()
+        columns, offsets = columns or {}, offsets or {}
+        has = {v: space.dim + (v in columns) for v, space in self.spaces().items()}
         sizes = {len(q) for q in queries.values()}
         for version, block in queries.items():
-            if block.ndim != 2 or version not in spaces or block.shape[1] != spaces[version].dim:
-                has = {v: s.dim for v, s in spaces.items()}
+            if block.ndim != 2 or block.shape[1] != has.get(version):
                 raise ShapeError(
                     f"Queries for version {version} are {list(block.shape)}; they must be [Q, D] "
                     f"with D of that version, one of {has} here."
@@ -492,15 +509,21 @@ class ReadableStore(Reopened, ABC):
                 f"Versions have {sorted(sizes)} queries; give each version the same number."
             )
         among = None if ids is None else pc.unique(self.as_ids(ids))
-        hits: list[list[Hits]] = [[] for _ in range(max(sizes, default=0))]
+        zeros, parts = np.zeros(max(sizes, default=0), np.float32), list[Part]()
         # In ascending order: a row that is moved to a later version during the search leaves its
         # old space only after it is in the new one, which is searched later.
-        for version, block in sorted(queries.items()):
-            offset = None if offsets is None else offsets.get(version)
+        for v, block in sorted(queries.items()):
             block = np.ascontiguousarray(block, dtype=np.float32)
-            for i, (keys, scores) in enumerate(self._nearest(version, block, k, among, exact)):
-                shifted = scores if offset is None else scores + offset[i]
-                hits[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
+            parts.append((v, block, offsets.get(v, zeros), columns.get(v)))
+        return self._search(parts, k, among, exact) if len(zeros) else []
+
+    def _search(self, parts: list[Part], k: int, ids: pa.Array | None, exact: bool) -> list[Hits]:
+        """Search as `search` does. A kind that overrides it needs no `_nearest`."""
+        hits: list[list[Hits]] = [[] for _ in parts[0][1]]
+        for version, block, offsets, _ in parts:
+            for i, (keys, scores) in enumerate(self._nearest(version, block, k, ids, exact)):
+                versions = np.full(len(keys), version, dtype=np.int64)
+                hits[i].append(Hits(keys, scores + offsets[i], versions))
         return [merge_hits(parts, k) for parts in hits]
 
     def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:

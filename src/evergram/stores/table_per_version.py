@@ -165,7 +165,7 @@ class TablePerVersionStore(Store):
         return self._record()[1]
 
     def state(self, version: int) -> object:
-        return self._record()[0].get(f"state{version}")
+        return self._record()[0].get(f"state{version}") or object()  # None during a write
 
     def count(self) -> dict[int, int]:
         counts = {version: self._count(version) for version in self.spaces()}
@@ -179,7 +179,7 @@ class TablePerVersionStore(Store):
                 yield living
 
     def remove_superseded(self) -> int:
-        removed = 0
+        removed, mark = 0, self._record()[0].get("moving")
         # The last space has no later one.
         for version in list(self.spaces())[:-1] if self.two_steps else []:
             for rows, _ in self._scan(version, 65_536):
@@ -191,6 +191,10 @@ class TablePerVersionStore(Store):
                     superseded = store._superseded(version, superseded)
                     store._remove(version, superseded)
                 removed += len(superseded)
+        if mark is not None:
+            with self._writing() as store:
+                if store._record()[0].get("moving") == mark:
+                    store._set_fields({"moving": None})
         return removed
 
     def _superseded(self, version: int, ids: pa.Array) -> pa.Array:
@@ -252,11 +256,14 @@ class TablePerVersionStore(Store):
 
     def _write(self, rows: Rows, checks: Checks) -> None:
         with self._writing() as store:
+            state, before = f"state{rows.version}", store._record()[0].get("moving")
+            # If it is killed, the mark stays until `remove_superseded`.
+            store._set_fields({state: None, "moving": uuid4().hex})
             store._put(rows, checks)
-            store._set_fields({f"state{rows.version}": uuid4().hex})
             for version in store.spaces():
                 if version != rows.version:
                     store._remove(version, rows.ids)
+            store._set_fields({state: uuid4().hex, "moving": before})
 
     def _delete(self, ids: pa.Array) -> None:
         with self._writing() as store:
