@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evergram.atomic_files import replace_file
 from reproduction.comparison.training_budget import LAST, PLATEAU
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from reproduction.experiment import Line, Panel
+from reproduction.report.drawing import draw
 
 
 def budget_sentences(results: Mapping[str, Any]) -> list[str]:
@@ -86,15 +83,12 @@ PANELS = (
 
 def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
     """Return the rows below `HEADER`: means ± deviations over seeds."""
-    return [
-        [
-            row["method"],
-            *(_number(row[key]) for key in ("intended", "unintended", "total")),
-            _number(row["error"], 3),
-            f"{row['seconds']['mean']:.1f}",
-        ]
-        for row in results["table"]
-    ]
+    rows = []
+    for row in results["table"]:
+        changes = (_number(row[key]) for key in ("intended", "unintended", "total"))
+        seconds = f"{row['seconds']['mean']:.1f}"
+        rows.append([row["method"], *changes, _number(row["error"], 3), seconds])
+    return rows
 
 
 def explanation(results: Mapping[str, Any]) -> list[str]:
@@ -122,121 +116,50 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
-    """Write `table.md` and the figures: `over-time.png`, `by-task.png` (if a task could be scored)
-    and `by-lambda.png` (if there is a sweep). Remove old figures that do not apply.
+    """Write `table.md` and the figures: `over-time.svg`, `by-task.svg` (if a task could be scored)
+    and `by-lambda.svg` (if there is a sweep). Remove old figures that do not apply.
     """
     replace_file(folder / "table.md", markdown(results).encode())
-    figures = {
-        "over-time": _over_time(results),
-        "by-task": _by_task(results),
-        "by-lambda": _by_lambda(results),
-    }
-    for name, figure in figures.items():
-        path = folder / f"{name}.png"
-        if figure is None:
+    for name, panels in figures(results).items():
+        path = folder / f"{name}.svg"
+        if panels:
+            replace_file(path, draw(panels).encode())
+        else:
             path.unlink(missing_ok=True)
-            continue
-        target = io.BytesIO()
-        figure.savefig(target, format="png", dpi=120, bbox_inches="tight")
-        replace_file(path, target.getvalue())
 
 
-def _over_time(results: Mapping[str, Any]) -> Figure:
-    # Keep-All is the line at 0.
-    names = [name for name in results["over_time"] if name != "keep-all"]
-    return _panels(
-        {
-            key: {name: _timed(results, results["over_time"][name][key]) for name in names}
-            for key, _ in PANELS
-        },
-        "share of interactions seen",
-    )
+def figures(results: Mapping[str, Any]) -> dict[str, list[Panel]]:
+    """Return the diagrams of each figure; `by-task` is of BC-Aligner, or of the last method."""
+    times, tasks, sweep = results["times"], results["by_task"], results["by_lambda"]
+    method = "bc-aligner" if "bc-aligner" in tasks else list(tasks)[-1]
 
+    def over_time(title: str, lines: Mapping[str, Mapping[int, Any]]) -> list[Panel]:
+        points = {name: {times[k]: v for k, v in by.items()} for name, by in lines.items()}
+        return _panels(title, "share of interactions seen", points)
 
-def _by_task(results: Mapping[str, Any]) -> Figure | None:
-    """Draw BC-Aligner by task; the last method if BC-Aligner was not run."""
-    tasks = results["by_task"]
-    name = "bc-aligner" if "bc-aligner" in tasks else list(tasks)[-1]
-    if not tasks[name]:
-        return None
-    figure, (axes,) = _figure(1)
-    lines = {task: _timed(results, by_version) for task, by_version in tasks[name].items()}
-    _draw(axes, lines, f"{name}: each task, % of Keep-All", "share of interactions seen")
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
-def _by_lambda(results: Mapping[str, Any]) -> Figure | None:
-    sweep = results["by_lambda"]
-    if not sweep:
-        return None
-    lines = {
-        key: {
-            name: [(r["lambda"], r[key]) for r in rows if r[key] is not None]
+    def over_lambda(title: str, key: str) -> list[Panel]:
+        points = {
+            name: {row["lambda"]: row[key] for row in rows if row[key] is not None}
             for name, rows in sweep.items()
         }
-        for key, _ in PANELS
+        return _panels(title, "λ", points)
+
+    versions = {key: {n: by[key] for n, by in results["over_time"].items()} for key, _ in PANELS}
+    return {
+        "over-time": [p for key, title in PANELS for p in over_time(title, versions[key])],
+        "by-task": over_time(f"{method}: each task, % of Keep-All", tasks[method]),
+        "by-lambda": [p for key, title in PANELS for p in over_lambda(title, key)],
     }
-    return _panels(lines, "λ", evenly=True)
 
 
-Points = Sequence[tuple[float, Mapping[str, Any]]]
-
-
-def _timed(results: Mapping[str, Any], by_version: Mapping[int, Any]) -> Points:
-    return [(results["times"][k], value) for k, value in by_version.items()]
-
-
-def _panels(
-    lines: Mapping[str, Mapping[str, Points]], label: str, *, evenly: bool = False
-) -> Figure:
-    """Draw one panel per metric."""
-    figure, panels = _figure(len(PANELS))
-    for axes, (key, title) in zip(panels, PANELS, strict=True):
-        _draw(axes, lines[key], title, label, evenly=evenly)
-    panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
-def _draw(
-    axes: Axes, lines: Mapping[str, Points], title: str, label: str, *, evenly: bool = False
-) -> None:
-    """Draw one line per name, with error bars.
-
-    Args:
-        evenly: space the values of x evenly.
-    """
-    values = sorted({x for points in lines.values() for x, _ in points})
-    place = {x: float(i) if evenly else x for i, x in enumerate(values)}
-    # Methods may have equal numbers; different markers keep hidden lines visible.
-    for i, (name, points) in enumerate(lines.items()):
-        bars = [value["deviation"] or 0.0 for _, value in points]
-        axes.errorbar(
-            [place[x] for x, _ in points],
-            [value["mean"] for _, value in points],
-            yerr=bars if any(bars) else None,
-            marker="osD^vPX*"[i % 8],
-            markersize=8 - 0.6 * min(i, 8),
-            markerfacecolor="none",
-            linestyle=("-", "--", "-.", ":")[i % 4],
-            linewidth=1.2,
-            capsize=2,
-            label=name,
-        )
-    axes.set_xticks(list(place.values()), [f"{x:g}" for x in values])
-    axes.set(title=title, xlabel=label)
-
-
-def _figure(plots: int) -> tuple[Figure, list[Axes]]:
-    # Avoid pyplot, which has shared state and may open windows.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * plots, 3.4), layout="constrained")
-    panels = [figure.add_subplot(1, plots, i + 1) for i in range(plots)]
-    for axes in panels:
-        axes.axhline(0, color="grey", linewidth=0.8, linestyle=":")
-        axes.grid(alpha=0.3)
-    return figure, panels
+def _panels(title: str, horizontal: str, lines: Mapping[str, Mapping[float, Any]]) -> list[Panel]:
+    """Return a diagram with a line for each name, or none without points."""
+    drawn = [
+        Line(name, list(points), list(zip(*(v["each"] for v in points.values()), strict=True)))
+        for name, points in lines.items()
+        if points
+    ]
+    return [Panel(title, horizontal, "", drawn)] if drawn else []
 
 
 def _number(value: Mapping[str, Any] | None, digits: int = 2) -> str:

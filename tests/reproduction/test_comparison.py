@@ -354,8 +354,8 @@ def test_the_table_the_figures_and_all_numbers_are_written(
     assert all(f"| {name} |" in table for name in METHODS)
     assert "rating-deviation is left out" in table
     for name in ("over-time", "by-task"):
-        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert not (out / "by-lambda.png").exists()
+        assert (out / f"{name}.svg").read_text().startswith("<svg")
+    assert not (out / "by-lambda.svg").exists()
     over = results["over_time"]["bc-aligner"]
     assert [list(over[key]) for key in ("intended", "unintended", "error")] == [
         [0, 1, 2],
@@ -445,7 +445,7 @@ def test_a_corpus_without_ratings_leaves_tasks_out(tmp_path: Path) -> None:
     results = compare(comparison(short, "split.versions=[0.6, 0.7]"), tmp_path / "none", bare)
     assert results["table"][0]["unintended"] is None
     assert "| fix-m0 | -" in (tmp_path / "none" / "table.md").read_text()
-    assert not (tmp_path / "none" / "by-task.png").exists()
+    assert not (tmp_path / "none" / "by-task.svg").exists()
 
 
 @pytest.mark.long
@@ -462,7 +462,7 @@ def test_a_sweep_of_lambda_and_seeds(tmp_path: Path) -> None:
     assert rows[0]["error"]["mean"] > rows[1]["error"]["mean"]
     assert len(rows[0]["error"]["each"]) == 2
     assert rows[0]["error"]["deviation"] > 0
-    assert (tmp_path / "out" / "by-lambda.png").exists()
+    assert (tmp_path / "out" / "by-lambda.svg").exists()
 
 
 def test_the_command_compares_few_candidates_by_a_metric_that_tells_models_apart(
@@ -798,7 +798,7 @@ def test_the_table_the_explanation_and_the_figures(tmp_path: Path) -> None:
         assert left_out == "Something is left out."
     write_comparison(tmp_path, two)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"table.md", "over-time.png", "by-task.png", "by-lambda.png"}
+    assert names == {"table.md", "over-time.svg", "by-task.svg", "by-lambda.svg"}
     # One seed has no deviation, and a reference of 0 no percentage.
     zero = {name: {**run, "intended": {0: 0.0, 1: 0.0}} for name, run in SEEDS[0].items()}
     assert table_rows(results(zero))[1][1:3] == ["–", "-25.00"]
