@@ -119,21 +119,8 @@ class ConsumerClassifiers(nn.Module):
         return [roc_auc(score, truth) for score in self.score(inputs).cpu().numpy()]
 
 
-@dataclass(frozen=True)
-class ConsumerFit:
-    """Settings for training classifiers.
-
-    Args:
-        epochs: maximum number of epochs.
-        patience: epochs without a better validation AUC after which a classifier stops.
-        batch_size: None chooses one from 64 to 1,024 that gives about 32 steps per epoch.
-        rate: learning rate of Adam.
-    """
-
-    epochs: int = 200
-    patience: int = 10
-    batch_size: int | None = None
-    rate: float = 1e-3
+# Epochs without a better validation AUC after which a classifier stops; learning rate of Adam.
+PATIENCE, RATE = 10, 1e-3
 
 
 def fit_consumers(
@@ -143,7 +130,7 @@ def fit_consumers(
     seeds: Sequence[int],
     hidden: int = 128,
     dropout: float | Sequence[float] = 0.25,
-    settings: ConsumerFit | None = None,
+    epochs: int = 200,
 ) -> tuple[ConsumerClassifiers, list[float]]:
     """Fit one classifier per seed, and keep the parameters with the best validation AUC.
 
@@ -151,25 +138,24 @@ def fit_consumers(
         training, validation: inputs and bool labels [N], on one device.
         hidden: H.
         dropout: one ratio, or one per seed.
-        settings: None for `ConsumerFit()`.
+        epochs: maximum number of epochs, of about 32 steps.
     Returns: the classifiers, and the validation AUC of each.
     Raises: DataError: a set has only one class.
     """
-    settings = settings or ConsumerFit()
     inputs, label = training
-    size = settings.batch_size or min(max(len(label) // 32, 64), 1024)
+    size = min(max(len(label) // 32, 64), 1024)
     ratios = [dropout] * len(seeds) if isinstance(dropout, int | float) else list(dropout)
     consumers = ConsumerClassifiers(inputs.dim, hidden, ratios, seeds)
     consumers.mean, consumers.scale = inputs.moments()
     consumers = consumers.to(label.device)
     # Generators independent of those used for initialisation.
     draws = [torch.Generator().manual_seed(2**31 + seed) for seed in seeds]
-    optimizer = torch.optim.Adam(consumers.parameters(), lr=settings.rate)
+    optimizer = torch.optim.Adam(consumers.parameters(), lr=RATE)
     target = label.float()
     best = [-1.0] * len(seeds)
     waited = [0] * len(seeds)
     kept = {name: p.detach().clone() for name, p in consumers.named_parameters()}
-    for _ in range(settings.epochs):
+    for _ in range(epochs):
         order = torch.stack([torch.randperm(len(label), generator=d) for d in draws])
         for rows in torch.split(order.to(label.device), size, dim=1):
             optimizer.zero_grad()
@@ -182,14 +168,14 @@ def fit_consumers(
             loss.mean(1).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         for m, auc in enumerate(consumers.auc(*validation)):
-            if waited[m] >= settings.patience:
+            if waited[m] >= PATIENCE:
                 continue
             waited[m] += 1
             if auc > best[m]:
                 best[m], waited[m] = auc, 0
                 for name, p in consumers.named_parameters():
                     kept[name][m] = p.detach()[m]
-        if min(waited) >= settings.patience:
+        if min(waited) >= PATIENCE:
             break
     with torch.no_grad():
         for name, p in consumers.named_parameters():
@@ -204,7 +190,7 @@ def choose_consumer(
     hidden: Sequence[int],
     dropout: Sequence[float],
     seed: int = 0,
-    settings: ConsumerFit | None = None,
+    epochs: int = 200,
 ) -> tuple[int, float]:
     """Return the width and the dropout with the best validation AUC; the first one if tied."""
     choices: list[tuple[float, int, float]] = []
@@ -217,7 +203,7 @@ def choose_consumer(
             seeds=[seed] * len(dropout),
             hidden=width,
             dropout=dropout,
-            settings=settings,
+            epochs=epochs,
         )
         choices += [(auc, width, ratio) for auc, ratio in zip(reached, dropout, strict=True)]
     _, width, ratio = max(choices, key=lambda choice: choice[0])

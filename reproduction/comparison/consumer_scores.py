@@ -21,7 +21,6 @@ from evergram.training.checkpoint import load_encoder
 from evergram.training.progress import Progress
 from reproduction.comparison.consumer_classifiers import (
     ConsumerClassifiers,
-    ConsumerFit,
     ConsumerInputs,
     choose_consumer,
     fit_consumers,
@@ -128,21 +127,12 @@ class ConsumerScores:
         if loaded is not None:
             return loaded.to(self.device)
         settings = self.settings
-        fit = ConsumerFit(epochs=settings.epochs)
         hidden, dropout = choose_consumer(
-            sets[0],
-            sets[1],
-            hidden=settings.hidden,
-            dropout=settings.dropout,
-            settings=fit,
+            *sets, hidden=settings.hidden, dropout=settings.dropout, epochs=settings.epochs
         )
+        seeds = range(settings.consumers)
         consumers, reached = fit_consumers(
-            sets[0],
-            sets[1],
-            seeds=range(settings.consumers),
-            hidden=hidden,
-            dropout=dropout,
-            settings=fit,
+            *sets, seeds=seeds, hidden=hidden, dropout=dropout, epochs=settings.epochs
         )
         facts = {"hidden": hidden, "dropout": consumers.dropout, "seeds": consumers.seeds}
         state = {k: v.cpu().contiguous() for k, v in consumers.state_dict().items()}

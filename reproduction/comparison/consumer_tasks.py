@@ -72,11 +72,6 @@ class ConsumerTask:
     validation: Examples
     tests: dict[int, Examples]
 
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """The sides that it reads; the embeddings of two sides are concatenated."""
-        return tuple(self.training.rows)
-
 
 def consumer_tasks(
     corpus: Corpus,

@@ -83,7 +83,7 @@ def test_activity_by_hand(tasks: dict[str, ConsumerTask]) -> None:
     assert labels(task.validation) == {0: False, 1: True, 2: True}
     # In the last interval a, b and c; d is new.
     assert {k: labels(e) for k, e in task.tests.items()} == {2: {0: True, 1: True, 2: True}}
-    assert task.sides == ("query",)
+    assert tuple(task.training.rows) == ("query",)
 
 
 def test_positive_activity_by_hand(tasks: dict[str, ConsumerTask]) -> None:
@@ -119,7 +119,7 @@ def test_deviation_of_ratings_by_hand(tasks: dict[str, ConsumerTask]) -> None:
 
 def test_pair_rating_by_hand(tasks: dict[str, ConsumerTask]) -> None:
     task = tasks["pair-rating"]
-    assert task.sides == ("query", "candidate")
+    assert tuple(task.training.rows) == ("query", "candidate")
     assert task.training.rows["query"].tolist() == [0, 1, 0, 1]
     assert task.training.rows["candidate"].tolist() == [0, 0, 1, 1]
     assert task.training.label.tolist() == [True, False, True, True]
