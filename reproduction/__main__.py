@@ -14,7 +14,8 @@ from rich.table import Table
 
 from evergram.errors import EvergramError
 from evergram.training import Progress
-from reproduction import commands
+from reproduction import commands, results
+from reproduction.catalogue import listing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--preset", default="small", help="small, gowalla or tiny")
     parser.add_argument("--data", type=Path, help="folder of data sets ($EVERGRAM_DATA)")
-    parser.add_argument("--out", type=Path, help="folder of results (reproduction/results)")
+    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of results")
     parser.add_argument("--seeds", type=int, default=1, help="train with seeds 0 to N - 1")
     parser.add_argument("--device", default="cpu", help="auto, cpu or cuda")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -49,7 +50,7 @@ def _run(asked: argparse.Namespace) -> None:
     outcomes: list[commands.Outcome] = []
     run = commands.Run(asked.name, asked.preset, asked.seeds, asked.data, asked.out, asked.device)
     if asked.name is None:
-        listed = commands.list_all(asked.out)
+        listed = listing(asked.out)
         facts: dict[str, Any] = {"experiments": [line.as_json() for line in listed]}
         lines = commands.list_lines(listed)
     elif asked.name == "report":

@@ -11,7 +11,7 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.training import Progress
 from reproduction import evidence, results
-from reproduction.catalogue import EXPERIMENTS, Listed, find, listing, runs_of
+from reproduction.catalogue import EXPERIMENTS, Listed, find, runs_of
 from reproduction.claims import Judgement, judge
 from reproduction.experiment import ROOT, Table
 from reproduction.report.page import write_report
@@ -26,7 +26,7 @@ class Run:
         name, preset: the experiment and its preset.
         seeds: number of seeds, from 0.
         data: the folder of data sets; None is $EVERGRAM_DATA.
-        out: the folder of results; None is `reproduction/results`.
+        out: the folder of results.
         device: auto, cpu or cuda.
     """
 
@@ -34,7 +34,7 @@ class Run:
     preset: str = "small"
     seeds: int = 1
     data: Path | None = None
-    out: Path | None = None
+    out: Path = results.FOLDER
     device: str = "cpu"
 
 
@@ -79,20 +79,19 @@ def reproduce(run: Run, progress: Progress) -> Outcome:
         TrainingError.
     """
     experiment = find(run.name)
-    folder = results.FOLDER if run.out is None else run.out
-    results.refuse_file(folder)
+    results.refuse_file(run.out)
     jobs = jobs_of(experiment, run.preset, range(run.seeds), run.data)
     compared = experiment if run.preset != "tiny" else None
-    for _ in run_all(jobs, folder, progress, run.device, compared):
+    for _ in run_all(jobs, run.out, progress, run.device, compared):
         pass
-    runs = runs_of(experiment, run.preset, folder)
+    runs = runs_of(experiment, run.preset, run.out)
     return Outcome(
         experiment.name,
         run.preset,
         runs.seeds,
         experiment.tables(runs),
         [judge(claim, runs) for claim in experiment.claims_on(run.preset)],
-        folder / experiment.source / run.preset,
+        run.out / experiment.source / run.preset,
     )
 
 
@@ -110,27 +109,17 @@ def reproduce_all(run: Run, progress: Progress) -> list[Outcome]:
 
 def reproduce_stale(run: Run, progress: Progress) -> list[Outcome]:
     """Rerun the presets with stale results, with the same seeds."""
-    folder = results.FOLDER if run.out is None else run.out
     outcomes = []
     for experiment in (e for e in EXPERIMENTS.values() if e.name == e.source):
         for preset in experiment.presets:
-            stored = results.read_all(folder, experiment.name, preset)
+            stored = results.read_all(run.out, experiment.name, preset)
             if preset == "tiny" or not stored:
                 continue
-            if evidence.state(experiment, preset, folder) != "current":
+            if evidence.state(experiment, preset, run.out) != "current":
                 seeds = 1 + max(result.seed for result in stored)
                 again = replace(run, name=experiment.name, preset=preset, seeds=seeds)
                 outcomes.append(reproduce(again, progress))
     return outcomes
-
-
-def list_all(out: Path | None = None) -> list[Listed]:
-    """Return every table and figure with its state.
-
-    Args:
-        out: the folder of results; None is `reproduction/results`.
-    """
-    return listing(results.FOLDER if out is None else out)
 
 
 def list_lines(lines: Sequence[Listed]) -> list[str]:
@@ -144,16 +133,16 @@ def list_lines(lines: Sequence[Listed]) -> list[str]:
     return texts
 
 
-def make_report(out: Path | None = None) -> list[Path]:
+def make_report(out: Path) -> list[Path]:
     """Write the report and return its files, the page first.
 
     Args:
-        out: the folder of results, into which the report is also written; None for
-            `reproduction/results`, whose report is written into `docs` and README.
+        out: the folder of results, into which the report is also written; the report of
+            `results.FOLDER` is written into `docs` and README.
     Raises: DataError: `out` is a file or has no results, or a result cannot be read.
     """
-    if out is None:
-        return write_report(results.FOLDER, ROOT / "docs", ROOT / "README.md")
+    if out == results.FOLDER:
+        return write_report(out, ROOT / "docs", ROOT / "README.md")
     results.refuse_file(out)
     sources = {experiment.source for experiment in EXPERIMENTS.values()}
     if not any(results.are_there(out, source) for source in sources):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,12 @@ class Runs:
         """Return one number of a training for each of `seeds`."""
         return [read(r) for r in self.of(label) if r.seed in self.seeds]
 
+    def pairs(
+        self, label: str, other: str, read: Callable[[Result], float]
+    ) -> Iterable[tuple[float, float]]:
+        """Return one number of two trainings for each of `seeds`."""
+        return zip(self.values(label, read), self.values(other, read), strict=True)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -166,6 +172,11 @@ class Table:
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+def nothing(runs: Runs) -> list[Any]:
+    """Return no tables, or no panels."""
+    return []
 
 
 @dataclass(frozen=True)

@@ -77,3 +77,14 @@ def shown(values: Sequence[float], digits: int = 4) -> str:
 def gain(value: float, baseline: float) -> float:
     """Return the difference of a value from a baseline, in percent of the baseline."""
     return 100 * (value - baseline) / baseline if baseline else math.nan
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return Spearman's correlation of two equally long lists without ties."""
+    ranks = []
+    for values in (first, second):
+        order = sorted(range(len(values)), key=values.__getitem__)
+        ranks.append({place: rank for rank, place in enumerate(order)})
+    count = len(first)
+    squares = sum((ranks[0][i] - ranks[1][i]) ** 2 for i in range(count))
+    return 1 - 6 * squares / (count * (count**2 - 1))

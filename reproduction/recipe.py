@@ -12,12 +12,7 @@ from pydantic import Field, create_model, model_validator
 from torch import Tensor
 
 from evergram import Recipe
-from evergram.encoders.kinds import (
-    ENCODERS,
-    EncoderSettings,
-    GraphSageSettings,
-    TwoTowerSettings,
-)
+from evergram.encoders.kinds import ENCODERS, EncoderSettings, GraphSageSettings, TwoTowerSettings
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import (
     ESTIMATORS,

@@ -16,7 +16,6 @@ from reproduction.bc.columns import (
     on_consumers,
     on_first,
     on_music,
-    rank_correlation,
     value,
 )
 from reproduction.bc.methods import (
@@ -34,7 +33,7 @@ from reproduction.bc.methods import (
 )
 from reproduction.claims import Claim, Margins, nothing_against
 from reproduction.experiment import Runs
-from reproduction.intervals import gain
+from reproduction.intervals import gain, rank_correlation
 from reproduction.results import Result
 
 # Below this ROC-AUC, consumers are not clearly better than chance.

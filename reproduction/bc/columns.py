@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from reproduction.bc.methods import FILMS, MUSIC, SAME
@@ -113,14 +113,3 @@ def consumers_of(runs: Runs) -> str:
 def music_of(runs: Runs) -> str:
     """Return the label of Musical Instruments, or the first label if the runs lack it."""
     return next((label for label in runs.labels if SAME.get(label) == MUSIC), runs.labels[0])
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Spearman's correlation of two equally long lists without ties."""
-    ranks = []
-    for values in (first, second):
-        order = sorted(range(len(values)), key=values.__getitem__)
-        ranks.append({place: rank for rank, place in enumerate(order)})
-    count = len(first)
-    squares = sum((ranks[0][i] - ranks[1][i]) ** 2 for i in range(count))
-    return 1 - 6 * squares / (count * (count**2 - 1))

@@ -7,7 +7,7 @@ from reproduction.bc.claims import known_consumers
 from reproduction.bc.columns import by_version, on_consumers, on_music, over_time, times
 from reproduction.bc.methods import ALIGNER, JOINT, JOINT_SINGLE, NAMES, NO_TRANS
 from reproduction.claims import Claim
-from reproduction.experiment import Experiment, Line, Panel, Runs, Table
+from reproduction.experiment import Experiment, Line, Panel, Runs, nothing
 from reproduction.results import Result
 
 VERTICAL = {
@@ -16,11 +16,6 @@ VERTICAL = {
     "error": "(3) mean distance",
 }
 HORIZONTAL = "share of the interactions seen"
-
-
-def tables(runs: Runs) -> list[Table]:
-    """No table; the figure shows everything."""
-    return []
 
 
 def panels(runs: Runs) -> list[Panel]:
@@ -71,7 +66,7 @@ EXPERIMENT = Experiment(
     "Three methods over time",
     "The runs of Table 3 by version, with `evergram` beside the paper's three joint methods.",
     table3.PRESETS,
-    tables,
+    nothing,
     panels,
     (
         Claim(

@@ -10,14 +10,8 @@ from typing import Any
 from reproduction.bc import methods
 from reproduction.bc.claims import known_consumers
 from reproduction.bc.columns import of_corpus, on_consumers, on_first, on_music, swept
-from reproduction.bc.methods import (
-    ALIGNER,
-    JOINT,
-    JOINT_SINGLE,
-    KEEP_ALL,
-    NAMES,
-    NO_TRANS,
-)
+from reproduction.bc.figure3 import VERTICAL
+from reproduction.bc.methods import ALIGNER, JOINT, JOINT_SINGLE, KEEP_ALL, NAMES, NO_TRANS
 from reproduction.bc.table3 import trainings
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
@@ -26,11 +20,6 @@ from reproduction.results import Result
 
 STRENGTHS = (1, 2, 4, 8, 16, 32)
 THREE = (NO_TRANS, JOINT_SINGLE, ALIGNER)
-VERTICAL = {
-    "intended": "(1) intended task, %",
-    "unintended": "(2) consumers, %",
-    "error": "(3) mean distance",
-}
 SOURCE = "[BC] §5.2"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from reproduction.bc import methods
 from reproduction.bc.comparison import corpus_sizes
 from reproduction.comparison.settings import Comparison
-from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
+from reproduction.experiment import Experiment, Preset, Runs, Table, Training, nothing
 
 HEADER = ("", "users", "items", "interactions", "brands", "sub-categories")
 # The features with a column in the paper's table; MovieLens has others.
@@ -34,11 +34,6 @@ def tables(runs: Runs) -> list[Table]:
     return [Table("Sizes", HEADER, rows)]
 
 
-def panels(runs: Runs) -> list[Panel]:
-    """No figure."""
-    return []
-
-
 EXPERIMENT = Experiment(
     "bc/table2",
     {"BC": "Table 2"},
@@ -52,5 +47,5 @@ EXPERIMENT = Experiment(
         ),
     },
     tables,
-    panels,
+    nothing,
 )

@@ -14,7 +14,7 @@ from reproduction.bc.claims import SENTENCES
 from reproduction.bc.columns import comparison, keep_all, of_corpus, value
 from reproduction.bc.comparison import compare_methods
 from reproduction.comparison.settings import Comparison
-from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
+from reproduction.experiment import Experiment, Preset, Runs, Table, Training, nothing
 from reproduction.intervals import shown
 
 NAME = "bc/table3"
@@ -84,11 +84,6 @@ def _basis(runs: Runs, corpus: str) -> list[str]:
     ]
 
 
-def panels(runs: Runs) -> list[Panel]:
-    """No figure; `figure3` draws these runs over time."""
-    return []
-
-
 PRESETS = {
     "tiny": Preset(trainings({"synthetic": methods.TINY}), methods.TINY_NOTE),
     "small": Preset(trainings(methods.SMALL), methods.SMALL_NOTE),
@@ -102,6 +97,6 @@ EXPERIMENT = Experiment(
     "to corpus and from the paper's.",
     PRESETS,
     tables,
-    panels,
+    nothing,
     tuple(sentence.claim for sentence in SENTENCES.values()),
 )

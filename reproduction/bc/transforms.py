@@ -17,7 +17,7 @@ from reproduction.bc.methods import (
 )
 from reproduction.bc.table3 import trainings
 from reproduction.claims import Claim
-from reproduction.experiment import Experiment, Panel, Preset, Runs, Table
+from reproduction.experiment import Experiment, Preset, Runs, Table, nothing
 from reproduction.intervals import gain, separated, shown
 from reproduction.results import Result
 
@@ -54,11 +54,6 @@ def tables(runs: Runs) -> list[Table]:
     return [Table("Transforms by corpus", header, rows)]
 
 
-def panels(runs: Runs) -> list[Panel]:
-    """No figure; the table shows everything."""
-    return []
-
-
 EXPERIMENT = Experiment(
     "bc/transforms",
     {"BC": "§6"},
@@ -76,7 +71,7 @@ EXPERIMENT = Experiment(
         "small": Preset(figure5.on_two_corpora(UNALIGNED), methods.SWEPT_NOTE),
     },
     tables,
-    panels,
+    nothing,
     (
         Claim(
             "More expressive transforms with non-linearity could improve the trade-off further.",

@@ -8,13 +8,10 @@ from statistics import fmean
 from reproduction.claims import Claim, Margins, chosen_elsewhere
 from reproduction.experiment import Experiment, Line, Panel, Runs, Table
 from reproduction.gramian import map_series
-from reproduction.gramian.gramian_error import KINDS, PRESETS, RATES, judged, sizes_of
+from reproduction.gramian.gramian_error import KINDS, PRESETS, RATES, judged, last_quarter, sizes_of
 from reproduction.gramian.gramian_error import sogram_name as name_of
 from reproduction.intervals import shown
 from reproduction.results import Result
-
-# "Early" is the first two measurements, "late" the last quarter.
-EARLY, LATE = slice(0, 2), 4
 
 
 def curve(result: Result, rate: float) -> list[float]:
@@ -27,13 +24,11 @@ def curve(result: Result, rate: float) -> list[float]:
 
 def early(result: Result, rate: float) -> float:
     """Return the mean error of the first two measurements."""
-    return fmean(curve(result, rate)[EARLY])
+    return fmean(curve(result, rate)[:2])
 
 
 def late(result: Result, rate: float) -> float:
-    """Return the mean error over the last quarter of the measurements."""
-    values = curve(result, rate)
-    return fmean(values[-max(1, len(values) // LATE) :])
+    return last_quarter(curve(result, rate))
 
 
 def tables(runs: Runs) -> list[Table]:

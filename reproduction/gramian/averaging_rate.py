@@ -30,10 +30,7 @@ def below_popularity(runs: Runs) -> str:
 
 
 def slower_at_first(runs: Runs) -> list[float]:
-    pairs = zip(
-        runs.values(HIGHEST, map_series.first), runs.values(LOWEST, map_series.first), strict=True
-    )
-    return [high - low for high, low in pairs]
+    return [high - low for high, low in runs.pairs(HIGHEST, LOWEST, map_series.first)]
 
 
 def better_at_last(runs: Runs) -> list[float]:

@@ -79,8 +79,7 @@ def random_near_zero(runs: Runs) -> list[float]:
 
 
 def random_is_high_when_weak(runs: Runs) -> list[float]:
-    pairs = zip(runs.values(WEAK, high_share), runs.values(STRONG, high_share), strict=True)
-    return [100 * (weak - strong) - 10 for weak, strong in pairs]
+    return [100 * (weak - strong) - 10 for weak, strong in runs.pairs(WEAK, STRONG, high_share)]
 
 
 EXPERIMENT = Experiment(

@@ -11,7 +11,7 @@ from typing import Any
 from reproduction.claims import Claim, Margins
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
 from reproduction.gramian import methods
-from reproduction.intervals import shown
+from reproduction.intervals import rank_correlation, shown
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.results import Result
 
@@ -81,6 +81,11 @@ def error(result: Result, kind: str, name: str, size: int) -> float:
     """Return an estimator's mean error over the second half of the trajectory."""
     values = result.series["errors"][kind][f"{name} | {size}"]
     return fmean(values[len(values) // 2 :])
+
+
+def last_quarter(errors: Sequence[float]) -> float:
+    """Return the mean over the last quarter of the measurements."""
+    return fmean(errors[-max(1, len(errors) // 4) :])
 
 
 def judged(runs: Runs) -> list[Result]:
@@ -171,14 +176,9 @@ def gradients_alike(runs: Runs) -> list[float]:
     """Return Spearman's correlation of both errors over all estimators and sizes, minus 0.8."""
     margins = []
     for result in judged(runs):
-        ranks = []
-        for kind in KINDS:
-            values = [error(result, kind, n, s) for n in NAMES for s in sizes_of(result)]
-            order = sorted(range(len(values)), key=values.__getitem__)
-            ranks.append({place: rank for rank, place in enumerate(order)})
-        count = len(ranks[0])
-        squares = sum((ranks[0][i] - ranks[1][i]) ** 2 for i in range(count))
-        margins.append(1 - 6 * squares / (count * (count**2 - 1)) - 0.8)
+        cells = list(product(NAMES, sizes_of(result)))
+        errors = ([error(result, kind, *cell) for cell in cells] for kind in KINDS)
+        margins.append(rank_correlation(*errors) - 0.8)
     return margins
 
 

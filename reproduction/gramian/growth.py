@@ -131,8 +131,7 @@ def tables(runs: Runs) -> list[Table]:
         both = [map_series.percent(gains(runs, size, equal=e)) for e in ("steps", "time")]
         rows.append([f"{size:,}", *map(shown, levels(runs, size).values()), *both])
     header = ["candidates", *levels(runs, SIZES[0]), "gain, equal steps", "gain, equal CPU time"]
-    made = Table("Expected MAP@10 of fresh interactions at the end", header, rows)
-    return [made]
+    return [Table("Expected MAP@10 of fresh interactions at the end", header, rows)]
 
 
 def panels(runs: Runs) -> list[Panel]:

@@ -79,12 +79,7 @@ def table(runs: Runs, baselines: Mapping[str, str] | None = None) -> Table:
     header += ["gain, test"] if over else []
     rows = []
     for label in runs.labels:
-        row = [
-            label,
-            shown(runs.values(label, final)),
-            shown(runs.values(label, trained)),
-            shown(runs.values(label, tested)),
-        ]
+        row = [label, *(shown(runs.values(label, read)) for read in (final, trained, tested))]
         if over:
             row.append(percent(gains(runs, label, over[label])) if label in over else "")
         rows.append(row)
@@ -98,8 +93,7 @@ def gains(
     runs: Runs, label: str, baseline: str, read: Callable[[Result], float] = tested
 ) -> list[float]:
     """Return the gain in MAP@10 over a baseline, in %, for each seed; on test pairs by default."""
-    pairs = zip(runs.values(label, read), runs.values(baseline, read), strict=True)
-    return [gain(value, over) for value, over in pairs]
+    return [gain(value, over) for value, over in runs.pairs(label, baseline, read)]
 
 
 def below_popularity(runs: Runs) -> str:

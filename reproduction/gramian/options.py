@@ -80,8 +80,7 @@ def tables(runs: Runs) -> list[Table]:
     made = map_series.table(runs, OVER)
     found = separated({label: map_series.gains(runs, label, over) for label, over in OVER.items()})
     rows = [[*row, found.get(row[0], "")] for row in made.rows]
-    both = Table(made.title, [*made.header, "all options together"], rows)
-    return [both]
+    return [Table(made.title, [*made.header, "all options together"], rows)]
 
 
 def panels(runs: Runs) -> list[Panel]:

@@ -43,18 +43,14 @@ def panels(runs: Runs) -> list[Panel]:
 
 def folds_without(runs: Runs) -> list[float]:
     """Return log10 of the ratio of MAP@10 with λ = 10 and with 0.01, minus two."""
-    pairs = zip(
-        runs.values(label(10), map_series.final),
-        runs.values(label(0.01), map_series.final),
-        strict=True,
-    )
+    pairs = runs.pairs(label(10), label(0.01), map_series.final)
     return [math.log10(max(high, 1e-9) / max(low, 1e-9)) - 2 for high, low in pairs]
 
 
 def much_is_too_much(runs: Runs) -> list[float]:
     """Return a difference in points, because MAP@10 may be zero with λ = 1000."""
-    pairs = (runs.values(label(strength), map_series.final) for strength in (10, 1000))
-    return [100 * (right - much) for right, much in zip(*pairs, strict=True)]
+    pairs = runs.pairs(label(10), label(1000), map_series.final)
+    return [100 * (right - much) for right, much in pairs]
 
 
 EXPERIMENT = Experiment(

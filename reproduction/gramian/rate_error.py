@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
 from reproduction.gramian import methods
-from reproduction.gramian.gramian_error import KINDS, RATES, sogram_name
+from reproduction.gramian.gramian_error import KINDS, RATES, last_quarter, sogram_name
 from reproduction.intervals import shown
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.results import Result
@@ -21,11 +20,10 @@ OWN_RATE, SIZE = 0.1, 512
 def trainings(
     recipe: Path, rates: tuple[float, float, float], size: int, every: int, **settings: int
 ) -> tuple[Training, ...]:
-    keys = "training.table_rate", "training.feature_rate", "training.layer_rate"
     tables = {sogram_name(rate): methods.looking_on(methods.sogram(rate), size) for rate in RATES}
     made = []
     for factor, name in FACTORS.items():
-        scaled = dict(zip(keys, (factor * rate for rate in rates), strict=True))
+        scaled = dict(zip(methods.RATE_KEYS, (factor * rate for rate in rates), strict=True))
         own = methods.in_recipe(methods.sogram(OWN_RATE))
         reading = GramianErrors(tables, every)
         made.append(Training(name, recipe, {**own, **scaled, **settings}, (reading,)))
@@ -33,9 +31,7 @@ def trainings(
 
 
 def late(result: Result, rate: float) -> float:
-    """Return the mean error over the last quarter of the measurements."""
-    values = result.series["errors"]["gramian"][sogram_name(rate)]
-    return fmean(values[-max(1, len(values) // 4) :])
+    return last_quarter(result.series["errors"]["gramian"][sogram_name(rate)])
 
 
 def tables(runs: Runs) -> list[Table]:
