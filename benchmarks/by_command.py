@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,18 @@ def run(*arguments: str) -> dict[str, Any]:
     return answer
 
 
-@contextmanager
-def served(lineage: Path) -> Iterator[str]:
+def served(lineage: Path) -> AbstractContextManager[str]:
     """Run `evergram serve` in a subprocess, and yield its address."""
+    return listening(*COMMAND, "serve", str(lineage), "--port")
+
+
+@contextmanager
+def listening(*command: str) -> Iterator[str]:
+    """Run a service in a subprocess, with a free port as last argument, and yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [*COMMAND, "serve", str(lineage), "--port", str(port)],
-        cwd=ROOT,
-    )  # fmt: skip
+    process = subprocess.Popen([*command, str(port)], cwd=ROOT)
     try:
         await_ready(f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}"

@@ -10,12 +10,12 @@ Results are saved in build/defaults, so that an interrupted run can resume.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks import gowalla
+from benchmarks.records import Kept
 from benchmarks.tiny import recipes
 from evergram.data.split import RowPairs, Split
 from evergram.errors import TrainingError
@@ -95,7 +96,7 @@ def measure() -> Compared:
     """Compare on each available data set."""
     with one_thread():
         return {
-            name: compare(Runs(recipe_of(name), KEPT / f"{name}.jsonl"), SEEDS)
+            name: compare(Runs(recipe_of(name), KEPT / name), SEEDS)
             for name in DATA
             if (gowalla.DATA / name).exists()
         }
@@ -113,7 +114,7 @@ def tiny() -> Compared:
             "model": {"dim": 4},
             "training": {"epochs": 3, "patience": 2},
         }
-        return {"tiny": compare(Runs(values, folder / "kept.jsonl"), 1)}
+        return {"tiny": compare(Runs(values, folder / "kept"), 1)}
 
 
 def compare(runs: Runs, seeds: int) -> tuple[list[Record], list[Record]]:
@@ -122,16 +123,11 @@ def compare(runs: Runs, seeds: int) -> tuple[list[Record], list[Record]]:
 
 
 class Runs:
-    """Trainings on one data set, each run once and saved in a file, one JSON object per line."""
+    """Trainings on one data set, each run once and saved in a folder."""
 
-    def __init__(self, values: dict[str, Any], kept: Path) -> None:
+    def __init__(self, values: dict[str, Any], folder: Path) -> None:
         self.values = values
-        self.kept = kept
-        self.done: dict[str, dict[str, Any]] = {}
-        if kept.is_file():
-            for line in kept.read_text().splitlines():
-                record = json.loads(line)
-                self.done[record["key"]] = record
+        self.kept = Kept(folder)
         self.corpus = load_corpus(Recipe.of(values))
         self.splits: dict[int, Split] = {}
 
@@ -168,14 +164,8 @@ class Runs:
         digest = hashlib.sha256(about.encode())
         for pairs in (split.selection, split.test):
             digest.update(pairs.query.numpy().tobytes() + pairs.candidate.numpy().tobytes())
-        key = f"{what} {digest.hexdigest()[:16]}"
-        if key not in self.done:
-            record = {"key": key, **_train(recipe, split, refit, longer=what == "longer")}
-            self.kept.parent.mkdir(parents=True, exist_ok=True)
-            with self.kept.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-            self.done[key] = record
-        return self.done[key]
+        train = partial(_train, recipe, split, refit, longer=what == "longer")
+        return self.kept.get(f"{what} {digest.hexdigest()[:16]}", train)
 
 
 def _about(recipe: Recipe) -> str:

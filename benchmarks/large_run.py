@@ -1,12 +1,7 @@
-"""A large corpus, from files to published vectors, with the command line: time and peak memory.
-
-python -m benchmarks large-run
-python -m benchmarks.large_run 1e8 --write
-"""
+"""A large corpus, from files to published vectors, with the command line: time and peak memory."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -21,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-PAIRS, QUERIES, CANDIDATES = 10_000_000, 606_000, 155_000
+PAIRS, QUERIES, CANDIDATES = 100_000_000, 606_000, 155_000
 GROUPS = 200
 BLOCK = 1_000_000
 # Seconds between two readings of a process's memory.
@@ -148,20 +143,6 @@ def table(run: LargeRun) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure with any number of interactions, print the table, and optionally write it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.large_run", description=__doc__)
-    parser.add_argument("pairs", type=lambda text: int(float(text)), nargs="?", default=PAIRS)
-    parser.add_argument("--write", action="store_true", help="write to <!-- large-run PAIRS -->")
-    chosen = parser.parse_args(arguments)
-    text = table(measure(chosen.pairs))
-    print(text)
-    if chosen.write:
-        from benchmarks.__main__ import put
-
-        put("large-run" if chosen.pairs == PAIRS else f"large-run {chosen.pairs:,}", text)
-
-
 def _run(name: str, arguments: Sequence[str]) -> Phase:
     """Run `evergram` in a subprocess and read its memory and times from the kernel."""
     code = "from evergram.cli import main; main()"
@@ -188,7 +169,3 @@ def _bytes_of(key: str, status: str) -> int:
     """Return an entry of /proc/PID/status in bytes; 0 if it is missing (the process has ended)."""
     lines = [line.split() for line in status.splitlines() if line.startswith(f"{key}:")]
     return int(lines[0][1]) * 1024 if lines else 0
-
-
-if __name__ == "__main__":
-    main()

@@ -47,9 +47,12 @@ def judged_migrations() -> Iterator[tuple[str, str, MigrationVectors, Judgements
     encoders = installed()
     for corpus, load in judged_corpora.available().items():
         texts, queries, judgements = load()
-        vectors = {name: vectors_of(corpus, name, texts, queries) for name in encoders}
+        of_texts, of_queries = (
+            {name: kept_vectors(corpus, name, side, values) for name in encoders}
+            for side, values in (("texts", texts), ("queries", queries))
+        )
         for old, new in permutations(encoders, 2):
-            parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
+            parts = of_texts[old], of_texts[new], of_queries[old], of_queries[new]
             pair = MigrationVectors(list(texts), list(queries), *parts)
             yield corpus, f"{old} → {new}", pair, judgements
 
@@ -162,15 +165,8 @@ def _is_shallow(row: dict[str, Any]) -> bool:
     return bool(row["shallow"]["share"] >= 0.99 and row["shallow"]["encoded"] <= 0.1)
 
 
-def vectors_of(corpus: str, encoder: str, texts: Texts, queries: Texts) -> tuple[Tensor, Tensor]:
-    """Return unit vectors of texts and queries, from build/migrations if saved there."""
-    sides = (("texts", texts), ("queries", queries))
-    of_texts, of_queries = (kept_vectors(corpus, encoder, *side) for side in sides)
-    return of_texts, of_queries
-
-
 def kept_vectors(corpus: str, encoder: str, side: str, values: Texts) -> Tensor:
-    """Return unit vectors [N, D] of a corpus's texts or queries.
+    """Return unit vectors [N, D] of a corpus's texts or queries, saved in build/migrations.
 
     Raises: DataError: the saved vectors belong to other texts.
     """

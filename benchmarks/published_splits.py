@@ -9,12 +9,9 @@ another machine.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -23,6 +20,7 @@ import torch
 from benchmarks import gowalla, peers
 from benchmarks.defaults import interval
 from benchmarks.peers import METRICS
+from benchmarks.records import Kept
 from benchmarks.tiny import recipes
 from evergram.data.split import Split
 from evergram.training.build import final_split, load_corpus, split_for
@@ -70,23 +68,6 @@ class Row:
     metrics: Mapping[str, list[float]]
     seconds: list[float]
     threads: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A folder of saved results, by key."""
-
-    folder: Path
-
-    def get(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the result of `key`, computed and saved if it is missing."""
-        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-        if not path.is_file():
-            made = make()  # before creating the folder, in case it fails
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"of": key, "result": made}, indent=1) + "\n")
-        found: dict[str, Any] = json.loads(path.read_text())["result"]
-        return found
 
 
 def published_splits() -> list[Row]:

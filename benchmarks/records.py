@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
-import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from reproduction.evidence import commit
 from reproduction.results import machine, versions
-
-from benchmarks import ROOT
 
 # The load per core above which the machine counts as busy with other work.
 BUSY = 0.25
@@ -23,7 +26,7 @@ def new_record() -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
-        "commit": _commit(),
+        "commit": commit(),
         # Load average of the last minute.
         "load": round(os.getloadavg()[0], 2),
         "sections": {},
@@ -72,11 +75,18 @@ def figures_of(text: str) -> dict[tuple[str, str], float]:
     return figures
 
 
-def _commit() -> str:
-    """Return the commit of this checkout, with "+" if tracked files changed; "" without git."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
+@dataclass(frozen=True)
+class Kept:
+    """A folder of saved results, by key, so that an interrupted section can resume."""
+
+    folder: Path
+
+    def get(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of `key`, computed and saved if it is missing."""
+        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        if not path.is_file():
+            made = make()  # before creating the folder, in case it fails
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"of": key, "result": made}, indent=1) + "\n")
+        found: dict[str, Any] = json.loads(path.read_text())["result"]
+        return found

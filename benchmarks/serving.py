@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 import warnings
@@ -12,12 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias, get_args
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from benchmarks.by_command import served
+from benchmarks.by_command import listening, served
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -284,8 +286,6 @@ def tiny_fetches() -> list[Fetch]:
 
 
 def _fetch(url: str, form: str, rows: int, same: Path, requests: int) -> Fetch:
-    import httpx
-
     rng = np.random.default_rng(4)
     headers, extra = FORMS[form]
     times: dict[str, list[float]] = {"ours": [], "bare": []}
@@ -301,7 +301,8 @@ def _fetch(url: str, form: str, rows: int, same: Path, requests: int) -> Fetch:
     with httpx.Client() as client:
         answer = ask(client, f"{url}/v1/embeddings", "ours")
         same.write_bytes(answer.content)
-        with _bare(same, answer.headers["content-type"]) as other:
+        bare_route = sys.executable, "-c", BARE, str(same), answer.headers["content-type"]
+        with listening(*bare_route) as other:
             # A hundred of one, a hundred of the other: two cores hold a client and one service.
             for _ in range(requests // 100 + 1):
                 for _ in range(100):
@@ -310,32 +311,6 @@ def _fetch(url: str, form: str, rows: int, same: Path, requests: int) -> Fetch:
                     ask(client, f"{other}/bytes", "bare")
     ours, bare = (_percentiles(times[name][100:]) for name in ("ours", "bare"))
     return Fetch(form, rows, ours, bare, len(answer.content))
-
-
-@contextmanager
-def _bare(body: Path, media_type: str) -> Iterator[str]:
-    import socket
-    import subprocess
-    import sys
-
-    import httpx
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen([sys.executable, "-c", BARE, str(body), media_type, str(port)])
-    try:
-        for _ in range(300):
-            try:
-                httpx.get(f"{url}/readyz")
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def _percentiles(seconds: list[float]) -> tuple[float, float]:

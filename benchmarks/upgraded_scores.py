@@ -110,16 +110,11 @@ def of_pair(pair: MigrationVectors) -> Cell:
         for method in METHODS:
             mapped = methods[method](now[half:]) if method in methods else products[half:]
             thresholds[kind, method] = above(mapped, then[half:], SHARE)
-    return Cell(
-        thresholds,
-        {
-            ranking: (
-                _kept(pair, asked, texts),
-                _kept(pair, pair.old_queries, texts),
-            )
-            for ranking, texts in zip(RANKINGS, (plain, read), strict=True)
-        },
-    )
+    kept = {
+        ranking: (_kept(pair, asked, texts), _kept(pair, pair.old_queries, texts))
+        for ranking, texts in zip(RANKINGS, (plain, read), strict=True)
+    }
+    return Cell(thresholds, kept)
 
 
 def _kept(pair: MigrationVectors, queries: Tensor, texts: Tensor) -> float:

@@ -146,8 +146,7 @@ def _row(
     folder: Path,
     last: Sequence[str] = (),
 ) -> Row:
-    kept = folder / f"{name.replace(', ', '-').replace(' ', '-')}.jsonl"
-    runs = Runs(values, kept)
+    runs = Runs(values, folder / name.replace(", ", "-").replace(" ", "-"))
     recalls: dict[str, list[float]] = {}
     popularity = 0.0
     for objective, drawn in OBJECTIVES.items():
