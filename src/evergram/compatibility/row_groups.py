@@ -15,17 +15,11 @@ CHOOSING = 0.1  # the share of the pairs that choose the ridge, among pairs that
 
 @dataclass(frozen=True)
 class Groups:
-    """Three masks over the rows of a pairing, bool [N]; each row is in exactly one.
+    """Three masks over the rows of a pairing, bool [N]; each row is in exactly one."""
 
-    Args:
-        seen: rows to fit.
-        chosen: rows that choose the ridge; the final fit uses them too.
-        held: rows that measure the error; no fit uses them.
-    """
-
-    seen: Tensor
-    chosen: Tensor
-    held: Tensor
+    seen: Tensor  # rows to fit
+    chosen: Tensor  # rows that choose the ridge; the final fit uses them too
+    held: Tensor  # rows that measure the error; no fit uses them
 
     def apart(self, hashes: Tensor) -> Groups:
         """Move held-out rows whose vector is also fitted to `seen`. Vectors are compared by

@@ -94,22 +94,17 @@ def weights(measures: Tensor, rate: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PairDraws:
-    """How an `ExampleSampler` draws pairs.
+    """How an `ExampleSampler` draws pairs."""
 
-    Args:
-        target: "one" (every observed pair should score 1) or "value" (the corpus's value).
-        positives: "examples": every pair once an epoch, in random order. "queries": a query drawn
-            uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement. "whole_queries":
-            see `WholeQuerySampler`.
-        negatives: True draws a negative for each pair, uniformly among the candidates that the
-            query has not met.
-        short_batch: True keeps the last, smaller batch of an epoch; False drops it.
-    """
-
+    # "one" (every observed pair should score 1) or "value" (the corpus's value).
     target: str = "one"
+    # "examples": every pair once an epoch, in random order. "queries": a query drawn uniformly,
+    # then one of its pairs (p ∝ 1/deg(query)), with replacement. "whole_queries": see
+    # `WholeQuerySampler`.
     positives: str = "examples"
+    # True draws a negative for each pair, uniformly among the candidates that the query has not met.
     negatives: bool = False
-    short_batch: bool = False
+    short_batch: bool = False  # True keeps the last, smaller batch of an epoch; False drops it
 
 
 class ExampleSampler:

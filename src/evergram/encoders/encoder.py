@@ -28,19 +28,14 @@ SIDES = ("query", "candidate")
 
 @dataclass(frozen=True)
 class EntityInputs:
-    """B entities as rows of an encoder's vocabularies.
+    """B entities as rows of an encoder's vocabularies."""
 
-    Args:
-        ids: int64 [B], rows of the id vocabulary, -1 for an unknown id.
-        bags: for each feature, ragged rows of its vocabulary: indices [nnz] and offsets [B + 1]; a
-            missing number or time is an empty bag.
-        has_all_ids: True if no id is -1, so that reading a table needs no mask.
-        in_order: True if ids are 0 to B - 1, as in the corpus that the vocabularies come from.
-    """
-
-    ids: Tensor
+    ids: Tensor  # int64 [B], rows of the id vocabulary, -1 for an unknown id
+    # For each feature, ragged rows of its vocabulary: indices [nnz] and offsets [B + 1]; a missing
+    # number or time is an empty bag.
     bags: Mapping[str, tuple[Tensor, Tensor]]
-    has_all_ids: bool = False
+    has_all_ids: bool = False  # True if no id is -1, so that reading a table needs no mask
+    # True if ids are 0 to B - 1, as in the corpus that the vocabularies come from.
     in_order: bool = False
 
     def __len__(self) -> int:
@@ -226,14 +221,10 @@ class _UnitRows(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Scene:
-    """A corpus translated for an encoder.
+    """A corpus translated for an encoder."""
 
-    Args:
-        inputs: for each side, the inputs of all N entities.
-        graph: the interactions, see `adjacency`; None for encoders that do not use them.
-    """
-
-    inputs: Mapping[str, EntityInputs]
+    inputs: Mapping[str, EntityInputs]  # for each side, the inputs of all N entities
+    # The interactions, see `adjacency`; None for encoders that do not use them.
     graph: Tensor | None = None
 
     def size(self, side: str) -> int:

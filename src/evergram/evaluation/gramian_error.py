@@ -16,14 +16,10 @@ OTHER = {"query": "candidate", "candidate": "query"}
 
 @dataclass(frozen=True)
 class Truth:
-    """The exact moments of one side, float64, with z_a = (u_a, f_a).
+    """The exact moments of one side, float64, with z_a = (u_a, f_a)."""
 
-    Args:
-        moment: M = Σ p_a u_a ⊗ z_a, [D, D + K].
-        spread: Σ p_a² z_a ⊗ z_a, [D + K, D + K], the metric of errors in the other side's moment.
-    """
-
-    moment: Tensor
+    moment: Tensor  # M = Σ p_a u_a ⊗ z_a, [D, D + K]
+    # Σ p_a² z_a ⊗ z_a, [D + K, D + K], the metric of errors in the other side's moment.
     spread: Tensor
 
     @classmethod

@@ -69,22 +69,15 @@ NDCG_DEPTH, RECALL_DEPTH = 10, 100
 
 @dataclass(frozen=True)
 class JudgedQueries:
-    """The queries that have a relevant text, with the rows and grades of these texts.
+    """The queries that have a relevant text, with the rows and grades of these texts."""
 
-    Args:
-        rows: the rows of these queries among all queries, int64 [Q].
-        places: for each query, the rows of its relevant texts, int64 [n], ascending.
-        gains: for each query, the grades of these texts, float64 [n].
-        ideals: for each query, the grades of all relevant texts, including those missing from the
-            catalogue, float64 [m], largest first.
-        absent: number of relevant pairs whose text is missing from the catalogue.
-    """
-
-    rows: Tensor
-    places: Sequence[Tensor]
-    gains: Sequence[Tensor]
+    rows: Tensor  # the rows of these queries among all queries, int64 [Q]
+    places: Sequence[Tensor]  # for each query, the rows of its relevant texts, int64 [n], ascending
+    gains: Sequence[Tensor]  # for each query, the grades of these texts, float64 [n]
+    # For each query, the grades of all relevant texts, including those missing from the catalogue,
+    # float64 [m], largest first.
     ideals: Sequence[Tensor]
-    absent: int
+    absent: int  # number of relevant pairs whose text is missing from the catalogue
 
     def __len__(self) -> int:
         return len(self.places)

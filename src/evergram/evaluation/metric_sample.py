@@ -18,15 +18,10 @@ NORMAL = 1.959964  # half the width of a two-sided 95 % interval, in standard er
 
 @dataclass(frozen=True)
 class MetricSample:
-    """A metric on queries drawn without replacement, to estimate its mean over all queries.
+    """A metric on queries drawn without replacement, to estimate its mean over all queries."""
 
-    Args:
-        values: float64 [n], one per drawn query.
-        population: N, the number of all queries; if n = N, the mean is exact.
-    """
-
-    values: Tensor
-    population: int
+    values: Tensor  # float64 [n], one per drawn query
+    population: int  # N, the number of all queries; if n = N, the mean is exact
 
     @property
     def mean(self) -> float:

@@ -25,16 +25,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's scores and predicted classes for N objects.
+    """A model's scores and predicted classes for N objects."""
 
-    Args:
-        score: float64 [N], higher for the positive class, or the output of a regressor; None for
-            more than two classes.
-        predicted: the predicted class of each object; None for a regressor.
-    """
-
+    # float64 [N], higher for the positive class, or the output of a regressor; None for more than
+    # two classes.
     score: Floats | None
-    predicted: pa.Array | None
+    predicted: pa.Array | None  # the predicted class of each object; None for a regressor
 
     def checked(self, path: Path) -> Answers:
         """Return self. Raises: DataError: a score is not finite."""

@@ -43,16 +43,12 @@ class Interactions:
 
 class Term(NamedTuple):
     """strength · m^power (½ uᵀM u − cᵀu), a term of the objective of a query with m interactions.
-
-    Args:
-        matrix: M [D, D], symmetric without negative eigenvalues.
-        centre: c [D].
     """
 
     strength: float
     power: float
-    matrix: Tensor
-    centre: Tensor
+    matrix: Tensor  # M [D, D], symmetric without negative eigenvalues
+    centre: Tensor  # c [D]
 
 
 @dataclass(frozen=True)

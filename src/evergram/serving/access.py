@@ -26,16 +26,12 @@ _PORTS = {"http": "80", "https": "443"}
 
 @dataclass(frozen=True)
 class Access:
-    """The rights of one request.
+    """The rights of one request."""
 
-    Args:
-        name: the consumer's name; "admin" for the administrator, "" if no token is needed.
-        default: version or label to read if the request names none; None for production.
-        allowed: versions and labels that the token may read; None for all.
-    """
-
-    name: str
+    name: str  # the consumer's name; "admin" for the administrator, "" if no token is needed
+    # Version or label to read if the request names none; None for production.
     default: str | None = None
+    # Versions and labels that the token may read; None for all.
     allowed: tuple[str, ...] | None = None
 
     def readable(self, lineage: Lineage) -> set[int]:

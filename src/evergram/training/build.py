@@ -389,16 +389,12 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Companions:
-    """Modules that training uses in addition to its recipe.
+    """Modules that training uses in addition to its recipe."""
 
-    Args:
-        joint: trained in place, together with the encoder.
-        start: an encoder of the same architecture; training starts from its parameters.
-        own: an encoder of the user's modules; a copy of it is trained instead of the recipe's.
-    """
-
-    joint: JointAlignment | None = None
+    joint: JointAlignment | None = None  # trained in place, together with the encoder
+    # An encoder of the same architecture; training starts from its parameters.
     start: Encoder | None = None
+    # An encoder of the user's modules; a copy of it is trained instead of the recipe's.
     own: ModuleEncoder | None = None
 
 

@@ -58,39 +58,28 @@ def shard_of(rows: Rows, size: int, collectives: Collectives) -> Shard[Rows]:
 
 @dataclass
 class Step:
-    """Trains an encoder on one batch per call.
-
-    Args:
-        scene: the training corpus, as input of the encoder.
-        estimators: for each side, one per measure; empty if no Gramian is used.
-        measures: for each side, [N, R].
-        factors: for each side, [N, K]: the prior's factors, and a last column of ones if the task
-            needs means.
-        prior: number of prior factors among the K columns.
-        precondition: ρ of the preconditioner; 0 for none.
-        independent: whether estimators learn from `draws`, not from the previous batch.
-        samples_gradient: whether the penalty's gradient is over `draws`, as in the sampling
-            baselines of [G2] §4, not over the entities of the pairs.
-        collectives: of the processes that share each batch; each one gets the whole batch.
-        decay: factor of the learning rates from epoch to epoch.
-        rescales: whether to scale rows to norm 1 before each epoch.
-    """
+    """Trains an encoder on one batch per call."""
 
     encoder: Encoder
-    scene: Scene
+    scene: Scene  # the training corpus, as input of the encoder
     objective: Objective
+    # For each side, one per measure; empty if no Gramian is used.
     estimators: Mapping[str, Sequence[GramianEstimator]]
-    measures: Mapping[str, Tensor]
+    measures: Mapping[str, Tensor]  # for each side, [N, R]
+    # For each side, [N, K]: the prior's factors, and a last column of ones if the task needs means.
     factors: Mapping[str, Tensor]
-    prior: int
+    prior: int  # number of prior factors among the K columns
     optimizers: Sequence[torch.optim.Optimizer]
     joint: JointAlignment | None = None
-    independent: bool = False
-    precondition: float = 0.0
+    independent: bool = False  # whether estimators learn from `draws`, not from the previous batch
+    precondition: float = 0.0  # ρ of the preconditioner; 0 for none
+    # Whether the penalty's gradient is over `draws`, as in the sampling baselines of [G2] §4, not
+    # over the entities of the pairs.
     samples_gradient: bool = False
+    # Of the processes that share each batch; each one gets the whole batch.
     collectives: Collectives = ALONE
-    decay: float = 1.0
-    rescales: bool = False
+    decay: float = 1.0  # factor of the learning rates from epoch to epoch
+    rescales: bool = False  # whether to scale rows to norm 1 before each epoch
     # By side: this process's share of the next batch's embeddings at the parameters before the last
     # step, and the number of rows of all processes.
     look_ahead: dict[str, Tensor] = field(default_factory=dict, repr=False)

@@ -24,24 +24,16 @@ class PairSquares:
 
     For the squared loss, this is the expectation of `Objective` over an epoch.
 
-    Args:
-        pairs: for each side, the rows of the n observed pairs, int64 [n].
-        target: y, [n].
-        weight: w, [n], may be negative; None is zero.
-        measures: for each side, p and q, [N, R].
-        penalty: λ_r, one per measure.
-        factors: for each side, f and g of the prior, [N, K]; K may be 0.
-        norms: for each side, m, [N].
     Source: [G2] Eq. (7), App. B, App. C.
     """
 
-    pairs: Mapping[str, Tensor]
-    target: Tensor
-    weight: Tensor | None
-    measures: Mapping[str, Tensor]
-    penalty: Sequence[float]
-    factors: Mapping[str, Tensor]
-    norms: Mapping[str, Tensor]
+    pairs: Mapping[str, Tensor]  # for each side, the rows of the n observed pairs, int64 [n]
+    target: Tensor  # y, [n]
+    weight: Tensor | None  # w, [n], may be negative; None is zero
+    measures: Mapping[str, Tensor]  # for each side, p and q, [N, R]
+    penalty: Sequence[float]  # λ_r, one per measure
+    factors: Mapping[str, Tensor]  # for each side, f and g of the prior, [N, K]; K may be 0
+    norms: Mapping[str, Tensor]  # for each side, m, [N]
 
 
 # Two are enough: rows start near the solution, and the preconditioner is near A⁻¹.

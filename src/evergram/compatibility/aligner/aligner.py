@@ -252,15 +252,10 @@ class Aligner:
 
 @dataclass(frozen=True)
 class VectorReader:
-    """Reads an array of floats [N, D] block by block.
+    """Reads an array of floats [N, D] block by block."""
 
-    Args:
-        name: name of the array in error messages.
-        vectors: [N, D].
-    """
-
-    name: str
-    vectors: npt.NDArray[Any] | Tensor
+    name: str  # name of the array in error messages
+    vectors: npt.NDArray[Any] | Tensor  # [N, D]
 
     @property
     def rows(self) -> int:

@@ -323,17 +323,12 @@ def _new_columns(folder: Path, types: Types, size: int) -> Iterator[dict[str, IO
 
 @dataclass(frozen=True)
 class PairIndex:
-    """The interactions of a corpus, sorted by query and then by candidate.
+    """The interactions of a corpus, sorted by query and then by candidate."""
 
-    Args:
-        offsets: int64 [N + 1]; query a has the interactions `offsets[a]:offsets[a + 1]`.
-        columns: `candidate`, and `value` and `weight` if the corpus has them, mapped, [n] each.
-        distinct: the number of distinct pairs.
-    """
-
-    offsets: Tensor
+    offsets: Tensor  # int64 [N + 1]; query a has the interactions `offsets[a]:offsets[a + 1]`
+    # `candidate`, and `value` and `weight` if the corpus has them, mapped, [n] each.
     columns: Mapping[str, Column]
-    distinct: int
+    distinct: int  # the number of distinct pairs
 
     def release(self) -> None:
         """Drop the pages of its files from this process's memory until they are read again."""

@@ -64,19 +64,12 @@ _SUFFIX = re.compile(r"(?<=.)(id|ids|idx|index|key|no|nr|num|number|nummer|code|
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A table file.
+    """A table file."""
 
-    Args:
-        name: the path or address, for error messages.
-        path: the path in the file system.
-        files: the fsspec file system of an address; None for a local file.
-        content: the bytes of a file in memory.
-    """
-
-    name: str
-    path: str
-    files: Any = None
-    content: bytes | None = None
+    name: str  # the path or address, for error messages
+    path: str  # the path in the file system
+    files: Any = None  # the fsspec file system of an address; None for a local file
+    content: bytes | None = None  # the bytes of a file in memory
 
     @property
     def is_text(self) -> bool:

@@ -86,19 +86,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Identifies consecutive rows of a source for error messages.
+    """Identifies consecutive rows of a source for error messages."""
 
-    Args:
-        source: the source's name.
-        first_row: the number of rows before these.
-        names: the source's column names by role.
-        texts: the roles whose columns come from a text file.
-    """
-
-    source: str
-    first_row: int = 0
-    names: Mapping[str, str] = field(default_factory=dict)
-    texts: frozenset[str] = frozenset()
+    source: str  # the source's name
+    first_row: int = 0  # the number of rows before these
+    names: Mapping[str, str] = field(default_factory=dict)  # the source's column names by role
+    texts: frozenset[str] = frozenset()  # the roles whose columns come from a text file
 
     def cell(self, row: int, role: str, cells: pa.Array) -> str:
         """Return a clause with a cell's row, column and content."""
@@ -116,16 +109,14 @@ class SourceRows:
 class BadRows:
     """Counts invalid rows by column and reason.
 
-    Args:
-        choice: "drop" leaves them out; "refuse" raises an error once all rows were read.
-        advice: True if the error explains how to drop them.
     Attributes:
         count: bad rows so far.
         reasons: by column and reason, the number of rows and a sentence about the first one.
     """
 
+    # "drop" leaves them out; "refuse" raises an error once all rows were read.
     choice: BadRowsChoice = "refuse"
-    advice: bool = True
+    advice: bool = True  # True if the error explains how to drop them
     count: int = 0
     reasons: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
 
@@ -188,19 +179,15 @@ class InteractionSource:
 class InteractionSources:
     """The interactions of several sources, in their order.
 
-    Args:
-        sources: at least one.
-        shared_ids: True gives the ids of both sides the same type.
-        bad_rows: how to treat invalid rows.
     Attributes:
         rows: the number of rows read.
         types: the type of each role.
     Raises: DataError: one source lacks a column that another has.
     """
 
-    sources: Sequence[InteractionSource]
-    shared_ids: bool = False
-    bad_rows: BadRows = field(default_factory=BadRows)
+    sources: Sequence[InteractionSource]  # at least one
+    shared_ids: bool = False  # True gives the ids of both sides the same type
+    bad_rows: BadRows = field(default_factory=BadRows)  # how to treat invalid rows
     types: dict[str, pa.DataType] = field(init=False)
     rows: int = field(default=0, init=False)
     # The formats of times so far, each with its first example.

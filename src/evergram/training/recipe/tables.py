@@ -459,25 +459,18 @@ class UnfittedUpgrade(UpgradeSettings):
 
 @dataclass(frozen=True)
 class TransformTraining:
-    """How Adam trains a transform. Experiments of [BC] change it, see `reproduction/recipe.py`.
+    """How Adam trains a transform. Experiments of [BC] change it, see `reproduction/recipe.py`."""
 
-    Args:
-        rate: Adam's learning rate.
-        objects: over which the loss is averaged: "all" objects, as in [BC]; "paper-code": the
-            batch's objects and negatives, as in its authors' code, where W also starts like a
-            PyTorch layer, uniform in ±1/√D_k; "batch": the objects of the batch's pairs.
-        rows: maximum number of objects per side and step, for "all" and "batch".
-        epochs: of a posthoc transform, passes over the objects or pairs.
-        select_after: only later epochs can be the best (posthoc: have the smallest error).
-        fit: function that trains a posthoc transform instead of passes over all objects; it gets
-            the `JointAlignment`, z_k of each side, the recipe, the corpus and the version.
-    """
-
-    rate: float = 3e-3
+    rate: float = 3e-3  # Adam's learning rate
+    # Over which the loss is averaged: "all" objects, as in [BC]; "paper-code": the batch's objects
+    # and negatives, as in its authors' code, where W also starts like a PyTorch layer, uniform in
+    # ±1/√D_k; "batch": the objects of the batch's pairs.
     objects: AlignedObjects = "all"
-    rows: int = 512
-    epochs: int = 100
-    select_after: int = 0
+    rows: int = 512  # maximum number of objects per side and step, for "all" and "batch"
+    epochs: int = 100  # of a posthoc transform, passes over the objects or pairs
+    select_after: int = 0  # only later epochs can be the best (posthoc: have the smallest error)
+    # Function that trains a posthoc transform instead of passes over all objects; it gets the
+    # `JointAlignment`, z_k of each side, the recipe, the corpus and the version.
     fit: Callable[..., object] | None = None
 
 
