@@ -275,21 +275,16 @@ Affine = tuple[Tensor, Tensor | None]  # a fitted map: W [D_{k-1}, D_k] and an o
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The eigendecompositions of C_kk and S, computed once, so that each ridge costs one division.
+    """The eigendecompositions of C_kk and S, computed once, so that a ridge costs one division."""
 
-    Args:
-        values, vectors: of C_kk, [D_k] and [D_k, D_k]; values at rounding level are set to 0.
-        metric_values, metric_vectors: of S, [D_{k-1}] and [D_{k-1}, D_{k-1}].
-        cross: C_{k-1,k} in both eigenbases, [D_{k-1}, D_k].
-        unit: tr(C_kk) / D_k, the unit of relative ridges.
-    """
-
+    # Of C_kk, [D_k] and [D_k, D_k]; values at rounding level are set to 0.
     values: Tensor
     vectors: Tensor
+    # Of S, [D_{k-1}] and [D_{k-1}, D_{k-1}]
     metric_values: Tensor
     metric_vectors: Tensor
-    cross: Tensor
-    unit: float
+    cross: Tensor  # C_{k-1,k} in both eigenbases, [D_{k-1}, D_k]
+    unit: float  # tr(C_kk) / D_k, the unit of relative ridges
 
     @classmethod
     def of(

@@ -307,18 +307,13 @@ def _ragged_columns(
 
 @dataclass(frozen=True)
 class PairBlock:
-    """m consecutive interactions of a corpus, as row numbers.
+    """m consecutive interactions of a corpus, as row numbers."""
 
-    Args:
-        start: the position of the first interaction.
-        query, candidate: int64 [m].
-        value: float32 [m]; None if the corpus has no values.
-    """
-
-    start: int
+    start: int  # the position of the first interaction
+    # int64 [m]
     query: Tensor
     candidate: Tensor
-    value: Tensor | None = None
+    value: Tensor | None = None  # float32 [m]; None if the corpus has no values
 
     def __len__(self) -> int:
         return len(self.query)

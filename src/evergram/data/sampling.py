@@ -42,27 +42,22 @@ class Movable:
 
 @dataclass(frozen=True)
 class Batch(Movable):
-    """B observed pairs.
+    """B observed pairs."""
 
-    Args:
-        query, candidate: int64 [B], rows of the corpus.
-        target: float32 [B], the score to fit.
-        query_weight, candidate_weight: float32 [B, R], μ = p/r and ν = q/r for each of R measures:
-            the expectation of mean(μ u⊗u) is the measure's Gramian.
-        negative: int64 [B], a candidate that the query has not met; or None.
-        pair_weight: float32 [B], the sparse part of the penalty's weights; or None.
-        pair_share: float32 [B], B over the mean batch size, if batches vary in size: the batch mean
-            of loss × share is an unbiased estimate of the mean over all pairs. None if all batches
-            have the same size.
-    """
-
+    # int64 [B], rows of the corpus.
     query: Tensor
     candidate: Tensor
-    target: Tensor
+    target: Tensor  # float32 [B], the score to fit
+    # float32 [B, R], μ = p/r and ν = q/r for each of R measures: the expectation of mean(μ u⊗u) is
+    # the measure's Gramian.
     query_weight: Tensor
     candidate_weight: Tensor
-    negative: Tensor | None = None
+    negative: Tensor | None = None  # int64 [B], a candidate that the query has not met; or None
+    # float32 [B], the sparse part of the penalty's weights; or None.
     pair_weight: Tensor | None = None
+    # float32 [B], B over the mean batch size, if batches vary in size: the batch mean of loss ×
+    # share is an unbiased estimate of the mean over all pairs. None if all batches have the same
+    # size.
     pair_share: Tensor | None = None
 
 
@@ -102,7 +97,7 @@ class PairDraws:
     # then one of its pairs (p ∝ 1/deg(query)), with replacement. "whole_queries": see
     # `WholeQuerySampler`.
     positives: str = "examples"
-    # True draws a negative for each pair, uniformly among the candidates that the query has not met.
+    # Draw a negative for each pair, uniformly among the candidates that the query has not met.
     negatives: bool = False
     short_batch: bool = False  # True keeps the last, smaller batch of an epoch; False drops it
 

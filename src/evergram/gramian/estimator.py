@@ -83,14 +83,10 @@ class Moment:
     """M = Σ_a p_a u_a ⊗ (u_a, f_a): the Gramian G [D, D], followed by H [D, K].
 
     It is stored as a matrix ([G2] Eq. 14), or for a small batch as factors, M = leftᵀ right
-    (Eq. 13), if multiplying by these is cheaper.
+    (Eq. 13), if multiplying by these is cheaper."""
 
-    Args:
-        matrix: [D, D + K]; None if the factors are given.
-        left, right: [C, D] (weighted) and [C, D + K].
-    """
-
-    matrix: Tensor | None
+    matrix: Tensor | None  # [D, D + K]; None if the factors are given
+    # [C, D] (weighted) and [C, D + K]
     left: Tensor | None = None
     right: Tensor | None = None
 

@@ -110,14 +110,11 @@ class BatchSide(NamedTuple):
 
 
 class PenaltyOfBatch(NamedTuple):
-    """λ ĝ of a batch, a scalar, and the batch's moments.
-
-    Args:
-        query, candidate: S_B of each side, [D, D + K] with the prior's K, detached; None if the
-            other side's moment is stored as rows.
-    """
+    """λ ĝ of a batch, a scalar, and the batch's moments."""
 
     value: Tensor
+    # S_B of each side, [D, D + K] with the prior's K, detached; None if the other side's moment is
+    # stored as rows.
     query: Tensor | None
     candidate: Tensor | None
 

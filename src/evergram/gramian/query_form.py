@@ -42,8 +42,7 @@ class Interactions:
 
 
 class Term(NamedTuple):
-    """strength · m^power (½ uᵀM u − cᵀu), a term of the objective of a query with m interactions.
-    """
+    """strength · m^power (½ uᵀM u − cᵀu), a term of a query's objective with m interactions."""
 
     strength: float
     power: float

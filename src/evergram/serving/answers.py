@@ -21,22 +21,17 @@ from evergram.serving.settings import ServiceSettings
 
 @dataclass(frozen=True)
 class Call:
-    """One request, with everything needed to answer it.
-
-    Args:
-        arrow_in, arrow_out: whether the body is, and the answer must be, an Arrow stream.
-        fingerprint: what the request's header claims for its vectors.
-        may_wait: whether this thread may wait for a text encoder.
-    """
+    """One request, with everything needed to answer it."""
 
     state: ServedState
     access: Access
     settings: ServiceSettings
     body: bytes
+    # Whether the body is, and the answer must be, an Arrow stream.
     arrow_in: bool
     arrow_out: bool
-    fingerprint: str | None
-    may_wait: bool = False
+    fingerprint: str | None  # what the request's header claims for its vectors
+    may_wait: bool = False  # whether this thread may wait for a text encoder
 
     @property
     def lineage(self) -> Lineage:

@@ -51,28 +51,24 @@ class WeightedRows:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The embeddings of a batch, as input of a loss.
+    """The embeddings of a batch, as input of a loss."""
 
-    Args:
-        query, candidate: [B, D], for the losses of pairs.
-        negative: [B, D], embeddings of `Batch.negative`; or None.
-        query_factors, candidate_factors: [B, K], rows of the prior; None without a prior.
-        all_entities: of each side, if computed anyway; None if the batch represents them.
-        all_candidates: [N, D], differentiable, for tasks that want them; else None.
-        portion: weight of these pairs in the whole batch's loss; below 1 if processes share the
-            batch. It is already in the weights of `all_entities`.
-        whole_query: [B, D], the queries' embeddings for everything but the losses of pairs, if
-            `query` excludes the pair's candidate; None if both are the same.
-    """
-
+    # [B, D], for the losses of pairs.
     query: Tensor
     candidate: Tensor
-    negative: Tensor | None = None
+    negative: Tensor | None = None  # [B, D], embeddings of `Batch.negative`; or None
+    # [B, K], rows of the prior; None without a prior.
     query_factors: Tensor | None = None
     candidate_factors: Tensor | None = None
+    # Of each side, if computed anyway; None if the batch represents them.
     all_entities: Mapping[str, WeightedRows] | None = None
+    # Weight of these pairs in the whole batch's loss; below 1 if processes share the batch. It is
+    # already in the weights of `all_entities`.
     portion: float = 1.0
+    # [N, D], differentiable, for tasks that want them; else None.
     all_candidates: Tensor | None = None
+    # [B, D], the queries' embeddings for everything but the losses of pairs, if `query` excludes
+    # the pair's candidate; None if both are the same.
     whole_query: Tensor | None = None
 
     @property

@@ -323,26 +323,20 @@ def _keys(table: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Survey:
-    """Statistics of a corpus and of its split for version 0.
-
-    Args:
-        repeats: interactions that repeat an earlier pair.
-        density: distinct pairs as a share of queries × candidates.
-        unknown_queries, unknown_candidates: number of held-out pairs whose query, or whose
-            candidate, is not in the training data. The first are left out; the second always count
-            as misses.
-    """
+    """Statistics of a corpus and of its split for version 0."""
 
     rows: int
     queries: int
     candidates: int
-    repeats: int
-    density: float
+    repeats: int  # interactions that repeat an earlier pair
+    density: float  # distinct pairs as a share of queries × candidates
     first_time: float | None
     last_time: float | None
     lowest_value: float | None
     highest_value: float | None
     held_out: int
+    # Number of held-out pairs whose query, or whose candidate, is not in the training data. The
+    # first are left out; the second always count as misses.
     unknown_queries: int
     unknown_candidates: int
     features: list[FeatureSummary] = field(default_factory=list)

@@ -57,31 +57,25 @@ class EarlyStopping(Callback):
 
     Noise in a sampled metric must not prolong training. Patience therefore counts from a reference
     epoch. A new best epoch becomes the reference only if the paired differences of its queries to
-    the reference are significant (95 %); so several small gains can add up to one.
-
-    Args:
-        metric: the metric to maximise.
-        patience: number of evaluations without improvement after which training ends; 0: never.
-        select_after: only later epochs can be the best; patience starts there.
-        history: all records, in order; each has `epoch` and the metric.
-        best, best_epoch: of the best record so far; the first one if several are equal.
-        kept: the model's tensors at that epoch; for a sampled metric also the reference's values.
-        evaluate: returns the metric of a run's current model, for all queries or a sample.
-        every: epochs between two evaluations; the last epoch is always evaluated.
-        copied: copies a tensor of `kept` given its name, see `Trainer.copied`.
-    """
+    the reference are significant (95 %); so several small gains can add up to one."""
 
     everywhere: ClassVar[bool] = True
 
-    metric: str
+    metric: str  # the metric to maximise
+    # Number of evaluations without improvement after which training ends; 0: never.
     patience: int = 0
-    select_after: int = 0
+    select_after: int = 0  # only later epochs can be the best; patience starts there
+    # All records, in order; each has `epoch` and the metric.
     history: list[dict[str, float]] = field(default_factory=list)
+    # Of the best record so far; the first one if several are equal.
     best: float = -1.0
     best_epoch: int = 0
+    # The model's tensors at that epoch; for a sampled metric also the reference's values.
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    # Returns the metric of a run's current model, for all queries or a sample.
     evaluate: Callable[[Trainer], float | MetricSample] = field(default=lambda run: 0.0, repr=False)
-    every: int = 1
+    every: int = 1  # epochs between two evaluations; the last epoch is always evaluated
+    # Copies a tensor of `kept` given its name, see `Trainer.copied`.
     copied: Callable[[str, Tensor], Tensor] = field(default=cloned, repr=False)
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:

@@ -368,20 +368,16 @@ Start = Literal["fresh", "previous", "frozen"]
 
 @dataclass(frozen=True)
 class Method:
-    """An upgrade method, [BC] §4, Table 1.
+    """An upgrade method, [BC] §4, Table 1."""
 
-    Args:
-        fit: whether the transform is trained with the model, afterwards, or not at all.
-        start, transform: the defaults of these keys of [upgrade].
-        steps: whether the alignment loss covers all past versions or only the previous one.
-        solver: how the transform is fitted: with Adam, or in closed form. Joint methods compute the
-            closed form after training and use it if its error is smaller.
-    """
-
-    fit: Fit
+    fit: Fit  # whether the transform is trained with the model, afterwards, or not at all
+    # The defaults of these keys of [upgrade]
     start: Start = "fresh"
     transform: Literal["linear", "truncate"] = "linear"
+    # Whether the alignment loss covers all past versions or only the previous one.
     steps: Literal["multi", "single"] = "multi"
+    # How the transform is fitted: with Adam, or in closed form. Joint methods compute the closed
+    # form after training and use it if its error is smaller.
     solver: Literal["gradient", "closed"] = "gradient"
 
 
