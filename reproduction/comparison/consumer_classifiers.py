@@ -78,10 +78,8 @@ class ConsumerClassifiers(nn.Module):
         super().__init__()
         self.dropout: list[float] = list(dropout)
         self.seeds: list[int] = list(seeds)
-        self.mean: Tensor
-        self.scale: Tensor
-        self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("scale", torch.ones(dim))
+        self.mean: Tensor = nn.Buffer(torch.zeros(dim))
+        self.scale: Tensor = nn.Buffer(torch.ones(dim))
         draws = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def start(rows: int, columns: int, inputs: int) -> nn.Parameter:

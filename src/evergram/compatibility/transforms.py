@@ -159,8 +159,7 @@ class TruncateTransform(Transform):
         self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
     ) -> None:
         super().__init__(old_dim, new_dim)
-        self.weight: Tensor
-        self.register_buffer("weight", torch.eye(old_dim, new_dim), persistent=False)
+        self.weight: Tensor = nn.Buffer(torch.eye(old_dim, new_dim), persistent=False)
 
     def _apply_to(self, embeddings: Tensor) -> Tensor:
         missing = self.old_dim - self.new_dim

@@ -44,11 +44,7 @@ class EntityMeasure(nn.Module):
         self.name = name
         self.streamed: bool = counts is None
         self.power: float = 0.0
-        self.counts: Tensor
-        self.total: Tensor
-        self.mass: Tensor
         self.shares: Tensor | None
-        self.identity: Tensor
         shares = None
         if isinstance(measure, Tensor):
             shares = _table(measure, f"{name}_measure")
@@ -74,12 +70,12 @@ class EntityMeasure(nn.Module):
             )
         self.register_buffer("shares", shares, persistent=False)
         content = repr(self.power).encode() if shares is None else shares.cpu().numpy().tobytes()
-        self.register_buffer("identity", identity_of(content))
-        self.register_buffer("counts", table.double())
+        self.identity: Tensor = nn.Buffer(identity_of(content))
+        self.counts: Tensor = nn.Buffer(table.double())
         # n and Σ w.
-        self.register_buffer("total", self.counts.sum())
+        self.total: Tensor = nn.Buffer(self.counts.sum())
         ids = torch.arange(len(table))
-        self.register_buffer("mass", self.unnormalized(ids, self.counts).sum())
+        self.mass: Tensor = nn.Buffer(self.unnormalized(ids, self.counts).sum())
 
     def unnormalized(self, ids: Tensor, counts: Tensor) -> Tensor:
         """Return w of entities seen `counts` times, float64; 0 if never."""

@@ -166,8 +166,7 @@ class GramianEstimator(HostBuffers, ABC):
     def __init__(self, dim: int, factors: int = 0) -> None:
         super().__init__()
         self.dim = dim
-        self.matrix: Tensor
-        self.register_buffer("matrix", torch.zeros(dim, dim + factors))
+        self.matrix: Tensor = nn.Buffer(torch.zeros(dim, dim + factors))
 
     def begin(self, population: Population) -> None:
         """Prepare for a step; estimators that need all entities iterate over `population()`."""
@@ -302,10 +301,8 @@ class SampledGramian(GramianEstimator):
         super().__init__(dim, factors)
         self.form = form
         # The rows of a small batch; their number varies, so loading a state resizes them.
-        self.left: Tensor
-        self.right: Tensor
-        self.register_buffer("left", torch.zeros(0, dim))
-        self.register_buffer("right", torch.zeros(0, dim + factors))
+        self.left: Tensor = nn.Buffer(torch.zeros(0, dim))
+        self.right: Tensor = nn.Buffer(torch.zeros(0, dim + factors))
 
     def update(self, rows: EntityBatch) -> None:
         pairs = self.form == "pairs" or (self.form == "auto" and rows.size < self.dim)

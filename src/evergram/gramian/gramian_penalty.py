@@ -44,19 +44,14 @@ class PenaltySide(nn.Module):
             )
         self.name = name
         self.measure = measure
-        self.factors: Tensor
-        self.prior_square: Tensor
-        self.prior_weight: Tensor
-        self.prior_identity: Tensor
-        self.id_use: Tensor
-        self.register_buffer("factors", factors, persistent=False)
+        self.factors: Tensor = nn.Buffer(factors, persistent=False)
         width = factors.shape[1]
         # Σ μ f⊗f and Σ μ of all rows seen, for the constant of the penalty's value.
-        self.register_buffer("prior_square", torch.zeros(width, width, dtype=torch.float64))
-        self.register_buffer("prior_weight", torch.zeros((), dtype=torch.float64))
+        self.prior_square: Tensor = nn.Buffer(torch.zeros(width, width, dtype=torch.float64))
+        self.prior_weight: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
         prior = str(list(factors.shape)).encode() + factors.cpu().numpy().tobytes()
-        self.register_buffer("prior_identity", identity_of(prior))
-        self.register_buffer("id_use", torch.tensor(UNKNOWN))
+        self.prior_identity: Tensor = nn.Buffer(identity_of(prior))
+        self.id_use: Tensor = nn.Buffer(torch.tensor(UNKNOWN))
         self.estimator: GramianEstimator = estimator
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.gramian.estimator import (
     EntityBatch,
@@ -51,20 +51,14 @@ class SAGram(GramianEstimator):
         if beta not in ("1/n", "1"):
             raise ValueError(f"SAGram's β is {beta!r}; it must be '1/n' or '1'.")
         self.beta = beta
-        self.total: Tensor
-        self.share: Tensor
-        self.factors: Tensor
-        self.cache: Tensor
-        self.filled: Tensor
-        self.updates: Tensor
         table = torch.zeros(len(share), 0) if factors is None else factors
         # S, in float64 so that small changes add up.
-        self.register_buffer("total", torch.zeros(self.matrix.shape, dtype=torch.float64))
-        self.register_buffer("share", share.double(), persistent=False)
-        self.register_buffer("factors", table.float(), persistent=False)
-        self.register_buffer("cache", torch.zeros(len(share), dim))
-        self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.total: Tensor = nn.Buffer(torch.zeros(self.matrix.shape, dtype=torch.float64))
+        self.share: Tensor = nn.Buffer(share.double(), persistent=False)
+        self.factors: Tensor = nn.Buffer(table.float(), persistent=False)
+        self.cache: Tensor = nn.Buffer(torch.zeros(len(share), dim))
+        self.filled: Tensor = nn.Buffer(torch.zeros((), dtype=torch.bool))
+        self.updates: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def begin(self, population: Population) -> None:
         if bool(self.filled):

@@ -5,7 +5,7 @@ embeddings' movement."""
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.gramian.estimator import (
     EntityBatch,
@@ -65,11 +65,9 @@ class AveragingRate(HostBuffers):
         if not self.auto and (isinstance(rate, str) or not 0 < rate <= 1):
             raise ValueError(f"The averaging rate is {rate}; it must be in (0, 1] or 'auto'.")
         self.recursive = recursive
-        self.value: Tensor
-        self.steps: Tensor
         chosen = start if isinstance(rate, str) else rate
-        self.register_buffer("value", torch.tensor(chosen, dtype=torch.float64))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.value: Tensor = nn.Buffer(torch.tensor(chosen, dtype=torch.float64))
+        self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         if self.auto:
             # This window's sum, the previous window's mean, and the last difference of two means.
             for name in ("window", "window_before", "last_move"):
@@ -194,9 +192,8 @@ class SOGram(GramianEstimator):
         super().__init__(dim, factors)
         self.correct_start = correct_start
         self.rate: AveragingRate = AveragingRate(self.matrix.shape, rate)
-        self.missing: Tensor
         # Π (1 − α_t), the remaining weight of the zero start.
-        self.register_buffer("missing", torch.ones((), dtype=torch.float64))
+        self.missing: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
 
     def moment(self) -> Moment:
         weight = 1 - float(self.missing)
@@ -244,18 +241,13 @@ class AdaptiveSOGram(GramianEstimator):
 
     def __init__(self, dim: int, factors: int = 0) -> None:
         super().__init__(dim, factors)
-        self.rates: Tensor
-        self.averages: Tensor
-        self.missing: Tensor
-        self.scores: Tensor
-        self.steps: Tensor
         rates = torch.tensor(RATES, dtype=torch.float64)
-        self.register_buffer("rates", rates, persistent=False)
-        self.register_buffer("averages", torch.zeros(len(RATES), dim, dim + factors))
+        self.rates: Tensor = nn.Buffer(rates, persistent=False)
+        self.averages: Tensor = nn.Buffer(torch.zeros(len(RATES), dim, dim + factors))
         # Π (1 − α), the remaining weight of each average's zero start.
-        self.register_buffer("missing", torch.ones_like(rates))
-        self.register_buffer("scores", torch.zeros_like(rates))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.missing: Tensor = nn.Buffer(torch.ones_like(rates))
+        self.scores: Tensor = nn.Buffer(torch.zeros_like(rates))
+        self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     @property
     def rate(self) -> float:
@@ -300,8 +292,7 @@ class Storm(GramianEstimator):
     def __init__(self, dim: int, factors: int = 0, rate: float | str = 0.1) -> None:
         super().__init__(dim, factors)
         self.rate: AveragingRate = AveragingRate(self.matrix.shape, rate, recursive=True, start=0.1)
-        self.started: Tensor
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.started: Tensor = nn.Buffer(torch.zeros((), dtype=torch.bool))
 
     def update(self, rows: EntityBatch) -> None:
         batch = batch_moment(rows).to(self.matrix)

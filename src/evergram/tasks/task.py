@@ -335,14 +335,10 @@ class StreamedFrequency(torch.nn.Module):
     def __init__(self, size: int, rate: float = 0.05) -> None:
         super().__init__()
         self.rate = rate
-        self.last: Tensor
-        self.gap: Tensor
-        self.met: Tensor
-        self.step: Tensor
-        self.register_buffer("last", torch.zeros(size))
-        self.register_buffer("gap", torch.ones(size))
-        self.register_buffer("met", torch.zeros(size))
-        self.register_buffer("step", torch.zeros(()))
+        self.last: Tensor = nn.Buffer(torch.zeros(size))
+        self.gap: Tensor = nn.Buffer(torch.ones(size))
+        self.met: Tensor = nn.Buffer(torch.zeros(size))
+        self.step: Tensor = nn.Buffer(torch.zeros(()))
 
     def observe(self, ids: Tensor) -> None:
         """Update from a batch of candidates, int64 [B]; repeats count once."""

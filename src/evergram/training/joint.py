@@ -70,8 +70,7 @@ class JointAlignment(nn.Module):
             self.register_buffer(f"weight_{side}", weight[side], persistent=False)
             used_rows = torch.nonzero(weight[side]).flatten()
             self.register_buffer(f"known_{side}", used_rows, persistent=False)
-        self.steps: Tensor
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def part(
         self,
