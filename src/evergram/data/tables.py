@@ -11,13 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus, plain
-from evergram.data.reading.files import (
-    DAMAGED,
-    Paths,
-    SourceFile,
-    TableStream,
-    source_files,
-)
+from evergram.data.reading.files import DAMAGED, Paths, SourceFile, TableStream, source_files
 from evergram.data.reading.interactions import (
     SIDES,
     BadRows,

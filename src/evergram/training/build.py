@@ -31,12 +31,7 @@ from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.prepared.prepare import machine_memory
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.sampling import (
-    EntitySampler,
-    ExampleSampler,
-    PairDraws,
-    WholeQuerySampler,
-)
+from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, WholeQuerySampler
 from evergram.data.split import (
     HeldOut,
     Split,

@@ -18,11 +18,7 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.mean_of_candidates import MeanOfCandidates
 from evergram.gramian.query_form import Length, QueryForm, Rule, Term
 from evergram.kinds import Trait
-from evergram.tasks.kinds import (
-    SecondOrderSettings,
-    SoftmaxAllSettings,
-    TemperedSettings,
-)
+from evergram.tasks.kinds import SecondOrderSettings, SoftmaxAllSettings, TemperedSettings
 from evergram.training.factors import build_measures
 from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe

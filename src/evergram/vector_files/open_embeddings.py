@@ -23,13 +23,7 @@ from evergram.atomic_files import replacing_group
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, reason_and_remedy
 from evergram.file_content import NPY_SIGN, unreadable
-from evergram.ids import (
-    ids_of_text,
-    is_text,
-    refuse_missing,
-    refuse_other_form,
-    refuse_repeats,
-)
+from evergram.ids import ids_of_text, is_text, refuse_missing, refuse_other_form, refuse_repeats
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
