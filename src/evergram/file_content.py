@@ -1,8 +1,10 @@
-"""Detect files whose content does not match their name, and unclosed quotation marks in CSVs."""
+"""Detect files whose content does not match their name, and unclosed quotation marks in CSVs; and
+hash files."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import re
 from pathlib import Path
@@ -29,6 +31,12 @@ _SIGNS: tuple[tuple[bytes, str, str], ...] = (
 _HEAD = 4096  # bytes to read
 # Arrow's messages start with the whole path.
 _ARROW_PREFIX = re.compile(r"^Could not open Parquet input source '.*?': ")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_other_content(path: Path, *expected: bytes) -> None:

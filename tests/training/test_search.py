@@ -40,6 +40,7 @@ from evergram.training.tuning import (
     parse_range,
     search_space,
     tune,
+    with_values,
     write_best,
 )
 
@@ -288,7 +289,9 @@ def test_a_search_ranks_by_selection_and_goes_on_as_an_undisturbed_one(tmp_path:
     values = [trial.value for trial in whole.ranked]
     assert values == sorted(values, key=lambda value: -(value or 0))
     assert whole.best.value == max(whole.best.intermediate_values.values())
-    assert whole.best_recipe.model.dim == [whole.best.params["model.dim"]]
+    assert with_values(whole.recipe, whole.best.params).model.dim == [
+        whole.best.params["model.dim"]
+    ]
     assert whole.ended == "trials"
     listed = [trial["number"] for trial in whole.as_json()["trials"]]
     assert listed == [trial.number + 1 for trial in whole.ranked]

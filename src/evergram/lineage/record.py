@@ -16,6 +16,7 @@ from pydantic_core import to_json
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import FormatError, IntegrityError, LineageError, UnknownVersionError
+from evergram.file_content import sha256 as sha256
 from evergram.texts.record import TextEncoderRecord
 from evergram.validation import sentence_of
 
@@ -30,12 +31,6 @@ RULE = (
     "a name consists of letters (a-z, A-Z), digits, '.', '_' and '-', starts with a letter or "
     "digit, and has at most 128 characters"
 )
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_name(text: str) -> bool:

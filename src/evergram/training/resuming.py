@@ -22,10 +22,10 @@ from evergram.atomic_files import make_folder, replacing_path
 from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.prepared.prepare import sha256_of
 from evergram.data.split import Split
 from evergram.encoders.encoder import SIDES
 from evergram.errors import IntegrityError, RecipeError, TrainingError
+from evergram.file_content import sha256
 from evergram.training.callbacks import Callback
 from evergram.training.distributed import ProcessCollectives
 from evergram.training.progress import QUIET, Progress
@@ -135,7 +135,7 @@ def files_digest(recipe: Mapping[str, Any]) -> str:
         values += [prior.get(side), *(measures if isinstance(measures, list) else [measures])]
     paths = [Path(value) for value in values if isinstance(value, str)]
     # Reading a missing file later raises a better error.
-    return _hashed(sha256_of(p) if p.is_file() else "none" for p in paths) if paths else ""
+    return _hashed(sha256(p) if p.is_file() else "none" for p in paths) if paths else ""
 
 
 def corpus_digest(corpus: Corpus) -> str:

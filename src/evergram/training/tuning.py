@@ -163,10 +163,6 @@ class Tuned:
     def best(self) -> FrozenTrial:
         return self.ranked[0]
 
-    @property
-    def best_recipe(self) -> Recipe:
-        return with_values(self.recipe, self.best.params)
-
     def as_json(self) -> dict[str, Any]:
         trials = [
             {

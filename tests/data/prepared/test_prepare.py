@@ -235,7 +235,7 @@ prepare(table, out, overwrite=True)
     ("name", "how", "done"),
     [
         ("number_ids", "after", False),
-        ("sha256_of", "after", False),
+        ("sha256", "after", False),
         ("write_text", "before", False),
         ("write_text", "after", False),
         ("replace_folder", "before", False),

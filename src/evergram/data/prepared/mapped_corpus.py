@@ -35,9 +35,10 @@ from evergram.data.corpus import (
     take_ragged,
     to_tensor,
 )
-from evergram.data.prepared.prepare import NAME, Column, PreparedRecord, release, sha256_of
+from evergram.data.prepared.prepare import NAME, Column, PreparedRecord, release
 from evergram.data.reading.interactions import SIDES, SideName
 from evergram.errors import DataError
+from evergram.file_content import sha256
 
 # The cache folder in a prepared folder, and its lock.
 CACHE, LOCK = ".splits", ".lock"
@@ -87,7 +88,7 @@ def check_sha256(path: Path, expected: str | None) -> None:
     """Raise a DataError if the file's SHA-256 is not `expected`; None checks nothing."""
     remedy = "Prepare the data again, or restore the file from a backup."
     try:
-        digest = expected and sha256_of(path)
+        digest = expected and sha256(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from error
     if digest != expected:

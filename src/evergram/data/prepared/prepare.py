@@ -57,6 +57,7 @@ from evergram.data.reading.interactions import (
 )
 from evergram.data.rolling_window import date_text
 from evergram.errors import DataError, reason_and_remedy
+from evergram.file_content import sha256
 from evergram.ids import refuse_repeats
 from evergram.validation import sentence_of
 
@@ -126,11 +127,6 @@ class PreparedRecord(BaseModel):
         except ValidationError as error:
             problem = sentence_of(error, cls).rstrip(".")
             raise DataError(f"{path} is damaged: {problem}; prepare the corpus again.") from error
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def release(columns: Iterable[Column]) -> None:
@@ -448,7 +444,7 @@ def _fill(
             sides[side] = SideRecord(entities=len(table), features=table.column_names[2:])
         rows = database.size("interactions")
     remove_tree(scratch)
-    digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+    digests = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     content = " ".join(f"{name} {digest}" for name, digest in digests.items())
     record = PreparedRecord(
         shared_ids=interactions.shared_ids,
