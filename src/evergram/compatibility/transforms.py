@@ -35,9 +35,13 @@ class Transform(nn.Module, ABC):
             )
         return self._apply_to(embeddings)
 
-    @abstractmethod
     def _apply_to(self, embeddings: Tensor) -> Tensor:
-        """Return the mapped embeddings; `forward` has already checked their dim."""
+        """Return the mapped embeddings, whose dim `forward` has checked. Override it if the map is
+        not affine, or costs less than a product with its matrix."""
+        affine = self.affine()
+        assert affine is not None
+        mapped = embeddings @ affine[0].T
+        return mapped if affine[1] is None else mapped + affine[1]
 
     @abstractmethod
     def affine(self) -> tuple[Tensor, Tensor | None] | None:
@@ -76,9 +80,6 @@ class LinearTransform(Transform):
         transform = cls(*weight.shape)
         transform.weight = nn.Parameter(weight.clone())
         return transform
-
-    def _apply_to(self, embeddings: Tensor) -> Tensor:
-        return embeddings @ self.weight.T
 
     def affine(self) -> tuple[Tensor, Tensor | None]:
         return self.weight, None
@@ -137,9 +138,6 @@ class AffineTransform(Transform):
         transform.offset = nn.Parameter(offset.clone())
         return transform
 
-    def _apply_to(self, embeddings: Tensor) -> Tensor:
-        return embeddings @ self.weight.T + self.offset
-
     def affine(self) -> tuple[Tensor, Tensor | None]:
         return self.weight, self.offset
 
@@ -197,9 +195,6 @@ class OrthogonalTransform(Transform):
         q = q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
         weight: Tensor = q.T if is_wide else q
         return weight
-
-    def _apply_to(self, embeddings: Tensor) -> Tensor:
-        return embeddings @ self.weight.T
 
     def affine(self) -> tuple[Tensor, Tensor | None]:
         return self.weight, None
