@@ -22,18 +22,14 @@ LEAST_DEVIATIONS = 5.0
 class Chance:
     """A map's error compared with its error on shuffled pairs of held-out objects.
 
-    Shuffled means that each mapped vector is compared with the old vectors of all other objects.
+    Shuffled means that each mapped vector is compared with the old vectors of all other objects."""
 
-    Args:
-        relative_error: √(E‖δ‖² / E‖z_old‖²) on shuffled pairs.
-        ratio: the map's error on true pairs divided by that. It is 1 for constant vectors and close
-            to 1 for random ones.
-        deviations: how much smaller the error on true pairs is, in standard deviations over all
-            permutations of the objects.
-    """
-
-    relative_error: float
+    relative_error: float  # √(E‖δ‖² / E‖z_old‖²) on shuffled pairs
+    # The map's error on true pairs divided by that. It is 1 for constant vectors and close to 1 for
+    # random ones.
     ratio: float
+    # How much smaller the error on true pairs is, in standard deviations over all permutations of
+    # the objects.
     deviations: float
 
     @property

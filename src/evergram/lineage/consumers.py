@@ -67,16 +67,11 @@ class Probe(StrictRecord):
 
 
 class Consumer(StrictRecord):
-    """A reader of the lineage.
-
-    Args:
-        pinned: "v0" or a label: the version that it reads by default.
-        allowed: versions and labels that it may read, including the pinned one.
-    """
+    """A reader of the lineage."""
 
     name: Name
-    pinned: str
-    allowed: tuple[str, ...]
+    pinned: str  # "v0" or a label: the version that it reads by default
+    allowed: tuple[str, ...]  # versions and labels that it may read, including the pinned one
     since: str
     contact: str | None = None
     token_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")

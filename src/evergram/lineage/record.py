@@ -110,23 +110,18 @@ class Withdrawal(FrozenRecord):
 
 
 class LineageRecord(ChecksummedRecord):
-    """The contents of `lineage.json`.
-
-    Args:
-        versions: all published versions except the withdrawn ones, ascending.
-        labels: maps a label to its version.
-        withdrawn: withdrawn versions by number. The numbers are not used again.
-        retired: versions that can no longer be read, although the chain still goes through them.
-        salt: salt of the hash that chooses held-out pairs, from the recipe of version 0; None in a
-            lineage made from files.
-    """
+    """The contents of `lineage.json`."""
 
     format_version: int
     name: Name
-    versions: list[int]
-    labels: dict[Name, int] = {}
+    versions: list[int]  # all published versions except the withdrawn ones, ascending
+    labels: dict[Name, int] = {}  # maps a label to its version
+    # Withdrawn versions by number. The numbers are not used again.
     withdrawn: dict[int, Withdrawal] = {}
+    # Versions that can no longer be read, although the chain still goes through them.
     retired: list[int] = []
+    # Salt of the hash that chooses held-out pairs, from the recipe of version 0; None in a lineage
+    # made from files.
     salt: str | None = None
 
     @property

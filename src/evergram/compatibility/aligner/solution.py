@@ -31,18 +31,13 @@ RANK = 32  # default rank of low_rank, limited by the dims
 class MapSettings:
     """The validated settings of a map fitted in closed form.
 
-    Args:
-        transform: one of `closed_forms.KINDS`.
-        rank: for low_rank only; None for 32, or the smaller dim if that is less.
-        scaled: for orthogonal only; True also fits a scale factor.
-        held_out: share of the rows that measure the error and are never fitted.
     Raises: DataError: a value is not allowed, or the transform does not use it.
     """
 
-    transform: str = "linear"
-    rank: int | None = None
-    scaled: bool = False
-    held_out: float = 0.1
+    transform: str = "linear"  # one of `closed_forms.KINDS`
+    rank: int | None = None  # for low_rank only; None for 32, or the smaller dim if that is less
+    scaled: bool = False  # for orthogonal only; True also fits a scale factor
+    held_out: float = 0.1  # share of the rows that measure the error and are never fitted
 
     def __post_init__(self) -> None:
         if self.transform not in KINDS:

@@ -81,27 +81,20 @@ class SideRecord(BaseModel):
 
 
 class PreparedRecord(BaseModel):
-    """The content of `prepared.json`.
-
-    Args:
-        interactions: n.
-        columns: the type of each column of interactions.
-        sources: the names of the source files.
-        fingerprint: identifies the folder's content; names the cache of derived files.
-        sha256: the SHA-256 of each file; a file without one is not checked.
-    """
+    """The content of `prepared.json`."""
 
     # Later versions may add keys that this one ignores.
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     format_version: Literal[1] = 1
     shared_ids: bool
-    interactions: int = Field(ge=1)
+    interactions: int = Field(ge=1)  # n
     sides: dict[SideName, SideRecord]
-    columns: dict[str, ColumnType]
-    sources: list[str] = []
+    columns: dict[str, ColumnType]  # the type of each column of interactions
+    sources: list[str] = []  # the names of the source files
+    # Identifies the folder's content; names the cache of derived files.
     fingerprint: str = Field(pattern=r"^[A-Za-z0-9_-]{8,200}$")
-    sha256: dict[str, str] = {}
+    sha256: dict[str, str] = {}  # the SHA-256 of each file; a file without one is not checked
 
     @model_validator(mode="after")
     def _agrees(self) -> PreparedRecord:
