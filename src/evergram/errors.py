@@ -92,6 +92,11 @@ _REMEDIES = {
 }
 
 
+def clause_of(error: Exception) -> str:
+    """Return an error's message in one line, without a full stop; or its type, if it has none."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
 def reason_and_remedy(error: OSError, consequence: str = "") -> str:
     """Return the reason of a system error and what to do, without a full stop.
 

@@ -22,11 +22,6 @@ def trace_with(provider: TracerProvider | None) -> None:
     _tracer = None if provider is None else provider.get_tracer("evergram")
 
 
-def tracer() -> Tracer | None:
-    """Return the tracer that records spans, or None."""
-    return _tracer
-
-
 def tracer_provider() -> TracerProvider | None:
     """Return the provider that records spans, or None."""
     return None if _tracer is None else _provider

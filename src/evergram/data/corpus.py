@@ -236,13 +236,20 @@ def summaries(queries: Side, candidates: Side) -> list[FeatureSummary]:
     return [FeatureSummary.of(s, n, f) for s, side in sides for n, f in side.features.items()]
 
 
+def offsets_of(counts: Tensor) -> Tensor:
+    """Return where each row of a ragged table starts and the last one ends, int64 [N + 1], for rows
+    of `counts` [N] values."""
+    offsets = torch.zeros(len(counts) + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, out=offsets[1:])
+    return offsets
+
+
 def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the values and offsets of some `rows` (int64 [n]) of a ragged table, in which row i
     has `indices[offsets[i]:offsets[i + 1]]`."""
     starts = offsets[rows]
     lengths = offsets[rows + 1] - starts
-    new_offsets = torch.zeros(len(rows) + 1, dtype=torch.int64, device=offsets.device)
-    torch.cumsum(lengths, 0, out=new_offsets[1:])
+    new_offsets = offsets_of(lengths)
     positions = torch.repeat_interleave(starts - new_offsets[:-1], lengths)
     positions += torch.arange(len(positions), device=offsets.device)
     return indices[positions], new_offsets
@@ -299,9 +306,7 @@ def _ragged_columns(
         else:
             lengths = to_tensor(pc.is_valid(column)).to(torch.int64)
             flat = pc.drop_null(column)
-        offsets = torch.zeros(len(vocabulary) + 1, dtype=torch.int64)
-        torch.cumsum(lengths, 0, out=offsets[1:])
-        columns[name] = (offsets, flat if is_measure(flat.type) else plain(flat))
+        columns[name] = (offsets_of(lengths), flat if is_measure(flat.type) else plain(flat))
     return columns
 
 
@@ -478,6 +483,11 @@ class Corpus:
         return to_tensor(self.interactions[name])
 
     @property
+    def sides(self) -> dict[str, Side]:
+        """The queries and the candidates, by side ("query" or "candidate")."""
+        return {"query": self.queries, "candidate": self.candidates}
+
+    @property
     def has_values(self) -> bool:
         return "value" in self.interactions.column_names
 
@@ -499,8 +509,7 @@ class Corpus:
 
     def counts(self, side: str) -> Tensor:
         """Count the interactions of each entity of `side` ("query" or "candidate"), int64 [N]."""
-        size = len(self.queries if side == "query" else self.candidates)
-        return torch.bincount(self.column(side), minlength=size)
+        return torch.bincount(self.column(side), minlength=len(self.sides[side]))
 
     def blocks(self) -> Iterator[PairBlock]:
         """Yield all interactions in order, in blocks; a corpus in memory is one block."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus, take_ragged
+from evergram.data.corpus import Corpus, offsets_of, take_ragged
 from evergram.errors import DataError
 
 # Redraw rejected negatives at most this often, then keep the last draw.
@@ -142,8 +142,7 @@ class ExampleSampler:
             active = int((degrees > 0).sum())
             chance = 1 / (active * degrees.double()[self.query])
             self.order: Tensor = torch.argsort(self.query, stable=True)
-            self.offsets: Tensor = torch.zeros(len(degrees) + 1, dtype=torch.int64)
-            torch.cumsum(degrees, 0, out=self.offsets[1:])
+            self.offsets: Tensor = offsets_of(degrees)
         rates = {
             side: torch.zeros(len(count), dtype=torch.float64).index_add_(0, rows, chance)
             for (side, count), rows in zip(
@@ -376,7 +375,7 @@ class WholeQuerySampler(ExampleSampler):
         self.mean_size: float | None = self.queries * mean
         self.batch_size: int = max(1, round(self.queries * mean))
         self.by_query: Tensor = torch.argsort(self.query, stable=True)
-        self.ends: Tensor = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+        self.ends: Tensor = offsets_of(degrees)
 
     def __len__(self) -> int:
         return -(-len(self.active) // self.queries)

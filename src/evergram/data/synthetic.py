@@ -94,8 +94,7 @@ def generate(
     corpus = Corpus.of(table, candidate_features=features)
     final = _unit((1 - DRIFT) * taste + DRIFT * target)
     query, candidate = (
-        torch.from_numpy(side.vocabulary.keys.to_numpy().copy())
-        for side in (corpus.queries, corpus.candidates)
+        torch.from_numpy(side.vocabulary.keys.to_numpy().copy()) for side in corpus.sides.values()
     )
     return Planted(
         corpus, final[query], item[candidate], log_popularity[candidate], quality[candidate]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from evergram.data.corpus import Corpus, Side, Vocabulary, take_ragged
+from evergram.data.corpus import Corpus, Side, Vocabulary, offsets_of, take_ragged
 from evergram.data.feature_types import bucket_starts, is_measure, positions, type_name
 from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.mapped_tensors import draw_normal, join_blocks, mapped_zeros
@@ -91,7 +91,7 @@ class Schema:
         """Return the schema of a corpus, with or without its features."""
         vocabularies: dict[str, Vocabulary] = {}
         inputs: dict[str, dict[str, str]] = {}
-        for name, side in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
+        for name, side in corpus.sides.items():
             id_name = "id" if corpus.shared_ids else f"{name}.id"
             vocabularies[id_name] = side.vocabulary
             inputs[name] = {"id": id_name}
@@ -127,9 +127,7 @@ class Schema:
             translated = vocabulary.rows(column.vocabulary.keys)
             indices = translated[column.indices]
             is_known = indices >= 0
-            known_before = torch.zeros(len(is_known) + 1, dtype=torch.int64)
-            torch.cumsum(is_known, 0, out=known_before[1:])
-            bags[feature] = (indices[is_known], known_before[column.offsets])
+            bags[feature] = (indices[is_known], offsets_of(is_known)[column.offsets])
         ids = self.ids(side).rows(entities.vocabulary.keys)
         # Check this once per corpus: checking a batch would synchronize with its device.
         in_order = torch.equal(ids, torch.arange(len(ids)))
@@ -150,9 +148,7 @@ def refuse_other_types(feature: str, trained: Vocabulary, found: Vocabulary) -> 
 
 def _vocabulary_of(corpus: Corpus, feature: str) -> Vocabulary:
     """Return a feature's vocabulary: its keys, or for numbers and times equally full buckets."""
-    columns = [
-        s.features[feature] for s in (corpus.queries, corpus.candidates) if feature in s.features
-    ]
+    columns = [s.features[feature] for s in corpus.sides.values() if feature in s.features]
     vocabulary = columns[0].vocabulary
     if not is_measure(vocabulary.keys.type):
         return vocabulary
@@ -338,8 +334,7 @@ class Encoder(nn.Module, ABC):
 
     def read(self, corpus: Corpus) -> Scene:
         """Return the scene of a corpus, in its row order, on the CPU."""
-        sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
-        return Scene({side: self.schema.read(side, entities) for side, entities in sides})
+        return Scene({side: self.schema.read(side, of) for side, of in corpus.sides.items()})
 
     def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
         """Return all embeddings by side, [N, D], in evaluation mode and without gradient: of a
@@ -380,6 +375,22 @@ class Encoder(nn.Module, ABC):
         return unit_rows(rows) if self.normalize else rows
 
 
+class OnDemand(Embeddings):
+    """Embeddings that are computed when they are read, from a scene on the encoder's device."""
+
+    def __init__(self, encoder: Encoder, scene: Scene) -> None:
+        self.encoder = encoder
+        self.scene = scene
+
+    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
+        size = self.scene.size(side)
+        for start in range(0, size, batch_size):
+            stop = min(start + batch_size, size)
+            with self.encoder.evaluating():
+                block = self.rows(side, torch.arange(start, stop, device=self.encoder.device))
+            yield block
+
+
 class RowEncoder(Encoder):
     """An encoder that embeds each entity independently, from its id and features."""
 
@@ -399,34 +410,20 @@ class RowEncoder(Encoder):
     def known(self, side: str, scene: Scene) -> Tensor:
         return scene.inputs[side].is_known
 
-    def blocks(self, side: str, inputs: EntityInputs, batch_size: int = ROWS) -> Iterator[Tensor]:
-        """Iterate over all embeddings in blocks [b, D], without gradient, in evaluation mode."""
-        for start in range(0, len(inputs), batch_size):
-            stop = min(start + batch_size, len(inputs))
-            rows = torch.arange(start, stop, device=inputs.ids.device)
-            with self.evaluating():
-                block = self.embed(side, inputs.take(rows).to(self.device))
-            yield block
-
-    def encode(self, side: str, entities: Side, batch_size: int = ROWS) -> Tensor:
+    def encode(self, side: str, entities: Side) -> Tensor:
         """Return the embeddings [N, D] of one side of a corpus, in row order, on the CPU."""
-        inputs = self.schema.read(side, entities)
-        blocks = (block.cpu() for block in self.blocks(side, inputs, batch_size))
-        return join_blocks(blocks, len(inputs), self.dim)
+        scene = Scene({side: self.schema.read(side, entities)}).to(self.device)
+        blocks = (block.cpu() for block in self(scene).blocks(side))
+        return join_blocks(blocks, len(entities), self.dim)
 
 
-class _ByRow(Embeddings):
-    """Embeddings computed on demand."""
+class _ByRow(OnDemand):
+    """The embeddings of entities, each from its own inputs."""
 
-    def __init__(self, encoder: RowEncoder, scene: Scene) -> None:
-        self.encoder = encoder
-        self.scene = scene
+    encoder: RowEncoder
 
     def rows(self, side: str, ids: Tensor) -> Tensor:
         return self.encoder.embed(side, self.scene.inputs[side].take(ids))
-
-    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
-        return self.encoder.blocks(side, self.scene.inputs[side], batch_size)
 
 
 class Factorization(RowEncoder):

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Vocabulary, to_tensor
+from evergram.data.corpus import Vocabulary, offsets_of, to_tensor
 from evergram.data.feature_types import is_measure, to_measures, type_name
 from evergram.encoders.encoder import EntityInputs, Schema
-from evergram.errors import DataError
+from evergram.errors import DataError, clause_of
+from evergram.ids import is_text
 
 ID = "id"
 
@@ -139,8 +140,8 @@ def _array(values: Any, name: str) -> pa.Array:
         return pa.array(values if isinstance(values, Sequence) else list(values))
     except (pa.ArrowException, TypeError, OverflowError) as error:
         raise DataError(
-            f"{name!r} cannot be read: {' '.join(str(error).split()).rstrip('.')}. The keys of a "
-            "column must be all integers or all texts."
+            f"{name!r} cannot be read: {clause_of(error)}. The keys of a column must be all "
+            "integers or all texts."
         ) from error
 
 
@@ -159,9 +160,7 @@ def _keys(keys: pa.Array, name: str) -> pa.Array:
         if largest is not None and largest >= 2**63:
             raise DataError(f"{name!r} has {largest}; integer keys must be below 2⁶³.")
         return keys.cast(pa.int64())
-    is_text = pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)
-    is_text = is_text or pa.types.is_string_view(keys.type)
-    if is_text or pa.types.is_null(keys.type) or pa.types.is_boolean(keys.type):
+    if is_text(keys.type) or pa.types.is_null(keys.type) or pa.types.is_boolean(keys.type):
         return keys.cast(pa.string())
     raise DataError(f"{name!r} has the type {keys.type}; keys must be integers or texts.")
 
@@ -200,5 +199,4 @@ def _bag(
     rows = vocabulary.rows(values)
     is_known = rows >= 0
     counts = torch.bincount(owner[is_known], minlength=size)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    return rows[is_known], offsets
+    return rows[is_known], offsets_of(counts)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, offsets_of
 from evergram.encoders.encoder import SIDES, Embeddings, Encoder, Scene, Schema, table_name
 
 
@@ -33,13 +33,11 @@ def adjacency(corpus: Corpus, *, repeats: bool = False) -> Tensor:
         pairs = torch.unique(pairs)
     start, end = pairs // size, pairs % size
     keys, _ = torch.sort(torch.cat([pairs, end * size + start]))
-    offsets = torch.zeros(size + 1, dtype=torch.int32)
-    torch.cumsum(torch.bincount(keys // size, minlength=size), 0, out=offsets[1:])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(
             # The kernels use int32 and would convert int64 in each product.
-            offsets,
+            offsets_of(torch.bincount(keys // size, minlength=size)).int(),
             (keys % size).int(),
             torch.ones(len(keys)),
             (size, size),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, offsets_of, take_ragged
 from evergram.encoders.encoder import (
-    ROWS,
     Embeddings,
     Encoder,
+    OnDemand,
     Scene,
     Schema,
     embedding_table,
@@ -82,13 +80,8 @@ class _Met:
         if graph is None:
             raise ValueError("This scene has no graph; create it with the encoder's `read`.")
         # The graph's nodes are first the queries, then the candidates.
-        offsets, nodes = graph.crow_indices(), graph.col_indices()
-        first = offsets.index_select(0, queries).long()
-        counts = offsets.index_select(0, queries + 1).long() - first
-        self.offsets = functional.pad(counts.cumsum(0), (1, 0))
-        start = torch.repeat_interleave(first - self.offsets[:-1], counts)
-        edges = torch.arange(len(start), device=start.device) + start
-        self.candidates = nodes.index_select(0, edges).long() - scene.size("query")
+        nodes, self.offsets = take_ragged(graph.col_indices(), graph.crow_indices(), queries)
+        self.candidates = nodes.long() - scene.size("query")
 
     def sums(self, rows: Tensor) -> Tensor:
         """Sum the candidates' rows [N, D] for each query, [Q, D]."""
@@ -97,12 +90,10 @@ class _Met:
         )
 
 
-class _Means(Embeddings):
-    """Embeddings that compute queries from their candidates, on demand."""
+class _Means(OnDemand):
+    """Embeddings that compute queries from their candidates."""
 
-    def __init__(self, encoder: MeanOfCandidates, scene: Scene) -> None:
-        self.encoder = encoder
-        self.scene = scene
+    encoder: MeanOfCandidates
 
     def rows(self, side: str, ids: Tensor) -> Tensor:
         if side == "candidate":
@@ -122,13 +113,6 @@ class _Means(Embeddings):
         others = torch.where((other_counts > 0)[:, None], others, 0.0)  # no rounding residue
         return whole, self._means(others, other_counts)
 
-    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
-        device = self.scene.ids(side).device
-        for ids in torch.split(torch.arange(self.scene.size(side), device=device), batch_size):
-            with self.encoder.evaluating():
-                block = self.rows(side, ids)
-            yield block
-
     def _summed(
         self, queries: Tensor, candidate: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +130,7 @@ class _Means(Embeddings):
         is_used[candidate] = True
         rows = self._candidates(torch.nonzero(is_used).flatten())
         row_of = is_used.cumsum(0) - 1
-        known_before = functional.pad((ids[met.candidates] >= 0).cumsum(0), (1, 0))
+        known_before = offsets_of(ids[met.candidates] >= 0)
         counts = known_before[met.offsets].diff()
         met.candidates = row_of[met.candidates]
         return met.sums(rows), counts, rows.index_select(0, row_of[candidate])

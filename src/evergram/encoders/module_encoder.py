@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.encoder import ROWS, SIDES, Embeddings, Encoder, Scene, Schema
+from evergram.encoders.encoder import ROWS, SIDES, Embeddings, Encoder, OnDemand, Scene, Schema
 from evergram.encoders.encoder_inputs import ID, columns_of, refuse_other_ids
 from evergram.encoders.mapped_tensors import join_blocks
 from evergram.errors import DataError, ShapeError
@@ -154,7 +154,7 @@ class ModuleEncoder(Encoder):
         Raises: ShapeError: a module does not return [B, D], or the two D differ.
         """
         dims = {}
-        for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
+        for side, entities in corpus.sides.items():
             module = getattr(modules, side)
             training = module.training
             module.eval()
@@ -181,9 +181,7 @@ class ModuleEncoder(Encoder):
         return {"dim": self.dim, **({"normalize": True} if self.normalize else {})}
 
     def read(self, corpus: Corpus) -> IdScene:
-        sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
-        keys = {side: entities.vocabulary.keys for side, entities in sides}
-        return self._scene(keys)
+        return self._scene({side: of.vocabulary.keys for side, of in corpus.sides.items()})
 
     def forward(self, scene: Scene) -> Embeddings:
         assert isinstance(scene, IdScene)
@@ -222,7 +220,7 @@ class ModuleEncoder(Encoder):
         if size < 1:
             raise DataError(f"batch_size is {size}; it must be at least 1.")
         if isinstance(ids, Corpus):
-            keys = (ids.queries if side == "query" else ids.candidates).vocabulary.keys
+            keys = ids.sides[side].vocabulary.keys
         else:
             columns = columns_of(ids)
             if set(columns) != {ID}:
@@ -263,12 +261,11 @@ class ModuleEncoder(Encoder):
         return IdScene({}, None, keys, usable, self.schema)
 
 
-class _OfIds(Embeddings):
-    """The embeddings of a scene's ids, computed on demand."""
+class _OfIds(OnDemand):
+    """The embeddings of a scene's ids."""
 
-    def __init__(self, encoder: ModuleEncoder, scene: IdScene) -> None:
-        self.encoder = encoder
-        self.scene = scene
+    encoder: ModuleEncoder
+    scene: IdScene
 
     def rows(self, side: str, ids: Tensor) -> Tensor:
         # Embed repeated entities of a batch only once.
@@ -284,12 +281,7 @@ class _OfIds(Embeddings):
         return rows[inverse]
 
     def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
-        size = min(batch_size, self.encoder.encoder_modules.batch_size)
-        for start in range(0, len(self.scene.keys[side]), size):
-            stop = min(start + size, len(self.scene.keys[side]))
-            with self.encoder.evaluating():
-                block = self.rows(side, torch.arange(start, stop, device=self.encoder.device))
-            yield block
+        return super().blocks(side, min(batch_size, self.encoder.encoder_modules.batch_size))
 
 
 def restore_module_encoder(

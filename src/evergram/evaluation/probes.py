@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
-from evergram.errors import DataError
+from evergram.errors import DataError, clause_of
 
 SUFFIXES = (".onnx", ".safetensors")
 BLOCK = 8_192  # rows passed to a model at once
@@ -65,7 +65,7 @@ class LinearModel:
         except Exception as error:
             _refuse_memory(error)
             raise DataError(
-                f"{path} cannot be read: {_sentence(error)}; save the weights again, as float32."
+                f"{path} cannot be read: {clause_of(error)}; save the weights again, as float32."
             ) from error
         weight = tensors.get("weight", np.empty(0))
         if weight.ndim not in (1, 2) or not weight.size:
@@ -144,7 +144,7 @@ class OnnxModel:
         except Exception as error:
             _refuse_memory(error)
             raise DataError(
-                f"{path} cannot be read as ONNX: {_sentence(error)}; export the model again."
+                f"{path} cannot be read as ONNX: {clause_of(error)}; export the model again."
             ) from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in ("tensor(float)", "tensor(double)"):
@@ -193,7 +193,7 @@ class OnnxModel:
                 _refuse_memory(error)
                 raise DataError(
                     f"{self.path} does not run on embeddings of dim {embeddings.shape[1]}: "
-                    f"{_sentence(error)}."
+                    f"{clause_of(error)}."
                 ) from error
             for output in outputs:
                 is_array = isinstance(output, list) or np.ndim(output) > 0
@@ -247,10 +247,6 @@ def _refuse_memory(error: Exception) -> None:
     text = str(error).lower()
     if isinstance(error, MemoryError) or "bad_alloc" in text or "failed to allocate" in text:
         raise MemoryError from error
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def roc_auc(score: NDArray[np.floating], label: NDArray[np.bool_]) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
-from evergram.data.corpus import Corpus, take_ragged
+from evergram.data.corpus import Corpus, offsets_of, take_ragged
 from evergram.data.split import RowPairs, Split, known_pairs
 from evergram.errors import DataError, RecipeError, ShapeError
 from evergram.evaluation import score_blocks
@@ -86,11 +86,11 @@ class Relevance:
         first |= candidate < 0
         query, candidate = query[first], candidate[first]
         queries, counts = torch.unique(query, return_counts=True)
-        target_offsets = _offsets(counts)
+        target_offsets = offsets_of(counts)
         targets = candidate
         size = max(_largest(query), _largest(seen_query))
         order = torch.argsort(seen_query, stable=True)
-        all_offsets = _offsets(torch.bincount(seen_query, minlength=size + 1))
+        all_offsets = offsets_of(torch.bincount(seen_query, minlength=size + 1))
         seen, seen_offsets = take_ragged(seen_candidate[order], all_offsets, queries)
         return cls(queries, targets, target_offsets, seen, seen_offsets)
 
@@ -297,12 +297,6 @@ def parse_metric(name: str) -> tuple[str, int]:
     if not match:
         raise RecipeError(f"The metric is {name!r}; it must be recall@K, ndcg@K or map@K.")
     return match[1], int(match[2])
-
-
-def _offsets(counts: Tensor) -> Tensor:
-    offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
-    torch.cumsum(counts, 0, out=offsets[1:])
-    return offsets
 
 
 def _largest(rows: Tensor) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evergram.atomic_files import new_folder
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.encoder import Encoder, RowEncoder, restore_encoder
+from evergram.encoders.encoder import Embeddings, Encoder, RowEncoder, Scene, restore_encoder
 from evergram.encoders.encoder_inputs import (
     ID,
     checked_inputs,
@@ -28,6 +28,7 @@ from evergram.encoders.encoder_inputs import (
     refuse_unknown,
 )
 from evergram.encoders.kinds import ENCODERS
+from evergram.encoders.mapped_tensors import join_blocks
 from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.artefact import load_tensors, save_tensors
 from evergram.lineage.lineage import Lineage
@@ -219,13 +220,14 @@ class PretrainedEncoder:
         columns = columns_of(objects)
         inputs = checked_inputs(columns, side, module.schema)
         self._warn_without_features(side, columns, inputs.ids >= 0)
-        blocks = [block.float().cpu() for block in module.blocks(side, inputs, batch_size)]
-        return (torch.cat(blocks) if blocks else torch.zeros(0, self.dim)).numpy()
+        embeddings: Embeddings = module(Scene({side: inputs}).to(module.device))
+        blocks = (block.float().cpu() for block in embeddings.blocks(side, batch_size))
+        return join_blocks(blocks, len(inputs), self.dim).numpy()
 
     def _of_corpus(self, corpus: Corpus, side: str) -> Tensor:
         names_of(side, self.module.schema)  # refuses an unknown side
         scene = self.module.read(corpus).to(self.module.device)
-        entities = corpus.queries if side == "query" else corpus.candidates
+        entities = corpus.sides[side]
         refuse_other_ids(entities.vocabulary.keys, side, self.module.schema)
         refuse_unknown(self.module.known(side, scene).cpu(), {ID: entities.vocabulary.keys})
         is_known_id = self.module.schema.ids(side).rows(entities.vocabulary.keys) >= 0

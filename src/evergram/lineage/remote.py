@@ -28,7 +28,7 @@ from evergram.atomic_files import (
     replacing_path,
     write_bytes,
 )
-from evergram.errors import EvergramError, IntegrityError, LineageError
+from evergram.errors import EvergramError, IntegrityError, LineageError, clause_of
 from evergram.lineage.record import sha256
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
@@ -70,7 +70,7 @@ def filesystem(address: str) -> tuple[Any, str]:
     try:
         files, path = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
-        raise LineageError(f"{address} cannot be opened: {_sentence(error)}.") from error
+        raise LineageError(f"{address} cannot be opened: {clause_of(error)}.") from error
     return files, str(path)
 
 
@@ -260,7 +260,7 @@ class Remote:
                 except Exception:
                     raise LineageError(
                         f"The connection was lost while {self.address}/{name} was uploaded "
-                        f"({_sentence(error)}), so it is unknown whether it arrived; open it again."
+                        f"({clause_of(error)}), so it is unknown whether it arrived; open it again."
                     ) from error
                 # Another publisher of the same version may have written the same record.
                 self._check_lock()
@@ -445,12 +445,8 @@ class Remote:
         except EvergramError:
             raise
         except Exception as error:
-            reason = f"{_sentence(error)}; the lineage is unchanged"
+            reason = f"{clause_of(error)}; the lineage is unchanged"
             raise LineageError(f"{self.address} cannot be {action}: {reason}.") from error
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _versions(record: bytes | None) -> set[int]:

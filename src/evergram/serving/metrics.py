@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from evergram.tracing import trace_with, tracer
+from evergram.tracing import trace_with, tracer_provider
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
@@ -81,7 +81,7 @@ def export_traces(environment: Mapping[str, str] = os.environ) -> bool:
     """Start to export spans if the variables name a collector, unless the process already records
     spans. Return whether spans are recorded. The OpenTelemetry SDK itself reads the variables for
     endpoint, headers, time-out, sampler and resource."""
-    if tracer() is not None:
+    if tracer_provider() is not None:
         return True
     if not wants_traces(environment):
         return False

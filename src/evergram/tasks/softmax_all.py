@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from evergram.data.corpus import offsets_of, take_ragged
 from evergram.data.sampling import Batch
 from evergram.errors import DataError
 from evergram.tasks.task import Encoded, Moments, Task, score
@@ -39,10 +40,9 @@ class CandidateNeighbours(nn.Module):
         size, k = nearest.shape
         columns, values = nearest.flatten(), share.flatten()
         order = torch.argsort(columns, stable=True)
-        buffers = (
-            *(k * torch.arange(size + 1), columns, values),
-            *(_starts(columns, size), order // k, values[order]),  # the transpose
-        )
+        starts = offsets_of(torch.bincount(columns, minlength=size))
+        transpose = starts, order // k, values[order]
+        buffers = k * torch.arange(size + 1), columns, values, *transpose
         names = (*CSR, *(f"back_{name}" for name in CSR))
         for name, buffer in zip(names, buffers, strict=True):
             self.register_buffer(name, buffer, persistent=False)
@@ -61,8 +61,8 @@ class CandidateNeighbours(nn.Module):
         query_counts = torch.bincount(query, minlength=queries)
         counts = torch.bincount(candidate, minlength=candidates)
         shape = queries, candidates
-        by_query = _csr(_starts(query, queries), candidate, query_counts[query].rsqrt(), shape)
-        order, starts = torch.argsort(candidate, stable=True), _starts(candidate, candidates)
+        by_query = _csr(offsets_of(query_counts), candidate, query_counts[query].rsqrt(), shape)
+        order, starts = torch.argsort(candidate, stable=True), offsets_of(counts)
         # For each candidate, an upper bound of the number of candidates that share a query with it.
         most = torch.zeros(candidates, dtype=torch.int64)
         most = most.index_add_(0, candidate, query_counts[query]).clamp_(max=candidates)
@@ -71,10 +71,7 @@ class CandidateNeighbours(nn.Module):
         share = torch.empty(candidates, k)
         scale = counts.clamp(min=1).rsqrt()
         for rows in _blocks(most.clamp_(min=k)):
-            block_starts = functional.pad(counts[rows].cumsum(0), (1, 0))
-            # Indices of the block's pairs, sorted by candidate.
-            shift = torch.repeat_interleave(starts[rows] - block_starts[:-1], counts[rows])
-            pairs = order[torch.arange(len(shift)) + shift]
+            pairs, block_starts = take_ragged(order, starts, rows)  # sorted by candidate
             block = _csr(block_starts, query[pairs], torch.ones(len(pairs)), (len(rows), queries))
             similarity = torch.sparse.mm(block, by_query)
             values, nearest[rows] = _top_entries(similarity, rows, scale, k)
@@ -146,13 +143,6 @@ def _top_entries(matrix: Tensor, excluded: Tensor, scale: Tensor, k: int) -> tup
     padded_columns = torch.zeros(shape, dtype=torch.int64)
     padded_columns[row, position] = columns
     return largest, padded_columns.gather(1, positions)
-
-
-def _starts(rows: Tensor, size: int) -> Tensor:
-    """Return the CSR row pointers of entries in these rows, int64 [size + 1]."""
-    starts = torch.zeros(size + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(rows, minlength=size), 0, out=starts[1:])
-    return starts
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:

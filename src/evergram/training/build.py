@@ -409,7 +409,7 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
     task, training = settings.task, settings.training
     measures = {
         side: build_measures(task.measures_of(side), corpus.counts(side), entities.vocabulary)
-        for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
+        for side, entities in corpus.sides.items()
     }
     draws = PairDraws(
         task.pair_target, task.drawn, task.wants_negatives, short_batch=not training.fills_batches

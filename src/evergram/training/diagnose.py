@@ -393,7 +393,7 @@ def _of_published(
     """Return statistics of each side's stored embeddings in the newest version, and histograms of
     scores. Raises: DataError: the corpus lacks entities of the version."""
     vectors, sides, stored_rows = {}, {}, {}
-    for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
+    for side, entities in corpus.sides.items():
         ids, vectors[side] = lineage.embeddings(side, lineage.newest)
         rows = entities.vocabulary.rows(ids)
         if bool((rows < 0).any()):

@@ -148,7 +148,7 @@ def corpus_digest(corpus: Corpus) -> str:
             side.vocabulary.keys,
             ((n, f.vocabulary.keys, f.offsets, f.indices) for n, f in side.features.items()),
         )
-        for side in (corpus.queries, corpus.candidates)
+        for side in corpus.sides.values()
     )
     return _hashed([f"{corpus.interactions.schema} {corpus.shared_ids}", columns, sides])
 

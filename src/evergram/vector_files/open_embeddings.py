@@ -21,7 +21,7 @@ from torch import Tensor
 
 from evergram.atomic_files import replacing_group
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import DataError, reason_and_remedy
+from evergram.errors import DataError, clause_of, reason_and_remedy
 from evergram.file_content import NPY_SIGN, unreadable
 from evergram.ids import ids_of_text, is_text, refuse_missing, refuse_other_form, refuse_repeats
 
@@ -311,8 +311,7 @@ class ColumnVectors(EmbeddingFile):
                     for start in range(0, batch.num_rows, size):
                         yield batch.slice(start, size)
         except (OSError, pa.ArrowException) as error:
-            why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise DataError(f"{self.path} cannot be read: {why}.") from error
+            raise DataError(f"{self.path} cannot be read: {clause_of(error)}.") from error
 
     def ids(self) -> pa.Array:
         batches = self._batches(1 << 20, [self._id])

@@ -32,6 +32,7 @@ from evergram.data.corpus import (
     Side,
     Vocabulary,
     features_of_sides,
+    offsets_of,
     take_ragged,
     to_tensor,
 )
@@ -198,9 +199,7 @@ class MappedCorpus(Corpus):
         """The index of pairs by query, in files that the first use writes."""
         folder = self.cache / f"{self.fingerprint[:32]}-by-query"
         _write_once(folder, lambda new: write_index(self, new))
-        counts = self.counts("query")
-        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
-        torch.cumsum(counts, 0, out=offsets[1:])
+        offsets = offsets_of(self.counts("query"))
         columns = {
             name: mapped_column(folder / f"{name}.npy", int(offsets[-1]), at_random=True)
             for name in self.types
@@ -256,7 +255,7 @@ class MappedCorpus(Corpus):
 
     def check_rows(self, rows: Tensor, side: str) -> None:
         """Raise a DataError if a row number read from a file is out of range."""
-        size = len(self.queries if side == "query" else self.candidates)
+        size = len(self.sides[side])
         least, most = (int(end) for end in rows.aminmax()) if rows.numel() else (0, 0)
         if least < 0 or most >= max(1, size):
             raise DataError(

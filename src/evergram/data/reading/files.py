@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from evergram.data.data_sets import whole_path
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import DataError
+from evergram.errors import DataError, clause_of
 from evergram.file_content import refuse_open_quotation, refuse_other_content, unreadable
 
 # One or several files, folders, globs or addresses.
@@ -163,7 +163,7 @@ def unpacked(path: Path) -> gzip.GzipFile | BufferedReader:
 
 
 def _unreadable_csv(source: str, error: Exception) -> DataError:
-    message = " ".join(str(error).split()).rstrip(".")
+    message = clause_of(error)
     if "UTF8" in message or isinstance(error, UnicodeDecodeError):
         message = "it is not in UTF-8; save the file as UTF-8"
     elif isinstance(error, DAMAGED) and not isinstance(error, pa.ArrowException):

@@ -42,7 +42,7 @@ from evergram.data.reading.files import (
 )
 from evergram.data.rolling_window import UNITS, unit_range
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import DataError
+from evergram.errors import DataError, clause_of
 from evergram.file_content import refuse_other_content
 from evergram.ids import (
     BROKEN,
@@ -635,7 +635,7 @@ def keyed_table(
     except pa.ArrowException as error:
         raise DataError(
             f"{', '.join(table.name for table in tables)} have incompatible types in a column: "
-            f"{' '.join(str(error).split()).rstrip('.')}; write the column with one type."
+            f"{clause_of(error)}; write the column with one type."
         ) from error
 
 
@@ -786,8 +786,8 @@ def table_of(data: Any, source: str) -> pa.Table:
             raise DataError(f"{source}: {error}") from error
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise DataError(
-                f"{source} cannot be read as columns: {' '.join(str(error).split()).rstrip('.')}; "
-                "give each column values of one type."
+                f"{source} cannot be read as columns: {clause_of(error)}; give each column "
+                "values of one type."
             ) from error
     if table is None:
         raise DataError(f"A {type(data).__name__} is not a supported table; give {KINDS}.")
@@ -868,8 +868,8 @@ def _column(values: Any, name: str) -> pa.Array:
     try:
         return pa.array(cells, from_pandas=of_pandas)
     except (pa.ArrowException, OverflowError) as error:
-        why = " ".join(str(error).split()).rstrip(".")
-        raise DataError(f"column {name!r}: {why}; give it values of one type.") from error
+        why = f"{clause_of(error)}; give it values of one type"
+        raise DataError(f"column {name!r}: {why}.") from error
 
 
 def _library(data: Any) -> str:
