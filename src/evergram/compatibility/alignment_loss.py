@@ -143,19 +143,12 @@ class AlignmentLoss(nn.Module):
 
 @dataclass(frozen=True)
 class GradientFit:
-    """Settings of `fit_by_gradient`.
+    """Settings of `fit_by_gradient`."""
 
-    Args:
-        rate: learning rate of Adam.
-        epochs: passes over the pairs.
-        batch_size: pairs per step.
-        seed: seed for the order of the pairs.
-    """
-
-    rate: float = 1e-3
-    epochs: int = 100
-    batch_size: int = 2048
-    seed: int = 0
+    rate: float = 1e-3  # learning rate of Adam
+    epochs: int = 100  # passes over the pairs
+    batch_size: int = 2048  # pairs per step
+    seed: int = 0  # seed for the order of the pairs
 
 
 def fit_by_gradient(

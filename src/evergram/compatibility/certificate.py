@@ -20,17 +20,11 @@ LEAST_OBJECTS = 20
 
 @dataclass(frozen=True)
 class StepError:
-    """The error δ_i = B_i(z_i) − z_{i-1} of one step, measured when version i was published.
+    """The error δ_i = B_i(z_i) − z_{i-1} of one step, measured when version i was published."""
 
-    Args:
-        sigma: float64 [D_{i-1}, D_{i-1}], Σ_i = E[δ_i δ_iᵀ].
-        objects: the number of objects in the mean.
-        power: E‖z_{i-1}‖² over these objects, for relative errors; NaN for an identity step.
-    """
-
-    sigma: Tensor
-    objects: int
-    power: float
+    sigma: Tensor  # float64 [D_{i-1}, D_{i-1}], Σ_i = E[δ_i δ_iᵀ]
+    objects: int  # the number of objects in the mean
+    power: float  # E‖z_{i-1}‖² over these objects, for relative errors; NaN for an identity step
 
     @classmethod
     def of(cls, transformed: Tensor, past: Tensor) -> StepError:

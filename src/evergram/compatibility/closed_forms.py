@@ -456,18 +456,19 @@ def choose_ridge(
     return next(rho for rho, error in errors.items() if error <= lowest)
 
 
+def mapped_rows(rows: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
+    """Return W x + b for rows x [N, D_k], [N, D_{k-1}], in their type."""
+    mapped = rows @ weight.to(rows).T
+    return mapped if offset is None else mapped + offset.to(mapped)
+
+
 @dataclass(frozen=True)
 class ClosedForm:
-    """A fitted transform.
+    """A fitted transform."""
 
-    Args:
-        transform: float32, ready to publish; a scaled orthogonal map has kind "linear".
-        ridge: ρ; 0 if none was used.
-        weight, offset: the map in float64, W [D_{k-1}, D_k] and b [D_{k-1}].
-    """
-
-    transform: Transform
-    ridge: float
+    transform: Transform  # float32, ready to publish; a scaled orthogonal map has kind "linear"
+    ridge: float  # ρ; 0 if none was used
+    # The map in float64, W [D_{k-1}, D_k] and b [D_{k-1}].
     weight: Tensor
     offset: Tensor | None
 

@@ -311,17 +311,13 @@ class Split:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Decides which held-out pairs select the epoch and which are reported.
+    """Decides which held-out pairs select the epoch and which are reported."""
 
-    Args:
-        salt: the lineage's salt for all hashes.
-        trained: pairs that earlier versions of the lineage were trained on.
-        selection: "strict" selects the epoch on half of the queries, by a hash of their ids, and
-            reports the other half; "paper" does both on all queries, as in [BC].
-    """
-
-    salt: str
+    salt: str  # the lineage's salt for all hashes
+    # Pairs that earlier versions of the lineage were trained on.
     trained: TrainedPairs = field(default_factory=TrainedPairs)
+    # "strict" selects the epoch on half of the queries, by a hash of their ids, and reports the
+    # other half; "paper" does both on all queries, as in [BC].
     selection: str = "strict"
 
     @property

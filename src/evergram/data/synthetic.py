@@ -19,19 +19,13 @@ SLICES, DRIFT = 40, 0.3
 
 @dataclass(frozen=True)
 class Planted:
-    """A corpus and its ground truth, in the corpus's row order.
+    """A corpus and its ground truth, in the corpus's row order."""
 
-    Args:
-        corpus: the data for a model.
-        query_factors: [Q, F], after the last time slice. candidate_factors: [C, F].
-        log_popularity: [C]. quality: [C]; it raises a candidate's ratings.
-    """
-
-    corpus: Corpus
-    query_factors: Tensor
-    candidate_factors: Tensor
-    log_popularity: Tensor
-    quality: Tensor
+    corpus: Corpus  # the data for a model
+    query_factors: Tensor  # [Q, F], after the last time slice
+    candidate_factors: Tensor  # [C, F]
+    log_popularity: Tensor  # [C]
+    quality: Tensor  # [C]; it raises a candidate's ratings
 
     def scores(self, rows: Tensor) -> Tensor:
         """Return the true logits of every candidate for the queries `rows`, [b, C]."""

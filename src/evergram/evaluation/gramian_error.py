@@ -39,20 +39,14 @@ class Truth:
 
 @dataclass(frozen=True)
 class Histograms:
-    """Densities of the scores of observed and of random pairs over the same bins.
+    """Densities of the scores of observed and of random pairs over the same bins."""
 
-    Args:
-        edges: [bins + 1].
-        observed, random: [bins], each with area 1.
-        means: mean score of observed and of random pairs.
-        separation: probability that an observed pair outscores a random one (ties count half).
-    """
-
-    edges: Tensor
+    edges: Tensor  # [bins + 1]
+    # [bins], each with area 1.
     observed: Tensor
     random: Tensor
-    means: tuple[float, float]
-    separation: float
+    means: tuple[float, float]  # mean score of observed and of random pairs
+    separation: float  # probability that an observed pair outscores a random one (ties count half)
 
 
 def score_histograms(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.chance import Chance
-from evergram.compatibility.closed_forms import SecondMoments
+from evergram.compatibility.closed_forms import SecondMoments, mapped_rows
 from evergram.errors import ShapeError
 from evergram.evaluation.score_blocks import best_candidates
 
@@ -105,10 +105,7 @@ def mapping_readings(
     readings = {}
     for name, (weight, offset) in named_maps.items():
         mapped, mapped_others = (
-            torch.nn.functional.normalize(
-                as_dim(p.new, held.old_dim) if name == "as_is" else _mapped(p.new, weight, offset),
-                dim=1,
-            )
+            torch.nn.functional.normalize(mapped_rows(p.new, weight, offset), dim=1)
             for p in (queries, catalogue)
         )
         readings[name] = {
@@ -125,7 +122,7 @@ def chance_reading(
 ) -> dict[str, float]:
     """Return the quality of a map on shuffled pairs, with the keys of `mapping_readings`;
     `catalogue` is the number of candidates for neighbours."""
-    mapped = torch.nn.functional.normalize(_mapped(queries.new, *fitted), dim=1).double()
+    mapped = torch.nn.functional.normalize(mapped_rows(queries.new, *fitted), dim=1).double()
     past = torch.nn.functional.normalize(queries.old, dim=1).double()
     count = len(mapped)
     others = mapped.sum(0) @ past.sum(0) - (mapped * past).sum()
@@ -136,8 +133,3 @@ def chance_reading(
         "overlap@10": overlap_by_chance,
         "overlap@10_own_queries": overlap_by_chance,
     }
-
-
-def _mapped(vectors: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
-    mapped = vectors @ weight.to(vectors).T
-    return mapped if offset is None else mapped + offset.to(mapped)

@@ -94,19 +94,12 @@ class _AgainstPairs(torch.autograd.Function):
 
 
 class BatchSide(NamedTuple):
-    """One side of a batch, and the moment of all entities of that side.
+    """One side of a batch, and the moment of all entities of that side."""
 
-    Args:
-        embeddings: [B, D], not normalised.
-        weights: [B], μ, the weights with which the moment is estimated.
-        moment: Ĝ [D, D] and Ĥ [D, ≥K]; no gradient flows through it.
-        prior: [B, K], each row's factors of the prior; None is the zero prior.
-    """
-
-    embeddings: Tensor
-    weights: Tensor
-    moment: Moment
-    prior: Tensor | None = None
+    embeddings: Tensor  # [B, D], not normalised
+    weights: Tensor  # [B], μ, the weights with which the moment is estimated
+    moment: Moment  # Ĝ [D, D] and Ĥ [D, ≥K]; no gradient flows through it
+    prior: Tensor | None = None  # [B, K], each row's factors of the prior; None is the zero prior
 
 
 class PenaltyOfBatch(NamedTuple):

@@ -26,6 +26,7 @@ from evergram.compatibility.aligner.solution import (
     solve,
 )
 from evergram.compatibility.certificate import StepError
+from evergram.compatibility.closed_forms import mapped_rows
 from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, ShapeError
 
@@ -329,21 +330,16 @@ def map_vectors(vectors: Vectors, weight: Tensor, offset: Tensor | None, name: s
             f"{weight.shape[1]} dims."
         )
     if isinstance(vectors, Tensor):
-        mapped = _mapped(source.block(0, source.rows), weight, offset).to(vectors.dtype)
+        mapped = mapped_rows(source.block(0, source.rows), weight, offset).to(vectors.dtype)
         _check_finite(mapped.detach(), source, 0)
         return mapped
     out: npt.NDArray[Any] = np.empty((source.rows, len(weight)), vectors.dtype)
     for start in range(0, source.rows, BLOCK):
         rows = out[start : start + BLOCK]
         with np.errstate(over="ignore"):  # `_check_finite` names the row
-            rows[...] = _mapped(source.block(start, start + len(rows)), weight, offset).numpy()
+            rows[...] = mapped_rows(source.block(start, start + len(rows)), weight, offset).numpy()
         _check_finite(rows, source, start)
     return out
-
-
-def _mapped(block: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
-    mapped = block @ weight.to(block).T
-    return mapped if offset is None else mapped + offset.to(block)
 
 
 def _check_finite(mapped: Tensor | npt.NDArray[Any], source: VectorReader, start: int) -> None:
