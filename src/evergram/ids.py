@@ -85,14 +85,11 @@ def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> 
     normalized, normalized_others = (pc.utf8_normalize(x, form="NFC") for x in (ids, others))
     same = ids.filter(pc.is_in(normalized, value_set=normalized_others))
     if len(same):
-        raise in_other_form(len(same), same[0].as_py(), one, other)
-
-
-def in_other_form(count: int, example: str, one: str, other: str) -> DataError:
-    return DataError(
-        f"{count} ids of {one}, such as {example!r}, have another Unicode normal form in {other}, "
-        "so they would be different objects; write both in the same form, such as NFC."
-    )
+        raise DataError(
+            f"{len(same)} ids of {one}, such as {same[0].as_py()!r}, have another Unicode normal "
+            f"form in {other}, so they would be different objects; write both in the same form, "
+            "such as NFC."
+        )
 
 
 def refuse_repeats(ids: pa.Array | pa.ChunkedArray, source: str) -> None:

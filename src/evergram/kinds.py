@@ -150,7 +150,6 @@ class KindSettings(Settings):
 
 
 def kind_of(settings: type[BaseModel]) -> str:
-    """Return the kind of a settings class."""
     return str(settings.model_fields["kind"].default)
 
 
@@ -174,7 +173,6 @@ def imported(name: str) -> Any:
 
 
 def traits_where(conditions: Mapping[Trait, object]) -> frozenset[Trait]:
-    """Return the traits whose condition is true."""
     return frozenset(trait for trait, holds in conditions.items() if holds)
 
 

@@ -159,7 +159,6 @@ def _key_path(
 
 
 def _models(kind: Any) -> list[Any]:
-    """Return the models in a type."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return [kind]
     return [model for each in get_args(kind) for model in _models(each)]

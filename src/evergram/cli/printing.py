@@ -72,7 +72,6 @@ def number(value: float | None) -> str:
 
 
 def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
-    """Print the metrics of a version."""
     title, sampled = f"Version {metrics['version']} in {lineage}", metrics.get("sampled")
     parts = metrics_table(title, metrics["metrics"], sampled)
     if metrics.get("training", {}).get("history"):

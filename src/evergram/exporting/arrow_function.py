@@ -103,7 +103,6 @@ class ArrowFunction:
         return pa.field(self.vector_column, kind)
 
     def _column_index(self, schema: pa.Schema) -> int:
-        """Return the index of the vector column."""
         count = schema.names.count(self.vector_column)
         if count == 1:
             return int(schema.get_field_index(self.vector_column))

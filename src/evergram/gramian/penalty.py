@@ -137,7 +137,13 @@ def penalty_of_batch(
 
     Raises: ShapeError: the dims differ.
     """
-    _check_dims(query, candidate)
+    rows = [side.embeddings.shape[-1] for side in (query, candidate)]
+    moments = [side.moment.dim for side in (query, candidate)]
+    if len({*rows, *moments}) > 1:
+        raise ShapeError(
+            f"Queries have dim {rows[0]}, candidates {rows[1]}, the Gramians {moments[0]} and "
+            f"{moments[1]}; all must be equal."
+        )
     query_value, query_moment = _against(query, candidate.moment, ridge, strength)
     candidate_value, candidate_moment = _against(candidate, query.moment, ridge, strength)
     return PenaltyOfBatch(query_value + candidate_value, query_moment, candidate_moment)
@@ -156,17 +162,6 @@ def _against(
         *rows, other.matrix.detach(), ridge, strength
     )
     return value_and_moment
-
-
-def _check_dims(query: BatchSide, candidate: BatchSide) -> None:
-    """Raise ShapeError unless embeddings and moments of both sides have the same dim."""
-    rows = [side.embeddings.shape[-1] for side in (query, candidate)]
-    moments = [side.moment.dim for side in (query, candidate)]
-    if len({*rows, *moments}) > 1:
-        raise ShapeError(
-            f"Queries have dim {rows[0]}, candidates {rows[1]}, the Gramians {moments[0]} and "
-            f"{moments[1]}; all must be equal."
-        )
 
 
 def contributions(

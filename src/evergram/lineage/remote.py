@@ -403,14 +403,12 @@ class Remote:
         return {paths[k]: v for k, v in contents.items() if isinstance(v, bytes)}
 
     def _content(self, name: str) -> bytes | None:
-        """Return the content of a file, or None."""
         try:
             return bytes(self._files.cat_file(self._path_of(name)))
         except FileNotFoundError:
             return None
 
     def _folders(self, folder: str) -> set[str]:
-        """Return the names in a folder."""
         # The driver's cached listing lacks files from other machines.
         self._files.invalidate_cache()
         try:

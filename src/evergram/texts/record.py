@@ -142,7 +142,6 @@ def record_of(encoder: TextEncoder, matryoshka: Sequence[int] = ()) -> TextEncod
 
 
 def prompts_of(record: TextEncoderRecord) -> Prompts:
-    """Return the prompts of the recorded encoder."""
     return Prompts(record.prompts["query"], record.prompts["document"])
 
 

@@ -390,7 +390,6 @@ def _key(name: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Return a value as TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
