@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from evergram.errors import ShapeError
 
@@ -68,9 +68,7 @@ class LinearTransform(Transform):
 
     kind = "linear"
 
-    def __init__(
-        self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, old_dim: int, new_dim: int, generator: Generator | None = None) -> None:
         super().__init__(old_dim, new_dim)
         self.weight: nn.Parameter = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
 
@@ -95,7 +93,7 @@ class LambdaOrthogonalTransform(LinearTransform):
         self,
         old_dim: int,
         new_dim: int,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         strength: float = 0.1,
     ) -> None:
         super().__init__(old_dim, new_dim, generator)
@@ -123,9 +121,7 @@ class AffineTransform(Transform):
 
     kind = "affine"
 
-    def __init__(
-        self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, old_dim: int, new_dim: int, generator: Generator | None = None) -> None:
         super().__init__(old_dim, new_dim)
         self.weight: nn.Parameter = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
         self.offset: nn.Parameter = nn.Parameter(torch.zeros(old_dim))
@@ -153,9 +149,7 @@ class TruncateTransform(Transform):
 
     kind = "truncate"
 
-    def __init__(
-        self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, old_dim: int, new_dim: int, generator: Generator | None = None) -> None:
         super().__init__(old_dim, new_dim)
         self.weight: Tensor = nn.Buffer(torch.eye(old_dim, new_dim), persistent=False)
 
@@ -174,9 +168,7 @@ class OrthogonalTransform(Transform):
 
     kind = "orthogonal"
 
-    def __init__(
-        self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, old_dim: int, new_dim: int, generator: Generator | None = None) -> None:
         super().__init__(old_dim, new_dim)
         self.free: nn.Parameter = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
 
@@ -209,7 +201,7 @@ class LowRankTransform(Transform):
         self,
         old_dim: int,
         new_dim: int,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         rank: int = 32,
     ) -> None:
         super().__init__(old_dim, new_dim)
@@ -246,7 +238,7 @@ class ResidualMLPTransform(Transform):
         self,
         old_dim: int,
         new_dim: int,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         hidden: int = 128,
     ) -> None:
         super().__init__(old_dim, new_dim)
@@ -271,7 +263,7 @@ class ResidualMLPTransform(Transform):
         return None
 
 
-def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
+def _orthonormal(rows: int, columns: int, generator: Generator | None) -> Tensor:
     """Return a random orthonormal matrix, or an identity-like one without a generator. The
     latter, for loading a saved state, needs no decomposition, which could deadlock on LAPACK's
     threads in a forked process."""
