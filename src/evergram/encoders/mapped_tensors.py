@@ -23,18 +23,18 @@ from evergram.errors import TrainingError
 SUFFIX = ".mapped-tensor"
 
 
-def mapped_zeros(shape: Sequence[int], folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return zeros, mapped from a new file in `folder`. Raises: TrainingError: the disk is full."""
+def mapped_zeros(shape: Sequence[int], folder: Path) -> Tensor:
+    """Return float32 zeros, mapped from a new file in `folder`. Raises: TrainingError: no space."""
     count = math.prod(shape)
     if not count:
-        return torch.zeros(*shape, dtype=dtype)
-    size = count * dtype.itemsize
+        return torch.zeros(*shape, dtype=torch.float32)
+    size = 4 * count
     try:
         descriptor, name = tempfile.mkstemp(SUFFIX, ".", folder)
         try:
             # Allocate all space now: running out of it later would kill the process.
             os.posix_fallocate(descriptor, 0, size)
-            flat = torch.from_file(name, shared=True, size=count, dtype=dtype)
+            flat = torch.from_file(name, shared=True, size=count, dtype=torch.float32)
         finally:
             os.close(descriptor)
             Path(name).unlink()

@@ -166,8 +166,6 @@ class SoftmaxAll(Task):
             There must be more than 1/q candidates.
         neighbours, neighbour_share: K and ε: a pair's score is (1 − ε) s_ab + ε Σ_c K_bc s_ac,
             which also pulls the candidate's neighbours.
-        lower_products: multiply the batch's queries by all candidates in bfloat16, with sums in
-            float32, if the processor supports it.
     Source: docs/method.md, "The softmax over all candidates", and the sections below it. κ: the
         code of Wu et al. 2024, where it is the ratio of two temperatures.
     """
@@ -183,7 +181,6 @@ class SoftmaxAll(Task):
         largest_share: float | None = None,
         neighbours: CandidateNeighbours | None = None,
         neighbour_share: float = 0.0,
-        lower_products: bool = False,
     ) -> None:
         super().__init__()
         self.temperature = temperature
@@ -191,7 +188,6 @@ class SoftmaxAll(Task):
         self.largest_share = largest_share
         self.neighbours = neighbours
         self.neighbour_share = neighbour_share
-        self.lower_products = lower_products
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         assert encoded.all_candidates is not None
