@@ -108,7 +108,6 @@ class Needs:
     """Metadata of a key: the traits without which it would have no effect or would be invalid.
 
     Args:
-        traits: the required traits.
         values: only these values require them; None means every value that is written or differs
             from the default.
         free: values that require nothing.
@@ -185,11 +184,7 @@ class Kinds(dict[str, type[S]]):
     The names of built-in kinds cannot be reassigned, because published versions refer to them.
 
     Args:
-        table: its name in a recipe.
-        own: the built-in settings classes.
-        chooser: the key that selects the kind.
         default: the kind if none is given; by default the first one.
-        required: whether a kind must be given.
     Raises: RecipeError: a name is that of a built-in kind.
     """
 
@@ -315,8 +310,6 @@ def unmet(
     """Return a sentence for each key, "table.key", whose needs are not met.
 
     Args:
-        tables: the recipe's tables, by name.
-        has: the traits of the recipe and the run.
         written: keys, "table.key", that the user wrote; these are checked even if they have the
             default value.
     """

@@ -247,7 +247,6 @@ def degenerate_side(
     """Return the side whose vectors cannot be aligned, and the reason; None if both can be.
 
     Args:
-        moments: of all pairs.
         zeros: number of zero vectors among the old and among the new ones.
     Raises: DataError: there are no pairs.
     """
@@ -443,7 +442,6 @@ def choose_ridge(
     Args:
         fit: maps ρ to a fitted map.
         unit: unit of the relative `RIDGES`.
-        held: moments of the held-out pairs.
         metric: S for the error at all past versions; None for the error at the last one.
         tolerance: if above 0, return the largest ρ, i.e. the smallest map, whose error exceeds the
             lowest one by at most this share.

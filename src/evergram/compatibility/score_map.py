@@ -36,8 +36,6 @@ class ScoreMap:
     Args:
         now: float64 [n], strictly ascending.
         then: float64 [n], ascending; the images of `now`.
-        slope: the slope beyond both ends.
-        pairs: number of fitted pairs.
     """
 
     now: Doubles

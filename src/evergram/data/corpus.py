@@ -367,7 +367,6 @@ class Corpus:
     there are no times. Repeated pairs are kept.
 
     Args:
-        queries, candidates: the two sides.
         interactions: Arrow table, n rows: `query` and `candidate` (int64 row numbers), and if the
             source has them `value` and `weight` (float32) and `time` (int64 or float64).
         shared_ids: True if both sides share one vocabulary, such as pages that link to pages.

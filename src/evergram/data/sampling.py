@@ -106,10 +106,8 @@ class ExampleSampler:
     """Draws epochs of the observed pairs; (seed, epoch) determines an epoch.
 
     Args:
-        corpus: the observed pairs.
         draws: how to draw them; None is `PairDraws()`.
         batch_size: B; a smaller corpus is one batch.
-        seed: random seed.
         measures: R measures, float64 [N, R], by side, "query" and "candidate"; a missing side gets
             the uniform measure.
         pair_weight: float [n], one weight for each observed pair.

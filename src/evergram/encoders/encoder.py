@@ -431,7 +431,6 @@ class Factorization(RowEncoder):
 
     Args:
         scale: standard deviation of the initial rows.
-        generator: draws the initial rows.
         folder: maps the tables from files there; None keeps them in memory.
     """
 
@@ -487,7 +486,6 @@ class TwoTower(RowEncoder):
     Artefacts record the keyword arguments by name, so they stay separate arguments.
 
     Args:
-        generator: draws the initial parameters.
         input_dim: width of x; `dim` by default. If it differs, x is projected to `dim` by a learned
             matrix, initially orthogonal and the same on both sides.
         hidden: widths of the hidden layers; without any, the embedding is x.
@@ -611,7 +609,6 @@ def build_encoder(
 
     Args:
         options: the class's keyword arguments, as JSON; artefacts record them.
-        generator: draws the initial parameters.
         folder: maps tables from files there, for a kind that `maps_tables`.
     Raises: RecipeError: the kind is unknown, or differs from its class's `kind`.
     """

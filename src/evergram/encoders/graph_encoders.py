@@ -240,7 +240,6 @@ class GraphSage(GraphEncoder):
     Artefacts record the keyword arguments by name, so they stay separate arguments.
 
     Args:
-        generator: draws the initial parameters.
         layers: the number of convolutions.
         ids: True adds id rows to candidates that have features, which helps if few features cannot
             tell candidates apart; [BC] does not.
@@ -320,7 +319,6 @@ class LightGCN(GraphEncoder):
     h⁰ is the row of an entity's id plus the mean rows of its features; an unknown id adds zero.
 
     Args:
-        generator: draws the initial tables.
         layers: K.
         scale: standard deviation of the initial tables.
         normalize: True scales embeddings to unit norm.

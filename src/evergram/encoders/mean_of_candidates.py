@@ -33,7 +33,6 @@ class MeanOfCandidates(Encoder):
 
     Args:
         scale: standard deviation of the initial rows.
-        generator: draws the initial rows.
     Source: docs/method.md, "Queries as means". Kabbur et al. 2013 (FISM) also leave out a pair's
         candidate; their queries are sums over a second table.
     """

@@ -105,7 +105,6 @@ def gradient_error(
     noise.
 
     Args:
-        estimates, truths: the estimated and the exact moments by side.
         prior: K′, the number of prior columns after the first D columns of a moment.
     Source: [G2] Fig. 6, App. E.1.
     """

@@ -198,7 +198,6 @@ def export_transform(
         form: one of `FORMATS`.
         version: j, or its label. source: k, or its label. Defaults as in `Lineage.view`.
         name: the name of the SQL function; None is evergram_LINEAGE_as_vN.
-        overwrite: True replaces an existing file.
     Raises: DataError: the format is unknown, the path exists, the format cannot contain the
         version's encoder, or its library is not installed. ShapeError: the transform is not affine.
         LineageError.

@@ -81,7 +81,6 @@ class PretrainedEncoder:
     Args:
         module: the `nn.Module`, in evaluation mode.
         record: how to build the module, and its inputs.
-        facts: its version.
     """
 
     module: Encoder

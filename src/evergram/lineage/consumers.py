@@ -137,7 +137,6 @@ class ConsumerRegistry:
         """Add a consumer. The two files of its probe are copied into the lineage's folder.
 
         Args:
-            pinned: the version or label that it reads.
             resolve: `Lineage.resolve` of a lineage that has just been opened. It is called under
                 the lock, so that nobody is pinned to a version that was retired in the meantime.
             allowed: versions and labels that it may read in addition to `pinned`.
@@ -183,9 +182,6 @@ class ConsumerRegistry:
         A probe's model works with the vectors of one version, so a consumer with a probe needs a
         new one, or none.
 
-        Args:
-            probe: for the new version.
-            drop_probe: remove the current probe.
         Raises: see `add`.
         """
         with self._editing(name):

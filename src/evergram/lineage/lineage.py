@@ -95,7 +95,6 @@ class Lineage:
 
     Args:
         path: the folder; for a remote lineage, its local mirror.
-        record: `lineage.json`.
         remote: the remote storage, or None.
     Raises: IntegrityError: a manifest is damaged or belongs to another version.
     """

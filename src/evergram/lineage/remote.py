@@ -102,8 +102,6 @@ class Remote:
     deleted it while this process was suspended. On S3, each upload also has a condition (If-Match,
     If-None-Match); on other storage, the file is read just before.
 
-    Args:
-        address: an fsspec address.
     Attributes:
         folder: the mirror.
         consumers: the text of `consumers.json` at the last `pull`; None if there was none.

@@ -166,7 +166,6 @@ class View:
             path: the suffix selects the format: .parquet, .arrow, .npy or .safetensors; see
                 `vector_files.open_embeddings.write_vectors`.
             side: see `embeddings`.
-            overwrite: whether to replace an existing file.
             dimensions: cut vectors to this many first coordinates, scaled to length 1; must be
                 declared by the record of version j's text encoder. The file then has no
                 fingerprint, as its vectors are not of any version.

@@ -134,7 +134,6 @@ class Objective(nn.Module):
     ([G2] App. C, remark).
 
     Args:
-        task: the loss on observed pairs.
         penalty: λ_r, one per measure; 0 for none. λ = ½ α₀ |A||B| / n with the uniform measure is
             equivalent to implicit ALS with weight α₀ on all pairs.
         l2: weight of squared norms.

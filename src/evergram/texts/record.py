@@ -49,11 +49,9 @@ class TextEncoderRecord(BaseModel):
     """Identifies the encoder that made the vectors of a file or a version.
 
     Args:
-        address: the address that opened it.
         fingerprint: a hash of its weights; None if they were not available.
         dim: D.
         prompts: by role, "query" and "document".
-        texts: canary texts.
         vectors: the canaries' vectors as documents, each base64 of little-endian float32 [D].
         matryoshka: declared dims below D to which its vectors may be truncated, ascending.
     """

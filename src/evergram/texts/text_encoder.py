@@ -84,7 +84,6 @@ class TextEncoder(Reopened, ABC):
 
     Args:
         address: the address that opened it, see `addresses.open_text_encoder`; never has a key.
-        prompts: prefixes of texts.
         batch: number of texts to encode at once.
     """
 
@@ -124,8 +123,6 @@ class TextEncoder(Reopened, ABC):
     def encode(self, texts: Sequence[str], role: Role = "document") -> Vectors:
         """Return the vectors [n, D] of texts, float32, in order.
 
-        Args:
-            role: selects the prompt.
         Raises: NotFiniteError: a vector has a NaN or an infinity. DataError: the encoder does not
             return one vector for each text, all of the same length. TextsFailedError: it fails on
             these texts. ServiceError: an endpoint cannot be reached, or refuses.

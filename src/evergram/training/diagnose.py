@@ -258,7 +258,6 @@ class Diagnosis:
     """The result of `diagnose`.
 
     Args:
-        version: the measured version, the newest.
         sides: for each side ("query", "candidate") `entities`, `dim`, `effective_rank`,
             `largest_share` (of the eigenvalues' sum), `norm_mean` and `norm_deviation`.
         histograms: scores under the published embeddings, of observed and of random pairs.
@@ -349,7 +348,6 @@ def diagnose(
     measure the Gramian estimators.
 
     Args:
-        recipe: the recipe that the version was trained with.
         corpus: None loads the recipe's data.
         encoder: your own modules that it was trained with, if any.
         steps: number of training steps; errors are measured at 20 of them.

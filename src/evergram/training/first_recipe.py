@@ -150,7 +150,6 @@ def columns_of(
 
     Args:
         source: name of the table, for errors.
-        names: its columns.
         named: columns by role, as the user named them.
     Raises: DataError: a named column does not exist, or a role's column cannot be guessed.
     """

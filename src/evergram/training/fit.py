@@ -38,8 +38,6 @@ class RunContext:
     """The environment of a training run: device, files, reporting and time limit.
 
     Args:
-        device: where the parameters are trained.
-        progress: shows steps and evaluations.
         folder: for checkpoints, from which an interrupted run resumes; None saves nothing.
         checkpoints: when they are written, and whether the run resumes from them.
         callbacks: for the search for the best epoch; not used in a refit.
@@ -90,7 +88,6 @@ class Trained:
         query, candidate: [N, D], embeddings of the entities of the last training corpus.
         metrics: on the test pairs, of "model" and of "popularity".
         sample: the metrics of each ranked query, if only a sample of the test queries was ranked.
-        test_queries: number of test queries that were ranked.
         history: one entry per evaluation: epoch, seconds of training, objective, the metric.
         best_epoch: number of epochs after which the metric was best.
         seconds: training time without evaluations.
@@ -99,7 +96,6 @@ class Trained:
         refit: `steps`, `interactions` and `seconds` of the refit, if there was one.
         penalty, l2, l2_measure, optimizer, batch_size, table_rate: the values used.
         pilots: see `training.pilots`.
-        warnings: sentences for the user.
     """
 
     encoder: Encoder

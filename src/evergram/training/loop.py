@@ -32,7 +32,6 @@ class Trainer:
 
     Args:
         step: one training step with its encoder, see `evergram.training.build.prepare`.
-        sampler: gives the batches of each epoch.
         draws: for each side, samplers of entities for the Gramian estimators; None if these learn
             from the batches.
         callbacks: called in this order at each hook.

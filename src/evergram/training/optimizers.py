@@ -35,9 +35,6 @@ def build_optimizers(
     """Return the optimizers of a run: row-wise Adagrad for tables and Adam for the rest; or Adam
     for everything; or plain SGD for the encoder and Adam for `joint` and `task`.
 
-    Args:
-        table_rate: learning rate of id tables.
-        task: learns with `layer_rate`.
     Raises: RecipeError: the encoder has no trainable parameter.
     """
     if not any(p.requires_grad for p in encoder.parameters()):

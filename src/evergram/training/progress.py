@@ -85,7 +85,6 @@ class Progress:
     """Reports running tasks to stderr.
 
     Args:
-        quiet: report nothing.
         prefix: of every title.
         epochs: write a line per epoch; on a terminal, keep the bars of finished tasks.
     """

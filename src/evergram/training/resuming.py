@@ -268,7 +268,6 @@ class Checkpoints(Callback):
         folder: None saves nothing.
         title: the run's name in file names and messages.
         identity: of the run, from `run_identity`.
-        settings: when to write checkpoints, and whether to resume.
     """
 
     everywhere = True

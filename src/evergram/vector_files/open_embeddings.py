@@ -81,7 +81,6 @@ class EmbeddingFile(ABC):
     """A file of N ids and vectors [N, D], which can be read repeatedly.
 
     Args:
-        path: the file.
         rows, dim: N and D.
     Attributes:
         provenance: the version of the vectors according to the file, see `provenance_of`.
@@ -354,8 +353,6 @@ def open_embeddings(
     """Open a file by its suffix: .parquet, .arrow (file or stream) or .npy. The ids of a .npy file
     are in `NAME.ids.txt` next to it; without that file they are row numbers.
 
-    Args:
-        id_column, vector_column: names of the columns.
     Raises: DataError: the file is missing, damaged, empty, of an unknown format, or lacks a column.
     """
     if path.is_dir():

@@ -179,8 +179,6 @@ class AlignerReport:
     """The result of `Aligner.report`. A figure that was not measured is None, see `reason`.
 
     Args:
-        transform: the kind of the map.
-        old_dim, new_dim: D_old and D_new.
         rows: number of all rows; the map is fitted to `fitted_rows` of them and measured on the
             other `held_out_rows`.
         rows_needed: recommended number of fitted rows: three per free parameter of a coordinate.
