@@ -55,24 +55,17 @@ class StepError:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The certificate of reading version k as version j.
+    """The certificate of reading version k as version j."""
 
-    Args:
-        version: j.
-        bound: upper bound of √E‖δ_k^j‖², for objects like those of the Σ_i.
-        estimate: √E‖δ_k^j‖² if the steps' errors are uncorrelated.
-        relative, relative_bound: estimate and bound, divided by √E‖z_j‖².
-        amplification: the largest singular value of W_k^j.
-        terms: √E‖W_{i-1}^j δ_i‖² of each step i (Eq. 9). Their sum is the bound; the sum of their
-            squares is the square of the estimate.
-    """
-
-    version: int
-    bound: float
-    estimate: float
+    version: int  # j
+    bound: float  # upper bound of √E‖δ_k^j‖², for objects like those of the Σ_i
+    estimate: float  # √E‖δ_k^j‖² if the steps' errors are uncorrelated
+    # Estimate and bound, divided by √E‖z_j‖².
     relative: float
     relative_bound: float
-    amplification: float
+    amplification: float  # the largest singular value of W_k^j
+    # √E‖W_{i-1}^j δ_i‖² of each step i (Eq. 9). Their sum is the bound; the sum of their squares is
+    # the square of the estimate.
     terms: dict[int, float]
 
 
