@@ -264,8 +264,8 @@ FAULTS = (
     ),
     Fault(
         "stores/store.py",
-        "scores if offset is None else scores + offset[i]",
-        "scores if offset is None else scores - offset[i]",
+        "scores + offsets[i]",
+        "scores - offsets[i]",
         "stores/test_conformance.py",
     ),
     Fault(
@@ -276,8 +276,8 @@ FAULTS = (
     ),
     Fault(
         "stores/store.py",
-        "np.lexsort((-scores, -versions))",
-        "np.lexsort((-scores, versions))",
+        "np.lexsort((-hits.scores, -hits.versions))",
+        "np.lexsort((-hits.scores, hits.versions))",
         "stores/test_rows.py",
     ),
     Fault(
@@ -313,8 +313,8 @@ FAULTS = (
     ),
     Fault(
         "retrieval/metric_search.py",
-        "weight[self.dim + self.target]",
-        "weight[self.dim]",
+        "return self.dim + self.target if",
+        "return self.dim if",
         "retrieval/test_searches.py",
     ),
     Fault(
@@ -337,8 +337,8 @@ FAULTS = (
     ),
     Fault(
         "retrieval/reader.py",
-        "if target >= self.lineage.production:",
-        "if target <= self.lineage.production:",
+        "mapped = self.store(side, target), target < self",
+        "mapped = self.store(side, target), target > self",
         "retrieval/test_reader.py",
     ),
     # The service and its consumers.
