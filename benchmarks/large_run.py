@@ -38,19 +38,13 @@ tables = "{tables}"
 
 @dataclass(frozen=True)
 class Phase:
-    """The time and memory of one command.
-
-    Args:
-        seconds: elapsed time; cpu_seconds: processor time of all threads.
-        anonymous: peak bytes of anonymous memory, which the kernel cannot reclaim.
-        resident: peak bytes including pages of mapped files, which it can.
-    """
+    """The time and memory of one command."""
 
     name: str
-    seconds: float
-    cpu_seconds: float
-    anonymous: int
-    resident: int
+    seconds: float  # elapsed time
+    cpu_seconds: float  # processor time of all threads
+    anonymous: int  # peak bytes of anonymous memory, which the kernel cannot reclaim
+    resident: int  # peak bytes including pages of mapped files, which it can
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,11 @@ SETTINGS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """A fitted model, whose scores are `query @ candidate.T`.
+    """A fitted model, whose scores are `query @ candidate.T`."""
 
-    Args:
-        query: [N_q, D]; candidate: [N_c, D], float32.
-        seconds: fitting time, without loading data and building the matrix of interactions.
-    """
-
-    query: Tensor
-    candidate: Tensor
-    seconds: float
+    query: Tensor  # float32 [N_q, D]
+    candidate: Tensor  # float32 [N_c, D]
+    seconds: float  # fitting time, without loading data and building the matrix of interactions
 
 
 def wanting() -> str:

@@ -55,19 +55,14 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A method on one data set: each metric by seed, and training times in seconds.
-
-    Args:
-        dim: D; None for a method without embeddings.
-        threads: threads of each training; empty means one.
-    """
+    """A method on one data set: each metric by seed, and training times in seconds."""
 
     data: str
     method: str
-    dim: int | None
+    dim: int | None  # D; None for a method without embeddings
     metrics: Mapping[str, list[float]]
     seconds: list[float]
-    threads: Sequence[int] = ()
+    threads: Sequence[int] = ()  # threads of each training; empty means one
 
 
 def published_splits() -> list[Row]:

@@ -28,20 +28,13 @@ from benchmarks import (
 
 @dataclass(frozen=True)
 class Section:
-    """A measurement, and how its figures are shown.
+    """A measurement, and how its figures are shown."""
 
-    Args:
-        measure: takes the measurement and returns its figures.
-        tiny: the same in seconds on small made-up data, to check that it runs.
-        table: makes a table in Markdown of the figures of either.
-        needs_data: whether it reads real data.
-        pictures: returns pictures for docs/, by name.
-    """
-
-    measure: Callable[[], Any]
-    tiny: Callable[[], Any]
-    table: Callable[[Any], str] = str
-    needs_data: bool = False
+    measure: Callable[[], Any]  # takes the measurement and returns its figures
+    tiny: Callable[[], Any]  # the same in seconds on small made-up data, to check that it runs
+    table: Callable[[Any], str] = str  # makes a table in Markdown of the figures of either
+    needs_data: bool = False  # whether it reads real data
+    # Returns pictures for docs/, by name.
     pictures: Callable[[Any], dict[str, bytes]] = lambda _: {}
 
 

@@ -65,21 +65,16 @@ def lineage_of(folder: Path, rows: int, dim: int = DIM) -> Lineage:
 
 @dataclass(frozen=True)
 class Search:
-    """Seconds a query, and the share of the ten truly best in the result.
-
-    Args:
-        newest: queries of the newest version.
-        past: queries of the past one that give the index exactly the same work, so that the
-            difference is the cost of reading at a past version.
-        own: queries as the past version has them, less like the stored rows.
-        recall_newest, recall_own: of the first and the last.
-    """
+    """Seconds a query, and the share of the ten truly best in the result."""
 
     store: str
     rows: int
-    newest: float
+    newest: float  # queries of the newest version
+    # Queries of the past one that give the index exactly the same work, so that the difference is
+    # the cost of reading at a past version.
     past: float
-    own: float
+    own: float  # queries as the past version has them, less like the stored rows
+    # The shares for `newest` and for `own`.
     recall_newest: float
     recall_own: float
 

@@ -55,20 +55,16 @@ STEPS = 4  # consecutive steps of one variant per round
 
 @dataclass(frozen=True)
 class StepRatios:
-    """The cost of the penalty.
+    """The cost of the penalty."""
 
-    Args:
-        milliseconds: time of a step without a penalty, by encoder.
-        products: 1 + the time of the four matrix products of 2 B D² operations that every Gramian
-            needs (S_B and Ĝ u on both sides), relative to that step, by encoder.
-        least: the same including the weights of rows, the value, and adding the gradient: the
-            minimum for any penalty on a batch.
-        ratios: step time relative to that step, by encoder, variant and `PRECONDITIONS`.
-    """
-
-    milliseconds: dict[str, float]
+    milliseconds: dict[str, float]  # time of a step without a penalty, by encoder
+    # 1 + the time of the four matrix products of 2 B D² operations that every Gramian needs (S_B
+    # and Ĝ u on both sides), relative to that step, by encoder.
     products: dict[str, float]
+    # The same including the weights of rows, the value, and adding the gradient: the minimum for
+    # any penalty on a batch.
     least: dict[str, float]
+    # Step time relative to that step, by encoder, variant and `PRECONDITIONS`.
     ratios: dict[str, dict[str, dict[str, float]]]
 
 

@@ -40,21 +40,14 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A model on one data set.
-
-    Args:
-        seconds: processor time until it reached ALS's recall; None if it did not.
-        ratio: seconds divided by ALS's seconds.
-        best: the best recall before it was stopped.
-        spent: seconds until it was stopped.
-    """
+    """A model on one data set."""
 
     data: str
     method: str
-    seconds: float | None
-    ratio: float | None
-    best: float
-    spent: float
+    seconds: float | None  # processor time until it reached ALS's recall; None if it did not
+    ratio: float | None  # seconds divided by ALS's seconds
+    best: float  # the best recall before it was stopped
+    spent: float  # seconds until it was stopped
 
 
 def measure() -> list[Row]:

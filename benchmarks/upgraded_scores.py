@@ -46,16 +46,13 @@ RANKINGS = ("inner product", "cosine")
 
 @dataclass(frozen=True)
 class Cell:
-    """One corpus and pair of encoders.
+    """One corpus and pair of encoders."""
 
-    Args:
-        thresholds: by kind of pairs and method: pairs above the threshold relative to before,
-            precision and recall.
-        kept: by ranking, the share of a query's first ten hits that were hits before, for mapped
-            new queries and for old queries.
-    """
-
+    # By kind of pairs and method: pairs above the threshold relative to before, precision and
+    # recall.
     thresholds: Mapping[tuple[str, str], tuple[float, float, float]]
+    # By ranking, the share of a query's first ten hits that were hits before, for mapped new
+    # queries and for old queries.
     kept: Mapping[str, tuple[float, float]]
 
 

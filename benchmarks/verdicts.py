@@ -35,22 +35,15 @@ WORTH = 0.01
 
 @dataclass(frozen=True)
 class Trial:
-    """A verdict based on one half of the queries, measured on the other half.
-
-    Args:
-        chosen: the way that the verdict chose; None without a verdict.
-        expected: the way chosen if means decide, with `WORTH`; None without a verdict.
-        ndcg: mean nDCG@10 on the other half, by way.
-        encoded: share of the texts that each way encodes with the new model.
-        covers: whether the first half's 90 % interval of reindexing − staying, widened for the
-            noise of the other half, contains the difference measured there.
-    """
+    """A verdict based on one half of the queries, measured on the other half."""
 
     corpus: str
-    chosen: str | None
-    expected: str | None
-    ndcg: Mapping[str, float]
-    encoded: Mapping[str, float]
+    chosen: str | None  # the way that the verdict chose; None without a verdict
+    expected: str | None  # the way chosen if means decide, with `WORTH`; None without a verdict
+    ndcg: Mapping[str, float]  # mean nDCG@10 on the other half, by way
+    encoded: Mapping[str, float]  # share of the texts that each way encodes with the new model
+    # Whether the first half's 90 % interval of reindexing − staying, widened for the noise of the
+    # other half, contains the difference measured there.
     covers: bool
 
     def regret(self, way: str) -> float:

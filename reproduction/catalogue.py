@@ -54,18 +54,13 @@ DRAWING = "a drawing, with nothing to measure"
 
 @dataclass(frozen=True)
 class Listed:
-    """One line of the list.
-
-    Args:
-        shown: tables and figures, by paper.
-        state: the state of the small presets, or why there are none.
-        seeds: the seeds that all trainings have, in all small presets that were run.
-    """
+    """One line of the list."""
 
     name: str
-    shown: Mapping[str, str]
+    shown: Mapping[str, str]  # tables and figures, by paper
     title: str
-    state: str
+    state: str  # the state of the small presets, or why there are none
+    # The seeds that all trainings have, in all small presets that were run.
     seeds: list[int] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:

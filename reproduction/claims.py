@@ -24,28 +24,19 @@ def nothing_against(runs: Runs) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that can be tested.
+    """A sentence that can be tested."""
 
-    Args:
-        sentence: the paper's sentence, shortened to the tested part.
-        source: for example "[G2] §4.2".
-        measured: describes the margin and its unit; the claim is that the margin is positive.
-        margins: computes the margins from the results of a preset. For "the best of all", return a
-            margin over each competitor: a margin over the best of several noisy ones is biased.
-        remark: why our result may differ, or what this corpus cannot show.
-        remarks: replaces `remark`, by preset.
-        premise: returns why the results cannot judge the sentence, such as models below
-            popularity, or "".
-        too_short: returns why the trainings are too short to refute it, or "".
-    """
-
-    sentence: str
-    source: str
-    measured: str
+    sentence: str  # the paper's sentence, shortened to the tested part
+    source: str  # for example "[G2] §4.2"
+    measured: str  # describes the margin and its unit; the claim is that the margin is positive
+    # Computes the margins from the results of a preset. For "the best of all", return a margin over
+    # each competitor: a margin over the best of several noisy ones is biased.
     margins: Callable[[Runs], Margins]
-    remark: str = ""
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""  # why our result may differ, or what this corpus cannot show
+    remarks: Mapping[str, str] = field(default_factory=dict)  # replaces `remark`, by preset
+    # Returns why the results cannot judge the sentence, such as models below popularity, or "".
     premise: Callable[[Runs], str] = nothing_against
+    # Returns why the trainings are too short to refute it, or "".
     too_short: Callable[[Runs], str] = nothing_against
 
 
@@ -62,20 +53,16 @@ def chosen_elsewhere(margins: Mapping[str, Sequence[float]]) -> list[float]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim's verdict and the figures it is based on.
-
-    Args:
-        margins: one per seed, by competitor; the name is "" if there is only one comparison.
-        bounds: the interval of the mean margin, by competitor, at level 95 % for one comparison
-            and at Holm's levels for several. Empty with fewer than three seeds.
-        reason: why the claim is not tested.
-    """
+    """A claim's verdict and the figures it is based on."""
 
     claim: Claim
     verdict: Verdict
+    # One per seed, by competitor; the name is "" if there is only one comparison.
     margins: Mapping[str, tuple[float, ...]]
+    # The interval of the mean margin, by competitor, at level 95 % for one comparison and at Holm's
+    # levels for several. Empty with fewer than three seeds.
     bounds: Mapping[str, tuple[float, float]]
-    reason: str = ""
+    reason: str = ""  # why the claim is not tested
 
     @property
     def nearest(self) -> str | None:

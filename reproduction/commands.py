@@ -20,38 +20,27 @@ from reproduction.run import jobs_of, run_all
 
 @dataclass(frozen=True)
 class Run:
-    """One call of the command.
+    """One call of the command."""
 
-    Args:
-        name, preset: the experiment and its preset.
-        seeds: number of seeds, from 0.
-        data: the folder of data sets; None is $EVERGRAM_DATA.
-        out: the folder of results.
-        device: auto, cpu or cuda.
-    """
-
+    # The experiment and its preset.
     name: str
     preset: str = "small"
-    seeds: int = 1
-    data: Path | None = None
-    out: Path = results.FOLDER
-    device: str = "cpu"
+    seeds: int = 1  # number of seeds, from 0
+    data: Path | None = None  # the folder of data sets; None is $EVERGRAM_DATA
+    out: Path = results.FOLDER  # the folder of results
+    device: str = "cpu"  # auto, cpu or cuda
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run.
-
-    Args:
-        folder: the folder of the preset's results.
-    """
+    """The outcome of a run."""
 
     name: str
     preset: str
     seeds: list[int]
     tables: Sequence[Table]
     judgements: Sequence[Judgement]
-    folder: Path
+    folder: Path  # the folder of the preset's results
 
     @property
     def sentences(self) -> list[str]:

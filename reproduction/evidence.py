@@ -34,15 +34,10 @@ State = Literal["current", "stale", "unknown"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """The figures of an experiment's tiny preset.
+    """The figures of an experiment's tiny preset."""
 
-    Args:
-        commit: the repository's commit; "" if unknown.
-        figures: by training and path in its series.
-    """
-
-    commit: str
-    figures: Mapping[str, float]
+    commit: str  # the repository's commit; "" if unknown
+    figures: Mapping[str, float]  # by training and path in its series
 
     @property
     def key(self) -> str:

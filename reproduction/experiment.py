@@ -25,63 +25,44 @@ def best_validation(result: Result) -> float:
 @dataclass(frozen=True)
 class Search:
     """A search for a method's settings. Trials use a separate seed and split; all seeds are then
-    trained with the settings of the trial with the highest score.
+    trained with the settings of the trial with the highest score."""
 
-    Args:
-        label: names the method in the trials' results; trainings with equal searches share them.
-        settings: the method's settings, as in `Training`.
-        trials: settings to try, by "table.key"; use the same number for each compared method.
-        score: the score of a trial's result.
-    """
-
-    label: str
-    settings: Mapping[str, Any]
+    label: str  # names the method in the trials' results; trainings with equal searches share them
+    settings: Mapping[str, Any]  # the method's settings, as in `Training`
+    # Settings to try, by "table.key"; use the same number for each compared method.
     trials: tuple[Mapping[str, Any], ...]
-    score: Callable[[Result], float] = best_validation
+    score: Callable[[Result], float] = best_validation  # the score of a trial's result
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training of an experiment; each seed gives one result.
+    """One training of an experiment; each seed gives one result."""
 
-    Args:
-        label: its name in tables and legends, unique in a preset.
-        recipe: a TOML file in the paper's folder `recipes/`.
-        settings: values set in the recipe, by "table.key"; None removes a key.
-        readings: measurements taken during training.
-        planted: the size of a synthetic corpus, see `reproduction.planted`; None uses the recipe's.
-        program: for experiments that need more than one training, such as several versions. It
-            takes the recipe, a progress, the device's name and a folder, and returns series as
-            JSON. Files in the folder are still there when an interrupted run is resumed. Its name
-            is part of a result's key. None trains version 0 with the readings.
-        reads: converts the file's values for the program, with the arguments of `Recipe.of`.
-        search: chooses further settings; None uses `settings` alone.
-    """
-
-    label: str
-    recipe: Path
+    label: str  # its name in tables and legends, unique in a preset
+    recipe: Path  # a TOML file in the paper's folder `recipes/`
+    # Values set in the recipe, by "table.key"; None removes a key.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[Reading, ...] = ()  # measurements taken during training
+    # The size of a synthetic corpus, see `reproduction.planted`; None uses the recipe's.
     planted: Mapping[str, int] | None = None
+    # For experiments that need more than one training, such as several versions. It takes the
+    # recipe, a progress, the device's name and a folder, and returns series as JSON. Files in the
+    # folder are still there when an interrupted run is resumed. Its name is part of a result's key.
+    # None trains version 0 with the readings.
     program: Program | None = None
+    # Converts the file's values for the program, with the arguments of `Recipe.of`.
     reads: Callable[..., Any] = PaperRecipe.of
-    search: Search | None = None
+    search: Search | None = None  # chooses further settings; None uses `settings` alone
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The trainings of an experiment at one size.
-
-    Args:
-        note: how the setting differs from the paper's.
-        corpus: the corpus's name; the report shows each preset that has one.
-        setting: settings common to all presets on this corpus, stated once in the report.
-    """
+    """The trainings of an experiment at one size."""
 
     trainings: tuple[Training, ...]
-    note: str
-    corpus: str = ""
-    setting: str = ""
+    note: str  # how the setting differs from the paper's
+    corpus: str = ""  # the corpus's name; the report shows each preset that has one
+    setting: str = ""  # settings common to all presets on this corpus, stated once in the report
 
 
 class Runs:
@@ -133,34 +114,25 @@ class Runs:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: values over x for each seed.
-
-    Args:
-        values: [seeds][points].
-        dashed: for the paper's figures or a baseline.
-        steps: draw a histogram; x are the edges, one more than points.
-    """
+    """A curve: values over x for each seed."""
 
     label: str
     x: Sequence[float]
-    values: Sequence[Sequence[float]]
-    dashed: bool = False
-    steps: bool = False
+    values: Sequence[Sequence[float]]  # [seeds][points]
+    dashed: bool = False  # for the paper's figures or a baseline
+    steps: bool = False  # draw a histogram; x are the edges, one more than points
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram of a figure.
-
-    Args:
-        horizontal, vertical: the axes' labels, with units.
-        log_x, log_y: whether an axis is logarithmic.
-    """
+    """One diagram of a figure."""
 
     title: str
+    # The axes' labels, with units.
     horizontal: str
     vertical: str
     lines: Sequence[Line]
+    # Whether an axis is logarithmic.
     log_x: bool = False
     log_y: bool = False
 
@@ -181,28 +153,22 @@ def nothing(runs: Runs) -> list[Any]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment: its trainings, tables and figures, and the claims it tests.
+    """One experiment: its trainings, tables and figures, and the claims it tests."""
 
-    Args:
-        name: "paper/name", the argument of the command.
-        shown: the tables and figures that it reproduces, by paper: {"G2": "Figure 2a"}.
-        title, caption: in the report.
-        presets: "tiny" (synthetic data, seconds), "small" (two cores), and small presets on other
-            corpora, by name.
-        tables, panels: made from the results of a preset.
-        claims: the papers' claims that the results of a preset test.
-        runs_of: the experiment whose results it shows; empty for its own.
-    """
-
-    name: str
+    name: str  # "paper/name", the argument of the command
+    # The tables and figures that it reproduces, by paper: {"G2": "Figure 2a"}.
     shown: Mapping[str, str]
+    # For the report.
     title: str
     caption: str
+    # "tiny" (synthetic data, seconds), "small" (two cores), and small presets on other corpora, by
+    # name.
     presets: Mapping[str, Preset]
+    # Made from the results of a preset.
     tables: Callable[[Runs], Sequence[Table]]
     panels: Callable[[Runs], Sequence[Panel]]
-    claims: tuple[Claim, ...] = ()
-    runs_of: str = ""
+    claims: tuple[Claim, ...] = ()  # the papers' claims that the results of a preset test
+    runs_of: str = ""  # the experiment whose results it shows; empty for its own
 
     @property
     def source(self) -> str:

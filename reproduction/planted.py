@@ -30,15 +30,11 @@ BLOCK = 256
 class Planted:
     """Queries and candidates with points on a sphere, and the probability of each interaction.
 
-    Candidate c belongs to cluster c mod K, in order of popularity; query a to segment a mod S.
-
-    Args:
-        seed: the seed of all draws.
-    """
+    Candidate c belongs to cluster c mod K, in order of popularity; query a to segment a mod S."""
 
     queries: int
     candidates: int
-    seed: int = 0
+    seed: int = 0  # the seed of all draws
 
     @property
     def clusters(self) -> int:

@@ -23,33 +23,26 @@ FOLDER = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one training with one seed.
+    """The result of one training with one seed."""
 
-    Args:
-        experiment, preset, label, seed: identify the training.
-        key: hash of everything that it depends on, see `key_of`.
-        settings: the recipe's values, the readings' settings, and the synthetic corpus.
-        machine, versions, commit: the environment; date: "YYYY-MM-DD".
-        evidence: the key of the tiny preset's figures at that time, see `evidence`.
-        seconds, cpu_seconds: time of the training with its readings; if it was interrupted, since
-            it was resumed.
-        series: the output of each reading, by name; plain JSON.
-    """
-
+    # These four identify the training.
     experiment: str
     preset: str
     label: str
     seed: int
-    key: str
+    key: str  # hash of everything that it depends on, see `key_of`
+    # The recipe's values, the readings' settings, and the synthetic corpus.
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
-    date: str
+    date: str  # "YYYY-MM-DD"
+    # Time of the training with its readings; if it was interrupted, since it was resumed.
     seconds: float
     cpu_seconds: float
+    # The output of each reading, by name; plain JSON.
     series: Mapping[str, Any] = field(default_factory=dict)
     commit: str = ""
-    evidence: str = ""
+    evidence: str = ""  # the key of the tiny preset's figures at that time, see `evidence`
 
 
 def key_of(settings: Mapping[str, Any], seed: int) -> str:

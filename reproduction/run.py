@@ -31,18 +31,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Job:
-    """One training with one seed.
-
-    Args:
-        experiment, preset: names.
-        data: the folder of data sets; None for $EVERGRAM_DATA.
-    """
+    """One training with one seed."""
 
     experiment: str
     preset: str
     training: Training
     seed: int
-    data: Path | None = None
+    data: Path | None = None  # the folder of data sets; None for $EVERGRAM_DATA
 
     @cached_property
     def values(self) -> dict[str, Any]:

@@ -53,21 +53,15 @@ def known_consumers(runs: Runs) -> str:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A claim with one margin per result.
-
-    Args:
-        read: reads the margin from a result.
-        on: the corpus on which it is judged, a key of `CORPORA`.
-        unfair: why the setting cannot refute it.
-    """
+    """A claim with one margin per result."""
 
     sentence: str
     source: str
     measured: str
-    read: Read | ReadEach
-    on: str
+    read: Read | ReadEach  # reads the margin from a result
+    on: str  # the corpus on which it is judged, a key of `CORPORA`
     remark: str = ""
-    unfair: str = ""
+    unfair: str = ""  # why the setting cannot refute it
 
     @property
     def claim(self) -> Claim:

@@ -16,15 +16,10 @@ BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class ConsumerInputs:
-    """N inputs of a consumer, each the concatenation of one row of every table.
+    """N inputs of a consumer, each the concatenation of one row of every table."""
 
-    Args:
-        tables: each [N_t, D_t].
-        rows: the row of each input in each table, int64 [N].
-    """
-
-    tables: tuple[Tensor, ...]
-    rows: tuple[Tensor, ...]
+    tables: tuple[Tensor, ...]  # each [N_t, D_t]
+    rows: tuple[Tensor, ...]  # the row of each input in each table, int64 [N]
 
     @classmethod
     def of(cls, embeddings: Tensor) -> ConsumerInputs:

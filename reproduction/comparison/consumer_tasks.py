@@ -18,19 +18,13 @@ POSITIVE = 4.0
 
 @dataclass(frozen=True)
 class Examples:
-    """N labelled inputs, with embeddings of one version.
+    """N labelled inputs, with embeddings of one version."""
 
-    Args:
-        version: k; the embeddings are those of version k.
-        rows: rows in version k's training corpus, int64 [N], for each side that the task reads.
-        label: bool [N].
-        absent: the number of inputs left out because an object has no embedding.
-    """
-
-    version: int
+    version: int  # k; the embeddings are those of version k
+    # Rows in version k's training corpus, int64 [N], for each side that the task reads.
     rows: dict[str, Tensor]
-    label: Tensor
-    absent: int = 0
+    label: Tensor  # bool [N]
+    absent: int = 0  # the number of inputs left out because an object has no embedding
 
     def __len__(self) -> int:
         return len(self.label)
@@ -58,19 +52,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class ConsumerTask:
-    """One binary task, with its training, validation and test examples.
+    """One binary task, with its training, validation and test examples."""
 
-    Args:
-        name: the task's name.
-        training: examples at t_0.
-        validation: see `consumer_tasks`.
-        tests: by version k.
-    """
-
-    name: str
-    training: Examples
-    validation: Examples
-    tests: dict[int, Examples]
+    name: str  # the task's name
+    training: Examples  # examples at t_0
+    validation: Examples  # see `consumer_tasks`
+    tests: dict[int, Examples]  # by version k
 
 
 def consumer_tasks(

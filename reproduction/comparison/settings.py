@@ -95,14 +95,10 @@ class _Tables(Settings):
 
 @dataclass(frozen=True)
 class Run:
-    """A method of a comparison.
-
-    Args:
-        weight: λ, if it differs from the recipe's.
-    """
+    """A method of a comparison."""
 
     method: str
-    weight: float | None = None
+    weight: float | None = None  # λ, if it differs from the recipe's
 
     @property
     def name(self) -> str:
@@ -119,17 +115,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on one corpus. Create it with `load` or `of`.
+    """Methods on one corpus. Create it with `load` or `of`."""
 
-    Args:
-        settings: the table [compare].
-        upgrade: the table [upgrade] as written; each method uses some of its keys.
-        recipes: by method; they differ in [upgrade] only.
-    """
-
-    settings: CompareSettings
-    upgrade: Mapping[str, Any]
-    recipes: Mapping[str, Recipe]
+    settings: CompareSettings  # the table [compare]
+    upgrade: Mapping[str, Any]  # the table [upgrade] as written; each method uses some of its keys
+    recipes: Mapping[str, Recipe]  # by method; they differ in [upgrade] only
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Comparison:

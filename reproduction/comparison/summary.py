@@ -16,26 +16,18 @@ COLUMNS = ("intended", "unintended", "total", "error", "error_after_first")
 
 @dataclass(frozen=True)
 class Degradation:
-    """The metrics of one run; 1 and 2 are in percent of Keep-All's, and closer to zero is better.
+    """The metrics of one run; 1 and 2 are in percent of Keep-All's, and closer to 0 is better."""
 
-    Args:
-        intended: metric 1, from means over all versions including 0.
-        unintended: metric 2, from means over each task's test versions, then over tasks; None
-            without tasks.
-        error: metric 3, mean ‖z̃_0 − z_0‖₂ over all versions including 0.
-        error_after_first: the same over versions 1 and later.
-        intended_at, unintended_at, error_at: the same by version; tasks are averaged first.
-        by_task: metric 2 by task and version.
-    """
-
-    intended: float
+    intended: float  # metric 1, from means over all versions including 0
+    # Metric 2, from means over each task's test versions, then over tasks; None without tasks.
     unintended: float | None
-    error: float
-    error_after_first: float | None
+    error: float  # metric 3, mean ‖z̃_0 − z_0‖₂ over all versions including 0
+    error_after_first: float | None  # the same over versions 1 and later
+    # Metrics 1, 2 and 3 by version; tasks are averaged first.
     intended_at: dict[int, float]
     unintended_at: dict[int, float]
     error_at: dict[int, float]
-    by_task: dict[str, dict[int, float]]
+    by_task: dict[str, dict[int, float]]  # metric 2 by task and version
 
     @property
     def total(self) -> float | None:

@@ -18,16 +18,11 @@ PLATEAU = 0.01
 
 @dataclass(frozen=True)
 class Budget:
-    """The length of a training.
+    """The length of a training."""
 
-    Args:
-        epochs: passes over the pairs, or as many random draws.
-        batch_size: pairs per step.
-        short_batch: whether the last, smaller batch of an epoch is used, as in [BC]'s code.
-    """
-
-    epochs: int
-    batch_size: int
+    epochs: int  # passes over the pairs, or as many random draws
+    batch_size: int  # pairs per step
+    # Whether the last, smaller batch of an epoch is used, as in [BC]'s code.
     short_batch: bool = True
 
     def steps(self, pairs: int) -> int:
@@ -42,18 +37,14 @@ PAPER = Budget(500, 2048)
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """The length of a model's training.
+    """The length of a model's training."""
 
-    Args:
-        passes: passes over its pairs.
-        share_of_passes, share_of_steps: relative to the reference budget on the same pairs.
-        last_gain: relative increase of the best selection metric over the last fifth of the epochs;
-            None if it was not measured.
-    """
-
-    passes: int
+    passes: int  # passes over its pairs
+    # Relative to the reference budget on the same pairs.
     share_of_passes: float
     share_of_steps: float
+    # Relative increase of the best selection metric over the last fifth of the epochs; None if it
+    # was not measured.
     last_gain: float | None
 
     @property

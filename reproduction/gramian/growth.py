@@ -31,21 +31,16 @@ def label(method: str, size: int) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """A synthetic corpus, and the length of training.
-
-    Args:
-        every: steps between two measurements.
-        strengths: λ to try for each method, on a separate corpus; if empty, λ = 10.
-        trial_epochs: epochs per trial.
-    """
+    """A synthetic corpus, and the length of training."""
 
     candidates: int
     queries: int
     interactions: int
     epochs: int
-    every: int
+    every: int  # steps between two measurements
+    # λ to try for each method, on a separate corpus; if empty, λ = 10.
     strengths: tuple[float, ...] = ()
-    trial_epochs: int = 1
+    trial_epochs: int = 1  # epochs per trial
 
     @property
     def planted(self) -> dict[str, int]:

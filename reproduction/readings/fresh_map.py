@@ -22,19 +22,14 @@ BLOCK = 16
 @dataclass(frozen=True)
 class FreshMap(Reading):
     """Σ_r p(candidate at rank r) / r over the top ten: the expected MAP@10 for one new interaction
-    per query. It draws no held-out pairs, which would add noise.
-
-    Args:
-        queries, candidates: sizes of the synthetic corpus; its seed is the recipe's.
-        every: steps between two measurements.
-        judged: number of queries, drawn at random.
-    """
+    per query. It draws no held-out pairs, which would add noise."""
 
     name: ClassVar[str] = "map"
+    # Sizes of the synthetic corpus; its seed is the recipe's.
     queries: int
     candidates: int
-    every: int = 2500
-    judged: int = 500
+    every: int = 2500  # steps between two measurements
+    judged: int = 500  # number of queries, drawn at random
 
     def watch(self, recipe: Recipe, split: Split) -> Watch:
         return _FreshMapWatch(self, split, recipe.seed)

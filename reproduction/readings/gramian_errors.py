@@ -20,17 +20,13 @@ class GramianErrors(Reading):
     """‖Ĝ − G‖ / ‖G‖ and ‖∇ĝ − ∇g‖ / ‖∇g‖ of each estimator, averaged over both sides.
 
     The estimators only observe the training: each draws its own entities and sees the same
-    parameters.
-
-    Args:
-        estimators: the table [gramian] of each, by name; `sampler` and `batch_size` determine the
-            entities it uses per step.
-        every: steps between two measurements; each embeds all entities.
-    """
+    parameters."""
 
     name: ClassVar[str] = "errors"
+    # The table [gramian] of each, by name; `sampler` and `batch_size` determine the entities it
+    # uses per step.
     estimators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    every: int = 20
+    every: int = 20  # steps between two measurements; each embeds all entities
 
     def watch(self, recipe: Recipe, split: Split) -> Watch:
         return _ErrorsWatch(self, recipe, split)

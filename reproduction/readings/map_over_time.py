@@ -25,18 +25,12 @@ class MapOverTime(Reading):
 
     Training and validation queries are ranked against fixed candidates: a random sample of the
     catalogue plus the candidates of the judged pairs. For validation queries, training pairs are
-    masked; for training queries, nothing is masked.
-
-    Args:
-        queries: maximum number of queries per part.
-        candidates: size of the sample.
-        every: also measure every so many steps; 0 for evaluations only.
-    """
+    masked; for training queries, nothing is masked."""
 
     name: ClassVar[str] = "map"
-    queries: int = 2000
-    candidates: int = 50_000
-    every: int = 0
+    queries: int = 2000  # maximum number of queries per part
+    candidates: int = 50_000  # size of the sample
+    every: int = 0  # also measure every so many steps; 0 for evaluations only
 
     def settings(self) -> dict[str, Any]:
         """Return the settings, without `every` if it is 0."""

@@ -15,16 +15,11 @@ from reproduction.readings.reading import Reading, Watch
 
 @dataclass(frozen=True)
 class ScoreDistributions(Reading):
-    """Densities of scores at each evaluation of the recipe (`training.evaluate_every`).
-
-    Args:
-        samples: number of pairs drawn of each kind.
-        bins: number of bins of a density.
-    """
+    """Densities of scores at each evaluation of the recipe (`training.evaluate_every`)."""
 
     name: ClassVar[str] = "scores"
-    samples: int = 50_000
-    bins: int = 40
+    samples: int = 50_000  # number of pairs drawn of each kind
+    bins: int = 40  # number of bins of a density
 
     def watch(self, recipe: Recipe, split: Split) -> Watch:
         return _ScoresWatch(self, split, recipe.seed)

@@ -24,15 +24,11 @@ NOTHING = "Nothing yet: no verdict below carries a conclusion."
 
 @dataclass(frozen=True)
 class Need:
-    """A verdict that a conclusion requires.
-
-    Args:
-        claim: the beginning of the claim's sentence.
-    """
+    """A verdict that a conclusion requires."""
 
     experiment: str
     preset: str
-    claim: str
+    claim: str  # the beginning of the claim's sentence
     verdict: str = "confirmed"
 
     def judgement(self, found: Found) -> Judgement:
@@ -43,16 +39,11 @@ class Need:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A sentence with figures.
+    """A sentence with figures."""
 
-    Args:
-        text: a format string with a field for each figure.
-        needs: the verdicts that it requires.
-        figures: computes the figures from the sections by experiment and preset.
-    """
-
-    text: str
-    needs: Sequence[Need]
+    text: str  # a format string with a field for each figure
+    needs: Sequence[Need]  # the verdicts that it requires
+    # Computes the figures from the sections by experiment and preset.
     figures: Callable[[Found], Mapping[str, float]] = lambda _: {}
 
 

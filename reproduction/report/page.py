@@ -56,17 +56,13 @@ MISSING = """## What is missing
 
 @dataclass(frozen=True)
 class Section:
-    """The results of an experiment's preset.
-
-    Args:
-        stale: whether today's code would give other results, or this is unknown.
-    """
+    """The results of an experiment's preset."""
 
     experiment: Experiment
     preset: str
     runs: Runs
     judgements: Sequence[Judgement]
-    stale: bool
+    stale: bool  # whether today's code would give other results, or this is unknown
 
     @property
     def corpus(self) -> str:
