@@ -36,6 +36,7 @@ from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.align import align
 from evergram.releasing.demo import rated_above_median
+from evergram.releasing.past_file import import_embeddings
 from evergram.releasing.probes import measured_probe
 from evergram.releasing.skew import SkewReading, SkewReport, _index, _reading
 from evergram.training.build import load_corpus, split_for
@@ -173,20 +174,19 @@ def _texts() -> tuple[Measured, Measured]:
     chosen = {name: texts[name] for name in order[:TEXTS]}
     claims, encoders = {name: queries[name] for name in judgements}, migrations.installed()
     with tempfile.TemporaryDirectory() as name:
-        folder, files = Path(name), []
-        lineage, ids = Lineage.create(folder / "lineage", "texts"), pa.array(list(chosen))
-        for place, encoder in enumerate(encoders):
+        folder, ids = Path(name), pa.array(list(chosen))
+        lineage = Lineage.create(folder / "lineage", "texts")
+        for version, encoder in enumerate(encoders):
             vectors = migrations.kept_vectors(NAMED, encoder, "texts", chosen)
-            files.append(folder / f"{place}.parquet")
-            write_vectors(files[-1], [(ids, vectors)])
-            if place:
-                old, new = map(open_embeddings, (files[0], files[-1]))
-                align(old if place == 1 else place - 1, new, lineage)
-                lineage.label(f"kept-{place}", place)
-                if place == 1:
-                    lengths = pc.utf8_length(pa.array(list(chosen.values()))).to_numpy()
-                    label = torch.from_numpy(lengths > np.median(lengths))
-                    _add_consumer(lineage, "object", (ids, label), folder)
+            write_vectors(path := folder / f"{version}.parquet", [(ids, vectors)])
+            if version:
+                align(version - 1, open_embeddings(path), lineage)
+            else:
+                import_embeddings(open_embeddings(path), lineage)
+            lineage.label(f"kept-{version}", version)
+        lengths = pc.utf8_length(pa.array(list(chosen.values()))).to_numpy()
+        label = torch.from_numpy(lengths > np.median(lengths))
+        _add_consumer(lineage, "object", (ids, label), folder)
         mixture = STALE if len(encoders) > 2 else {1: 0.7}
         report = evergram.skew(lineage, [mixture])
         asked = migrations.kept_vectors(NAMED, encoders[-1], "queries", claims)
