@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,26 @@ def test_a_backfill_is_planned_applied_and_rolled_back(evergram: Command, outdat
     assert last.endswith(" 0:00:00 left")
     assert evergram("store", "backfill", "rollback", *store).code == 0
     assert versions_in("rows") == {0: ROWS}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_backfill_is_paused(
+    evergram: Command, outdated: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def interrupt(done: int, total: int, what: str) -> None:
+        if done == 200:
+            os.kill(os.getpid(), number)
+
+    store, before = ("line", "--store", "object=rows"), signal.getsignal(number)
+    assert evergram("store", "backfill", "plan", *store, "--batch", 100).code == 0
+    with monkeypatch.context() as during:
+        during.setattr("evergram.cli.stores.print_progress", interrupt)
+        stopped = evergram("store", "backfill", "apply", *store)
+    assert stopped == (128 + number, "", "interrupted; run the same command again\n")
+    assert signal.getsignal(number) is before
+    paused = evergram.json("store", "backfill", "status", *store)
+    assert (paused["state"], paused["refreshed"]) == ("paused", 200)
+    assert evergram.json("store", "backfill", "apply", *store)["held"] == {"1": ROWS}
 
 
 def test_every_store_that_is_given_is_filled(

@@ -692,7 +692,7 @@ STORES = [
     Case(BACKFILL.format("plan l"), "rollback", planned),
     spoilt("backfill.json", "apply", "backfill.json", lambda file: put(b"{", file)),
     spoilt("backfill.json", "apply", "json was", lambda file: edited(file, fingerprint="sha256:0")),
-    spoilt("order.sealed", "apply", "order.sealed", lambda file: put(b"x" * 100, file)),
+    spoilt("order/store.json", "apply", "order/store.json", lambda file: put(b"x" * 100, file)),
     spoilt("source/store.json", "apply", "source/store.json", lambda file: put(b"", file)),
     Case(BACKFILL.format("apply l"), "Another process", planned, (locked("l/backfills/.*.lock"),)),
 ]

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import Backfill, fill_stores
 from evergram.retrieval.reader import Reader
 from evergram.stores import pgvector_store
-from evergram.stores.adopted_store import FillableTable
+from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.open_store import open_store
+from evergram.stores.store import Rows, Space
 
 __all__ = ["evergram"]
 
@@ -121,7 +123,7 @@ def test_a_column_is_added_filled_and_dropped_with_right_reads_at_every_batch(
     before = contents(address)
     with open_store(address) as store:
         reader, work = Reader(two, {"object": store}), Backfill(two, store, "object")
-        assert isinstance(store, FillableTable)
+        assert isinstance(store, AdoptedStore)
         assert store.missing_columns() == {1: "e1"}
         plan = work.plan(batch=7)
         assert (plan.state, plan.rows, plan.held) == ("planned", PUBLISHED, {0: 50})
@@ -200,6 +202,215 @@ def test_a_column_that_was_added_stays_if_another_program_has_filled_a_cell(
     assert filled(address) == {5: (2 * NEW[5]).tobytes()}
 
 
+def change(address: str, removed: list[int], added: list[int]) -> None:
+    """Remove rows and add rows with an old vector, as the program that owns the table does."""
+    kind, _, rest = address.partition(":")
+    place, name = rest.partition("#")[0], table_name(address)
+    if kind == "pgvector-table":
+        postgres().sql(f"delete from {name} where id = any(array{removed}::bigint[])")
+        for key in added:
+            cell = text_of(OLD[key])
+            postgres().sql(f"insert into {name} (id, title, e0) values ({key}, 'new', '{cell}')")
+    elif kind == "lance-table":
+        import lancedb
+
+        table = lancedb.connect(place).open_table(name)
+        if removed:
+            table.delete(f"id in ({', '.join(map(str, removed))})")
+        if added:
+            table.add(pa.table({"id": pa.array(added, pa.int32()), "e0": listed(OLD[added])}))
+    else:
+        from qdrant_client import models
+
+        with open_store(address, create="int64") as store:
+            ask = vars(store)["_ask"]
+            points = [models.PointStruct(id=k, vector={"e0": OLD[k].tolist()}) for k in added]
+            if removed:
+                ask("delete", name, removed)
+            if points:
+                ask("upsert", name, points)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_come_and_go_meanwhile(kind: str, two: Lineage, tmp_path: Path) -> None:
+    """What is removed does not come back, and what is added is filled by the next `store fill`."""
+    address = to_fill(kind, tmp_path)
+    change(address, [3, 4], [])
+    with open_store(address) as store:
+        work = Backfill(two, store, "object")
+        assert work.plan(batch=10).rows == PUBLISHED - 2
+        waiting = work.order()[0].to_pylist()[-2:]
+
+        def also(done: int, _: int) -> None:
+            if done == 0:
+                change(address, waiting, [3, 4])
+
+        work.apply(rows=20, progress=also)
+        work.apply()
+        left = set(range(PUBLISHED)) - set(waiting)
+        assert set(filled(address)) == left - {3, 4}
+        (again,) = fill_stores(two, {"object": address})
+        assert again.rows == 2
+        assert filled(address) == {key: NEW[key].tobytes() for key in left}
+        # Ids of rows that were removed may be in the journal; nothing is written for them.
+        assert work.rollback().held == {0: len(left & set(HELD[0]))}
+        assert set(contents(address)) == set(range(ROWS)) - set(waiting)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_backfill_is_paused(
+    kind: str, two: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = to_fill(kind, tmp_path)
+    with open_store(address) as store:
+        assert isinstance(store, AdoptedStore)
+        work = Backfill(two, store, "object")
+        work.plan(batch=10)
+        refresh, calls = type(store).refresh, []
+
+        def interrupted(self: AdoptedStore, *args: Any) -> None:
+            calls.append(1)
+            if len(calls) == 4:
+                refresh(self, *args)
+            if len(calls) >= 3:
+                raise KeyboardInterrupt
+            refresh(self, *args)
+
+        with monkeypatch.context() as during:
+            during.setattr(type(store), "refresh", interrupted)
+            # Before a batch is written, and after.
+            for cells in (20, 30):
+                with pytest.raises(KeyboardInterrupt):
+                    work.apply()
+                assert (work.status().state, work.status().refreshed) == ("paused", 20)
+                assert len(filled(address)) == cells
+        with pytest.raises(LineageError, match="is paused"):
+            work.plan()
+        assert work.apply().held == {1: PUBLISHED}
+        assert work.rollback().held == {0: 50}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_its_owner_drops_meanwhile(kind: str, two: Lineage, tmp_path: Path) -> None:
+    address = to_fill(kind, tmp_path)
+    before = contents(address)
+
+    def drop(done: int, _: int) -> None:
+        with open_store(address) as other:
+            if done == 20 and isinstance(other, AdoptedStore):
+                other.clear_cells(0, rows_of(range(PUBLISHED), NEW))
+                vars(type(other))["_drop_column"](other, 1)
+
+    with open_store(address) as store:
+        work = Backfill(two, store, "object")
+        for step in ("apply", "rollback"):
+            work.plan(batch=10)
+            with pytest.raises(StoreError, match="'e1', which the table does not have"):
+                work.apply(progress=drop)
+            assert contents(address) == before
+            done = getattr(work, step)()
+            # What was filled before is filled again.
+            assert done.held == ({1: PUBLISHED} if step == "apply" else {0: 50})
+            work.rollback()
+        assert contents(address) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rollback_elsewhere_forgets_no_cell(kind: str, two: Lineage, tmp_path: Path) -> None:
+    """Two machines have a copy of the lineage, and no lock on a file is between them."""
+    address = to_fill(kind, tmp_path, {0: range(50), 1: range(0)})
+    shutil.copytree(two.path, tmp_path / "copy")
+    with open_store(address) as one, open_store(address) as other:
+        first = Backfill(two, one, "object")
+        second = Backfill(Lineage.open(tmp_path / "copy"), other, "object")
+        for work in (first, second):
+            work.plan(batch=10)
+        first.apply(rows=30)
+
+        def also(done: int, total: int) -> None:
+            if done == 0:
+                first.apply(rows=20)
+
+        assert second.rollback(progress=also).held == {0: 30, 1: 20}
+        assert isinstance(one, AdoptedStore)
+        noted = {key for _, ids in one.journal(1) for key in ids.to_pylist()}
+        assert set(filled(address)) == noted
+        assert first.rollback().held == {0: 50}
+        assert not filled(address)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_meanwhile_is_right(kind: str, two: Lineage, tmp_path: Path) -> None:
+    """Also where no batch has ended: cells are filled, emptied and dropped as it reads."""
+    address = to_fill(kind, tmp_path)
+    with open_store(address) as store, open_store(address) as reading:
+        work, reader = Backfill(two, store, "object"), Reader(two, {"object": reading})
+        work.plan(batch=15)
+        errors: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                work.apply()
+                work.rollback()
+            except BaseException as error:
+                errors.append(error)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        while writer.is_alive():
+            read = reader.embed(list(range(50)), 0)
+            for key, source in enumerate(read.sources):
+                expected = (OLD, AS_OLD)[source][key]
+                np.testing.assert_allclose(read.vectors[key], expected, atol=1e-5)
+            (hits,) = reader.search(np.ones(6, np.float32), ROWS, 0, metric="ip")
+            assert set(range(50)) <= set(hits.ids.to_pylist())
+        writer.join()
+        assert not errors
+
+
+def test_a_row_that_loses_its_new_vector_meanwhile_is_found_on_a_server(
+    two: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of Qdrant has no snapshots."""
+    from evergram.stores.qdrant_store import AdoptedCollection
+
+    address = to_fill("qdrant-collection, Dot", tmp_path)
+    fill_stores(two, {"object": address})
+    with open_store(address) as store:
+        assert isinstance(store, AdoptedCollection)
+        reader, pages = Reader(two, {"object": store}), AdoptedCollection._rows
+        store._remote, waiting = True, [7]
+
+        def cleared(self: AdoptedCollection, version: int, *args: Any, **options: Any) -> Any:
+            if version == 1 and waiting:
+                store.clear_cells(0, rows_of([waiting.pop()], NEW[[7]]))
+            return pages(self, version, *args, **options)
+
+        monkeypatch.setattr(AdoptedCollection, "_rows", cleared)
+        assert reader.embed([6, 7, 61], 0).sources.tolist() == [1, 0, -1]
+
+
+def test_integers_of_a_lineage_are_texts_in_a_table(two: Lineage, tmp_path: Path) -> None:
+    for kind, types in (
+        *(("pgvector-table", {"id": "varchar"}), ("lance-table", {"id": pa.large_string()})),
+        ("qdrant-collection", {}),
+    ):
+        columns = {"id": [str(key) for key in range(PUBLISHED)]}
+        address = table_of(kind, tmp_path / kind, columns, OLD, types) + "&id=id&v1=e1"
+        with open_store(address) as store:
+            work = Backfill(two, store, "object")
+            work.plan(batch=25)
+            assert work.apply().held == {1: PUBLISHED}
+            (read,) = store.fetch(["41"])
+            np.testing.assert_array_equal(read.vectors[0], NEW[41])
+            assert work.rollback().held == {0: PUBLISHED}
+    texts = lineage_of(tmp_path / "texts", 2, PUBLISHED, text=True, canaries=2)
+    address = to_fill("pgvector-table", tmp_path).replace("v0=e0", "v2=e2")
+    address = address.partition("&filter")[0]
+    with pytest.raises(EvergramError, match="int64"):
+        fill_stores(texts, {"object": address}, version=1)
+
+
 def failing_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the n-th request to a database fail, before or after it was done."""
     from lancedb.table import LanceTable
@@ -254,7 +465,7 @@ def test_a_database_that_fails_at_any_request_loses_nothing(
             new = filled(address)
             assert all(cell == NEW[key].tobytes() for key, cell in new.items())
             with open_store(address) as store:
-                assert isinstance(store, FillableTable)
+                assert isinstance(store, AdoptedStore)
                 noted = {i for _, ids in store.journal(1) for i in ids.to_pylist()}
                 assert set(new) <= noted
                 check_reads(Reader(two, {"object": store}), set(new))
@@ -330,12 +541,12 @@ def test_qdrant_does_not_change_the_length_of_vectors(two: Lineage, tmp_path: Pa
         "qdrant-collection", tmp_path / "q", {"id": range(PUBLISHED)}, unit, {"distance": "Cosine"}
     )
     with open_store(f"{address}&v1=e1", create="int64") as store:
-        assert isinstance(store, FillableTable)
-        store.begin_column(1, DIMS[1])
+        assert isinstance(store, AdoptedStore)
+        store.begin(Space(1, DIMS[1], ""))
         with pytest.raises(DataError, match="not of length 1"):
-            store.write_cells(rows_of(range(PUBLISHED), NEW))
+            store.refresh(rows_of(range(PUBLISHED), NEW))
         length = np.linalg.norm(NEW, axis=1, keepdims=True)
-        store.write_cells(rows_of(range(PUBLISHED), NEW / length))
+        store.refresh(rows_of(range(PUBLISHED), NEW / length))
         assert store.count() == {1: PUBLISHED}
         store.search({1: np.ones((1, 8), np.float32)}, 3)
         ((number, ids),) = store.journal(1)
@@ -343,9 +554,7 @@ def test_qdrant_does_not_change_the_length_of_vectors(two: Lineage, tmp_path: Pa
         assert store.count() == {0: PUBLISHED}
 
 
-def rows_of(ids: Any, vectors: np.ndarray) -> Any:
-    from evergram.stores.store import Rows
-
+def rows_of(ids: Any, vectors: np.ndarray) -> Rows:
     return Rows(1, pa.array(ids, pa.int64()), vectors.astype(np.float32))
 
 
@@ -442,14 +651,14 @@ def test_ids_of_every_type_and_names_that_need_quotes(
     address += f"&id={column}&v1={new.replace('%', '%25').replace(' ', '%20')}"
     rows = rows_of([], np.zeros((0, 8)))
     with open_store(address, create="int64") as store:
-        assert isinstance(store, FillableTable)
-        store.begin_column(1, 8)
-        store.begin_column(1, 8)
+        assert isinstance(store, AdoptedStore)
+        store.begin(Space(1, 8, ""))
+        store.begin(Space(1, 8, ""))
         absent = ids[3] + 99 if isinstance(ids[3], int) else "00000000-0000-0000-0000-ffffffffffff"
         keys = pa.array([*ids[:12], absent], store.id_type)
         rows = type(rows)(1, keys, vectors_of(1, 13).numpy())
         for _ in range(2):
-            store.write_cells(rows)
+            store.refresh(rows)
         assert store.count() == {0: 8, 1: 12}
         (read,) = store.fetch(ids[:1])
         np.testing.assert_allclose(read.vectors[0], rows.vectors[0], rtol=2e-3)
@@ -458,7 +667,7 @@ def test_ids_of_every_type_and_names_that_need_quotes(
         for number, _ in entries:
             store.clear_cells(number, rows)
         assert store.count() == {0: 20}
-        store.drop_column(1)
+        assert list(store.undo(1, store)) == [(0, 0)]
         assert store.missing_columns() == {1: new}
         assert store.journal(1) == []
     if kind == "pgvector-table":
@@ -484,6 +693,10 @@ def test_a_table_is_filled_from_nothing_by_the_command(
     again = f"{store}&v2=e2"
     filled = evergram("store", "fill", line, "--store", again, "--as", "2", "--json").json
     assert filled["stores"][0]["held"] == {"2": PUBLISHED}
+    undone = own_store("pgvector-table", tmp_path / "own", ROWS, HELD).partition("&v0")[0]
+    assert evergram("store", "fill", line, "--store", f"object={undone}&v1=e1").code == 0
+    back = evergram("store", "backfill", "rollback", line, "--store", f"object={undone}&v1=e1")
+    assert (back.code, "held: none" in back.out) == (0, True)
     more = evergram("store", "backfill", "apply", line, "--store", again, "--json").json
     assert (more["state"], more["target"]) == ("applied", 2)
     assert evergram("lineage", "withdraw", line, "--reason", "it was bad").code == 0

@@ -32,9 +32,9 @@ from evergram.retrieval.backfill import (
     UNREAD,
     UNREADABLE,
     Backfill,
-    backfill_order,
     backfill_progress,
     fill_stores,
+    planned_rows,
 )
 from evergram.retrieval.fill import (
     canary_stores,
@@ -310,11 +310,12 @@ def test_a_store_of_the_lineage_and_a_backfill_stay_in_it(lineage: Lineage, tmp_
     store.close()
     work = Backfill(lineage, store, "object")
     work.plan()
+    (work.folder / "saved").mkdir()
     outside, moved = outside_folder(tmp_path), lineage.path / "moved"
     asks: dict[Path, Callable[[], object]] = {
         lineage.path / part: lambda: local_stores(lineage)
         for part in ("stores", "stores/object", "stores/object/segments")
-    } | {work.folder / "journal": lambda: Backfill(lineage, store, "object")}
+    } | {work.folder / "saved": lambda: Backfill(lineage, store, "object")}
     for place, ask in asks.items():
         place.rename(moved)
         place.symlink_to(outside)
@@ -448,16 +449,14 @@ def test_a_backfill_of_another_lineage_or_with_damaged_files_is_refused(
     work = planned(lineage, older)
     work.apply(rows=1)
     whole = json.loads((work.folder / RECORD).read_text())
-    table = b"no table of Arrow's"
     for name, damaged in (
         *((RECORD, {**whole, **one}) for one in ({"target": True}, {"rows": -1})),
         *((RECORD, {**whole, **one}) for one in ({"state": "lost"},)),
         *((RECORD, {"target": 2}), (RECORD, [])),
-        ("order.sealed", hashlib.sha256(table).digest() + table),
+        ("order/store.json", {"target": 2}),
     ):
         before = (work.folder / name).read_bytes()
-        content = damaged if isinstance(damaged, bytes) else json.dumps(damaged).encode()
-        (work.folder / name).write_bytes(content)
+        (work.folder / name).write_bytes(json.dumps(damaged).encode())
         with pytest.raises(IntegrityError, match=name):
             work.apply()
         (work.folder / name).write_bytes(before)
@@ -495,8 +494,8 @@ def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -
     fill(lineage, source, "object", 2)
     dim = older.spaces()[3].dim
     older.upsert(Rows(3, pa.array([5000]), np.ones((1, dim), np.float32)))
-    order = backfill_order(lineage, older, source, 2)
-    assert order["error"].to_pylist() == [UNREAD] * 100
+    errors = planned_rows(lineage, older, source, 2).vectors
+    assert errors.tolist() == [[UNREAD]] * 100
     older.delete([5000])
     assert work.rollback().held == {2: 300}
     assert as_dict(older.scan()) == before
@@ -578,7 +577,6 @@ def test_a_row_written_by_hand_after_a_kill_is_put_back(
     before = as_dict(older.scan())
     kill_apply()
     kill_apply()
-    assert len(list((work.folder / "journal").iterdir())) == 2, "what is known is not kept again"
     assert work.apply().held == {1: 20, 2: 300}
     assert work.rollback().held == {1: 320}
     assert as_dict(older.scan()) == before
@@ -597,16 +595,16 @@ def test_old_rows_of_an_earlier_backfill_that_stay_refuse_the_next(
             work.plan()
     # Files that cannot be deleted, but renamed, are in nobody's way.
     assert work.plan().rows == 0
-    assert not list((work.folder / "journal").iterdir())
+    assert not (work.folder / "saved").exists()
 
 
-def test_a_flipped_bit_in_a_journal_is_noticed_before_a_row_is_put_back(
+def test_a_flipped_bit_in_old_rows_is_noticed_before_a_row_is_put_back(
     lineage: Lineage, older: DictionaryStore
 ) -> None:
     work = planned(lineage, older, 400)
     work.apply()
     after = as_dict(older.scan())
-    path = next((work.folder / "journal").glob("*.sealed"))
+    path = max((work.folder / "saved/segments").iterdir(), key=lambda file: file.stat().st_size)
     whole = path.read_bytes()
     draw = np.random.default_rng(0)
     for at in draw.integers(0, len(whole), 30):
@@ -631,10 +629,10 @@ def test_rows_that_no_map_reads_come_first(
     monkeypatch.setattr(
         Lineage, "forward", lambda self, a, b: None if a == 0 else forward(self, a, b)
     )
-    order = backfill_order(lineage, older, source, 2)
-    assert order["id"].to_pylist()[:4] == [4, 5, 6, 7]
-    assert order["error"].to_pylist()[:4] == [UNREAD] * 4
-    assert max(order["error"].to_pylist()[4:]) < UNREAD
+    rows = planned_rows(lineage, older, source, 2)
+    errors = dict(zip(rows.ids.to_pylist(), rows.vectors[:, 0].tolist(), strict=True))
+    assert [key for key in errors if errors[key] == UNREAD] == [4, 5, 6, 7]
+    assert max(errors[key] for key in range(4)) < UNREAD
 
 
 def test_the_error_is_the_distance_from_the_new_vector(lineage: Lineage) -> None:
@@ -651,11 +649,10 @@ def test_the_error_is_the_distance_from_the_new_vector(lineage: Lineage) -> None
         truth = (read - vectors_of(target)).norm(dim=1)
         # Some objects have no new vector.
         new.delete(list(range(50)))
-        order = backfill_order(lineage, old, new, target)
-        ids = order["id"].to_pylist()
+        rows = planned_rows(lineage, old, new, target)
+        ids = rows.ids.to_pylist()
         assert sorted(ids) == list(range(50, 300))
-        np.testing.assert_allclose(order["error"].to_numpy(), truth[ids], rtol=1e-3, atol=1e-5)
-        assert (np.diff(order["error"].to_numpy()) <= 0).all()
+        np.testing.assert_allclose(rows.vectors[:, 0], truth[ids], rtol=1e-3, atol=1e-5)
 
 
 # Stores that a kill may leave with an id in two tables.
@@ -687,7 +684,7 @@ def killed(work: Backfill, older: Any, at: int, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("at", [1, 3])
-@pytest.mark.parametrize("command", ["plan", "apply", "the same"])
+@pytest.mark.parametrize("command", ["after a plan", "apply", "the same"])
 def test_a_store_that_was_left_with_ids_twice_is_repaired(
     lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, at: int
 ) -> None:
@@ -702,12 +699,13 @@ def test_a_store_that_was_left_with_ids_twice_is_repaired(
             with monkeypatch.context() as earlier:
                 earlier.setattr(TablePerVersionStore, "remove_superseded", lambda self: 0)
                 assert work.apply().held == {1: 20 + BATCH, 2: 300}
-        status = work.plan() if command == "plan" else work.apply()
-        assert status.held == {1: 20, 2: 300}
+        if command == "after a plan":
+            assert work.plan().rows == 0
+        assert work.apply().held == {1: 20, 2: 300}
         # As one that nothing interrupted.
         planned(lineage, older, BATCH).apply()
         assert as_dict(store.scan()) == as_dict(older.scan())
-        if command != "plan":
+        if command != "after a plan":
             assert work.rollback().held == {1: 320}
             assert as_dict(store.scan()) == before
 

@@ -484,6 +484,40 @@ def test_every_metric_is_exact_while_rows_are_stale(
         compare(reader, ids, np.vstack([queries, reader.embed([999], 2).vectors]))
 
 
+@pytest.mark.parametrize("kind", ["lance", "qdrant"])
+def test_rows_of_a_killed_writer_are_found_before_the_next_write(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a reader that has seen the rows before; the writer has acknowledged nothing."""
+    lineage = lineage_of(tmp_path / "line")
+    monkeypatch.setattr(metric_search, "LEAST", 2)
+    ids, maps = np.arange(300), VersionMaps(lineage)
+    queries = np.random.default_rng(1).standard_normal((3, 10)).astype(np.float32) * 3
+    with STORES[kind](tmp_path, "int64") as store:
+        of = lineage.manifest(0)
+        space = Space(0, of.dim + 1, of.fingerprint)
+        store.load(space, [stored_rows(maps, space, pa.array(ids), vectors_of(0).numpy())])
+        reader = Reader(lineage, {"object": store})
+        compare(reader, ids, queries)
+        put = vars(type(store))["_put"]
+
+        def killed(self: Any, *args: Any) -> None:
+            put(self, *args)
+            raise StoreError("killed")
+
+        long = np.full((1, 6), 60, np.float32)
+        with monkeypatch.context() as during:
+            during.setattr(type(store), "_put", killed)
+            with pytest.raises(StoreError, match="killed"):
+                store.upsert(stored_rows(maps, space, pa.array([999]), long))
+        ids = np.append(ids, 999)
+        queries = np.vstack([queries, reader.embed([999], 2).vectors])
+        compare(reader, ids, queries)
+        store.upsert(stored_rows(maps, space, pa.array([1000]), -long))
+        compare(reader, np.append(ids, 1000), queries)
+        assert store.state(0) == store.state(0)
+
+
 def compare(reader: Reader, ids: Any, queries: Any) -> None:
     rows = reader.embed(ids.tolist(), 2).vectors.astype(np.float64)
     metrics: list[Metric] = ["l2", "cosine"]

@@ -18,7 +18,7 @@ from tests.support.dying import run_until
 from tests.support.lineages import lineage_of, vectors_of
 
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import ORDER, Backfill, read_table
+from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.fill import space_of
 from evergram.retrieval.version_maps import VersionMaps, stored_rows
 from evergram.stores.open_store import open_store
@@ -45,7 +45,7 @@ def check(lineage: Lineage, address: str) -> int:
         assert sum(store.count().values()) == ROWS, "a row is there twice"
         work = Backfill(lineage, store, "object")
         done = work.status().refreshed
-        order = read_table(work.folder / ORDER)["id"].to_pylist()
+        order = work.order()[0].to_pylist()
         assert all(seen[key] == 2 for key in order[:done]), "an acknowledged row was lost"
     return done
 

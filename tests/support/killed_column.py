@@ -26,9 +26,9 @@ from tests.support.lineages import lineage_of, vectors_of
 from tests.support.own_tables import contents, own_store, rows_of_lance
 from tests.support.postgres_server import postgres
 
-from evergram.retrieval.backfill import ORDER, Backfill, read_table
+from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.reader import Reader
-from evergram.stores.adopted_store import FillableTable
+from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.open_store import open_store
 
 ROWS, BATCH, BARE = 240, 8, range(230, 240)
@@ -117,10 +117,10 @@ class OwnTable:
         filled = {key for key, cell in cells.items() if cell is not None}
         assert all(cells[key] == NEW[key].tobytes() for key in filled), "a wrong vector"
         with open_store(self.address) as store:
-            assert isinstance(store, FillableTable)
+            assert isinstance(store, AdoptedStore)
             work = Backfill(self.lineage, store, "object")
             status = work.status()
-            order = read_table(work.folder / ORDER)["id"].to_pylist()
+            order = work.order()[0].to_pylist()
             if status.state != "rolling back":
                 assert filled >= set(order[: status.refreshed]), "an acknowledged row was lost"
             noted = {key for _, ids in store.journal(1) for key in ids.to_pylist()}

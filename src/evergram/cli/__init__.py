@@ -13,7 +13,7 @@ import sys
 
 from evergram.cli import failures, lineages, models, serve, stores, vectors
 from evergram.cli.app import app as app
-from evergram.cli.app import log_format_of, parser, with_json_first
+from evergram.cli.app import commands_of, log_format_of, parser, with_json_first
 from evergram.collectives import is_first_process
 from evergram.errors import reason_and_remedy
 from evergram.log_lines import set_log_format, write_line
@@ -49,6 +49,8 @@ def _exit_code() -> int:
         sentence, code = failures.sentence_and_code(error)
         if sentence:
             sys.stderr.write(failures.error_line(sentence, code))
-    if code == failures.INTERRUPTED and is_first_process():
-        write_line("interrupted", "interrupted; the lineage is unchanged", level="error")
+    if code in (failures.INTERRUPTED, failures.TERMINATED) and is_first_process():
+        to_repeat = "store" in [each.name for each in commands_of(sys.argv[1:])]
+        rest = "run the same command again" if to_repeat else "the lineage is unchanged"
+        write_line("interrupted", f"interrupted; {rest}", level="error")
     return code

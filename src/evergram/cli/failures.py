@@ -26,8 +26,8 @@ from evergram.errors import EvergramError, reason_and_remedy
 from evergram.log_lines import LineFormatter, LogFormat, line_of, log_format
 from evergram.validation import sentence_of
 
-# Exit codes: bad input; an unexpected error (EX_SOFTWARE in BSD's sysexits.h); Ctrl-C.
-REFUSED, UNFORESEEN, INTERRUPTED = 2, 70, 130
+# Exit codes: bad input; an unexpected error (EX_SOFTWARE in BSD's sysexits.h); Ctrl-C; SIGTERM.
+REFUSED, UNFORESEEN, INTERRUPTED, TERMINATED = 2, 70, 130, 143
 # Maximum characters of an unexpected error in the message.
 SHOWN = 200
 # Messages of torch, NumPy and Arrow for a lack of memory.

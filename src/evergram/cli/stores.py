@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
+
+import typer
 
 from evergram.cli.options import (
     WHERE,
@@ -43,20 +46,17 @@ def fill(lineage: str, *, store: list[str], index: bool = False, as_: str | None
     def say(side: str, _: int, done: int, total: int) -> None:
         print_progress(done, total, f"rows of side {side}")
 
-    filled = fill_stores(opened, chosen, version=number, index=index, progress=say)
+    with _stoppable():
+        filled = fill_stores(opened, chosen, version=number, index=index, progress=say)
     show({"version": number, "stores": [asdict(facts) for facts in filled]})
 
 
 @command("store index", "vectors/films", address=described(f"ADDRESS | Store: {WHERE}"))
 def index_store(address: str) -> None:
     """Build a store's native index."""
-    from evergram.stores.adopted_store import not_changed
     from evergram.stores.open_store import open_store
-    from evergram.stores.store import Store
 
     with open_store(address) as store:
-        if not isinstance(store, Store):
-            raise not_changed(store.address)
         versions, shown = store.build_index(), store.address
     show({"store": shown, "versions": versions})
 
@@ -105,5 +105,21 @@ def _backfill(lineage: str, store: list[str]) -> Iterator[Backfill]:
     opened = open_lineage(lineage)
     # Check the side before opening the store, which may be a remote database.
     opened.stored(side, opened.production)
-    with open_store(address) as there:
+    with _stoppable(), open_store(address) as there:
         yield Backfill(opened, there, side)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM interrupt a `with` block like Ctrl-C, with the exit code 143."""
+
+    def stop(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise typer.Exit(128 + (error.args or (signal.SIGINT,))[0]) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,36 +25,37 @@ from pydantic import (
     ValidationError,
 )
 
-from evergram.atomic_files import file_lock, make_folder, remove_folder, replacing, write_text
+from evergram.atomic_files import file_lock, make_folder, remove_folder, write_text
 from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import check_tree, file_mode
 from evergram.retrieval.fill import Progress, check_store, fill, id_type, refuse_shared, space_of
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.adopted_store import AdoptedStore, FillableTable, not_changed
+from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.open_store import open_store
 from evergram.stores.store import (
-    ID_TYPES,
+    BATCH,
     Floats,
     ReadableStore,
     Rows,
+    Space,
     Store,
     joined_ids,
+    joined_rows,
     places_among,
 )
 from evergram.validation import sentence_of
 
 # Called with the side, the version, rows written and total rows.
 SideProgress = Callable[[str, int, int, int], None]
-BATCH = 10_000
 # Error of unreadable rows (withdrawn version, or no vector), which are refreshed first.
 UNREAD = 1e9
 # A backfill has stalled if it wrote nothing for this many seconds.
 PATIENCE = 600.0
 # The state of a backfill whose files are damaged.
 UNREADABLE = "cannot be read; plan again"
-RECORD, ORDER, JOURNAL, SOURCE = "backfill.json", "order.sealed", "journal", "source"
-_HASH = 32
+# The record; and snapshots of the planned rows' errors, of old rows, and of new rows.
+RECORD, ORDER, SAVED, SOURCE = "backfill.json", "order", "saved", "source"
 
 State = Literal["planned", "under way", "paused", "applied", "rolling back", "rolled back"]
 
@@ -83,7 +84,8 @@ class BackfillStatus:
 
 class BackfillRecord(BaseModel):
     """State of a backfill, in a file that is replaced after each batch. `at` is the time of
-    writing. "paused" means that `apply` stopped after the requested number of rows."""
+    writing. "paused" means that `apply` stopped after the requested number of rows, or that it was
+    interrupted. `ahead` means that the target was planned before it was in production."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
 
@@ -93,6 +95,7 @@ class BackfillRecord(BaseModel):
     fingerprint: str
     batch: PositiveInt
     rows: NonNegativeInt
+    ahead: bool = False
     state: State = "planned"
     done: NonNegativeInt = 0
     at: FiniteFloat = 0.0
@@ -135,19 +138,19 @@ def backfill_progress(lineage: Path, now: float | None = None) -> list[BackfillP
             side = path.parent.name.rpartition("-")[0]
             found.append(BackfillProgress(side, 0, 0, 0, UNREADABLE))
             continue
-        idle, state = (time.time() if now is None else now) - record.at, str(record.state)
+        idle = (time.time() if now is None else now) - record.at
         # A time in the future, from another machine's clock, counts as stalled, too.
-        if state == "under way" and abs(idle) > PATIENCE:
-            state = "stalled"
-        progress = record.side, record.target, record.done, record.rows, state, idle
-        found.append(BackfillProgress(*progress))
+        stalled = record.state == "under way" and abs(idle) > PATIENCE
+        facts = record.side, record.target, record.done, record.rows
+        found.append(BackfillProgress(*facts, "stalled" if stalled else record.state, idle))
     return found
 
 
-def backfill_order(
+def planned_rows(
     lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
-) -> pa.Table:
-    """Return `id` and `error`, worst first, of a store's rows that are in `source`."""
+) -> Rows:
+    """Return a store's rows to refresh, those that are in `source`; the vector of each, [1], is its
+    error."""
     maps = VersionMaps(lineage)
     ids, errors = [pa.array([], store.id_type)], [np.zeros(0)]
 
@@ -159,12 +162,10 @@ def backfill_order(
         vectors = [np.zeros((0, width), np.float32), *(new.vectors[:, :width] for new in parts)]
         return mask, np.concatenate(vectors)[places]
 
-    for bare in store.bare_ids() if isinstance(store, FillableTable) else ():
+    for bare in store.bare_ids():
         ids.append(bare.filter(pa.array(with_new(bare)[0])))
         errors.append(np.full(len(ids[-1]), UNREAD))
-    for version in sorted(store.count().keys() - {target}):
-        if version > target and isinstance(store, AdoptedStore):
-            continue  # A table row is read by its newest vector.
+    for version in store.stale(target):
         for rows in store.scan(version):
             mask, new = with_new(rows.ids)
             ids.append(rows.ids.filter(pa.array(mask)))
@@ -173,9 +174,7 @@ def backfill_order(
                 continue
             old = rows.vectors[mask, : lineage.manifest(version).dim]
             errors.append(reading_errors(maps, old, new, version, target))
-    every = np.concatenate(errors)
-    order = np.argsort(-every, kind="stable")
-    return pa.table({"id": pa.concat_arrays(ids).take(pa.array(order)), "error": every[order]})
+    return Rows(0, pa.concat_arrays(ids), np.concatenate(errors).astype(np.float32)[:, None])
 
 
 def reading_errors(
@@ -195,20 +194,16 @@ class Backfill:
 
     If `apply` is killed, the next one resumes: each batch's old rows are saved to a journal before
     the new ones are written, and writing a batch twice does no harm. The journals are kept for
-    `rollback` until the next plan.
-
-    In the user's own table it fills the empty cells of the version's column, and keeps their ids in
-    a journal in the same database.
+    `rollback` until the next plan. In the user's own table it fills the empty cells of a column,
+    and keeps their ids in a journal in the same database.
 
     Raises: IntegrityError: the store was filled from another lineage or with another side.
     """
 
     def __init__(self, lineage: Lineage, store: ReadableStore, side: str) -> None:
-        if not isinstance(store, Store | FillableTable):
-            raise not_changed(store.address)
         check_store(lineage, store, side, to_write=True)
         self.lineage: Lineage = lineage
-        self.store: Store | FillableTable = store
+        self.store: Store | AdoptedStore = cast(Any, store)  # each store is one of them
         self.side: str = side
         key = sha256(store.place.encode()).hexdigest()[:12]
         self.folder: Path = lineage.path / "backfills" / f"{side}-{key}"
@@ -224,14 +219,14 @@ class Backfill:
         Raises: LineageError: another backfill of this store is unfinished.
         """
         target = self.lineage.production if target is None else target
-        if isinstance(self.store, FillableTable):
-            self.store.check_column(target, self.lineage.manifest(target).dim)
+        plain, with_norms = (space_of(self.lineage, target, norms=n) for n in (False, True))
+        space = self.store.space_to_fill(plain, with_norms)
         with self._locked():
             if (self.folder / RECORD).exists():
                 earlier = BackfillRecord.read(self.folder / RECORD)
                 # An unfinished backfill to a version that left production is superseded.
-                going_on = earlier.state in ("under way", "paused")
-                going_on = going_on and earlier.target in (self.lineage.production, target)
+                wanted = earlier.target in (self.lineage.production, target)
+                going_on = wanted and earlier.state in ("under way", "paused")
                 if going_on or earlier.state == "rolling back":
                     how = "'apply', or undo it by 'rollback'" if going_on else "'rollback'"
                     raise LineageError(f"A backfill is {earlier.state}; first finish it by {how}.")
@@ -242,17 +237,13 @@ class Backfill:
                     f"{self.folder}, of an earlier backfill, cannot be removed; remove it, and "
                     "plan again."
                 )
-            for folder in (self.folder, self.folder / JOURNAL):
-                make_folder(folder, self._mode)
-            kind = next(name for name, kind in ID_TYPES.items() if kind == self.store.id_type)
-            if isinstance(self.store, Store):
-                self.store.remove_superseded()
-            with open_store(str(self.folder / SOURCE), create=kind) as source:
-                if isinstance(self.store, FillableTable):
-                    source.add_space(space_of(self.lineage, target, norms=False))
+            make_folder(self.folder, self._mode)
+            with self._made(SOURCE) as source:
+                source.add_space(space)
                 fill(self.lineage, source, self.side, target)
-                order = backfill_order(self.lineage, self.store, source, target)
-            write_table(self.folder / ORDER, order, self._mode)
+                rows = planned_rows(self.lineage, self.store, source, target)
+            with self._made(ORDER) as order:
+                order.load(Space(0, 1, ""), [rows])
             self._write(
                 BackfillRecord(
                     side=self.side,
@@ -260,7 +251,8 @@ class Backfill:
                     target=target,
                     fingerprint=self.lineage.manifest(target).fingerprint,
                     batch=batch,
-                    rows=len(order),
+                    rows=len(rows),
+                    ahead=target > self.lineage.production,
                 )
             )
         return self.status()
@@ -290,28 +282,32 @@ class Backfill:
                     f"This backfill is {record.state}; finish it by 'rollback', and plan another."
                 )
             self.lineage.manifest(record.target)  # refuses a withdrawn version
-            # A table may get vectors of a later version before it is promoted.
-            ahead = isinstance(self.store, AdoptedStore) and record.target > self.lineage.production
+            ahead = record.ahead and record.target > self.lineage.production
             if record.target != self.lineage.production and not ahead:
                 raise LineageError(
                     f"This backfill leads to version {record.target}, and version "
                     f"{self.lineage.production} is in production since; plan another, or undo this "
                     "one by 'rollback'."
                 )
-            order = read_table(self.folder / ORDER)["id"].combine_chunks()
-            self._begin(record)
-            done = record.done
+            order, _ = self.order()
+            # If a column was dropped since, nothing is done.
+            done = record.done if record.target in self.store.spaces() else 0
             last = len(order) if rows is None else min(len(order), done + rows)
             if progress is not None:
                 progress(done, len(order))
-            with self._source() as source:
-                while done < last:
-                    record = self._write(record, state="under way", done=done)
-                    ids = order.slice(done, min(record.batch, last - done))
-                    self._refresh(source, record.target, ids, f"{done:012d}")
-                    done += len(ids)
-                    if progress is not None:
-                        progress(done, len(order))
+            try:
+                with self._opened(SOURCE) as source, self._made(SAVED) as saved:
+                    self.store.begin(source.spaces()[record.target], self.side)
+                    while done < last:
+                        record = self._write(record, state="under way", done=done)
+                        ids = order.slice(done, min(record.batch, last - done))
+                        self.store.refresh(joined_rows(source.fetch(ids)), saved)
+                        done += len(ids)
+                        if progress is not None:
+                            progress(done, len(order))
+            except KeyboardInterrupt:
+                self._write(record, state="paused", done=done)
+                raise
             state = "applied" if done == len(order) else "paused" if done else record.state
             self._write(record, state=state, done=done)
         return self.status()
@@ -320,38 +316,25 @@ class Backfill:
         """Restore all refreshed rows, except those that others have overwritten since.
 
         Args:
-            progress: called with batches done and total batches.
+            progress: called with batches done and total, before the first batch and after each.
         Raises: LineageError: nothing is planned.
         """
         self._record()  # fail before making a lock
         with self._locked():
             record = self._record()
-            if isinstance(self.store, FillableTable):
-                self._empty_cells(self.store, record, progress)
-                return self.status()
-            # Newest first: once a row that others wrote after a kill is restored, it no longer
-            # equals what `apply` wrote, and older journals leave it alone.
-            journals = sorted((self.folder / JOURNAL).glob("*.sealed"), reverse=True)
-            with self._source() as source:
-                for number, path in enumerate(journals, start=1):
-                    for old in journal_rows(path):
-                        mask = self._ours(source, record.target, old.ids)
-                        if not mask.any():
-                            continue
-                        if record.state != "rolling back":
-                            # Blocks `apply` and `plan` until all rows are restored.
-                            record = self._write(record, state="rolling back")
-                        ids = old.ids.filter(pa.array(mask))
-                        self.store.upsert(Rows(old.version, ids, old.vectors[mask]))
+            with self._opened(SOURCE) as source, self._made(SAVED) as saved:
+                for done, total in self.store.undo(record.target, source, saved):
+                    # Blocks `apply` and `plan` until all rows are restored.
+                    record = self._write(record, state="rolling back")
                     if progress is not None:
-                        progress(number, len(journals))
+                        progress(done, total)
             self._write(record, state="rolled back", done=0)
         return self.status()
 
     def status(self) -> BackfillStatus:
         """Return the progress. Raises: LineageError: nothing is planned."""
         record = self._record()
-        errors = read_table(self.folder / ORDER)["error"].to_numpy()
+        _, errors = self.order()
         total = float(errors.sum())
         return BackfillStatus(
             *(record.state, record.side, self.store.address, record.target, record.rows),
@@ -360,84 +343,26 @@ class Backfill:
             held=self.store.count(),
         )
 
-    def _begin(self, record: BackfillRecord) -> None:
-        target = record.target
-        if isinstance(self.store, FillableTable):
-            self.store.begin_column(target, self.lineage.manifest(target).dim)
-            return
-        if record.state != "planned":
-            # After a kill, outdated rows of any earlier batch may be left, hidden from `_refresh`.
-            self.store.remove_superseded()
-        self.store.take_side(self.side)
-        self.store.add_space(self.store.spaces().get(target, space_of(self.lineage, target)))
+    def order(self) -> tuple[pa.Array, npt.NDArray[np.float64]]:
+        """Return the planned ids [n] and their predicted errors [n], the largest first."""
+        with self._opened(ORDER) as store:
+            rows = [Rows(0, pa.array([], store.id_type), np.zeros((0, 1), np.float32))]
+            planned = joined_rows([*rows, *store.scan()])
+        errors = planned.vectors[:, 0].astype(np.float64)
+        order = np.argsort(-errors, kind="stable")
+        return planned.ids.take(pa.array(order)), errors[order]
 
-    def _empty_cells(
-        self, table: FillableTable, record: BackfillRecord, progress: Progress | None
-    ) -> None:
-        entries = table.journal(record.target)
-        record = self._write(record, state="rolling back")
-        with self._source() as source:
-            for number, (entry, ids) in enumerate(entries, start=1):
-                if parts := source.fetch(ids):
-                    keys = joined_ids([rows.ids for rows in parts], table.id_type)
-                    vectors = np.concatenate([rows.vectors for rows in parts])
-                    table.clear_cells(entry, Rows(record.target, keys, vectors))
-                if progress is not None:
-                    progress(number, len(entries))
-        table.drop_column(record.target)
-        self._write(record, state="rolled back", done=0)
+    def _made(self, name: str) -> Store:
+        return open_store(str(self.folder / name), create=str(self.store.id_type))
 
-    def _refresh(self, source: ReadableStore, target: int, ids: pa.Array, name: str) -> None:
-        """Write a batch's old rows to a journal, then the new ones to the store."""
-        if isinstance(self.store, FillableTable):
-            for rows in source.fetch(ids):
-                self.store.write_cells(rows)
-            return
-        old = [rows for rows in self.store.fetch(ids) if rows.version != target]
-        if not old:
-            return
-        # After a kill, rows that others have written since go to an additional journal.
-        journals = sorted((self.folder / JOURNAL).glob(f"{name}*"))
-        kept = {key for path in journals for rows in journal_rows(path) for key in _keys(rows)}
-        fresh = []
-        for rows in old:
-            columns = {
-                "id": rows.ids,
-                "version": pa.array(np.full(len(rows), rows.version), pa.int64()),
-                # A variable-size list, because dims differ by version.
-                "vector": pa.array(list(rows.vectors), pa.list_(pa.float32())),
-            }
-            fresh.append(pa.table(columns).filter([key not in kept for key in _keys(rows)]))
-        if sum(map(len, fresh)):
-            path = self.folder / JOURNAL / f"{name}.{len(journals):06d}.sealed"
-            write_table(path, pa.concat_tables(fresh), self._mode)
-        width = self.store.spaces()[target].dim
-        for rows in source.fetch(joined_ids([rows.ids for rows in old], self.store.id_type)):
-            if rows.version == target:
-                vectors = np.ascontiguousarray(rows.vectors[:, :width])
-                self.store.upsert(Rows(target, rows.ids, vectors))
-
-    def _ours(self, source: ReadableStore, target: int, ids: pa.Array) -> npt.NDArray[np.bool_]:
-        """Return a mask [n]: True where the stored row is the one that `apply` wrote."""
-        own = []
-        for stored in self.store.fetch(ids):
-            if stored.version != target:
-                continue
-            for written in source.fetch(stored.ids):
-                known, places = places_among(stored.ids, written.ids)
-                wrote = written.vectors[places, : stored.vectors.shape[1]]
-                same = (stored.vectors[known] == wrote).all(axis=1)
-                own.append(stored.ids.filter(pa.array(known)).filter(pa.array(same)))
-        return places_among(ids, joined_ids(own, self.store.id_type))[0]
-
-    def _source(self) -> ReadableStore:
-        """Return the store of new rows that the plan filled. Raises: IntegrityError."""
+    def _opened(self, name: str) -> ReadableStore:
+        """Open a snapshot that `plan` has made. Raises: IntegrityError."""
         try:
-            return open_store(str(self.folder / SOURCE))
+            return open_store(str(self.folder / name))
         except EvergramError as error:
             raise IntegrityError(
-                f"The new rows of the backfill cannot be read ({error}) Remove {self.folder} and "
-                "plan again; rows that were refreshed stay so."
+                f"The plan cannot be read ({error}) Remove {self.folder} and plan again; rows that "
+                "were refreshed stay so."
             ) from error
 
     def _record(self) -> BackfillRecord:
@@ -526,16 +451,16 @@ def fill_stores(
                 stores[side] = opened.enter_context(open_store(address, create=kinds[side]))
             refuse_shared({side: store.place for side, store in stores.items()})
             for side, store in stores.items():
-                if index and not isinstance(store, Store):
-                    raise not_changed(store.address)
                 check_store(lineage, store, side, to_write=True)
+                if index and not isinstance(store, Store):
+                    store.build_index()  # refuses
             for side, store in stores.items():
                 of_side = None if progress is None else partial(progress, side, number)
                 if isinstance(store, Store):
                     rows = fill(lineage, store, side, number, progress=of_side)
                 else:
                     rows = Backfill(lineage, store, side).fill(number, of_side)
-                if index and isinstance(store, Store):
+                if index:
                     store.build_index()
                 filled.append(FilledStore(store.address, side, rows, store.count()))
         except BaseException:
@@ -544,45 +469,3 @@ def fill_stores(
                     remove_folder(folders[side])
             raise
     return filled
-
-
-def write_table(path: Path, table: pa.Table, mode: int) -> None:
-    """Atomically write a table as its SHA-256 followed by an Arrow file."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    content = sink.getvalue()
-    with replacing(path, mode) as file:
-        file.write(sha256(content).digest())
-        file.write(content)
-
-
-def read_table(path: Path) -> pa.Table:
-    """Read a table from `write_table`. The hash is checked before parsing, because damaged Arrow
-    files can crash the process. Raises: IntegrityError: it is missing or damaged."""
-    try:
-        with pa.memory_map(str(path)) as file:
-            whole = file.read_buffer()
-        if whole[:_HASH].to_pybytes() != sha256(whole[_HASH:]).digest():
-            raise pa.ArrowInvalid("it is not what was written")
-        return pa.ipc.open_file(whole[_HASH:]).read_all()
-    except (OSError, pa.ArrowException) as error:
-        raise IntegrityError(
-            f"{path} cannot be read ({error}), and no row is taken from it. Rows that were "
-            "refreshed stay so; plan again."
-        ) from error
-
-
-def journal_rows(path: Path) -> Iterator[Rows]:
-    """Yield a journal's rows by version. Raises: IntegrityError: it is missing or damaged."""
-    table = read_table(path)
-    versions = table["version"].to_numpy()
-    for version in sorted(set(versions.tolist())):
-        mine = table.filter(pa.array(versions == version))
-        vectors = np.stack([np.asarray(v, dtype=np.float32) for v in mine["vector"].to_numpy()])
-        yield Rows(int(version), mine["id"].combine_chunks(), vectors)
-
-
-def _keys(rows: Rows) -> list[tuple[int, int | str, bytes]]:
-    pairs = zip(rows.ids.to_pylist(), rows.vectors, strict=True)
-    return [(rows.version, id_, vector.tobytes()) for id_, vector in pairs]

@@ -67,10 +67,8 @@ def fill(
     check_store(lineage, store, side, to_write=True)
     store.take_side(side)
     maps = VersionMaps(lineage)
-    there = store.spaces().get(version)
-    # A space that was made without norms stays so.
-    plain = there is not None and there.dim == lineage.manifest(version).dim
-    space = space_of(lineage, version, norms=not plain)
+    plain, with_norms = (space_of(lineage, version, norms=norms) for norms in (False, True))
+    space = store.space_to_fill(plain, with_norms)
 
     def blocks() -> Iterator[Rows]:
         done = 0
@@ -109,7 +107,7 @@ def id_type(lineage: Lineage, side: str, version: int) -> str:
     return "int64" if first is None or pa.types.is_integer(first[0].type) else "string"
 
 
-def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> None:
+def _check_version(lineage: Lineage, side: str, store: AdoptedStore, version: int) -> None:
     """Compare a table's vectors with those that were published.
 
     Raises: IntegrityError: the column has different vectors or dim, or none that can be compared.
@@ -190,7 +188,7 @@ def check_store(
     """
     filled = store.filled()
     if isinstance(store, AdoptedStore):
-        store.set_check(partial(_check_version, lineage, store, side))
+        store.set_check(partial(_check_version, lineage, side))
         if not filled and not to_write:
             raise IntegrityError(
                 f"{store.address} has no row with a vector yet, so that it cannot be proved to be "

@@ -1,5 +1,4 @@
-"""Base classes for the user's own tables and collections: `AdoptedStore` reads one in place, and
-`FillableTable` can also fill a column of vectors."""
+"""The user's own tables and collections, read in place; a column of vectors can be filled."""
 
 from __future__ import annotations
 
@@ -28,8 +27,10 @@ from evergram.stores.store import (
     ReadableStore,
     Rows,
     Space,
+    Store,
     best_by,
     joined_ids,
+    joined_rows,
     was_closed,
 )
 
@@ -70,6 +71,9 @@ class AdoptedStore(ReadableStore):
     before the first row of a version is returned and raises if the rows are not of that version.
     Every search compares all rows.
 
+    Filling a version's column changes nothing else, and never overwrites a vector; a journal next
+    to the table lists the ids of the written cells, so that they can be emptied again.
+
     Args:
         place: the part of the address before the #.
         to_fill: whether all vector columns may be missing, because they will be added.
@@ -83,7 +87,7 @@ class AdoptedStore(ReadableStore):
     _is_moment: bool = False
     # The result of `_filter_of`; None without a filter.
     _chosen: Any = None
-    _check: Callable[[int], None] | None = None
+    _check: Callable[[AdoptedStore, int], None] | None = None
     _closed: bool = False
 
     def __init__(self, place: str, names: AdoptedNames, to_fill: bool = False) -> None:
@@ -131,6 +135,31 @@ class AdoptedStore(ReadableStore):
 
     @abstractmethod
     def _has_rows(self, version: int) -> bool: ...
+
+    @abstractmethod
+    def bare_ids(self) -> Iterator[pa.Array]: ...
+
+    @abstractmethod
+    def begin(self, space: Space, side: str = "") -> None:
+        """Add the column if it is missing, with the type of the newest one. Idempotent."""
+
+    @abstractmethod
+    def refresh(self, rows: Rows, saved: Store | None = None) -> None:
+        """Write the vectors of existing rows that lack this version's. Their ids go to the journal
+        first or in the same transaction. Idempotent."""
+
+    @abstractmethod
+    def journal(self, version: int) -> list[tuple[int, pa.Array]]:
+        """Return the number and the ids of each journal entry for the column."""
+
+    @abstractmethod
+    def clear_cells(self, number: int, rows: Rows) -> None:
+        """Empty the cells that still have these vectors, then delete the journal entry."""
+
+    @abstractmethod
+    def _drop_column(self, version: int) -> None:
+        """Drop the column if `begin` added it and it is empty; then delete its journal entries, and
+        the journal if nothing is left."""
 
     # Subclasses may override these.
 
@@ -247,8 +276,9 @@ class AdoptedStore(ReadableStore):
         if self._connection is not None:
             self._connection.close()
 
-    def set_check(self, check: Callable[[int], None]) -> None:
-        """Set the function that checks a version's rows before the first is returned."""
+    def set_check(self, check: Callable[[AdoptedStore, int], None]) -> None:
+        """Set the function that checks a version's rows before the first is returned; it gets the
+        view from which they are read."""
         self._check = check
         self._checked.clear()
 
@@ -264,8 +294,47 @@ class AdoptedStore(ReadableStore):
             self._checked.clear()
             self._compared[:] = [state]
         if self._check is not None and version not in self._checked:
-            self._check(version)
+            unfiltered = copy(self)
+            unfiltered._chosen = None
+            self._check(unfiltered, version)
             self._checked.add(version)
+
+    def stale(self, target: int) -> list[int]:
+        # A row is read by its newest vector.
+        return [version for version in self.filled() if version < target]
+
+    def build_index(self) -> list[int]:
+        raise StoreError(
+            f"{self.address} is a table or a collection of your own, in which Evergram at most "
+            "fills a column of vectors; build its indexes by your own program."
+        )
+
+    def space_to_fill(self, plain: Space, with_norms: Space) -> Space:
+        """Return the space to fill. Raises: DataError: the address names no column for the version,
+        or its dim differs."""
+        version, there = plain.version, self.spaces().get(plain.version)
+        if version not in self._names.vectors or (there is not None and there.dim != plain.dim):
+            is_wrong = f"has {there.dim} dims, not {plain.dim}" if there else "is not named"
+            raise DataError(
+                f"The column of {self.address} for the vectors of version {version} {is_wrong}; "
+                f"write &v{version}=COLUMN in the address. A column that is not there is added."
+            )
+        return plain
+
+    def undo(
+        self, version: int, source: ReadableStore, saved: Store | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Empty the cells of the journal that still have the vectors of `source`. Yield the entries
+        done and total, first before anything is written."""
+        self.to_fill = True  # the oldest column may be dropped, too
+        entries = self.journal(version)
+        yield 0, len(entries)
+        for done, (number, ids) in enumerate(entries, start=1):
+            # The column may have been dropped by its owner.
+            if version in self.spaces() and (parts := source.fetch(ids)):
+                self.clear_cells(number, joined_rows(parts))
+            yield done, len(entries)
+        self._drop_column(version)
 
     def column_rows(self, version: int, ids: pa.Array | None, size: int) -> Rows:
         """Return at most `size` rows with a version's vector, even if they have a newer one."""
@@ -276,9 +345,10 @@ class AdoptedStore(ReadableStore):
             held += len(rows)
             if held >= size:
                 break
-        keys = pa.concat_arrays([rows.ids for rows in blocks])[:size]
+        rows = joined_rows(blocks)
+        keys = rows.ids[:size]
         self._refuse_twice_in(keys)
-        return Rows(version, keys, np.concatenate([rows.vectors for rows in blocks])[:size])
+        return Rows(version, keys, rows.vectors[:size])
 
     def nearest_by(
         self,
@@ -320,6 +390,9 @@ class AdoptedStore(ReadableStore):
         return [(h.ids, h.scores) for h in self.nearest_by("ip", version, queries, k, ids)]
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
+        if not self._is_moment:
+            # A row whose newest vector is written or emptied meanwhile must not be missed.
+            return self.read_consistently(lambda view: view._read(ids))
         blocks: list[tuple[Rows, Checks]] = []
         for version in self.spaces():
             mine = [rows for rows in self._rows(version, ids, BLOCK) if len(rows)]
@@ -371,6 +444,24 @@ class AdoptedStore(ReadableStore):
             if one == version or (own and one > version):
                 yield self._names.vectors[one], one == version
 
+    @property
+    def _journal_name(self) -> str:
+        return f"{self._names.table}_evergram"
+
+    def _type_of(self, version: int) -> Any:
+        """Return the type of a version's column. Raises: StoreError: the column was dropped."""
+        types, name = self._facts().types, self._names.vectors[version]
+        self._check_columns(types, [name], lambda _: True, "")
+        return types[name]
+
+    def _stored_rows(self, rows: Rows) -> Iterator[Rows]:
+        self._type_of(rows.version)
+        for start in range(0, len(rows), BLOCK):
+            yield from self._rows(rows.version, rows.ids[start : start + BLOCK], BLOCK, own=False)
+
+    def _without_vector(self, rows: Rows) -> Rows:
+        return rows.without(joined_ids([r.ids for r in self._stored_rows(rows)], self.id_type))
+
     def _facts(self) -> TableFacts:
         """Raises: StoreError: the type of the ids has changed since the table was opened."""
         if self._closed:
@@ -398,78 +489,6 @@ class AdoptedStore(ReadableStore):
             raise IntegrityError(
                 f"The vector of id {rows.ids[bad[0]]} in {self.address} is not finite; correct it."
             )
-
-
-class FillableTable(AdoptedStore):
-    """A table in which Evergram can fill a version's vector column. It changes nothing else, and
-    never overwrites a vector; a journal next to the table lists the ids of the written cells, so
-    that they can be emptied again."""
-
-    @abstractmethod
-    def begin_column(self, version: int, dim: int) -> None:
-        """Create the journal and the column if missing, with the type of the newest column."""
-
-    @abstractmethod
-    def bare_ids(self) -> Iterator[pa.Array]:
-        """Yield the ids of rows without any vector, in blocks."""
-
-    @abstractmethod
-    def write_cells(self, rows: Rows) -> None:
-        """Write the vectors of existing rows that lack this version's. Their ids go to the journal
-        first or in the same transaction. Idempotent."""
-
-    @abstractmethod
-    def journal(self, version: int) -> list[tuple[int, pa.Array]]:
-        """Return the number and the ids of each journal entry for the column."""
-
-    @abstractmethod
-    def clear_cells(self, number: int, rows: Rows) -> None:
-        """Empty the cells that still have these vectors, then delete the journal entry."""
-
-    @abstractmethod
-    def drop_column(self, version: int) -> None:
-        """Drop the column if `begin_column` added it and it is empty; delete its journal entries,
-        and the journal if nothing is left."""
-
-    def check_column(self, version: int, dim: int) -> None:
-        """Raises: DataError: the address names no column for the version, or its dim differs."""
-        space = self.spaces().get(version)
-        if version not in self._names.vectors or (space is not None and space.dim != dim):
-            is_wrong = f"has {space.dim} dims, not {dim}" if space else "is not named"
-            raise DataError(
-                f"The column of {self.address} for the vectors of version {version} {is_wrong}; "
-                f"write &v{version}=COLUMN in the address. A column that is not there is added."
-            )
-
-    @property
-    def _journal_name(self) -> str:
-        return f"{self._names.table}_evergram"
-
-    def _stored_rows(self, rows: Rows) -> Iterator[Rows]:
-        self._facts()
-        for start in range(0, len(rows), BLOCK):
-            yield from self._rows(rows.version, rows.ids[start : start + BLOCK], BLOCK, own=False)
-
-    def _without_vector(self, rows: Rows) -> Rows:
-        return rows.without(joined_ids([r.ids for r in self._stored_rows(rows)], self.id_type))
-
-    def _unchanged(self, rows: Rows, tolerance: float = 0.0) -> pa.Array:
-        """Return the ids whose stored vectors equal these, up to a relative error."""
-        same = []
-        for stored in self._stored_rows(rows):
-            expected = rows.vectors[pc.index_in(stored.ids, value_set=rows.ids).to_numpy()]
-            apart = np.linalg.norm(stored.vectors.astype(np.float64) - expected, axis=1)
-            equal = apart <= tolerance * np.linalg.norm(expected, axis=1)
-            same.append(stored.ids.filter(pa.array(equal)))
-        return joined_ids(same, self.id_type)
-
-
-def not_changed(shown: str) -> StoreError:
-    """Return the error for an operation that Evergram refuses on the user's own tables."""
-    return StoreError(
-        f"{shown} is a table or a collection of your own, in which Evergram at most fills a column "
-        "of vectors; build its indexes by your own program."
-    )
 
 
 def canonical_uuids(texts: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import time, timedelta
 from math import ceil, isqrt
 from pathlib import Path
+from time import time_ns
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from filelock import Timeout
 
 from evergram.atomic_files import file_lock, write_bytes
 from evergram.errors import DataError, IntegrityError, StoreError, reason_and_remedy
-from evergram.stores.adopted_store import BARE, BLOCK, FillableTable, TableFacts
+from evergram.stores.adopted_store import BARE, BLOCK, AdoptedStore, TableFacts
 from evergram.stores.filters import SIGNS, Condition, moment_of, of_other_type, type_of
 from evergram.stores.store import (
     ID_TYPES,
@@ -34,11 +35,13 @@ from evergram.stores.store import (
     ReadableStore,
     Rows,
     Space,
+    Store,
     best_first,
     errors_as_store_errors,
     no_store,
     not_ours,
     products,
+    unchanged,
     was_closed,
 )
 from evergram.stores.table_per_version import TablePerVersionStore
@@ -64,7 +67,7 @@ PROBED = 0.2
 ROWS_A_RESULT = 20
 COLUMN = "vector"
 COLUMNS = ["id", COLUMN, "check"]
-# Metadata of a column that `begin_column` added, written in the same commit.
+# Metadata of a column that `begin` added, written in the same commit.
 ADDED = {b"evergram": b"added"}
 IDS = ("integer", "text")
 
@@ -242,7 +245,7 @@ class LanceStore(TablePerVersionStore):
                 table.optimize(cleanup_older_than=KEPT)
 
 
-class AdoptedLanceTable(FillableTable):
+class AdoptedLanceTable(AdoptedStore):
     kind: ClassVar[str] = "lance-table"
 
     def _connect(self) -> None:
@@ -352,46 +355,43 @@ class AdoptedLanceTable(FillableTable):
             for part in parts_of(query, BLOCK):
                 yield part[self._id].combine_chunks().cast(self.id_type)
 
-    def begin_column(self, version: int, dim: int) -> None:
+    def begin(self, space: Space, side: str = "") -> None:
         with writing(self._folder, self._journal_name, self.address):
             facts, columns = self._facts(), self._names.vectors
-            if version not in facts.dims:
+            if space.version not in facts.dims:
                 kinds = (facts.types[columns[v]].value_type for v in reversed(facts.dims))
-                vector = pa.list_(next(kinds, pa.float32()), dim)
-                self._table.add_columns(pa.field(columns[version], vector, metadata=ADDED))
-            if self._journal() is None:
-                kind = [("column", pa.string()), ("ids", pa.list_(self.id_type))]
-                self._database.create_table(self._journal_name, schema=pa.schema(kind))
+                vector = pa.list_(next(kinds, pa.float32()), space.dim)
+                self._table.add_columns(pa.field(columns[space.version], vector, metadata=ADDED))
 
-    def write_cells(self, rows: Rows) -> None:
+    def refresh(self, rows: Rows, saved: Store | None = None) -> None:
         with writing(self._folder, self._journal_name, self.address):
             if len(rows := self._without_vector(rows)):
                 ids = pa.array([rows.ids.to_pylist()], pa.list_(self.id_type))
-                entry = {"column": [self._names.vectors[rows.version]], "ids": ids}
-                self._journal().add(pa.table(entry))
+                name = self._names.vectors[rows.version]
+                entry = {"number": [time_ns()], "column": [name], "ids": ids}
+                self._journal(create=True).add(pa.table(entry))
                 self._put_cells(rows, "null")
 
     def journal(self, version: int) -> list[tuple[int, pa.Array]]:
         with writing(self._folder, self._journal_name, self.address):
-            if (table := self._journal()) is None:
-                return []
-            where = f"`column` = {literal(self._names.vectors[version])}"
-            query = table.search().where(where).with_row_id(True)
-            found = query.limit(table.count_rows()).to_arrow()
-            ids = [pa.array(one, self.id_type) for one in found["ids"].to_pylist()]
-            return list(zip(found["_rowid"].to_pylist(), ids, strict=True))
+            table, name = self._journal(), self._names.vectors[version]
+            entries = [] if table is None else table.to_arrow().to_pylist()
+            mine = [entry for entry in entries if entry["column"] == name]
+            return [(entry["number"], pa.array(entry["ids"], self.id_type)) for entry in mine]
 
     def clear_cells(self, number: int, rows: Rows) -> None:
         with writing(self._folder, self._journal_name, self.address):
-            kind = self._facts().types[self._names.vectors[rows.version]].value_type
+            kind = self._type_of(rows.version).value_type
             stored = rows.vectors.astype(kind.to_pandas_dtype()).astype(np.float32)
-            ids = self._unchanged(replace(rows, vectors=stored))
+            rows = replace(rows, vectors=stored)
+            ids = unchanged(self._stored_rows(rows), rows)
             if len(ids):
                 nothing = np.zeros((len(ids), 0), np.float32)
                 self._put_cells(Rows(rows.version, ids, nothing), "not null")
-            self._journal().delete(f"_rowid = {number}")
+            if (journal := self._journal()) is not None:
+                journal.delete(f"number = {number}")
 
-    def drop_column(self, version: int) -> None:
+    def _drop_column(self, version: int) -> None:
         name = self._names.vectors[version]
         with writing(self._folder, self._journal_name, self.address):
             schema = self._table.schema
@@ -399,26 +399,30 @@ class AdoptedLanceTable(FillableTable):
             if added and not self._table.count_rows(f"{quoted(name)} is not null"):
                 self._table.drop_columns([name])
             if (journal := self._journal()) is not None:
-                journal.delete(f"`column` = {literal(name)}")
+                if name not in self._table.schema.names:
+                    journal.delete(f"`column` = {literal(name)}")
                 if not journal.count_rows():
                     self._database.drop_table(self._journal_name)
 
     def _put_cells(self, rows: Rows, now: str) -> None:
         """Write vectors, or NULL if they have 0 dims, to cells that are "null" or "not null"."""
-        name, types = self._names.vectors[rows.version], self._facts().types
-        cells = pa.nulls(len(rows), types[name])
+        name, kind = self._names.vectors[rows.version], self._type_of(rows.version)
+        cells = pa.nulls(len(rows), kind)
         if rows.vectors.size:
-            values = rows.vectors.reshape(-1).astype(types[name].value_type.to_pandas_dtype())
+            values = rows.vectors.reshape(-1).astype(kind.value_type.to_pandas_dtype())
             cells = pa.FixedSizeListArray.from_arrays(pa.array(values), rows.vectors.shape[1])
-        written = pa.table({self._id: rows.ids.cast(types[self._id]), name: cells})
+        ids = rows.ids.cast(self._known.types[self._id])
+        written = pa.table({self._id: ids, name: cells})
         merge = self._table.merge_insert(self._id)
         merge = merge.when_matched_update_all(where=f"target.{quoted(name)} is {now}")
         merge.execute(written, on_bad_vectors="null")
 
-    def _journal(self) -> Any:
-        if not (self._folder / f"{self._journal_name}.lance").is_dir():
-            return None
-        return self._database.open_table(self._journal_name)
+    def _journal(self, create: bool = False) -> Any:
+        if (self._folder / f"{self._journal_name}.lance").is_dir():
+            return self._database.open_table(self._journal_name)
+        kinds = [("number", pa.int64()), ("column", pa.string()), ("ids", pa.list_(self.id_type))]
+        schema = pa.schema(kinds)
+        return self._database.create_table(self._journal_name, schema=schema) if create else None
 
     def _open(self) -> Any:
         name = self._names.table

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.adopted_store import BARE, BLOCK, FillableTable, TableFacts, canonical_uuids
+from evergram.stores.adopted_store import BARE, BLOCK, AdoptedStore, TableFacts, canonical_uuids
 from evergram.stores.filters import SIGNS, Condition, of_other_type, type_of
 from evergram.stores.store import (
     ID_TYPES,
@@ -647,7 +647,8 @@ CREATE_JOURNAL = (
 # A row without ids means that Evergram added the column.
 ADDED = "insert into {journal} (column_name) values ({name})"
 ENTRIES = "select number, ids from {journal} where column_name = {name} and ids is not null"
-FORGET = "delete from {journal} where column_name = {name} returning ids is null"
+MARK = "select 1 from {journal} where column_name = {name} and ids is null"
+FORGET = "delete from {journal} where column_name = {name}"
 WRITE_CELLS = (
     "with written as (update {table} as mine set {column} = new.vector::{type}"
     " from unnest(%s::{sent}[], %s::vector[]) as new (id, vector)"
@@ -663,7 +664,7 @@ CLEAR_CELLS = (
 )
 
 
-class AdoptedTable(FillableTable):
+class AdoptedTable(AdoptedStore):
     kind: ClassVar[str] = "pgvector-table"
     _connection: ConnectionPool
     keys: ClassVar[tuple[str, ...]] = ("table", "id", "schema", "filter")
@@ -834,21 +835,21 @@ class AdoptedTable(FillableTable):
             **parts,
         )
 
-    def begin_column(self, version: int, dim: int) -> None:
-        facts = self._facts()
+    def begin(self, space: Space, side: str = "") -> None:
+        facts, version = self._facts(), space.version
         kind = next((facts.types[self._names.vectors[v]] for v in reversed(facts.dims)), "vector")
-        with_dim = SQL(f"{kind}({dim:d})")
+        with_dim = SQL(f"{kind}({space.dim:d})")
 
-        def begin(run: Run, there: bool) -> None:
+        def add(run: Run, there: bool) -> None:
             if not there:
                 run(CREATE_JOURNAL)
             if self._names.vectors[version] not in self._look().types:
                 run("alter table {table} add column {column} {kind}", kind=with_dim)
                 run(ADDED)
 
-        self._fill(version, begin)
+        self._fill(version, add)
 
-    def write_cells(self, rows: Rows) -> None:
+    def refresh(self, rows: Rows, saved: Store | None = None) -> None:
         for start in range(0, len(rows), CELLS):
             part = slice(start, start + CELLS)
             self._change(WRITE_CELLS, Rows(rows.version, rows.ids[part], rows.vectors[part]))
@@ -860,23 +861,24 @@ class AdoptedTable(FillableTable):
     def clear_cells(self, number: int, rows: Rows) -> None:
         self._change(CLEAR_CELLS, rows, number=Literal(number))
 
-    def drop_column(self, version: int) -> None:
+    def _drop_column(self, version: int) -> None:
         def drop(run: Run, there: bool) -> None:
-            if not there:
+            if not there or not run(MARK).fetchone():
                 return
-            added = (True,) in run(FORGET).fetchall()
-            if added and self._names.vectors[version] in self._look().types:
+            if self._names.vectors[version] in self._look().types:
                 # Others can still read while we check that the column is empty.
                 run("lock table {table} in share row exclusive mode")
-                if not run("select 1 from {table} where {column} is not null limit 1").fetchone():
-                    run("alter table {table} drop column {column}")
-            if added and not run("select 1 from {journal} limit 1").fetchone():
+                if run("select 1 from {table} where {column} is not null limit 1").fetchone():
+                    return
+                run("alter table {table} drop column {column}")
+            run(FORGET)
+            if not run("select 1 from {journal} limit 1").fetchone():
                 run("drop table {journal}")
 
         self._fill(version, drop)
 
     def _change(self, query: str, rows: Rows, **parts: Composable) -> None:
-        kind = SQL(self._facts().types[self._names.vectors[rows.version]])
+        kind = SQL(self._type_of(rows.version))
 
         def change(run: Run, _: bool) -> None:
             ((oid,),) = run("select 'vector'::regtype::oid::int").fetchall()

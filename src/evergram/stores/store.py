@@ -46,6 +46,7 @@ Part: TypeAlias = tuple[int, Floats, Floats, Column | None]
 # Names that every database and file system accepts unchanged.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}")
 MOST_HITS = 2**31 - 1  # maximum number of hits per query
+BATCH = 10_000  # rows refreshed or restored at once
 SUMMED = 1024  # rows whose products are recomputed in float64 at once
 ID_TYPES = {"int64": pa.int64(), "string": pa.string()}  # the id types; a store has one of them
 
@@ -92,8 +93,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def only(self, ids: pa.Array) -> Rows:
+        return self._where(pc.is_in(self.ids, value_set=ids))
+
     def without(self, ids: pa.Array) -> Rows:
-        mask = pc.invert(pc.is_in(self.ids, value_set=ids))
+        return self._where(pc.invert(pc.is_in(self.ids, value_set=ids)))
+
+    def _where(self, mask: pa.Array) -> Rows:
         vectors = self.vectors[mask.to_numpy(zero_copy_only=False)]
         return Rows(self.version, self.ids.filter(mask), vectors)
 
@@ -258,6 +264,24 @@ def joined_hits(parts: Sequence[Hits], id_type: pa.DataType) -> Hits:
     return Hits(ids, np.concatenate(scores), np.concatenate(versions))
 
 
+def joined_rows(parts: Sequence[Rows]) -> Rows:
+    """Concatenate rows of one version, at least one part."""
+    ids = pa.concat_arrays([rows.ids for rows in parts])
+    return Rows(parts[0].version, ids, np.concatenate([rows.vectors for rows in parts]))
+
+
+def unchanged(stored: Iterable[Rows], rows: Rows, tolerance: float = 0.0) -> pa.Array:
+    """Return the ids of stored rows of the same version whose vectors equal these, up to a relative
+    error; `rows` has all their ids."""
+    same = [rows.ids[:0]]
+    for own in (part for part in stored if part.version == rows.version):
+        expected = rows.vectors[pc.index_in(own.ids, value_set=rows.ids).to_numpy()]
+        apart = np.linalg.norm(own.vectors.astype(np.float64) - expected, axis=1)
+        equal = apart <= tolerance * np.linalg.norm(expected, axis=1)
+        same.append(own.ids.filter(pa.array(equal)))
+    return pa.concat_arrays(same)
+
+
 def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
     """Merge lists of hits into the best k, each id once: at the latest version that has it, with
     its largest score there."""
@@ -416,10 +440,24 @@ class ReadableStore(Reopened, ABC):
         """
 
     @abstractmethod
+    def build_index(self) -> list[int]:
+        """Build the store's native index, if it has one, for its larger spaces, and return the
+        versions that are indexed now. Searches are then faster but may miss some of the best rows;
+        rows may be written before and after. Raises: StoreError: the table is the user's own."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close files and connections."""
 
     # All kinds inherit these.
+
+    def stale(self, target: int) -> list[int]:
+        """Return the versions whose rows a backfill to `target` refreshes."""
+        return [version for version in self.filled() if version != target]
+
+    def bare_ids(self) -> Iterator[pa.Array]:
+        """Yield the ids of rows without any vector, in blocks."""
+        yield from ()
 
     def filled(self) -> dict[int, Space]:
         """Return the spaces that have a row, by version. Every search asks; a kind may answer
@@ -587,12 +625,6 @@ class Store(ReadableStore):
     # A kind of store implements these, and those of ReadableStore.
 
     @abstractmethod
-    def build_index(self) -> list[int]:
-        """Build the store's native index, if it has one, for its larger spaces, and return the
-        versions that are indexed now. Searches are then faster but may miss some of the best rows;
-        rows may be written before and after."""
-
-    @abstractmethod
     def _add_space(self, space: Space) -> None:
         """Add a space durably, unless another process has added it."""
 
@@ -680,6 +712,37 @@ class Store(ReadableStore):
     def delete(self, ids: pa.Array | Sequence[int | str]) -> None:
         """Remove rows; ids that do not exist are ignored."""
         self._delete(self.as_ids(ids))
+
+    def space_to_fill(self, plain: Space, with_norms: Space) -> Space:
+        """Return which of two possible spaces of a version to write to: the one that exists."""
+        return plain if self.spaces().get(plain.version) == plain else with_norms
+
+    def begin(self, space: Space, side: str) -> None:
+        """Prepare for `refresh` with rows of a space."""
+        # After a kill, outdated rows may be left, hidden from `refresh`.
+        self.remove_superseded()
+        self.take_side(side)
+        self.add_space(space)
+
+    def refresh(self, rows: Rows, saved: Store) -> None:
+        """Replace older rows of the same ids, after writing these to `saved`. Idempotent."""
+        old = [stored for stored in self.fetch(rows.ids) if stored.version != rows.version]
+        for version in {stored.version for stored in old}:
+            saved.add_space(self.spaces()[version])
+            saved.upsert(joined_rows([stored for stored in old if stored.version == version]))
+        self.upsert(rows.only(joined_ids([stored.ids for stored in old], self.id_type)))
+
+    def undo(self, version: int, source: ReadableStore, saved: Store) -> Iterator[tuple[int, int]]:
+        """Put back the rows of `saved`, unless the store no longer has those of `source`. Yield the
+        batches done and total, first before anything is written. Idempotent."""
+        # Read all, so that damage is noticed now.
+        batches = [rows.ids for rows in saved.scan(size=BATCH)]
+        yield 0, len(batches)
+        for done, ids in enumerate(batches, start=1):
+            for old in saved.fetch(ids):
+                for new in source.fetch(old.ids):
+                    self.upsert(old.only(unchanged(self.fetch(new.ids), new)))
+            yield done, len(batches)
 
     def remove_superseded(self) -> int:
         """Remove rows that a killed writer left behind although a later version has their id, and
