@@ -416,6 +416,7 @@ def test_a_store_that_fails_at_any_write_loses_nothing(
     lineage: Lineage, older: DictionaryStore, fails: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes away at the n-th write, before or after it has written, and comes back."""
+    monkeypatch.setattr("evergram.stores.store.BATCH", 64)
     before = as_dict(older.scan())
     work = planned(lineage, older)
     write = older._write
