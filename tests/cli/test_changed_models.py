@@ -46,6 +46,35 @@ def test_plan_migration_prints_each_way_and_a_verdict(tmp_path: Path, evergram: 
     assert "…" not in printed.out, "the table is cut off in 80 columns"
 
 
+def test_costs_are_printed_if_rates_are_given(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    rates = tmp_path / "rates.toml"
+    files += ["--judgements", qrels, "--rates", rates]
+    rates.write_text(
+        "texts = 12_000_000\nqueries = 50_000\ntokens_per_text = 180\ntexts_per_second = 900\n"
+        "price_per_million_tokens = 0.02\nprice_per_hour = 1.2\n"
+    )
+    cost = evergram("vectors", "plan-migration", *files, "--json").json["ways"]["reindex"]["cost"]
+    hours = 12_000_000 / 900 / 3600
+    assert cost == pytest.approx(
+        {"texts": 12e6, "tokens": 2.16e9, "hours": hours, "money": 43.2 + 1.2 * hours}
+    )
+    printed = evergram("vectors", "plan-migration", *files).out
+    assert "2,160,000,000" in printed
+    assert "47.64" in printed
+    assert "…" not in printed, "the table is cut off in 80 columns"
+    (tmp_path / "some.csv").write_text("id,text\n1,four\n2,letters\n")
+    rates.write_text('sample = "some.csv"\n')
+    assert (
+        "tokens per text: 1.4, estimated, 4 bytes"
+        in evergram("vectors", "plan-migration", *files).out
+    )
+    rates.write_text("price_per_hour = nan\n")
+    assert "finite" in evergram.refused("vectors", "plan-migration", *files)
+    rates.unlink()
+    assert "rates.toml" in evergram.refused("vectors", "plan-migration", *files)
+
+
 def test_files_that_cannot_be_judged_get_no_verdict_in_json_and_in_words(
     tmp_path: Path, evergram: Command
 ) -> None:

@@ -37,4 +37,7 @@ def test_a_table_of_ones_own_is_diagnosed_in_place(tmp_path: Path, evergram: Com
     report = evergram("vectors diagnose", address, "--json").json
     assert (report["verdict"], report["rows"]) == ("one", 600)
     assert "--column" in evergram("vectors diagnose", address, "--column", "id=a").refusal()
+    (tmp_path / "x.csv").write_text("id,vector\n")
+    for name in ("x.csv", "none.csv", "none"):
+        assert ".parquet, .pq, .arrow" in evergram("vectors diagnose", tmp_path / name).refusal()
     assert "does not exist" in evergram("vectors diagnose", tmp_path / "none.npy").refusal()

@@ -145,7 +145,7 @@ def test_a_plan_of_other_texts_and_queries_are_refused(tmp_path: Path) -> None:
     kept = kept_file(tmp_path / "kept.parquet", [1, 2])
     rest = plan_rest(TEXTS, encoder, [kept])
     fewer = Texts(TEXTS.ids.slice(0, 49), ROWS[:49])
-    with pytest.raises(DataError, match="The plan is of 50 texts, and 49 were given"):
+    with pytest.raises(DataError, match="The plan is of 50 texts, not 49"):
         encode_file(fewer, encoder, tmp_path / "new.parquet", known=rest)
     with pytest.raises(DataError, match="not queries"):
         plan_rest(Texts(TEXTS.ids, ROWS, "query"), encoder, [kept])
@@ -280,7 +280,7 @@ def test_an_id_twice_in_a_file_or_with_two_vectors_is_refused(
     twice = tmp_path / "twice.parquet"
     ids = pa.array(["t1", "t2", "t1"])
     write_vectors(twice, [(ids, torch.from_numpy(own([1, 2, 1])))])
-    with pytest.raises(DataError, match="does not say which encoder"):
+    with pytest.raises(DataError, match="has no record of its encoder"):
         plan_rest(KEPT_TEXTS, new, [twice])
     write_vectors(twice, [(ids, torch.from_numpy(own([1, 2, 1])))], mark(new), overwrite=True)
     with pytest.raises(DataError, match="1 ids are repeated, such as 't1'"):
@@ -349,7 +349,7 @@ def test_the_file_has_the_vectors_in_order_and_knows_its_encoder(name: str, tmp_
 def test_formats_without_a_place_for_the_record_are_refused(tmp_path: Path) -> None:
     encoder = open_text_encoder(ADDRESSES[0])
     for name in ("v.csv", "v.safetensors", "v"):
-        with pytest.raises(DataError, match="have a place for"):
+        with pytest.raises(DataError, match="can store the encoder's record"):
             encode_file(TEXTS, encoder, tmp_path / name)
 
 

@@ -375,8 +375,11 @@ def diagnose(
         if out.suffix.lower() != ".parquet":
             raise DataError(f"{out} must end in .parquet, as models are written to such a file.")
         check_writable(out, overwrite=force)
-    is_file = Path(source).suffix.lower() in SUFFIXES
-    files = [*([Path(source)] if is_file else []), *([] if known is None else [known])]
+    path = Path(source)
+    is_file = path.suffix.lower() in SUFFIXES
+    if not is_file and ":" not in source and not path.is_dir():
+        raise DataError(f"{source} is not a store or a file in {', '.join(SUFFIXES)}; give one.")
+    files = [*([path] if is_file else []), *([] if known is None else [known])]
     if column and not files:
         raise DataError("--column is of files; the address of a store names its own columns.")
     opened = [open_embeddings(file, **columns_of(files, column)) for file in files]
@@ -439,6 +442,7 @@ def _models(facts: dict[str, Any]) -> Iterator[str | Grid]:
     old_readers="Say that somebody goes on to read old vectors.",
     threshold="A threshold on scores of old vectors: count the pairs of query and text that pass "
     "it, now and for a pinned reader.",
+    rates="FILE.toml | Sizes, speed and prices: say what each way costs (docs/migrate.md).",
 )
 def plan_migration(
     old: Path,
@@ -454,6 +458,7 @@ def plan_migration(
     old_model_ends: bool = False,
     old_readers: bool = False,
     threshold: float | None = None,
+    rates: Path | None = None,
     column: list[str] | None = None,
 ) -> None:
     """Compare the ways to another embedding model: stay, bridge, cascade, sidecar or reindex.
@@ -463,45 +468,56 @@ def plan_migration(
     from evergram.evaluation.judged import read_judgements
     from evergram.migration import migration_plan
     from evergram.migration.migration_plan import MigrationVectors, Situation, WaySettings
+    from evergram.migration.price import Rates
     from evergram.vector_files.open_embeddings import open_embeddings
 
     files = [old, new, old_queries, new_queries]
     settings = WaySettings(sidecar_bytes, similarity, threshold=threshold)
+    known = None if rates is None else Rates.load(rates)
     grades = None if judgements is None else read_judgements(judgements)
-    columns = columns_of(files, column)
-    opened = [open_embeddings(file, **columns) for file in files]
+    opened = [open_embeddings(file, **columns_of(files, column)) for file in files]
     vectors = MigrationVectors.of((opened[0], opened[1]), (opened[2], opened[3]))
     situation = Situation(tolerance, old_model_ends, old_readers, worth)
-    report = migration_plan.plan_migration(vectors, grades, settings, situation)
-    show(report, _ways_table(report), *map(paragraph, _remarks(report)))
+    report = migration_plan.plan_migration(vectors, grades, settings, situation, known)
+    show(report, _ways_table(report), *_costs(report), *map(paragraph, _remarks(report)))
     if report["verdict"] is None:
         raise typer.Exit(1)
 
 
 def _ways_table(report: dict[str, Any]) -> Grid:
-    measures = ["ndcg@10", "recall@100"] if report["judged"] else []
-    figures_of = [*measures, "agreement@10"]
+    figures = [*(["ndcg@10", "recall@100"] if report["judged"] else []), "agreement@10"]
     # Split headers, so that intervals fit into 80 columns.
-    names = [name.replace("agreement", "agree-\nment").replace("@", "\n@") for name in figures_of]
-    header = ["method", *names, "encoded", "bytes a\ntext", "ms a\nquery"]
-    lines = []
-    for name, way in report["ways"].items():
-        figures = [way[key] for key in figures_of]
-        lines.append(
-            [
-                name,
-                *(f"{f['mean']:.3f}\n{_short(f['low'])}–{_short(f['high'])}" for f in figures),
-                *(f"{way['encoded']:,}", f"{way['bytes_a_text']:,.0f}"),
-                f"{way['milliseconds']:.2f}",
-            ]
-        )
+    names = [name.replace("agreement", "agree-\nment").replace("@", "\n@") for name in figures]
+    lines = [
+        [
+            *(name, *map(_interval, map(way.get, figures)), f"{way['encoded']:,}"),
+            *(f"{way['bytes_a_text']:,.0f}", f"{way['milliseconds']:.2f}"),
+        ]
+        for name, way in report["ways"].items()
+    ]
     kind = "judged queries" if report["judged"] else "queries, none judged"
-    return Grid(f"{report['texts']:,} texts, {report['queries']:,} {kind}", header, lines)
+    title = f"{report['texts']:,} texts, {report['queries']:,} {kind}"
+    return Grid(title, ["method", *names, "encoded", "bytes a\ntext", "ms a\nquery"], lines)
 
 
-def _short(share: float) -> str:
-    """Format a share with two digits: ".31" or "1.0"."""
-    return f"{share:.2f}".removeprefix("0")[:3]
+def _interval(figure: dict[str, float]) -> str:
+    """Format a mean, and its interval with two digits: ".31–1.0"."""
+    ends = [f"{figure[end]:.2f}".removeprefix("0")[:3] for end in ("low", "high")]
+    return f"{figure['mean']:.3f}\n{'–'.join(ends)}"
+
+
+def _costs(report: dict[str, Any]) -> Iterator[str | Grid]:
+    """Yield what each way costs, and which of the rates were measured."""
+    if (rates := report["rates"]) is None:
+        return
+    costs = {name: way["cost"] for name, way in report["ways"].items()}
+    digits = {key: 2 * (key in ("hours", "money")) for key in costs["reindex"]}
+    lines = [[name, *(f"{c[k]:,.{n}f}" for k, n in digits.items())] for name, c in costs.items()]
+    title = f"To encode of {rates['texts']:,} texts, for {rates['queries']:,} queries"
+    yield Grid(title, ["method", *digits], lines)
+    for key, how in (("tokens_per_text", "tokens_by"), ("texts_per_second", "speed_by")):
+        if how in rates:
+            yield paragraph(f"{key.replace('_', ' ')}: {rates[key]:,.1f}, {rates[how]}.")
 
 
 def _remarks(report: dict[str, Any]) -> Iterator[str]:

@@ -28,10 +28,8 @@ DEPTH = 200  # hits to re-rank per query
 
 
 class KeptVectors:
-    """A cache of a new model's vectors, filled by searches. Thread-safe.
-
-    The lock is not held while `encode` runs, so two threads may encode the same object; the first
-    vector is kept.
+    """A cache of a new model's vectors, filled by searches. Thread-safe: two threads may encode the
+    same object, whose first vector is kept.
 
     Args:
         encode: the new model, called for objects that are not in the cache.
@@ -60,8 +58,7 @@ class KeptVectors:
     def of(self, ids: pa.Array) -> Floats:
         """Return the new vectors of objects, float32 [n, D], computing those that are missing.
 
-        Raises: ShapeError: `encode` returned the wrong shape. DataError: a vector is not finite, so
-            its batch is not cached; or another thread called `drop_after` meanwhile.
+        Raises: ShapeError, DataError: see `keep`, or another thread called `drop_after` meanwhile.
         """
         missing = self.missing(ids)
         size = self.batch or max(1, len(missing))
@@ -95,12 +92,8 @@ class KeptVectors:
             self._vectors = dict(islice(self._vectors.items(), count))
 
     def save(self, path: Path, encoder: TextEncoderRecord | None = None) -> None:
-        """Write ids and vectors atomically, in the format of the path's suffix.
-
-        Args:
-            encoder: from `texts.record_of`; written into the file, because `plan_rest` needs it.
-        Raises: DataError: the cache is empty, or the file cannot be written.
-        """
+        """Write ids and vectors atomically, in the format of the path's suffix, with the record of
+        the encoder that `plan_rest` needs. Raises: DataError: there are none, or it fails."""
         if not len(self):
             raise DataError("No vector is kept yet, so there is nothing to write; search first.")
         ids, vectors = self.rows()
@@ -123,10 +116,8 @@ class KeptVectors:
             )
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
-            raise DataError(
-                f"The new vector of {ids[int(finite.argmin())].as_py()!r} has a NaN or an "
-                "infinity; give a finite one."
-            )
+            wrong = ids[int(finite.argmin())].as_py()
+            raise DataError(f"The new vector of {wrong!r} has a NaN or an infinity.")
         with self._lock:
             for id_, vector in zip(ids.to_pylist(), vectors.copy(), strict=True):
                 self._vectors.setdefault(id_, vector)
@@ -138,8 +129,7 @@ def cascade(
     """Re-rank each query's hits by their new vectors, and return the k best.
 
     Args:
-        first: each query's hits in the old index, usually `DEPTH` of them; found by the query's old
-            vector, or by its new vector through the backward transform.
+        first: each query's hits in the old index, usually `DEPTH` of them.
         queries: [Q, D], from the new model.
         kept: the new vectors; missing ones are computed first.
         metric: "ip", ⟨q, z⟩; "l2", −‖q − z‖²; "cosine".
@@ -187,21 +177,18 @@ def reranked_search(
 ) -> list[Hits]:
     """Search the stored rows, and re-rank the best hits by a version's own vectors.
 
-    Most stored rows may be of an older version; they are searched with `old_queries`, or with the
-    queries through the backward transform. A hit's own vector is the stored one if its row has been
-    migrated, else the cached one, else it is computed. Once all stored rows are of the version,
-    this is `Reader.search`.
+    A hit's own vector is the stored one if its row has been migrated, else the cached one, else it
+    is computed. Once all stored rows are of the version, this is `Reader.search`.
 
     Args:
-        queries: [Q, D_j] or [D_j], in the space of version j.
+        queries: [Q, D_j] or [D_j], in the space of version j (production by default).
         kept: vectors of version j, and its encoder.
-        version: j; production by default.
         rerank: hits to re-rank per query, at least k.
         side, metric, ids, filter: as for `Reader.search`.
         most: maximum objects to encode; unlimited by default.
-        old_queries: maps an older version to the same queries encoded by its own model, [Q, D], or
-            to None. With it, this is the *cascade* of `plan-migration`; without, its
-            *bridge_cascade*.
+        old_queries: maps an older version to the same queries by its own model, [Q, D], or to None,
+            to search its rows (a *cascade*). Without it, the queries are transformed back for that
+            (*bridge_cascade*).
     Returns: the k best hits per query; their `versions` are all j.
     Raises: as `Reader.search` and `KeptVectors.of`. DataError: `rerank` is below k. ShapeError:
         cached vectors have another dim. EncodingLimitError: more than `most` objects would have to
@@ -213,10 +200,7 @@ def reranked_search(
     target = reader.lineage.resolve(version)
     dim = reader.lineage.manifest(target).dim
     if kept.dim != dim:
-        raise ShapeError(
-            f"Kept vectors have dim {kept.dim}, and version {target} has {dim}; give those of "
-            "that version."
-        )
+        raise ShapeError(f"Kept vectors have dim {kept.dim}; those of version {target}, dim {dim}.")
     oldest = reader.oldest_row(target, side)
     if oldest is None or oldest == target:
         return reader.search(queries, k, target, side, metric, ids, filter=filter)
@@ -233,10 +217,8 @@ def reranked_search(
     own, vectors = reader.own_rows(touched, target, side)
     others = touched.filter(pc.invert(pc.is_in(touched, value_set=own)))
     if most is not None and (computed := len(kept.missing(others))) > most:
-        raise EncodingLimitError(
-            f"{computed} objects would have to be encoded, and one search may have {most} encoded; "
-            "send fewer queries at a time, or re-rank fewer hits."
-        )
+        allowed = f"{computed} objects would have to be encoded, and a search may encode {most}"
+        raise EncodingLimitError(f"{allowed}; send fewer queries at a time, or re-rank fewer hits.")
     # A second cache, so that stored vectors are not copied into `kept`.
     all_vectors = KeptVectors(kept.of, dim)
     all_vectors.keep(own, vectors)

@@ -53,13 +53,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts with their ids.
-
-    Args:
-        ids: [N], int64 or string, distinct.
-        texts: N nonempty strings.
-        role: "document" or "query"; selects the prompt.
-    """
+    """N nonempty texts with distinct ids, int64 or string; the role selects the prompt."""
 
     ids: pa.Array
     texts: list[str] = field(repr=False)
@@ -75,11 +69,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class MigrationRest:
-    """Kept vectors of some texts; the others are left to encode.
+    """Kept vectors of some texts, compared with an encoder; the others are left to encode.
 
     Args:
         rows: int64 [N], each text's row of `vectors`, float32 [M, D]; -1 if it has none.
-        record: of the encoder that the vectors were compared with.
         counts: `texts`, `kept` and `to_encode`; `text_bytes` to encode, as UTF-8; `unknown_ids`
             without a text; ids `repeated` in several files; and vectors `checked` by recomputing.
     """
@@ -110,38 +103,32 @@ def encode_file(
 ) -> TextEncoderRecord:
     """Encode texts, and write their float32 vectors in the same order with the encoder's record.
 
-    Parts of `PART` texts are first written to `OUT.parts`, so that an interrupted run can resume;
-    the file itself appears atomically. The encoder's canaries are checked in each batch and after
-    each part, so that all parts come from one model.
+    Parts of `PART` texts are first written to `OUT.parts`, so that an interrupted run can resume.
+    Canaries are checked in each batch and after each part, so that all parts are of one model.
 
     Args:
         out: a file with the suffix of Parquet, Arrow or .npy.
         matryoshka: dims that the encoder's vectors may be cut to.
-        overwrite: whether to replace `out`, and parts of other texts, another encoder or other
-            known vectors.
+        overwrite: whether to replace `out`, and parts of other texts, encoders or known vectors.
         known: vectors to copy instead of encoding, from `plan_rest` for these texts and encoder.
     Raises: DataError: the format cannot store the record; `out` exists or cannot be written; there
-        are parts of other texts, another encoder or other known vectors; or the encoder changed.
-        ServiceError: the encoder cannot be reached.
+        are other parts; or the encoder changed. ServiceError: it cannot be reached.
     """
     if out.suffix.lower() not in WRITTEN:
         raise DataError(
-            f"{out}: vectors are written with the record of their encoder, which "
-            f"{', '.join(WRITTEN)} have a place for; give a name that ends in one of these."
+            f"{out} must end in one of {', '.join(WRITTEN)}, which can store the encoder's record."
         )
     check_writable(out, overwrite=overwrite)
     count = len(texts.texts)
     if known is not None and len(known.rows) != count:
-        raise DataError(
-            f"The plan is of {len(known.rows)} texts, and {count} were given; plan again."
-        )
+        raise DataError(f"The plan is of {len(known.rows)} texts, not {count}; plan again.")
     record = record_of(encoder, matryoshka)
     if known is None:
         known = MigrationRest(np.full(count, -1), np.empty((0, record.dim), np.float32), record)
     elif (why := known.record.mismatch(record)) is not None:
         raise DataError(
             f"{record.address} is not the model that the kept vectors were compared with ({why}); "
-            "bring that model back, or compare them again with the one that is there now."
+            "bring that model back, or plan again."
         )
     folder = out.with_name(f"{out.name}.parts")
     parts = {
@@ -168,10 +155,8 @@ def encode_file(
                 _write_part(path, part, texts, checked, known, bar.advance)
             except MismatchError as error:
                 raise DataError(
-                    f"{record.address} changed while the texts were encoded ({error}). "
-                    "Parts that are finished are of the model before; bring it back and "
-                    f"run again, which goes on with them, or remove {folder} to "
-                    "start again with the model that is there now."
+                    f"{record.address} changed while the texts were encoded ({error}). Bring the "
+                    f"model before back and run again to go on, or remove {folder} to start again."
                 ) from error
     # A concurrent run on the same texts may have written parts.
     if (why := _other_model(parts, record)) is not None:
@@ -219,9 +204,8 @@ def _begin(
             why = _other_model(finished, record) or ""
         if why and not overwrite:
             raise DataError(
-                f"{folder} has parts of {why}; bring back what they were made of, give another "
-                "OUT, remove the folder, or give --force (in Python overwrite=True), which starts "
-                "again."
+                f"{folder} has parts of {why}; bring back what made them, give another OUT, or "
+                "start again with --force (in Python overwrite=True)."
             )
         if why:
             shutil.rmtree(folder)
@@ -272,18 +256,14 @@ def plan_rest(
     check: int = CHECKED,
     seed: int = 0,
 ) -> MigrationRest:
-    """Read and check kept vectors, and return them with what is left to encode.
+    """Read and check kept vectors of documents, and return them with what is left to encode.
 
     Args:
-        texts: all documents.
-        encoder: the new model.
         kept: files of vectors (from `KeptVectors.save`, the service's `--kept` or `encode_file`),
             or folders of Parquet files.
-        check: how many kept vectors to recompute and compare, drawn by `seed`; at least one per
-            file.
-    Raises: DataError: the texts are queries; a file cannot be read, names no encoder or another,
-        or has another dim; an id has two different vectors; no id has a text; a recomputed vector
-        differs; or the encoder changed meanwhile.
+        check: how many kept vectors to recompute, drawn by `seed`; at least one per file.
+    Raises: DataError: the texts are queries; a file cannot be read, or is of another encoder; an id
+        has two different vectors; no id has a text; a recomputed vector differs.
     """
     if texts.role != "document":
         raise DataError("Kept vectors are those of documents; give documents, not queries.")
@@ -301,8 +281,7 @@ def plan_rest(
         now = checked.encode([texts.texts[row] for row in drawn], texts.role)
     except MismatchError as error:
         raise DataError(
-            f"{encoder.address} changed while kept vectors were compared with it ({error}); use "
-            "one model from the start to the end, and run again."
+            f"{encoder.address} changed while kept vectors were compared ({error}); run again."
         ) from error
     far = distances(now, vectors[rows[drawn]])
     wrong = int((~(far <= SAME)).sum())
@@ -310,11 +289,10 @@ def plan_rest(
         row = int(drawn[far.argmax()])
         path = files[int(np.searchsorted(ends, rows[row], side="right"))].path
         raise DataError(
-            f"{wrong} of {len(drawn)} kept vectors that were computed again are not what "
-            f"{encoder.address} gives now: that of the id {texts.ids[row].as_py()!r} in {path} "
-            f"differs by {far.max():.2g} of its length, and {SAME} is allowed. The model was "
-            "replaced, or texts were changed since; take the rows of changed texts out of the "
-            "kept files."
+            f"{wrong} of {len(drawn)} kept vectors are not what {encoder.address} gives now: that "
+            f"of the id {texts.ids[row].as_py()!r} in {path} differs by {far.max():.2g} of its "
+            f"length, and {SAME} is allowed. The model was replaced, or texts were changed; take "
+            "the rows of changed texts out of the kept files."
         )
     absent = np.flatnonzero(rows < 0)
     counts = {
@@ -378,15 +356,10 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     files = []
     for path in paths:
         if not path.exists():
-            raise DataError(
-                f"{path} is not there; correct the path, or wait: a service writes the folder of "
-                "its --kept each time that it has checked its encoder, and when it ends."
-            )
+            raise DataError(f"{path} is not there; a service writes its --kept from time to time.")
         inside = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not inside:
-            raise DataError(
-                f"{path} has no Parquet files; give the folder of --kept, or a file of vectors."
-            )
+            raise DataError(f"{path} has no Parquet files; give another folder, or a file.")
         files += inside
     if not files:
         raise DataError("No kept vectors were given; to encode all texts, use encode_file.")
@@ -400,17 +373,12 @@ def _refuse_others(files: Sequence[EmbeddingFile], encoder: TextEncoder) -> None
     for file in files:
         text = file.provenance.get(TEXT_ENCODER)
         if text is None:
-            raise DataError(
-                f"{file.path} does not say which encoder made its vectors; leave it out, or write "
-                "it with the encoder's record (KeptVectors.save)."
-            )
+            raise DataError(f"{file.path} has no record of its encoder; leave it out.")
         if text not in reasons:
             reasons[text] = parse_record(text, str(file.path)).mismatch(encoder)
         why = reasons[text]
         if file.dim != encoder.dim:
             why = f"it has vectors of {file.dim} dims, and {encoder.address} gives {encoder.dim}"
         if why is not None:
-            raise DataError(
-                f"{file.path} was not made by {encoder.address} as it is now ({why}); "
-                "leave the file out, or name the encoder that made it."
-            )
+            made = f"{file.path} was not made by {encoder.address} as it is now"
+            raise DataError(f"{made} ({why}); leave it out, or name its encoder.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -29,12 +29,15 @@ from evergram.evaluation.judged import (
 )
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.evaluation.version_distance import as_dim
-from evergram.migration.cascade import DEPTH, KeptVectors, cascade
+from evergram.migration.cascade import DEPTH
 from evergram.migration.mixed_models import second_model
+from evergram.migration.price import Rates, cost_of, measure_rates
 from evergram.releasing.past_file import text_encoder_of
 from evergram.retrieval.version_sidecar import DEPTH as SIDECAR_DEPTH
-from evergram.stores.store import Hits
+from evergram.texts.record import cut
 from evergram.vector_files.open_embeddings import EmbeddingFile, Pairing
+
+Files = tuple[EmbeddingFile, EmbeddingFile]
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,11 @@ class MigrationVectors:
     """The same texts and queries, encoded by two models.
 
     Args:
-        texts, queries: ids as strings, in the order of the rows. `of` sorts them in descending
-            order, so that ties rank as in trec_eval.
+        texts, queries: ids of the rows; `of` sorts them in descending order, so that ties rank as
+            in trec_eval.
         old, new: vectors of the texts, float32 [N, D_old] and [N, D_new], not normalized.
         old_queries, new_queries: [Q, D_old] and [Q, D_new].
+        shorter: dims to cut the new vectors to; if empty, D_new / 2 and D_new / 4.
     """
 
     texts: list[str]
@@ -54,24 +58,20 @@ class MigrationVectors:
     new: Tensor
     old_queries: Tensor
     new_queries: Tensor
+    shorter: Sequence[int] = ()
 
     @property
     def files(self) -> dict[str, Tensor]:
         """The vectors of the four files, by name."""
-        return {
-            "old texts": self.old,
-            "new texts": self.new,
-            "old queries": self.old_queries,
-            "new queries": self.new_queries,
-        }
+        names = ("old texts", "new texts", "old queries", "new queries")
+        files = (self.old, self.new, self.old_queries, self.new_queries)
+        return dict(zip(names, files, strict=True))
 
     @property
     def zeros(self) -> dict[str, int]:
         """The number of zero vectors in each file."""
-        return {
-            name: int((rows.norm(dim=1, dtype=torch.float64) < SHORTEST).sum())
-            for name, rows in self.files.items()
-        }
+        lengths = {name: rows.norm(dim=1, dtype=torch.float64) for name, rows in self.files.items()}
+        return {name: int((length < SHORTEST).sum()) for name, length in lengths.items()}
 
     def of_queries(self, rows: Tensor) -> MigrationVectors:
         return replace(
@@ -82,11 +82,7 @@ class MigrationVectors:
         )
 
     @classmethod
-    def of(
-        cls,
-        texts: tuple[EmbeddingFile, EmbeddingFile],
-        queries: tuple[EmbeddingFile, EmbeddingFile],
-    ) -> MigrationVectors:
+    def of(cls, texts: Files, queries: Files) -> MigrationVectors:
         """Read the old and the new file of texts and of queries into memory.
 
         Raises: DataError: old and new ids differ (searching fewer texts is easier), or queries and
@@ -94,24 +90,22 @@ class MigrationVectors:
         """
         text_ids, old, new = _paired(*texts)
         query_ids, old_queries, new_queries = _paired(*queries)
-        for file, vectors, of, of_file in (
-            (queries[0], old_queries, old, texts[0]),
-            (queries[1], new_queries, new, texts[1]),
-        ):
-            if vectors.shape[1] != of.shape[1]:
+        shorter: Sequence[int] = ()
+        for file, of_file in zip(queries, texts, strict=True):
+            if file.dim != of_file.dim:
                 raise DataError(
-                    f"{file.path} has {vectors.shape[1]} dims, and the texts of its model have "
-                    f"{of.shape[1]}; give queries and texts of one model."
+                    f"{file.path} has {file.dim} dims, and the texts of its model have "
+                    f"{of_file.dim}; give queries and texts of one model."
                 )
-            made = text_encoder_of(of_file), text_encoder_of(file)
-            if made[0] is None or made[1] is None:
-                continue
-            if (why := made[0].mismatch(made[1])) is not None:
+            record, other = text_encoder_of(of_file), text_encoder_of(file)
+            why = record.mismatch(other) if record is not None and other is not None else None
+            if why is not None:
                 raise DataError(
                     f"{file.path} was not encoded by the encoder of {of_file.path}: {why}; give "
                     "queries and texts of one model."
                 )
-        return cls(text_ids, query_ids, old, new, old_queries, new_queries)
+            shorter = () if record is None else record.matryoshka  # of the new model in the end
+        return cls(text_ids, query_ids, old, new, old_queries, new_queries, shorter)
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -142,18 +136,14 @@ def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, 
 Similarity = Literal["cosine", "dot"]
 FLOAT = 4  # bytes per float32 coordinate
 LEAST_PAIRS = 100  # minimum number of texts for fitting a backward transform
+LARGEST_HALF = 65504  # of float16
 
 
 @dataclass(frozen=True)
 class WaySettings:
-    """How to measure the ways.
-
-    Args:
-        sidecar_bytes: bytes per text; by default a tenth of an old vector's.
-        similarity: "cosine", or "dot" for the inner product.
-        seed: for bootstrap intervals.
-        threshold: a threshold on old scores; `pinned` then counts the pairs that pass it.
-    """
+    """How to measure the ways: bytes of a sidecar per text (by default a tenth of an old vector's),
+    the similarity, the seed of bootstrap intervals, and a threshold on old scores, for which
+    `pinned` counts the pairs that pass it."""
 
     sidecar_bytes: int | None = None
     similarity: Similarity = "cosine"
@@ -175,6 +165,7 @@ class Way:
         bytes_a_text: mean bytes per text of the searched vectors.
         milliseconds: per query, for exact search on this machine without encoding.
         facts: further figures for the report.
+        touched: of a cascade, the numbers of texts among the first 0, 1, … hits of all queries.
     """
 
     ranked: Tensor
@@ -182,32 +173,25 @@ class Way:
     bytes_a_text: float
     milliseconds: float
     facts: dict[str, float] = field(default_factory=dict)
+    touched: Sequence[int] = ()
 
 
 def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, Way]:
-    """Measure every way, and return them by name.
-
-    stay: old queries, old index. naive: new queries, truncated or padded with zeros, old index.
-    bridge: new queries through an orthogonal backward transform, old index. cascade: `DEPTH` hits
-    of stay, re-ranked by new vectors. bridge_cascade: the same with the hits of bridge. sidecar:
-    old queries on new vectors read through a `Sidecar`. pinned: queries and texts, both encoded by
-    the new model and transformed back, as for clients that stay at the old version and send
-    strings. reindex: new queries, new index.
+    """Measure every way, and return them by name: see docs/migrate-verdict.md, "The ways".
 
     The maps are those that `align` would publish, except for the choice of the held-out tenth:
     bridge uses `--transform orthogonal`; sidecar and pinned use the default, least squares, which
-    has the smaller error on texts, but not always on queries (docs/migrate-verdict.md, "The ways").
+    has the smaller error on texts, but not always on queries.
 
     Raises: DataError: there are too few texts, or see `Aligner`.
     """
     count = len(vectors.texts)
     if count < LEAST_PAIRS:
         raise DataError(
-            f"The backward transform would be fitted to {count} texts, and at least {LEAST_PAIRS} "
-            "are needed; give more texts."
+            f"There are {count} texts, and a map needs {LEAST_PAIRS} or more; give more."
         )
-    back = Aligner("orthogonal").fit(vectors.new, vectors.old)
-    published = Aligner("linear").fit(vectors.new, vectors.old)
+    kinds = ("orthogonal", "linear")
+    back, published = (Aligner(kind).fit(vectors.new, vectors.old) for kind in kinds)
     for fitted in (back, published):
         fitted.report()  # solves for the map before queries are timed
     searched, old_bytes = settings.searched, FLOAT * vectors.old.shape[1]
@@ -217,40 +201,75 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
         searched(published.transform(rows)) for rows in (vectors.new, vectors.new_queries)
     )
 
-    def stayed(k: int) -> Tensor:
-        return best_candidates(old_queries, old, k)
+    def bridged() -> Tensor:
+        return best_candidates(searched(back.transform(vectors.new_queries)), old, DEPTH)
 
-    def bridged(k: int) -> Tensor:
-        return best_candidates(searched(back.transform(vectors.new_queries)), old, k)
-
-    def swapped() -> Tensor:
-        return best_candidates(searched(as_dim(vectors.new_queries, old.shape[1])), old, top)
-
-    deep = min(DEPTH, count)
+    naive = searched(as_dim(vectors.new_queries, old.shape[1]))
     ways = {
-        "stay": _timed(lambda: stayed(top), 0, old_bytes),
-        "naive": _timed(swapped, 0, old_bytes),
-        "bridge": _timed(lambda: bridged(top), count, old_bytes),
+        "stay": _timed(partial(best_candidates, old_queries, old, DEPTH), 0, old_bytes),
+        "naive": _timed(partial(best_candidates, naive, old, top), 0, old_bytes),
+        "bridge": _timed(bridged, count, old_bytes),
     }
-    for name, propose in (("cascade", stayed), ("bridge_cascade", bridged)):
-        kept = KeptVectors(lambda ids: new.numpy()[ids.to_numpy()], new.shape[1])
-        way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), new_queries, v), 0, 0)  # type: ignore[misc]
+    for first, name in (("stay", "cascade"), ("bridge", "bridge_cascade")):
+        proposed, before = ways[first].ranked, ways[first].milliseconds
+        ways[first] = replace(ways[first], ranked=proposed[:, :top])
+        touched = _touched(proposed, count)
         # Fitting the bridge took new vectors of all texts.
-        touched = len(kept) if name == "cascade" else count
-        size = old_bytes + touched / count * new_bytes
-        facts = {"encoded_share": touched / count}
-        ways[name] = Way(way.ranked, touched, size, way.milliseconds, facts)
-    proposed = best_candidates(old_queries, texts, min(SIDECAR_DEPTH, count))
+        encoded = touched[-1] if name == "cascade" else count
+        size, facts = old_bytes + encoded / count * new_bytes, {"encoded_share": encoded / count}
+        way = _timed(partial(_reranked, proposed, new_queries, new), encoded, size)
+        both = before + way.milliseconds
+        ways[name] = replace(way, milliseconds=both, facts=facts, touched=touched)
+    proposed = best_candidates(old_queries, texts, SIDECAR_DEPTH)
     if find_spec("faiss"):
-        ways["sidecar"] = _with_sidecar(published, vectors, settings, proposed, top)
-    ways["pinned"] = _timed(lambda: best_candidates(queries, texts, top), count, new_bytes)
+        ways["sidecar"] = _with_sidecar(published, vectors, settings, proposed)
+    ways["pinned"] = _timed(partial(best_candidates, queries, texts, top), count, new_bytes)
     if settings.threshold is not None:
         for name, asked, among in (("then", old_queries, old), ("now", queries, texts)):
             blocks = torch.split(asked, max(1, (1 << 24) // len(among)))
             passing = sum(int((b @ among.T >= settings.threshold).sum()) for b in blocks)
             ways["pinned"].facts[f"pairs_{name}"] = passing
-    ways["reindex"] = _timed(lambda: best_candidates(new_queries, new, top), count, new_bytes)
+    ways["reindex"] = _timed(partial(best_candidates, new_queries, new, top), count, new_bytes)
+    for name, size, asked, among in _smaller(vectors, settings):
+        ways[name] = _timed(partial(best_candidates, asked, among, top), count, size)
     return ways
+
+
+def _smaller(
+    vectors: MigrationVectors, settings: WaySettings
+) -> Iterator[tuple[str, float, Tensor, Tensor]]:
+    """Yield names, bytes per text, queries and texts of indexes smaller than reindexing's: first
+    coordinates, float16, and one byte per coordinate with a scale for each text."""
+    files, dim = (vectors.new_queries, vectors.new), vectors.new.shape[1]
+    for dims in sorted(set(vectors.shorter or (dim // 2, dim // 4)) - {0, dim}, reverse=True):
+        asked, texts = (torch.from_numpy(cut(rows.numpy(), dims)) for rows in files)
+        yield f"first_{dims}", FLOAT * dims, asked, texts
+    asked, texts = map(settings.searched, files)
+    yield "float16", 2 * dim, asked, texts.clamp(-LARGEST_HALF, LARGEST_HALF).half().float()
+    scale = texts.abs().amax(1, keepdim=True).clamp_min(SHORTEST) / 127
+    yield "int8", dim + FLOAT, asked, (texts / scale).round() * scale
+
+
+def _touched(proposed: Tensor, count: int) -> list[int]:
+    """Return how many of `count` texts are among the first 0, 1, … k rows of [Q, k]."""
+    deep = proposed.shape[1]
+    ranks = torch.arange(deep).expand_as(proposed).flatten()
+    first = torch.full((count,), deep).scatter_reduce(0, proposed.flatten(), ranks, "amin")
+    return [0, *torch.bincount(first, minlength=deep + 1)[:deep].cumsum(0).tolist()]
+
+
+def texts_to_encode(name: str, way: Way, count: int, texts: int, queries: float = 1) -> int:
+    """Estimate how many of the `texts` of a collection a way must encode, from a sample of `count`:
+    a text that is among the `DEPTH` hits of a query in the collection is among the first
+    `DEPTH` · count / texts in the sample. `queries` is the number of expected queries divided by
+    those of the sample; they are taken not to share hits, so it may be too many."""
+    if not way.touched:
+        return way.encoded if name == "bridge" else way.encoded * texts // count
+    depth = DEPTH * count / texts
+    found = float(np.interp(depth, np.arange(len(way.touched)), way.touched))
+    among = min(texts, found * texts / count * queries)
+    # The bridge was fitted to the sample, which has some of these texts.
+    return round(among if name == "cascade" else count + among * (1 - count / texts))
 
 
 def _timed(search: Callable[[], Tensor], encoded: int, size: float) -> Way:
@@ -260,28 +279,24 @@ def _timed(search: Callable[[], Tensor], encoded: int, size: float) -> Way:
     return Way(ranked, encoded, size, milliseconds)
 
 
-def _cascaded(proposed: Tensor, queries: Tensor, kept: KeptVectors) -> Tensor:
-    """Return the rows that `cascade` ranks first, [Q, k]."""
-    none = np.zeros(proposed.shape[1])
-    first = [
-        Hits(pa.array(rows.numpy()), none.astype(np.float32), none.astype(np.int64))
-        for rows in proposed
-    ]
-    hits = cascade(first, queries.numpy(), kept, min(RECALL_DEPTH, proposed.shape[1]))
-    return torch.stack([torch.from_numpy(part.ids.to_numpy().copy()) for part in hits])
+def _reranked(proposed: Tensor, queries: Tensor, texts: Tensor) -> Tensor:
+    """Return the `RECALL_DEPTH` rows of those proposed [Q, k] that have the largest scores."""
+    pairs = zip(proposed, queries, strict=True)
+    scores = torch.stack([texts[rows] @ query for rows, query in pairs])
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    return proposed.gather(1, order[:, :RECALL_DEPTH])
 
 
 def _with_sidecar(
-    published: Aligner, vectors: MigrationVectors, settings: WaySettings, proposed: Tensor, top: int
+    published: Aligner, vectors: MigrationVectors, settings: WaySettings, proposed: Tensor
 ) -> Way:
     """Measure old queries on new vectors with a sidecar. The codebooks for a fifth of the texts are
     fitted to the others, because codebooks know the vectors of a few texts by heart, but not those
     of a whole index."""
     affine = published.as_transform().affine()
     assert affine is not None
-    dim = vectors.old.shape[1]
-    budget = settings.sidecar_bytes
-    size = int(FLOAT * dim / 10) if budget is None else budget
+    old_bytes, budget = FLOAT * vectors.old.shape[1], settings.sidecar_bytes
+    size = old_bytes // 10 if budget is None else budget
     read = torch.empty_like(vectors.old)
     fifths = torch.arange(len(read)) % FOLDS
     for fold in range(FOLDS):
@@ -290,20 +305,15 @@ def _with_sidecar(
         read[own] = sidecar.read(new, sidecar.encode(new, vectors.old[own])).to(read.dtype)
     error = (read - vectors.old).double().norm() / vectors.old.double().norm()
     read, queries = settings.searched(read), settings.searched(vectors.old_queries)
-
-    def search() -> Tensor:
-        scores = torch.stack(
-            [read[rows] @ query for rows, query in zip(proposed, queries, strict=True)]
-        )
-        return proposed.gather(1, scores.argsort(dim=1, descending=True, stable=True))[:, :top]
-
-    way = _timed(search, len(read), FLOAT * vectors.new.shape[1] + sidecar.size)
+    new_bytes = FLOAT * vectors.new.shape[1]
+    search = partial(_reranked, proposed, queries, read)
+    way = _timed(search, len(read), new_bytes + sidecar.size)
     facts = {
         "sidecar_bytes": float(sidecar.size),
-        "share_of_old_bytes": sidecar.size / (FLOAT * vectors.old.shape[1]),
+        "share_of_old_bytes": sidecar.size / old_bytes,
         "error": float(error),
     }
-    return Way(way.ranked, way.encoded, way.bytes_a_text, way.milliseconds, facts)
+    return replace(way, facts=facts)
 
 
 FOLDS = 5  # parts of the texts in turn, see `_with_sidecar`
@@ -372,13 +382,8 @@ BY_OLD_MODEL = ("stay", "cascade")  # ways that encode queries with the old mode
 
 @dataclass(frozen=True)
 class Verdict:
-    """The recommended way.
-
-    Args:
-        way: its name; None if the inputs do not allow a verdict.
-        accepted: all ways that meet the rule, cheapest first.
-        reasons: sentences.
-    """
+    """The recommended way, None if the inputs do not allow a verdict; all ways that meet the rule,
+    cheapest first; and the reasons as sentences."""
 
     way: str | None
     accepted: list[str]
@@ -387,15 +392,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Situation:
-    """Requirements on the migration.
-
-    Args:
-        tolerance: the share of the better way's nDCG@10 that a cheaper way may lose.
-        old_model_ends: the old model will no longer be available for queries.
-        old_readers: some readers will keep using old vectors.
-        worth: the gain in nDCG@10 for which a change pays. If given, means decide instead of
-            confidence bounds.
-    """
+    """The share of nDCG@10 that a cheaper way may lose; whether the old model ends, and whether old
+    vectors stay in use; and the gain in nDCG@10 for which a change pays: if given, means decide
+    instead of confidence bounds."""
 
     tolerance: float = 0.01
     old_model_ends: bool = False
@@ -404,16 +403,11 @@ class Situation:
 
 
 def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> Verdict:
-    """Return the verdict: the cheapest accepted way, else *stay*.
+    """Return the verdict: the cheapest accepted way, else *stay* (docs/migrate-verdict.md).
 
     Differences in nDCG@10 are judged by their `mean_bound`, or by their mean if `situation.worth`
-    is given. *bridge*, *cascade*, *bridge_cascade* and *reindex* are accepted if they gain more
-    than `worth` (by default 0) over *stay* and lose at most `tolerance` of *reindex*. If the old
-    model ends, only the loss counts. If *reindex* is chosen and there are old readers, the verdict
-    is *sidecar*, provided that its bound shows that they lose at most `tolerance` of *stay*.
-
-    The bound never falls when a query's value rises, so a way that is at least as good on every
-    query as an accepted one is accepted.
+    is given. The bound never falls when a query's value rises, so a way that is at least as good on
+    every query as an accepted one is accepted.
 
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
@@ -467,22 +461,25 @@ def plan_migration(
     judgements: Judgements | None = None,
     settings: WaySettings = DEFAULT,
     situation: Situation = ORDINARY,
+    rates: Rates | None = None,
 ) -> dict[str, Any]:
     """Measure every way to a new model, and recommend one if the judgements allow it.
 
-    Without judgements, only costs and the overlap of each way's first ten hits with reindexing's
-    are measured. With judgements, queries count only if all their relevant texts are included.
-    Repeated queries count once.
+    Without judgements, only costs and agreement are measured. With judgements, queries count only
+    if all their relevant texts are included. Repeated queries count once.
 
     Returns: JSON: `texts`, `queries` (distinct measured ones), `judged`, `repeated` (queries with
-        the vectors of another), `incomplete` (judged queries left out because relevant texts are
-        missing), `absent` (the number of missing query–text pairs), `zeros` (zero vectors per
-        file), `unjudged` (see `reasons_not_to_judge`), `ways` by name (`encoded`, `bytes_a_text`,
-        `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`, `recall@100`,
-        `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an interval `mean`,
-        `low`, `high`), `verdict`, `accepted` (all ways that meet its rule) and `reasons`.
-    Raises: DataError: no query is judged, or see `measure_ways`.
+        the vectors of another), `incomplete` (judged queries without all relevant texts), `absent`
+        (missing query–text pairs), `zeros` (zero vectors per file), `unjudged` (see
+        `reasons_not_to_judge`), `ways` by name (see `Way`; `agreement@10`, the share of the first
+        ten hits that reindexing has; with judgements `ndcg@10`, `recall@100`, `beside_stay` and
+        `beside_reindex`, paired differences of nDCG@10; each an interval `mean`, `low`, `high`;
+        with rates `cost`, see `cost_of`), `rates` (see `measure_rates`), `verdict`, `accepted` (all
+        ways that meet its rule) and `reasons`.
+    Raises: DataError: no query is judged, or see `measure_ways` and `measure_rates`.
     """
+    count = len(vectors.texts)
+    known = None if rates is None else measure_rates(rates, count)
     judged, whole, incomplete, absent = None, 0, 0, 0
     if judgements is not None:
         judged = JudgedQueries.of(judgements, vectors.queries, vectors.texts)
@@ -492,27 +489,9 @@ def plan_migration(
         judged = complete if whole else judged
         vectors = vectors.of_queries(judged.rows)
     of_query = distinct_queries(vectors)
-
-    def each(values: Tensor) -> Tensor:
-        """Average the values over repeats of each query."""
-        counts = torch.bincount(of_query).double()
-        return torch.zeros_like(counts).index_add_(0, of_query, values.double()) / counts
-
-    ways = measure_ways(vectors, settings)
-    first_hits = {name: way.ranked[:, :AGREEMENT_DEPTH] for name, way in ways.items()}
-    report: dict[str, dict[str, Any]] = {}
-    for name, way in ways.items():
-        pairs = zip(first_hits[name], first_hits["reindex"], strict=True)
-        shared = torch.tensor([int(torch.isin(a, b).sum()) for a, b in pairs]).double()
-        agreement = each(shared / first_hits["reindex"].shape[1])
-        report[name] = {
-            "encoded": way.encoded,
-            "bytes_a_text": way.bytes_a_text,
-            "milliseconds": way.milliseconds,
-            f"agreement@{AGREEMENT_DEPTH}": asdict(bootstrap(agreement, settings.seed)),
-            **way.facts,
-        }
     queries = len(torch.unique(of_query))
+    ways = measure_ways(vectors, settings)
+    values = {name: _values(way, ways["reindex"], judged, of_query) for name, way in ways.items()}
     unjudged = reasons_not_to_judge(vectors, queries)
     if judged is None:
         unjudged.insert(0, "There are no judgements, so that no way is known to be better.")
@@ -523,33 +502,40 @@ def plan_migration(
             f"and {LEAST_QUERIES} are needed: {len(of_query) - queries} repeat another, and of "
             f"{incomplete} some relevant texts are not among the texts.",
         )
+    report: dict[str, dict[str, Any]] = {}
+    for name, way in ways.items():
+        figures = {key: asdict(bootstrap(v, settings.seed)) for key, v in values[name].items()}
+        for other in ("stay", "reindex") if judged is not None else ():
+            pair = values[name]["ndcg@10"], values[other]["ndcg@10"]
+            figures[f"beside_{other}"] = asdict(paired_bootstrap(*pair, settings.seed))
+        costs = {key: getattr(way, key) for key in ("encoded", "bytes_a_text", "milliseconds")}
+        report[name] = costs | figures | way.facts
+        if known is not None:
+            expected = known.setdefault("queries", queries) / queries
+            number = texts_to_encode(name, way, count, known["texts"], expected)
+            report[name]["cost"] = cost_of(number, known)
     verdict = Verdict(None, [], unjudged)
-    if judged is not None:
-        metrics = {
-            name: {k: each(v) for k, v in judged_metrics(way.ranked, judged).items()}
-            for name, way in ways.items()
-        }
-        ndcg = {name: values["ndcg@10"] for name, values in metrics.items()}
-        for name, values in metrics.items():
-            report[name] |= {k: asdict(bootstrap(v, settings.seed)) for k, v in values.items()}
-            for other in ("stay", "reindex"):
-                difference = paired_bootstrap(ndcg[name], ndcg[other], settings.seed)
-                report[name][f"beside_{other}"] = asdict(difference)
-        if not unjudged:
-            verdict = decide(ndcg, situation, settings.seed)
+    if not unjudged:
+        ndcg = {name: measures["ndcg@10"] for name, measures in values.items()}
+        verdict = decide(ndcg, situation, settings.seed)
     return {
-        "texts": len(vectors.texts),
-        "queries": queries,
-        "judged": judged is not None,
-        "repeated": len(of_query) - queries,
-        "incomplete": incomplete,
-        "absent": absent,
-        "dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]},
-        "zeros": vectors.zeros,
-        "settings": {**asdict(settings), **asdict(situation)},
-        "unjudged": unjudged,
-        "ways": report,
-        "verdict": verdict.way,
-        "accepted": verdict.accepted,
-        "reasons": verdict.reasons,
+        **{"texts": count, "queries": queries, "judged": judged is not None},
+        **{"repeated": len(of_query) - queries, "incomplete": incomplete, "absent": absent},
+        **{"dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]}},
+        **{"zeros": vectors.zeros, "settings": {**asdict(settings), **asdict(situation)}},
+        **{"unjudged": unjudged, "ways": report, "rates": known},
+        **{"verdict": verdict.way, "accepted": verdict.accepted, "reasons": verdict.reasons},
     }
+
+
+def _values(
+    way: Way, reindex: Way, judged: JudgedQueries | None, of_query: Tensor
+) -> dict[str, Tensor]:
+    """Return the agreement and the judged metrics of each distinct query, means over repeats."""
+    tops = (each.ranked[:, :AGREEMENT_DEPTH] for each in (way, reindex))
+    shared = [torch.isin(a, b).double().mean() for a, b in zip(*tops, strict=True)]
+    values = {f"agreement@{AGREEMENT_DEPTH}": torch.stack(shared)}
+    values |= {} if judged is None else judged_metrics(way.ranked, judged)
+    counts = torch.bincount(of_query).double()
+    sums = {k: torch.zeros_like(counts).index_add_(0, of_query, v) for k, v in values.items()}
+    return {name: total / counts for name, total in sums.items()}

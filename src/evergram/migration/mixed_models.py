@@ -26,10 +26,9 @@ NEW_DIMS, OLD_DIMS, STARTS, ROUNDS, APART = 16, 64, 3, 50, 0.4
 
 def second_model(source: Tensor, target: Tensor) -> Tensor | None:
     """Return a mask [N] of the rows of `target` from the rarer of two models; None if all are from
-    one. In half of the rows, two linear maps from `source` are each fitted to the rows that they
-    map better; the other half tests whether rows clearly follow one map. Starts come from the
-    residuals r of a single map: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean for rows of one model, and a
-    negative mean for rows of different models."""
+    one. Half of the rows fits two linear maps from `source`, the other half tests them. Starts come
+    from the residuals r of a single map: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean for rows of one
+    model, and a negative mean for rows of different models."""
     x, y = _components(source, NEW_DIMS), _components(target, OLD_DIMS)
     x = torch.cat([x, x.square().sum(1).mean().sqrt().expand(len(x), 1)], dim=1)
     half = len(x) // 2
@@ -128,19 +127,16 @@ def _crossed(rows: Tensor, first: Tensor) -> Tensor:
 
 
 def evidence(rows: Tensor, odds: Tensor) -> dict[str, float]:
-    """Return the evidence that two groups of unit rows [n, D] are two models with randomly rotated
-    spaces, and not two topics of one model.
+    """Return the evidence that two groups of unit rows [n, D], with log odds [n] of the first, are
+    two models with randomly rotated spaces, and not two topics of one model.
 
-    Args:
-        odds: log odds [n] of the first group.
     Returns: `gap`, the first decile of |log odds| over its median, the smaller of both groups:
         between topics, some rows could belong to either. `means`, √D times the cosine of the
         groups' means: standard normal for two models. `covariances` and `neighbours`, the
         correlation of the groups' traceless covariances, of rows and of differences between
-        neighbours: for two models the mean is 0 and the variance 2 / ((D − 1)(D + 2)), from which
-        `limit` follows. `reliable`, the lowest such correlation between halves of one group: if it
-        is low, a group may be a mere cluster. `strength`, the margin of the weakest criterion, at
-        most 2; 1 is needed.
+        neighbours: for two models the mean is 0 and the variance 2 / ((D − 1)(D + 2)), hence
+        `limit`. `reliable`, the lowest such correlation between halves of one group, low for a mere
+        cluster. `strength`, the margin of the weakest criterion, at most 2; 1 is needed.
     """
     far, gap, dim, groups = odds.abs(), _gap(odds), rows.shape[1], []
     for group in (odds > 0, odds <= 0):
@@ -214,11 +210,8 @@ def _starts(rows: Tensor, centred: Tensor, lengths: Tensor) -> Iterator[Tensor]:
 
 
 def by_geometry(vectors: Tensor) -> tuple[dict[str, float] | None, Tensor]:
-    """Search for two models in at least `LEAST_ROWS` distinct vectors [n, D].
-
-    Returns: the strongest `evidence` of two groups, None if no groups were found; and log odds [n],
-        positive for the rarer group.
-    """
+    """Search for two models in at least `LEAST_ROWS` distinct vectors [n, D]. Return the strongest
+    `evidence`, None if no groups were found; and log odds [n], positive for the rarer group."""
     rows = torch.nn.functional.normalize(vectors, dim=1)
     reduced = (rows - rows.mean(0)) @ _basis(rows)
     some, few = rows[:SEARCHED], reduced[:SEARCHED]
@@ -292,12 +285,8 @@ def source_of_store(store: ReadableStore) -> VectorSource:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether vectors come from one model or two, and which vector from which.
-
-    Args:
-        report: JSON, see `diagnose_vectors`.
-        chance: maps ids and vectors [n, D] to the probability of model 1, [n].
-    """
+    """The report of `diagnose_vectors`, and a function that maps ids and vectors [n, D] to the
+    probability of model 1, [n]."""
 
     report: dict[str, Any]
     chance: Callable[[pa.Array, Tensor], Tensor]
@@ -341,10 +330,8 @@ def diagnose_vectors(
     }
     ids, vectors = ids.take(pa.array(rows.numpy())), vectors[rows]
     if len(rows) < LEAST_ROWS:
-        raise DataError(
-            f"{source.name} has {len(rows)} different vectors that are not zeros, and at least "
-            f"{LEAST_ROWS} are needed to tell models apart; give a larger file."
-        )
+        found = f"{source.name} has {len(rows)} different vectors that are not zeros"
+        raise DataError(f"{found}; at least {LEAST_ROWS} are needed to tell models apart.")
     if known is not None:
         return _by_known(report, ids, vectors, known)
     shown, odds = by_geometry(vectors)

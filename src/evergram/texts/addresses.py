@@ -91,6 +91,9 @@ class SentenceTransformerEncoder(TextEncoder):
             document = next((str(defaults[role]) for role in _DOCUMENT if defaults.get(role)), "")
             prompts = Prompts(defaults.get("query") or "", document)
         super().__init__(f"sentence-transformers:{name}", prompts, PACKAGE_BATCH)
+        # Some tokenizers cannot be serialized.
+        tokenizer = getattr(self._model, "tokenizer", None)
+        self.tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
 
     def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
         # The library knows whether to pool a prompt's tokens; "" means no prompt.
@@ -116,10 +119,7 @@ class SentenceTransformerEncoder(TextEncoder):
             # NumPy has no bfloat16.
             bits = dense.view(torch.int16) if dense.dtype == torch.bfloat16 else dense
             arrays[name] = bits.numpy()
-        # Some tokenizers cannot be serialized.
-        tokenizer = getattr(self._model, "tokenizer", None)
-        fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        rules = str(getattr(fast, "to_str", str)())
+        rules = str(getattr(self.tokenizer, "to_str", str)())
         return weights_fingerprint(arrays.items(), settings, rules)
 
 
@@ -147,6 +147,7 @@ class WordLlamaEncoder(TextEncoder):
             disable_download=True,
         )
         super().__init__("wordllama:", prompts or Prompts(), STATIC_BATCH)
+        self.tokenizer = self._model.tokenizer
 
     def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
         vectors: npt.ArrayLike = self._model.embed(after_prompt(texts, prompt), norm=False)
@@ -154,7 +155,7 @@ class WordLlamaEncoder(TextEncoder):
 
     def _fingerprint(self) -> str:
         table = [("embedding", self._model.embedding)]
-        return weights_fingerprint(table, {}, self._model.tokenizer.to_str())
+        return weights_fingerprint(table, {}, self.tokenizer.to_str())
 
 
 ENDPOINT_BATCH = 128

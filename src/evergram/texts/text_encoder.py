@@ -89,6 +89,8 @@ class TextEncoder(Reopened, ABC):
 
     # True if threads must take turns, because models are rarely thread-safe.
     takes_turns: ClassVar[bool] = True
+    # The `tokenizers.Tokenizer` of a local model.
+    tokenizer: Any = None
 
     def __init__(self, address: str, prompts: Prompts, batch: int) -> None:
         self.address: str = address
