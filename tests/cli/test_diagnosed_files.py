@@ -22,7 +22,7 @@ def test_the_command_writes_models_and_its_code_says_whether_there_are_two(
     write_vectors(file, [(pa.array(range(ROWS)), vectors)])
     ran = evergram("vectors diagnose", file, "--out", out)
     assert ran.code == 1
-    assert "two models" in ran.out
+    assert "2 models" in ran.out
     table = pq.read_table(out)
     named = torch.tensor(table["model"].to_pylist()) == 1
     assert float((named == foreign).double().mean()) > 0.98

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.support.mixed_vectors import DIM, ROWS, drawn, encoded, meanings, mixed
+from tests.support.mixed_vectors import DIM, ROWS, drawn, encoded, meanings, merged, mixed, turn
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from evergram.errors import DataError
 from evergram.migration import mixed_models
-from evergram.migration.mixed_models import VectorSource, diagnose_vectors
+from evergram.migration.mixed_models import Split, VectorSource, diagnose_vectors, evidence
 from evergram.vector_files.open_embeddings import open_embeddings, write_vectors
 
 
@@ -33,18 +33,51 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     return float(ordered.mean())
 
 
-@pytest.mark.parametrize("share", [0.05, 0.4])
-def test_rows_of_a_second_model_are_found_and_named(share: float) -> None:
-    vectors, foreign = mixed(share)
+def padded(vectors: Tensor, dim: int = DIM) -> Tensor:
+    return torch.nn.functional.pad(vectors, (0, dim - vectors.shape[1]))
+
+
+MIXTURES: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "1 %": lambda: mixed(0.01, rows=6000),
+    "5 %": lambda: mixed(0.05),
+    "20 %": lambda: mixed(0.2),
+    "50 %": lambda: mixed(0.5),
+    "padded": lambda: merged(encoded(meanings(), 0), padded(encoded(meanings(), 1, 32)), 0.05),
+    "padded and of the same dims first": lambda: merged(
+        encoded(meanings(), 0), padded(encoded(meanings(), 0)[:, :32]), 0.3
+    ),
+    "two seeds": lambda: merged(encoded(meanings(), 0), encoded(meanings(), 0) @ turn(), 0.05),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_rows_of_a_second_model_are_found_and_named(name: str) -> None:
+    vectors, foreign = MIXTURES[name]()
     source = source_of(vectors)
     found = diagnose_vectors(source)
-    assert (found.report["verdict"], found.report["by"]) == ("two", "geometry")
-    assert found.report["shares"][1] == pytest.approx(float(foreign.double().mean()), abs=0.02)
+    assert (found.report["verdict"], found.report["by"]) == ("several", "geometry")
+    assert found.report["confidence"] > 0.99
+    share = min(found.report["shares"])
+    assert share == pytest.approx(float(foreign.double().mean()), abs=0.02)
     table = pa.concat_tables(found.models(source))
-    assert table["id"].to_pylist() == list(range(ROWS))
-    assert auc(torch.tensor(table["probability"].to_pylist()), foreign) > 0.99
+    assert table["id"].to_pylist() == list(range(len(vectors)))
+    chances = found.chances(table["id"].combine_chunks(), vectors)
+    assert max(auc(chances[:, i], foreign) for i in (0, 1)) > 0.99
     named = torch.tensor(table["model"].to_pylist()) == 1
-    assert float((named == foreign).double().mean()) > 0.98
+    right = float((named == foreign).double().mean())
+    assert max(right, 1 - right if name == "50 %" else 0) > 0.98
+
+
+@pytest.mark.parametrize("shares", [(0.34, 0.33, 0.33), (0.8, 0.1, 0.1)])
+def test_three_models_are_found(shares: tuple[float, ...]) -> None:
+    chosen = torch.multinomial(torch.tensor(shares), ROWS, replacement=True, generator=drawn(0))
+    models = torch.stack([encoded(meanings(), seed) for seed in (5, 6, 7)])
+    source = source_of(models[chosen, torch.arange(ROWS)])
+    found = diagnose_vectors(source)
+    assert len(found.report["shares"]) == 3
+    named = torch.tensor(pa.concat_tables(found.models(source))["model"].to_pylist())
+    counts = torch.bincount(3 * named + chosen, minlength=9).reshape(3, 3)
+    assert int(counts.amax(1).sum()) > 0.98 * ROWS
 
 
 def turned_lengths(seed: int) -> Tensor:
@@ -60,15 +93,19 @@ def around(topics: int, width: float) -> Tensor:
     return rows + width * torch.randn(ROWS, DIM, generator=draw)
 
 
-def sparse() -> Tensor:
-    """Topics that have no coordinate in common."""
-    rows = torch.zeros(ROWS, 128)
-    values = torch.rand(ROWS, 32, generator=drawn(0)) * (
-        torch.rand(ROWS, 32, generator=drawn(1)) < 0.4
-    )
-    for row in range(ROWS):
-        rows[row, 32 * (row % 4) : 32 * (row % 4) + 32] = values[row]
-    return rows
+def languages() -> Tensor:
+    """Texts of two languages, whose means are far apart."""
+    texts = meanings(8)
+    texts[: ROWS // 2] += 6 * torch.randn(texts.shape[1], generator=drawn(8))
+    return encoded(texts, 8)
+
+
+def traits() -> Tensor:
+    """Topics of which each has traits of its own besides those of all."""
+    draw, topic = drawn(9), torch.randint(10, (ROWS,), generator=drawn(10))
+    scales = torch.rand(10, DIM, generator=draw).add(0.05).log().neg() * torch.linspace(2, 0.3, DIM)
+    rows = torch.randn(10, DIM, generator=draw)[topic]
+    return (rows + torch.randn(ROWS, DIM, generator=draw) * scales[topic]) @ turn()
 
 
 ONE_MODEL: dict[str, Callable[[], Tensor]] = {
@@ -77,13 +114,22 @@ ONE_MODEL: dict[str, Callable[[], Tensor]] = {
     "three topics": lambda: around(3, 0.5),
     "tight clusters": lambda: around(12, 0.05),
     "nothing": lambda: torch.randn(ROWS, DIM, generator=drawn(4)),
-    "sparse": sparse,
+    "languages": languages,
+    "traits": traits,
 }
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
 def test_topics_of_one_model_are_not_two(name: str) -> None:
-    assert diagnose_vectors(source_of(ONE_MODEL[name]())).report["verdict"] == "one"
+    report = diagnose_vectors(source_of(ONE_MODEL[name]())).report
+    assert (report["verdict"], report["shares"]) == ("one", [1.0])
+    assert report["confidence"] < 0.5
+
+
+def test_sparse_vectors_are_refused() -> None:
+    rows = torch.rand(ROWS, 128, generator=drawn(0))
+    with pytest.raises(DataError, match="known vectors"):
+        diagnose_vectors(source_of(rows * (rows > 0.6)))
 
 
 def test_rows_that_are_repeated_or_zeros_are_no_model() -> None:
@@ -98,17 +144,35 @@ def test_rows_that_are_repeated_or_zeros_are_no_model() -> None:
     assert models[250].as_py() is None
 
 
-def test_the_correlation_of_two_turned_shapes_is_zero_with_the_variance_that_is_said() -> None:
-    dim, draw = 10, np.random.default_rng(0)
-    rows = torch.randn(400, dim, generator=drawn(0)) * torch.linspace(2, 0.1, dim)
-    shape = mixed_models._shape(rows).double()
-    values = []
-    for _ in range(3000):
-        turn, triangle = np.linalg.qr(draw.normal(size=(dim, dim)))
-        turned = torch.from_numpy(turn * np.sign(np.diag(triangle)))
-        values.append(float((shape * (turned @ shape @ turned.T)).sum() / shape.square().sum()))
-    assert np.mean(values) == pytest.approx(0, abs=0.01)
-    assert np.var(values) == pytest.approx(2 / ((dim - 1) * (dim + 2)), rel=0.1)
+def test_turned_groups_are_aligned_by_0_with_the_variance_that_is_said() -> None:
+    dim = 10
+    rows = torch.randn(1200, dim, generator=drawn(0)) * torch.linspace(2, 0.1, dim)
+    one, other = (torch.nn.functional.normalize(part, dim=1) for part in rows.split(600))
+    found = [mixed_models.alignment(one, other @ turn(dim, seed))[0] for seed in range(300)]
+    assert np.mean(found) == pytest.approx(0, abs=0.03)
+    assert np.var(found) == pytest.approx(2 / ((dim - 1) * (dim + 2)), rel=0.3)
+    assert mixed_models.alignment(one, other)[0] == pytest.approx(1, abs=0.05)
+
+
+def test_the_error_of_an_alignment_is_that_of_new_rows() -> None:
+    dim = 24
+    scales = torch.stack([torch.linspace(2, 0.1, dim), torch.linspace(2, 0.1, dim).roll(8)])
+    found = []
+    for seed in range(60):
+        rows = torch.randn(2, 200, dim, generator=drawn(seed)) * scales[:, None]
+        one, other = torch.nn.functional.normalize(rows, dim=2)
+        found.append(mixed_models.alignment(one, other))
+    values, errors = np.array(found).T
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.3)
+
+
+def test_the_false_alarm_rate_is_that_of_the_lowest_of_as_many_splits() -> None:
+    draw, none = np.random.default_rng(0), torch.zeros(0)
+    inside = [Split(none, float(a), 0.0) for a in draw.normal(0.5, 0.1, 5000)]
+    lowest = draw.normal(0.5, 0.1, (20_000, 12)).min(1)
+    for value in np.quantile(lowest, [0.01, 0.05]):
+        shown = evidence(Split(none, float(value), 0.0), inside, 12, DIM)
+        assert shown["false_alarm"] == pytest.approx((lowest <= value).mean(), rel=0.15)
 
 
 def test_densities_are_those_of_a_normal_distribution_with_a_shrunk_covariance() -> None:
@@ -139,7 +203,7 @@ def test_known_vectors_decide_for_their_ids_and_teach_the_rest(tmp_path: Path) -
     known = open_embeddings(known_file(tmp_path, noisy, ids))
     source = source_of(vectors, pa.array([str(i) for i in range(ROWS)]))  # text ids, and integers
     found = diagnose_vectors(source, known)
-    assert (found.report["verdict"], found.report["by"]) == ("two", "known vectors")
+    assert (found.report["verdict"], found.report["by"]) == ("several", "known vectors")
     assert found.report["compared"] == len(ids)
     models = torch.tensor(pa.concat_tables(found.models(source))["model"].to_pylist()) == 1
     assert torch.equal(models[::2], foreign[::2])
@@ -150,7 +214,7 @@ def test_vectors_of_a_third_model_tell_two_apart_by_their_maps(tmp_path: Path) -
     vectors, foreign = mixed(0.3, seed=2)
     known = open_embeddings(known_file(tmp_path, encoded(meanings(2), 9, 32), list(range(ROWS))))
     found = diagnose_vectors(source_of(vectors), known)
-    assert (found.report["verdict"], found.report["by"]) == ("two", "maps")
+    assert (found.report["verdict"], found.report["by"]) == ("several", "maps")
     assert found.report["shares"][1] == pytest.approx(float(foreign.double().mean()), abs=0.03)
     one = diagnose_vectors(source_of(encoded(meanings(2), 4)), known)
     assert one.report["verdict"] == "one"

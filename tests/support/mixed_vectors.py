@@ -31,9 +31,18 @@ def encoded(texts: Tensor, seed: int, dim: int = DIM) -> Tensor:
     return torch.nn.functional.normalize(vectors + 3 * noise, dim=1)
 
 
-def mixed(share: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+def mixed(share: float, seed: int = 0, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     """Return vectors, and which are of the second of two models."""
-    texts = meanings(seed)
-    foreign = torch.rand(len(texts), generator=drawn(seed)) < share
-    rows = torch.where(foreign[:, None], encoded(texts, 2 * seed + 1), encoded(texts, 2 * seed))
-    return rows, foreign
+    texts = meanings(seed, rows)
+    return merged(encoded(texts, 2 * seed), encoded(texts, 2 * seed + 1), share, seed)
+
+
+def merged(one: Tensor, other: Tensor, share: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the vectors of one model, a share of them replaced by another's, and which."""
+    foreign = torch.rand(len(one), generator=drawn(seed)) < share
+    return torch.where(foreign[:, None], other, one), foreign
+
+
+def turn(dim: int = DIM, seed: int = 0) -> Tensor:
+    """Return a random rotation: the space of another seed of one factorization."""
+    return torch.linalg.qr(torch.randn(dim, dim, generator=drawn(3000 + seed)))[0]

@@ -350,7 +350,7 @@ def encode(
     "lance-table:vectors#table=documents&v0=embedding --out models.parquet",
     source="STORE_OR_FILE | A store's address, or a file of vectors.",
     known="FILE | Vectors of some of the ids whose model is known.",
-    out="FILE.parquet | Write the model of each row, 0 or 1, and the probability of 1.",
+    out="FILE.parquet | Write the model of each row, from 0, and its probability.",
 )
 def diagnose(
     source: str,
@@ -360,9 +360,9 @@ def diagnose(
     column: list[str] | None = None,
     force: bool = False,
 ) -> None:
-    """Tell whether one model made all vectors of an index, or two, and which rows are whose.
+    """Tell whether one model made all vectors of an index, or several, and which rows are whose.
 
-    Exit code 1 if there are two models, or if it is unclear.
+    Exit code 1 if there are several models.
     """
     import pyarrow.parquet as pq
 
@@ -406,18 +406,18 @@ def diagnose(
 
 def _models(facts: dict[str, Any]) -> Iterator[str | Grid]:
     """Yield the verdict and its evidence."""
-    verdicts = {"one": "one model", "two": "two models", "unclear": "unclear"}
-    shares = [(str(i), share) for i, share in enumerate(facts["shares"]) if share]
-    lines = [[i, f"{share:.1%}", f"{share * facts['rows']:,.0f}"] for i, share in shares]
-    yield f"{facts['source']}: {verdicts[facts['verdict']]}, by {facts['by']}"
+    count, shown = len(facts["shares"]), facts["evidence"]
+    lines = [[i, f"{s:.1%}", f"{s * facts['rows']:,.0f}"] for i, s in enumerate(facts["shares"])]
+    models = "one model" if count == 1 else f"{count} models"
+    yield f"{facts['source']}: {models}, by {facts['by']}"
     yield Grid("", ["model", "share", "rows, about"], lines)
     yield paragraph(
         f"{facts['sampled']:,} of {facts['rows']:,} rows looked at: {facts['zeros']} of zeros and "
         f"{facts['repeated']} repeated ones left out, {facts['compared']} with a known vector."
     )
-    if shown := facts["evidence"]:
-        figures = ", ".join(f"{name} {number(value)}" for name, value in shown.items())
-        yield paragraph(f"Evidence for two models: {figures}; a strength of 1 is needed.")
+    if shown:
+        figures = ", ".join(f"{name.replace('_', ' ')} {number(v)}" for name, v in shown.items())
+        yield paragraph(f"Evidence for several models: {figures}.")
 
 
 @command(

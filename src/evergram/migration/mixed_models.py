@@ -1,16 +1,17 @@
-"""Tell apart vectors of two models: by known vectors, by maps from another model's vectors, or by
-their geometry alone."""
+"""Tell apart vectors of several models: by their geometry, by known vectors, or by maps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import erfc, exp, hypot, inf, log, pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, pad
 
 from evergram.compatibility.closed_forms import SHORTEST
 from evergram.errors import DataError
@@ -22,25 +23,48 @@ from evergram.vector_files.open_embeddings import Block, EmbeddingFile
 # exceeds APART times the median. This ratio was at most 0.31 in 384 simulated pairs of models, and
 # 0.4 to 0.8 in files with vectors of two models.
 NEW_DIMS, OLD_DIMS, STARTS, ROUNDS, APART = 16, 64, 3, 50, 0.4
+# Sampled rows, and those in which groups are searched; dims of the search and of the final groups,
+# and the most that are compared; rows per group that are compared, in blocks, and neighbours.
+SAMPLE, SEARCHED, FEATURES, DIMS, MOST_DIMS = 20_000, 8_000, 64, 256, 512
+COMPARED, BLOCKS, NEAREST, COMPONENTS = 1_600, 4, 2, 8
+# Minimum numbers of distinct rows, and of rows in a group; trailing zeros of a padded vector.
+LEAST_ROWS, LEAST_GROUP, PADDING = 500, 40, 8
+# The false-alarm rate; and standard errors of alignments: of models that were trained apart, beyond
+# chance; the least inside one model; and the most of a split that counts.
+LEVEL, UNRELATED, SPREAD, UNCLEAR = 0.01, 0.05, 0.1, 0.25
+# Minimum cosine of a vector with its known copy, which may be float16 or int8; and a model's
+# minimum share of the rows.
+SAME, LEAST_SHARE = 0.98, 0.01
 
 
 def second_model(source: Tensor, target: Tensor) -> Tensor | None:
     """Return a mask [N] of the rows of `target` from the rarer of two models; None if all are from
+<<<<<<< HEAD
     one. Half of the rows fits two linear maps from `source`, the other half tests them. Starts come
     from the residuals r of a single map: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean for rows of one
     model, and a negative mean for rows of different models."""
     x, y = _components(source, NEW_DIMS), _components(target, OLD_DIMS)
+=======
+    one. In half of the rows, two linear maps from `source` are each fitted to the rows that they
+    map better; the other half tests whether rows clearly follow one map. Starts come from the
+    residuals r of a single map: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean for rows of one model, and a
+    negative mean for rows of different models."""
+    x, y = (
+        (vectors.double() - vectors.double().mean(0)) @ _basis(vectors, dims)
+        for vectors, dims in ((source, NEW_DIMS), (target, OLD_DIMS))
+    )
+>>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
     x = torch.cat([x, x.square().sum(1).mean().sqrt().expand(len(x), 1)], dim=1)
     half = len(x) // 2
-    residual = _errors(x, y, [torch.arange(half)])[0][:half]
+    residual = _residuals(x, y, torch.arange(half))[:half]
     kernel = (residual @ residual.T) * (x[:half] @ x[:half].T)
 
-    def errors(first: Tensor) -> Tensor:
-        groups = [rows.nonzero().flatten() for rows in (first, ~first)]
-        return torch.stack([e.square().sum(1) for e in _errors(x, y, groups)])
+    def errors(group: Tensor) -> Tensor:
+        rows = (group.nonzero().flatten(), (~group).nonzero().flatten())
+        return torch.stack([_residuals(x, y, some).square().sum(1) for some in rows])
 
     starts = torch.linalg.eigh(kernel)[1][:, -STARTS:].T > 0
-    tried = [_alternate(first, errors, 2 * x.shape[1]) for first in starts]
+    tried = [_alternate(group, errors, 2 * x.shape[1], ROUNDS) for group in starts]
     found = [costs for costs in tried if costs is not None]
     if not found:
         return None
@@ -48,59 +72,41 @@ def second_model(source: Tensor, target: Tensor) -> Tensor | None:
     apart = ((one - two).abs() / (one + two).clamp_min(1e-30))[half:]
     few, middle = apart.quantile(apart.new_tensor([0.1, 0.5])).tolist()
     first = one < two
-    return (
-        (first if first[half:].double().mean() <= 0.5 else ~first) if few > APART * middle else None
-    )
+    rarer = first if first[half:].double().mean() <= 0.5 else ~first
+    return rarer if few > APART * middle else None
+
+
+def _residuals(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    """Fit a ridge regression from x to y in some rows; return its residuals in all rows."""
+    square = x[rows].T @ x[rows]
+    ridge = 0.01 * square.trace() / len(square) * torch.eye(len(square)).to(x)
+    return y - x @ torch.linalg.solve(square + ridge, x[rows].T @ y[rows])
 
 
 def _alternate(
-    first: Tensor, costs: Callable[[Tensor], Tensor], least: float, rounds: int = ROUNDS
+    group: Tensor, costs: Callable[[Tensor], Tensor], least: int, rounds: int
 ) -> Tensor | None:
-    """Refit two groups until they are stable, from a first guess, bool [n]. Return each row's cost
-    in each group, [2, ≥ n]; None if nearly all rows join one group."""
+    """Refit a group, bool [n], and the other rows until they are stable. Return each row's costs in
+    both, [2, ≥ n]; None if one of them loses nearly all its rows."""
     found = None
     for _ in range(rounds):
-        if min(int(first.sum()), int((~first).sum())) < least:
+        if min(int(group.sum()), int((~group).sum())) < least:
             return None
-        found = costs(first)
-        before, first = first, found[0, : len(first)] < found[1, : len(first)]
-        if int((before != first).sum()) <= 0.005 * len(first):
+        found = costs(group)
+        before, group = group, found[0, : len(group)] < found[1, : len(group)]
+        if int((before != group).sum()) <= 0.005 * len(group):
             break
     return found
 
 
-def _components(vectors: Tensor, most: int) -> Tensor:
-    """Return the first principal components of vectors [n, D], float64 [n, ≤ most]."""
+def _basis(vectors: Tensor, most: int) -> Tensor:
+    """Return the first principal directions of vectors [n, D], float64 columns [D, ≤ most]."""
     centred = vectors.double() - vectors.double().mean(0)
-    components: Tensor = torch.linalg.eigh(centred.T @ centred)[1]
-    return centred @ components[:, -most:]
+    directions: Tensor = torch.linalg.eigh(centred.T @ centred)[1]
+    return directions[:, -most:]
 
 
-def _errors(x: Tensor, y: Tensor, groups: Sequence[Tensor]) -> list[Tensor]:
-    """For each group of rows, fit a ridge regression from x to y, and return its residuals on all
-    rows."""
-    maps = []
-    for rows in groups:
-        square = x[rows].T @ x[rows]
-        ridge = 0.01 * square.trace() / len(square) * torch.eye(len(square)).to(x)
-        maps.append(torch.linalg.solve(square + ridge, x[rows].T @ y[rows]))
-    return [y - x @ map_ for map_ in maps]
-
-
-# Sampled rows; rows and dims for the search of groups; rows per group whose covariances are
-# compared; neighbours per row.
-SAMPLE, SEARCHED, DIMS, COMPARED, NEAREST = 20_000, 4_000, 256, 1_500, 5
-# Minimum numbers of distinct rows, and of rows in a group.
-LEAST_ROWS, LEAST_GROUP = 500, 40
-# Limits of `evidence`, then of its strength: "unclear" from UNCLEAR; the search stops above ENOUGH.
-GAP, MEANS, ALIGNED, RELIABLE, UNCLEAR, ENOUGH = 0.48, 3.0, 0.03, 0.05, 0.8, 1.1
-# Minimum cosine of a vector with its known copy, which may be float16 or int8; and a model's
-# minimum share of the rows.
-SAME, LEAST_SHARE = 0.98, 0.01
-Odds = Callable[[Tensor], Tensor]
-
-
-def _normal(rows: Tensor) -> Odds:
+def _normal(rows: Tensor) -> Callable[[Tensor], Tensor]:
     """Fit a normal distribution to rows [n, D], and return its log density up to a constant. The
     covariance is shrunk towards a sphere as in Ledoit and Wolf (2004), by at least 2 %."""
     mean, (count, dim) = rows.mean(0), rows.shape
@@ -116,16 +122,19 @@ def _normal(rows: Tensor) -> Odds:
     return lambda more: -0.5 * ((more - mean) @ whiten).square().sum(1) - log_det
 
 
-def _crossed(rows: Tensor, first: Tensor) -> Tensor:
-    """Return each row's cost in two groups, [2, n], fitted to the other half of the rows."""
-    costs, odd = torch.full((2, len(rows)), 1e30), torch.arange(len(rows)) % 2 == 1
-    for half in (odd, ~odd):
-        for i, group in enumerate((first, ~first)):
-            if (count := int((~half & group).sum())) >= LEAST_GROUP // 4:
-                costs[i, half] = -_normal(rows[~half & group])(rows[half]) - np.log(count)
+def _crossed(rows: Tensor, labels: Tensor) -> Tensor:
+    """Return each row's cost in each group, [k, N], for rows [N, D]: minus the log density fitted
+    to the other half of the rows, of which the first n have labels."""
+    costs, odd = torch.full((int(labels.max()) + 1, len(rows)), 1e30), torch.arange(len(rows)) % 2
+    for half in (0, 1):
+        for i, cost in enumerate(costs):
+            fitted = rows[: len(labels)][(odd[: len(labels)] != half) & (labels == i)]
+            if len(fitted) >= LEAST_GROUP // 4:
+                cost[odd == half] = -_normal(fitted)(rows[odd == half]) - log(len(fitted))
     return costs
 
 
+<<<<<<< HEAD
 def evidence(rows: Tensor, odds: Tensor) -> dict[str, float]:
     """Return the evidence that two groups of unit rows [n, D], with log odds [n] of the first, are
     two models with randomly rotated spaces, and not two topics of one model.
@@ -137,78 +146,58 @@ def evidence(rows: Tensor, odds: Tensor) -> dict[str, float]:
         neighbours: for two models the mean is 0 and the variance 2 / ((D − 1)(D + 2)), hence
         `limit`. `reliable`, the lowest such correlation between halves of one group, low for a mere
         cluster. `strength`, the margin of the weakest criterion, at most 2; 1 is needed.
+=======
+def _reduction(rows: Tensor, dims: int) -> Callable[[Tensor], Tensor]:
+    """Return a function from unit vectors [n, D] to their principal components in `rows` and the
+    length of the rest, [n, ≤ dims + 1]."""
+    centre, basis = rows.mean(0), _basis(rows, dims).float()
+
+    def reduced(more: Tensor) -> Tensor:
+        scores = (more - centre) @ basis
+        rest = (more - centre).square().sum(1) - scores.square().sum(1)
+        return torch.cat([scores, rest.clamp_min(0).sqrt()[:, None]], dim=1)
+
+    return reduced
+
+
+def alignment(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """Return the correlation of the local shapes of two groups of unit rows [n, D], [m, D], and its
+    standard error by the jackknife over blocks of rows.
+
+    A shape is the covariance of the directions from rows to their nearest neighbours, without its
+    trace: it hardly depends on the topics of the rows. Norms are products of different blocks, and
+    so without the noise of few rows. Groups without a shape are aligned by 0 ± 1.
+>>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
     """
-    far, gap, dim, groups = odds.abs(), _gap(odds), rows.shape[1], []
-    for group in (odds > 0, odds <= 0):
-        groups.append(rows[group & (far >= far[group].median())][:COMPARED])
-    figures, reliable = [], 1.0
-    for shape in (_shape, _local_shape):
-        halves = [[shape(group[::2]), shape(group[1::2])] for group in groups]
-        own = [float((a * b).sum()) for a, b in halves]
-        norms = [float(a.norm() * b.norm()) for a, b in halves]
-        reliable = min(reliable, *(o / max(n, 1e-30) for o, n in zip(own, norms, strict=True)))
-        across = sum(float((a * b).sum()) for a in halves[0] for b in halves[1]) / 4
-        figures.append(across / (own[0] * own[1]) ** 0.5 if min(own) > 0 else 0.0)
-    limit = MEANS * (2 / (max(dim - 1, 1) * (dim + 2))) ** 0.5 + ALIGNED
-    means = float(torch.cosine_similarity(groups[0].mean(0), groups[1].mean(0), dim=0)) * dim**0.5
-    pairs = ((means, MEANS), (figures[0], limit), (figures[1], limit))
-    strength = min(gap / GAP, *(most / max(abs(v), most / 2) for v, most in pairs))
-    return {
-        **{"gap": gap, "means": means, "covariances": figures[0], "neighbours": figures[1]},
-        **{"limit": limit, "reliable": reliable},
-        "strength": strength if reliable >= RELIABLE else 0.0,
-    }
+    blocks = [b for rows in (one, other) for b in rows[:COMPARED].tensor_split(BLOCKS)]
+    shapes = torch.stack([_local_shape(block).flatten() for block in blocks])
+    products, number = (shapes @ shapes.T).double().numpy(), np.arange(2 * BLOCKS)
 
+    def correlation(left_out: int) -> float:
+        first, second = (number[(number < BLOCKS) == side] for side in (True, False))
+        first, second = first[first != left_out], second[second != left_out]
+        own = (products[np.ix_(group, group)] for group in (first, second))
+        norms = [(p.sum() - p.trace()) / (len(p) * (len(p) - 1)) for p in own]
+        across = float(products[np.ix_(first, second)].mean())
+        return across / sqrt(norms[0] * norms[1]) if min(norms) > 0 else inf
 
-def _gap(odds: Tensor) -> float:
-    sides = (odds[odds > 0].abs(), odds[odds <= 0].abs())
-    return min(float(side.quantile(0.1) / side.median().clamp_min(1e-30)) for side in sides)
-
-
-def _parted(costs: Tensor) -> Tensor:
-    """Return log odds [n] from costs [2, n], shifted so that 0 lies in the widest gap: a wide
-    distribution fitted to few rows attracts outliers of the other group."""
-    odds = costs[1] - costs[0]
-    low, high = odds[odds <= 0].median(), odds[odds > 0].median()
-    parts = torch.linspace(float(low) / 2, float(high) / 2, 21).tolist()
-    best: float = max(parts, key=lambda part: _gap(odds - part))
-    return odds - best
-
-
-def _shape(rows: Tensor) -> Tensor:
-    """Return the covariance of rows [n, D] without its trace."""
-    covariance = (rows - rows.mean(0)).T @ (rows - rows.mean(0)) / len(rows)
-    return covariance - covariance.trace() / len(covariance) * torch.eye(len(covariance))
+    found = [correlation(left_out) for left_out in range(-1, 2 * BLOCKS)]
+    if inf in found:
+        return 0.0, 1.0
+    variance = np.var(found[1 : BLOCKS + 1]) + np.var(found[BLOCKS + 1 :])
+    return found[0], sqrt((BLOCKS - 1) * variance)
 
 
 def _local_shape(rows: Tensor) -> Tensor:
-    """Return `_shape` of the differences between nearest neighbours, which hardly depends on
-    topics."""
     nearest = (rows @ rows.T).fill_diagonal_(-2).topk(min(NEAREST, len(rows) - 1)).indices
-    return _shape((rows[:, None] - rows[nearest]).flatten(0, 1))
+    ways = normalize((rows[:, None] - rows[nearest]).flatten(0, 1), dim=1)
+    return ways.T @ ways / len(ways) - torch.eye(rows.shape[1]) / rows.shape[1]
 
 
-def _starts(rows: Tensor, centred: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Yield first guesses of a group, bool [n]: by similarity to the mean, which differs between
-    encoders; by a row's energy in the main directions; by lengths; and by the directions in which
-    ⟨xᵢ, xⱼ⟩² varies most."""
-    mean = rows @ rows.mean(0)
-    main = torch.linalg.eigh(centred.T @ centred)[1][:, -max(1, centred.shape[1] // 4) :]
-    energy = (centred @ main).square().sum(1) / centred.square().sum(1).clamp_min(1e-30)
-    few = centred[:1000]  # enough for directions
-    kernel = (few @ few.T).square()
-    kernel -= kernel.mean(0) + kernel.mean(1, keepdim=True) - kernel.mean()
-    turns = torch.linalg.eigh(kernel.double())[1][:, -2:].float()
-    squares = (centred @ few.T).square() @ (turns - turns.mean(0))
-    for share in (0.03, 0.1):
-        for figure in (mean, energy):
-            yield figure < figure.quantile(share)
-    for figure in (squares[:, 1], mean, squares[:, 0], energy, lengths):
-        yield figure > figure.mean()
-        yield figure > figure.quantile(0.9)
-        yield figure < figure.quantile(0.1)
+NONE = {"false_alarm": 1.0, "confidence": 0.0}
 
 
+<<<<<<< HEAD
 def by_geometry(vectors: Tensor) -> tuple[dict[str, float] | None, Tensor]:
     """Search for two models in at least `LEAST_ROWS` distinct vectors [n, D]. Return the strongest
     `evidence`, None if no groups were found; and log odds [n], positive for the rarer group."""
@@ -220,45 +209,180 @@ def by_geometry(vectors: Tensor) -> tuple[dict[str, float] | None, Tensor]:
         costs = _alternate(first, lambda f: _crossed(few, f), LEAST_GROUP, 20)
         count = 0 if costs is None else int((costs[0] < costs[1]).sum())
         if costs is None or not LEAST_GROUP <= count <= len(few) - LEAST_GROUP:
+=======
+class Split(NamedTuple):
+    """A mask [n] of at most half of the rows, their alignment with the others, and its error."""
+
+    rarer: Tensor
+    alignment: float
+    error: float
+
+
+def _starts(rows: Tensor, features: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Yield first guesses of a group, bool [n], and how often to refit it: components of the graph
+    of neighbours, which are nearly always of one model; and the highest or lowest rows by
+    similarity to the mean, density, and the first principal components."""
+    components = _components(rows)
+    counts = torch.bincount(components)
+    for component in counts.argsort(descending=True)[:COMPONENTS]:
+        yield components == component, 1
+    figures = (rows @ rows.mean(0), _normal(features)(features), *features.T[-4:-1])
+    for figure in figures:
+        for share in (0.02, 0.1, 0.5, 0.9, 0.98):
+            yield figure < figure.quantile(share), 20
+
+
+def _components(rows: Tensor) -> Tensor:
+    """Return the lowest row that each of unit rows [n, D] is linked to by nearest neighbours."""
+    near = torch.cat([(b @ rows.T).topk(NEAREST + 1).indices for b in rows.split(1000)])
+    lowest, before = torch.arange(len(rows)), torch.zeros(0)
+    while not torch.equal(lowest, before):
+        before, pushed = lowest, lowest[:, None].expand(near.shape).flatten()
+        lowest = lowest.scatter_reduce(0, near.flatten(), pushed, "amin")
+        lowest = torch.minimum(lowest, before[near].amin(1))
+        lowest = lowest[lowest]
+    return lowest
+
+
+def _splits(rows: Tensor) -> list[Split]:
+    """Return different splits of unit rows [n, D] into two groups."""
+    if len(rows) < LEAST_ROWS:
+        return []
+    features, found = _reduction(rows, FEATURES)(rows), list[Split]()
+    few = features[:SEARCHED]
+    for start, rounds in _starts(rows[:SEARCHED], few):
+        costs = _alternate(start, lambda group: _crossed(few, (~group).long()), LEAST_GROUP, rounds)
+        if costs is None:
+>>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
             continue
-        odds = _parted(costs)
-        shown = evidence(some, odds)
-        if best is None or shown["strength"] > best[0]["strength"]:
-            best = shown, odds
-        if shown["strength"] > ENOUGH:
-            break
-    if best is None:
-        return None, torch.zeros(len(rows))
-    shown, odds = best
-    if len(rows) > len(some):
-        costs = _crossed(reduced, _discriminant(some, odds > 0)(rows) > 0)
-        odds = _parted(costs)
-        shown = evidence(rows, odds)
-    return shown, odds if (odds > 0).double().mean() <= 0.5 else -odds
+        if len(rows) > len(few):
+            costs = _crossed(features, costs.argmin(0))
+        first = costs[0] < costs[1]
+        rarer = first if first.double().mean() <= 0.5 else ~first
+        count = int(rarer.sum())
+        new = all(int((rarer ^ split.rarer).sum()) > 0.1 * count for split in found)
+        if new and count >= LEAST_GROUP:
+            found.append(Split(rarer, *alignment(rows[rarer], rows[~rarer])))
+    return found
 
 
-def _basis(rows: Tensor) -> Tensor:
-    """Return at most `DIMS` principal directions of rows [n, D], as columns [D, d]."""
-    centred = (rows - rows.mean(0)).double()
-    components: Tensor = torch.linalg.eigh(centred.T @ centred)[1]
-    return components[:, -DIMS:].float()
+def evidence(split: Split, inside: Sequence[Split], tried: int, dim: int) -> dict[str, float]:
+    """Compare the split of all rows that has the lowest alignment, of `tried`, with splits inside
+    one of its groups.
+
+    If two models were trained apart, the second space is randomly rotated: the alignment has mean 0
+    and variance 2 / ((D − 1)(D + 2)), to which UNRELATED² is added. If all rows are of one model,
+    its groups are aligned like those inside a group, whose median and median deviation (which a
+    few rows of another model hardly change) give a normal distribution.
+
+    Returns: `alignment` and `error` of the split; the mean `inside` a group and its `spread`;
+        `false_alarm`, the probability that the lowest of `tried` splits of one model is this low,
+        by Bonferroni; `confidence`, the probability of several models if
+        they are as likely as one.
+    """
+    values = np.array([s.alignment for s in inside if s.error < UNCLEAR])
+    if len(values) < 3:
+        return NONE | {"alignment": split.alignment, "error": split.error}
+    mean = float(np.median(values))
+    spread = max(1.4826 * float(np.median(abs(values - mean))), SPREAD)
+    one = hypot(spread * sqrt(1 + pi / 2 / len(values)), split.error)
+    several = hypot(UNRELATED, split.error, sqrt(2 / max((dim - 1) * (dim + 2), 1)))
+    low, far = (split.alignment - mean) / one, split.alignment / several
+    log_odds = log(one / several) - 0.5 * far**2 + 0.5 * low**2 - log(tried)
+    return {
+        **{"alignment": split.alignment, "error": split.error, "inside": mean, "spread": spread},
+        "false_alarm": min(1.0, 0.5 * tried * erfc(-low / sqrt(2))),
+        "confidence": 1 / (1 + exp(-min(max(log_odds, -500), 500))) if low < 0 else 0.0,
+    }
 
 
-def _discriminant(rows: Tensor, first: Tensor) -> Odds:
-    """Return a function from vectors to log odds of the first group of unit rows [n, D]. For normal
-    distributions, the variance of log odds is twice their mean; if it is larger, they are
-    overconfident and are scaled down."""
-    centre, basis, prior = rows.mean(0), _basis(rows), torch.logit(first.float().mean())
-    one, two = (_normal((rows[group] - centre) @ basis) for group in (first, ~first))
+def _divided(rows: Tensor, splits: Sequence[Split]) -> tuple[list[Tensor], dict[str, float]]:
+    """Return the row numbers of each model, and the evidence of the first split of the rows."""
+    if not splits:
+        return [torch.arange(len(rows))], NONE
+    best = min(splits, key=lambda split: max(split.alignment, 0) + 2 * split.error)
+    if best.alignment > 3 * hypot(UNRELATED, best.error):  # what is inside does not matter
+        return [torch.arange(len(rows))], NONE | {"alignment": best.alignment, "error": best.error}
+    parts = [group.nonzero().flatten() for group in (best.rarer, ~best.rarer)]
+    inside = [_splits(rows[part]) for part in parts]
+    seen = [evidence(best, each, len(splits), rows.shape[1]) for each in inside]
+    shown = max(seen, key=lambda e: e["confidence"])
+    if shown["false_alarm"] > LEVEL or shown["confidence"] < 0.5:
+        return [torch.arange(len(rows))], shown
+    groups = [
+        part[group]
+        for part, each in zip(parts, inside, strict=True)
+        for group in _divided(rows[part], each)[0]
+    ]
+    return groups, shown
 
-    def odds(more: Tensor) -> Tensor:
-        turned = (torch.nn.functional.normalize(more, dim=1) - centre) @ basis
-        return one(turned) - two(turned) + prior
 
-    groups = [odds(rows[group]) for group in (first, ~first)]
-    variance = torch.cat([group - group.mean() for group in groups]).square().mean()
-    sure = ((groups[0].mean() - groups[1].mean()) / variance.clamp_min(1e-30)).clamp(1e-6, 1)
-    return lambda more: odds(more) * sure
+def _merged(rows: Tensor, groups: Sequence[Tensor]) -> list[Tensor]:
+    """Join aligned groups: parts of one model that were split off one after the other."""
+    merged: list[Tensor] = []
+    for group in sorted(groups, key=len, reverse=True):
+        found = [alignment(rows[group], rows[other]) for other in merged]
+        same = [i for i, (v, error) in enumerate(found) if v > 3 * hypot(UNRELATED, error)]
+        if same:
+            merged[same[0]] = torch.cat([merged[same[0]], group])
+        else:
+            merged.append(group)
+    return merged
+
+
+def by_geometry(vectors: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Search for models in distinct float32 vectors [n, D], in random order, none of zeros.
+
+    Rows that end in the same number of zeros, at least PADDING, are of a shorter model. Others
+    are divided by `evidence`: first all rows, then each group.
+
+    Returns: labels [n] of the models, and the strongest evidence; if most numbers are 0, geometry
+        says nothing: there is one label and no evidence.
+    """
+    dim = vectors.shape[1]
+    lengths = ((vectors != 0) * torch.arange(1, dim + 1)).amax(1)
+    if float((vectors != 0).sum() / lengths.sum()) < 0.5:
+        return torch.zeros(len(vectors), dtype=torch.long), {}
+    lengths[lengths > dim - PADDING] = dim
+    unit = rows = normalize(vectors, dim=1)
+    if dim > MOST_DIMS:
+        some = torch.randn(dim, MOST_DIMS, generator=torch.Generator().manual_seed(0))
+        rows = normalize(rows @ torch.linalg.qr(some)[0], dim=1)
+    labels, groups, shown = torch.zeros(len(rows), dtype=torch.long), 0, list[dict[str, float]]()
+    values, counts = lengths.unique(return_counts=True)
+    for value in (values := values[counts >= LEAST_GROUP]):
+        part = (lengths == value).nonzero().flatten()
+        models, found = _divided(rows[part], _splits(rows[part]))
+        shown.append(found if len(values) == 1 else {"false_alarm": 0.0, "confidence": 1.0})
+        for model in _merged(rows[part], models):
+            labels[part[model]] = groups
+            groups += 1
+    labels = _crossed(_reduction(unit, DIMS)(unit), labels).argmin(0)
+    most_first = torch.bincount(labels).argsort(descending=True)
+    return most_first.argsort()[labels], max(shown, key=lambda e: e["confidence"], default=NONE)
+
+
+def _judged(report: dict[str, Any], vectors: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+    """Add the verdict and shares of groups [n] to the report; return a function from vectors to
+    the probability of each. For normal distributions, the variance of log odds is twice their mean;
+    if it is larger, they are overconfident and are scaled down."""
+    counts = torch.bincount(labels)
+    report["verdict"] = "several" if len(counts) > 1 else "one"
+    report["shares"] = (counts / len(labels)).tolist()
+    if len(counts) == 1:
+        return lambda more: torch.ones(len(more), 1)
+    rows = normalize(vectors, dim=1)
+    reduced = _reduction(rows, DIMS)
+    fits = [_normal(reduced(rows[labels == group])) for group in range(len(counts))]
+
+    def log_odds(more: Tensor) -> Tensor:
+        features = reduced(normalize(more, dim=1))
+        return torch.stack([fit(features) for fit in fits], dim=1) + counts.log()
+
+    best = log_odds(rows).topk(2).values
+    margins = best[:, 0] - best[:, 1]
+    sure = (2 * margins.mean() / margins.var().clamp_min(1e-30)).clamp(1e-6, 1)
+    return lambda more: (sure * log_odds(more)).softmax(1)
 
 
 class VectorSource(NamedTuple):
@@ -285,19 +409,28 @@ def source_of_store(store: ReadableStore) -> VectorSource:
 
 @dataclass(frozen=True)
 class Diagnosis:
+<<<<<<< HEAD
     """The report of `diagnose_vectors`, and a function that maps ids and vectors [n, D] to the
     probability of model 1, [n]."""
+=======
+    """Whether vectors come from one model or several, and which vector from which.
+
+    Args:
+        report: JSON, see `diagnose_vectors`.
+        chances: maps ids and vectors [n, D] to the probability of each model, [n, k].
+    """
+>>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
 
     report: dict[str, Any]
-    chance: Callable[[pa.Array, Tensor], Tensor]
+    chances: Callable[[pa.Array, Tensor], Tensor]
 
     def models(self, source: VectorSource) -> Iterator[pa.Table]:
-        """Yield tables of id, model (0 or 1) and the probability of model 1; both are null for zero
+        """Yield tables of id, model (from 0) and its probability; both are null for zero
         vectors."""
         for ids, vectors in source.blocks():
-            chance = self.chance(ids, vectors.float()).numpy().astype(np.float32)
+            chance, model = self.chances(ids, vectors.float()).max(1)
             zeros = (vectors.norm(dim=1) < SHORTEST).numpy()
-            figures = {"model": (chance > 0.5).astype(np.int8), "probability": chance}
+            figures = {"model": model.numpy().astype(np.int16), "probability": chance.numpy()}
             columns = {name: pa.array(v, mask=zeros) for name, v in figures.items()}
             yield pa.table({"id": ids, **columns})
 
@@ -307,26 +440,28 @@ def diagnose_vectors(
     known: EmbeddingFile | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diagnosis:
-    """Tell whether vectors come from one model or two, by a sample of at most `SAMPLE` rows.
+    """Tell whether vectors come from one model or several, by a sample of at most `SAMPLE` rows.
 
     Args:
         known: vectors of some of the ids, held in memory. If they equal some rows, these are of
             their model, 0. Otherwise they are of another model, and rows of two models follow two
             maps from them (`second_model`).
     Returns: `report` has `source`, `rows`, `dim`, `sampled`, `zeros` and `repeated` (sampled rows
-        left out), `compared` (rows with a known vector), `verdict` ("one", "two" or "unclear"),
-        `by` ("known vectors", "maps" or "geometry"), `shares` of both models (model 0 is the known
-        one, or has more rows) and `evidence`.
-    Raises: DataError: fewer than `LEAST_ROWS` rows are distinct, or have a known vector.
+        left out), `compared` (rows with a known vector), `verdict` ("one" or "several"), `by`
+        ("known vectors", "maps" or "geometry"), `shares` of the models (model 0 is the known one,
+        or has most rows), `confidence` (the probability of several models; null for maps) and
+        `evidence`.
+    Raises: DataError: fewer than `LEAST_ROWS` rows are distinct, or have a known vector; or most
+        numbers are 0, without known vectors.
     """
     ids, vectors = _sample(source, progress)
-    long = vectors.norm(dim=1) >= SHORTEST
+    long = (vectors.norm(dim=1) >= SHORTEST).nonzero().flatten()
     _, first = np.unique(vectors[long].numpy(), axis=0, return_index=True)
-    rows = long.nonzero().flatten()[torch.from_numpy(np.sort(first))]
+    rows, zeros = long[torch.from_numpy(np.sort(first))], len(ids) - len(long)
     report: dict[str, Any] = {
         **{"source": source.name, "rows": source.rows, "dim": vectors.shape[1]},
-        **{"sampled": len(ids), "zeros": int((~long).sum())},
-        **{"repeated": int(long.sum()) - len(rows), "compared": 0, "evidence": None},
+        **{"sampled": len(ids), "zeros": zeros, "repeated": len(long) - len(rows)},
+        **{"compared": 0, "evidence": None},
     }
     ids, vectors = ids.take(pa.array(rows.numpy())), vectors[rows]
     if len(rows) < LEAST_ROWS:
@@ -334,24 +469,15 @@ def diagnose_vectors(
         raise DataError(f"{found}; at least {LEAST_ROWS} are needed to tell models apart.")
     if known is not None:
         return _by_known(report, ids, vectors, known)
-    shown, odds = by_geometry(vectors)
-    strength = 0.0 if shown is None else shown["strength"]
-    verdict = "two" if strength >= 1 else "unclear" if strength >= UNCLEAR else "one"
-    foreign = odds > 0 if strength >= UNCLEAR else torch.zeros(len(odds), dtype=torch.bool)
-    report |= {"verdict": verdict, "by": "geometry", "evidence": shown}
-    chance = _chance(report, vectors, foreign)
-    return Diagnosis(report, lambda _, more: chance(more))
-
-
-def _chance(report: dict[str, Any], vectors: Tensor, foreign: Tensor) -> Odds:
-    """Add the shares of two groups to the report, and return a function from vectors to the
-    probability of the second."""
-    share = float(foreign.double().mean())
-    report["shares"] = [1 - share, share]
-    if min(int(foreign.sum()), int((~foreign).sum())) < LEAST_GROUP:
-        return lambda more: torch.full((len(more),), float(share > 0.5))
-    odds = _discriminant(torch.nn.functional.normalize(vectors, dim=1), foreign)
-    return lambda more: odds(more).sigmoid()
+    labels, shown = by_geometry(vectors)
+    if not shown:
+        raise DataError(
+            f"More than half of the numbers of {source.name} are 0, and geometry does not tell "
+            "apart the models of sparse vectors; give known vectors of some ids."
+        )
+    report |= {"by": "geometry", "confidence": shown["confidence"], "evidence": shown}
+    chances = _judged(report, vectors, labels)
+    return Diagnosis(report, lambda _, more: chances(more))
 
 
 def _sample(source: VectorSource, progress: Callable[[int, int], None]) -> tuple[pa.Array, Tensor]:
@@ -371,18 +497,13 @@ def _sample(source: VectorSource, progress: Callable[[int, int], None]) -> tuple
 def _by_known(
     report: dict[str, Any], ids: pa.Array, vectors: Tensor, known: EmbeddingFile
 ) -> Diagnosis:
-    """Tell models apart by known vectors, and rows without one by distributions fitted to these."""
-    known_ids = known.ids()
+    """Tell models apart by known vectors, and rows without one by densities fitted to these."""
+    known_ids = known.ids().cast(pa.string())
     known_vectors = torch.cat([block.float() for _, block in known.blocks()])
 
     def pairs(of: pa.Array) -> tuple[Tensor, Tensor]:
         """Return a mask [n] of the known ids, and their known vectors."""
-        keys, others = (
-            (of, known_ids)
-            if of.type == known_ids.type
-            else (of.cast(pa.string()), known_ids.cast(pa.string()))
-        )
-        here, at = places_among(keys, others)
+        here, at = places_among(of.cast(pa.string()), known_ids)
         return torch.from_numpy(here.copy()), known_vectors[torch.from_numpy(at.astype(np.int64))]
 
     def equal(some: Tensor, others: Tensor) -> Tensor:
@@ -398,17 +519,18 @@ def _by_known(
     same_dims = some.shape[1] == others.shape[1]
     by_distance = same_dims and float(equal(some, others).double().mean()) >= LEAST_SHARE
     rows = ~equal(some, others) if by_distance else second_model(others, some)
-    foreign = torch.zeros(len(some), dtype=torch.bool) if rows is None else rows
-    several = float(foreign.double().mean()) >= LEAST_SHARE
+    several = rows is not None and float(rows.double().mean()) >= LEAST_SHARE
+    labels = rows.long() if rows is not None and several else torch.zeros(len(some)).long()
     report |= {"compared": len(some), "by": "known vectors" if by_distance else "maps"}
-    report["verdict"] = "two" if several else "one"
-    spread = _chance(report, some, foreign)
+    report["confidence"] = float(several) if by_distance else None
+    spread = _judged(report, some, labels)
 
-    def chance(of: pa.Array, more: Tensor) -> Tensor:
+    def chances(of: pa.Array, more: Tensor) -> Tensor:
         found = spread(more)
         if by_distance:
             here, others = pairs(of)
-            found[here] = (~equal(more[here], others)).float()
+            found = pad(found, (0, 2 - found.shape[1]))
+            found[here] = torch.eye(2)[(~equal(more[here], others)).long()]
         return found
 
-    return Diagnosis(report, chance)
+    return Diagnosis(report, chances)
