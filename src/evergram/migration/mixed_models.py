@@ -29,9 +29,10 @@ SAMPLE, SEARCHED, FEATURES, DIMS, MOST_DIMS = 20_000, 8_000, 64, 256, 512
 COMPARED, BLOCKS, NEAREST, COMPONENTS = 1_600, 4, 2, 8
 # Minimum numbers of distinct rows, and of rows in a group; trailing zeros of a padded vector.
 LEAST_ROWS, LEAST_GROUP, PADDING = 500, 40, 8
-# The false-alarm rate; and standard errors of alignments: of models that were trained apart, beyond
-# chance; the least inside one model; and the most of a split that counts.
-LEVEL, UNRELATED, SPREAD, UNCLEAR = 0.01, 0.05, 0.1, 0.25
+# The false-alarm rate; standard errors of alignments: of models that were trained apart, beyond
+# chance, the least inside one model, and the most of a split that counts; and the most links
+# between two models, as a share of those of the rarer.
+LEVEL, UNRELATED, SPREAD, UNCLEAR, MIXED = 0.01, 0.05, 0.1, 0.25, 0.1
 # Minimum cosine of a vector with its known copy, which may be float16 or int8; and a model's
 # minimum share of the rows.
 SAME, LEAST_SHARE = 0.98, 0.01
@@ -211,37 +212,31 @@ def by_geometry(vectors: Tensor) -> tuple[dict[str, float] | None, Tensor]:
         if costs is None or not LEAST_GROUP <= count <= len(few) - LEAST_GROUP:
 =======
 class Split(NamedTuple):
-    """A mask [n] of at most half of the rows, their alignment with the others, and its error."""
+    """A mask [n] of at most half of the rows; links between these and the others, as a share of
+    theirs; and their alignment with the others, with its error."""
 
     rarer: Tensor
+    mixed: float
     alignment: float
     error: float
 
 
-def _starts(rows: Tensor, features: Tensor) -> Iterator[tuple[Tensor, int]]:
+def _starts(rows: Tensor, features: Tensor, near: Tensor) -> Iterator[tuple[Tensor, int]]:
     """Yield first guesses of a group, bool [n], and how often to refit it: components of the graph
-    of neighbours, which are nearly always of one model; and the highest or lowest rows by
+    of nearest rows [n, m], which are nearly always of one model; and the highest or lowest rows by
     similarity to the mean, density, and the first principal components."""
-    components = _components(rows)
-    counts = torch.bincount(components)
-    for component in counts.argsort(descending=True)[:COMPONENTS]:
-        yield components == component, 1
-    figures = (rows @ rows.mean(0), _normal(features)(features), *features.T[-4:-1])
+    linked, before = torch.arange(len(rows)), torch.zeros(0)  # by the lowest row of a component
+    while not torch.equal(linked, before):
+        before, pushed = linked, linked[:, None].expand(near.shape).flatten()
+        linked = linked.scatter_reduce(0, near.flatten(), pushed, "amin")
+        linked = torch.minimum(linked, before[near].amin(1))
+        linked = linked[linked]
+    for component in torch.bincount(linked).argsort(descending=True)[:COMPONENTS]:
+        yield linked == component, 1
+    figures = (rows @ rows.mean(0), _normal(features)(features), *features.T[-7:-1])
     for figure in figures:
         for share in (0.02, 0.1, 0.5, 0.9, 0.98):
             yield figure < figure.quantile(share), 20
-
-
-def _components(rows: Tensor) -> Tensor:
-    """Return the lowest row that each of unit rows [n, D] is linked to by nearest neighbours."""
-    near = torch.cat([(b @ rows.T).topk(NEAREST + 1).indices for b in rows.split(1000)])
-    lowest, before = torch.arange(len(rows)), torch.zeros(0)
-    while not torch.equal(lowest, before):
-        before, pushed = lowest, lowest[:, None].expand(near.shape).flatten()
-        lowest = lowest.scatter_reduce(0, near.flatten(), pushed, "amin")
-        lowest = torch.minimum(lowest, before[near].amin(1))
-        lowest = lowest[lowest]
-    return lowest
 
 
 def _splits(rows: Tensor) -> list[Split]:
@@ -249,8 +244,9 @@ def _splits(rows: Tensor) -> list[Split]:
     if len(rows) < LEAST_ROWS:
         return []
     features, found = _reduction(rows, FEATURES)(rows), list[Split]()
-    few = features[:SEARCHED]
-    for start, rounds in _starts(rows[:SEARCHED], few):
+    some, few = rows[:SEARCHED], features[:SEARCHED]
+    near = torch.cat([(b @ some.T).topk(NEAREST + 1).indices for b in some.split(1000)])
+    for start, rounds in _starts(some, few, near):
         costs = _alternate(start, lambda group: _crossed(few, (~group).long()), LEAST_GROUP, rounds)
         if costs is None:
 >>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
@@ -259,10 +255,11 @@ def _splits(rows: Tensor) -> list[Split]:
             costs = _crossed(features, costs.argmin(0))
         first = costs[0] < costs[1]
         rarer = first if first.double().mean() <= 0.5 else ~first
-        count = int(rarer.sum())
+        count, here = int(rarer.sum()), rarer[: len(few)]
+        mixed = float((here[near] != here[:, None]).sum() / (NEAREST * here.sum()))
         new = all(int((rarer ^ split.rarer).sum()) > 0.1 * count for split in found)
         if new and count >= LEAST_GROUP:
-            found.append(Split(rarer, *alignment(rows[rarer], rows[~rarer])))
+            found.append(Split(rarer, mixed, *alignment(rows[rarer], rows[~rarer])))
     return found
 
 
@@ -281,7 +278,7 @@ def evidence(split: Split, inside: Sequence[Split], tried: int, dim: int) -> dic
         they are as likely as one.
     """
     values = np.array([s.alignment for s in inside if s.error < UNCLEAR])
-    if len(values) < 3:
+    if len(values) < 2:
         return NONE | {"alignment": split.alignment, "error": split.error}
     mean = float(np.median(values))
     spread = max(1.4826 * float(np.median(abs(values - mean))), SPREAD)
@@ -298,16 +295,17 @@ def evidence(split: Split, inside: Sequence[Split], tried: int, dim: int) -> dic
 
 def _divided(rows: Tensor, splits: Sequence[Split]) -> tuple[list[Tensor], dict[str, float]]:
     """Return the row numbers of each model, and the evidence of the first split of the rows."""
-    if not splits:
+    apart = [split for split in splits if split.mixed <= MIXED]
+    if not apart:
         return [torch.arange(len(rows))], NONE
-    best = min(splits, key=lambda split: max(split.alignment, 0) + 2 * split.error)
+    best = min(apart, key=lambda split: max(split.alignment, 0) + 2 * split.error)
     if best.alignment > 3 * hypot(UNRELATED, best.error):  # what is inside does not matter
         return [torch.arange(len(rows))], NONE | {"alignment": best.alignment, "error": best.error}
     parts = [group.nonzero().flatten() for group in (best.rarer, ~best.rarer)]
     inside = [_splits(rows[part]) for part in parts]
     seen = [evidence(best, each, len(splits), rows.shape[1]) for each in inside]
     shown = max(seen, key=lambda e: e["confidence"])
-    if shown["false_alarm"] > LEVEL or shown["confidence"] < 0.5:
+    if shown["false_alarm"] > LEVEL or shown["confidence"] < 1 - LEVEL:
         return [torch.arange(len(rows))], shown
     groups = [
         part[group]
