@@ -29,10 +29,11 @@ SAMPLE, SEARCHED, FEATURES, DIMS, MOST_DIMS = 20_000, 8_000, 64, 256, 512
 COMPARED, BLOCKS, NEAREST, COMPONENTS = 1_600, 4, 2, 8
 # Minimum numbers of distinct rows, and of rows in a group; trailing zeros of a padded vector.
 LEAST_ROWS, LEAST_GROUP, PADDING = 500, 40, 8
-# The false-alarm rate; standard errors of alignments: of models that were trained apart, beyond
-# chance, the least inside one model, and the most of a split that counts; and the most links
-# between two models, as a share of those of the rarer.
-LEVEL, UNRELATED, SPREAD, UNCLEAR, MIXED = 0.01, 0.05, 0.1, 0.25, 0.1
+# The most that a verdict "several" may have as its chance of a false alarm, and the least
+# confidence. Standard errors of alignments: of models that were trained apart, beyond chance; the
+# least inside one model; the most of a split that counts. The most links between two models, as a
+# share of those of the rarer.
+LEVEL, SURE, UNRELATED, SPREAD, UNCLEAR, MIXED = 0.05, 0.9, 0.02, 0.1, 0.25, 0.1
 # Minimum cosine of a vector with its known copy, which may be float16 or int8; and a model's
 # minimum share of the rows.
 SAME, LEAST_SHARE = 0.98, 0.01
@@ -240,7 +241,8 @@ def _starts(rows: Tensor, features: Tensor, near: Tensor) -> Iterator[tuple[Tens
 
 
 def _splits(rows: Tensor) -> list[Split]:
-    """Return different splits of unit rows [n, D] into two groups."""
+    """Return different splits of unit rows [n, D] into two groups. A row joins its neighbours if
+    they agree; the half of each group that is farther from the other is compared."""
     if len(rows) < LEAST_ROWS:
         return []
     features, found = _reduction(rows, FEATURES)(rows), list[Split]()
@@ -254,12 +256,15 @@ def _splits(rows: Tensor) -> list[Split]:
         if len(rows) > len(few):
             costs = _crossed(features, costs.argmin(0))
         first = costs[0] < costs[1]
+        first[: len(few)] = first[near].float().mean(1) > 0.5
         rarer = first if first.double().mean() <= 0.5 else ~first
         count, here = int(rarer.sum()), rarer[: len(few)]
         mixed = float((here[near] != here[:, None]).sum() / (NEAREST * here.sum()))
         new = all(int((rarer ^ split.rarer).sum()) > 0.1 * count for split in found)
         if new and count >= LEAST_GROUP:
-            found.append(Split(rarer, mixed, *alignment(rows[rarer], rows[~rarer])))
+            far = (costs[0] - costs[1]).abs()
+            groups = [group & (far >= far[group].median()) for group in (rarer, ~rarer)]
+            found.append(Split(rarer, mixed, *alignment(*(rows[group] for group in groups))))
     return found
 
 
@@ -293,8 +298,11 @@ def evidence(split: Split, inside: Sequence[Split], tried: int, dim: int) -> dic
     }
 
 
-def _divided(rows: Tensor, splits: Sequence[Split]) -> tuple[list[Tensor], dict[str, float]]:
-    """Return the row numbers of each model, and the evidence of the first split of the rows."""
+def _divided(
+    rows: Tensor, splits: Sequence[Split], others: Sequence[Split] = ()
+) -> tuple[list[Tensor], dict[str, float]]:
+    """Return the row numbers of each model, and the evidence of the first split of the rows, which
+    is also compared with others, of one model."""
     apart = [split for split in splits if split.mixed <= MIXED]
     if not apart:
         return [torch.arange(len(rows))], NONE
@@ -303,14 +311,14 @@ def _divided(rows: Tensor, splits: Sequence[Split]) -> tuple[list[Tensor], dict[
         return [torch.arange(len(rows))], NONE | {"alignment": best.alignment, "error": best.error}
     parts = [group.nonzero().flatten() for group in (best.rarer, ~best.rarer)]
     inside = [_splits(rows[part]) for part in parts]
-    seen = [evidence(best, each, len(splits), rows.shape[1]) for each in inside]
-    shown = max(seen, key=lambda e: e["confidence"])
-    if shown["false_alarm"] > LEVEL or shown["confidence"] < 1 - LEVEL:
+    seen = [(evidence(best, s, len(apart), rows.shape[1]), s) for s in (*inside, others)]
+    shown, others = max(seen, key=lambda pair: pair[0]["confidence"])
+    if shown["false_alarm"] > LEVEL or shown["confidence"] < SURE:
         return [torch.arange(len(rows))], shown
     groups = [
         part[group]
         for part, each in zip(parts, inside, strict=True)
-        for group in _divided(rows[part], each)[0]
+        for group in _divided(rows[part], each, others)[0]
     ]
     return groups, shown
 
