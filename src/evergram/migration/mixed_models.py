@@ -33,7 +33,7 @@ LEAST_ROWS, LEAST_GROUP, PADDING = 500, 40, 8
 # confidence. Standard errors of alignments: of models that were trained apart, beyond chance; the
 # least inside one model; the most of a split that counts. The most links between two models, as a
 # share of those of the rarer.
-LEVEL, SURE, UNRELATED, SPREAD, UNCLEAR, MIXED = 0.05, 0.9, 0.02, 0.1, 0.25, 0.1
+LEVEL, SURE, UNRELATED, SPREAD, UNCLEAR, MIXED = 0.05, 0.9, 0.02, 0.05, 0.25, 0.1
 # Minimum cosine of a vector with its known copy, which may be float16 or int8; and a model's
 # minimum share of the rows.
 SAME, LEAST_SHARE = 0.98, 0.01
