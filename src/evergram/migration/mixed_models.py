@@ -23,9 +23,9 @@ from evergram.vector_files.open_embeddings import Block, EmbeddingFile
 # exceeds APART times the median. This ratio was at most 0.31 in 384 simulated pairs of models, and
 # 0.4 to 0.8 in files with vectors of two models.
 NEW_DIMS, OLD_DIMS, STARTS, ROUNDS, APART = 16, 64, 3, 50, 0.4
-# Sampled rows, and those in which groups are searched; dims of the search and of the final groups,
-# and the most that are compared; rows per group that are compared, in blocks, and neighbours.
-SAMPLE, SEARCHED, FEATURES, DIMS, MOST_DIMS = 20_000, 8_000, 64, 256, 512
+# Sampled rows, and those in which groups are searched; principal components, and the most dims
+# that are compared; rows per group that are compared, in blocks, and neighbours.
+SAMPLE, SEARCHED, FEATURES, MOST_DIMS = 20_000, 8_000, 64, 512
 COMPARED, BLOCKS, NEAREST, COMPONENTS = 1_600, 4, 2, 8
 # Minimum numbers of distinct rows, and of rows in a group; trailing zeros of a padded vector.
 LEAST_ROWS, LEAST_GROUP, PADDING = 500, 40, 8
@@ -350,7 +350,7 @@ def by_geometry(vectors: Tensor) -> tuple[Tensor, dict[str, float]]:
     if float((vectors != 0).sum() / lengths.sum()) < 0.5:
         return torch.zeros(len(vectors), dtype=torch.long), {}
     lengths[lengths > dim - PADDING] = dim
-    unit = rows = normalize(vectors, dim=1)
+    rows = normalize(vectors, dim=1)
     if dim > MOST_DIMS:
         some = torch.randn(dim, MOST_DIMS, generator=torch.Generator().manual_seed(0))
         rows = normalize(rows @ torch.linalg.qr(some)[0], dim=1)
@@ -363,7 +363,6 @@ def by_geometry(vectors: Tensor) -> tuple[Tensor, dict[str, float]]:
         for model in _merged(rows[part], models):
             labels[part[model]] = groups
             groups += 1
-    labels = _crossed(_reduction(unit, DIMS)(unit), labels).argmin(0)
     most_first = torch.bincount(labels).argsort(descending=True)
     return most_first.argsort()[labels], max(shown, key=lambda e: e["confidence"], default=NONE)
 
@@ -378,7 +377,7 @@ def _judged(report: dict[str, Any], vectors: Tensor, labels: Tensor) -> Callable
     if len(counts) == 1:
         return lambda more: torch.ones(len(more), 1)
     rows = normalize(vectors, dim=1)
-    reduced = _reduction(rows, DIMS)
+    reduced = _reduction(rows, FEATURES)
     fits = [_normal(reduced(rows[labels == group])) for group in range(len(counts))]
 
     def log_odds(more: Tensor) -> Tensor:
