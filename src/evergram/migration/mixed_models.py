@@ -323,14 +323,13 @@ def _divided(
     return groups, shown
 
 
-def _merged(rows: Tensor, groups: Sequence[Tensor]) -> list[Tensor]:
-    """Join aligned groups: parts of one model that were split off one after the other."""
+def _merged(rows: Tensor, groups: Sequence[Tensor], least: float) -> list[Tensor]:
+    """Join groups that are aligned: parts of one model that were split off one after the other."""
     merged: list[Tensor] = []
     for group in sorted(groups, key=len, reverse=True):
-        found = [alignment(rows[group], rows[other]) for other in merged]
-        same = [i for i, (v, error) in enumerate(found) if v > 3 * hypot(UNRELATED, error)]
-        if same:
-            merged[same[0]] = torch.cat([merged[same[0]], group])
+        found = [alignment(rows[group], rows[other])[0] > least for other in merged]
+        if any(found):
+            merged[found.index(True)] = torch.cat([merged[found.index(True)], group])
         else:
             merged.append(group)
     return merged
@@ -360,7 +359,7 @@ def by_geometry(vectors: Tensor) -> tuple[Tensor, dict[str, float]]:
         part = (lengths == value).nonzero().flatten()
         models, found = _divided(rows[part], _splits(rows[part]))
         shown.append(found if len(values) == 1 else {"false_alarm": 0.0, "confidence": 1.0})
-        for model in _merged(rows[part], models):
+        for model in _merged(rows[part], models, found.get("inside", 0) / 2):
             labels[part[model]] = groups
             groups += 1
     most_first = torch.bincount(labels).argsort(descending=True)
