@@ -407,7 +407,8 @@ def diagnose(
 def _models(facts: dict[str, Any]) -> Iterator[str | Grid]:
     """Yield the verdict and its evidence."""
     count, shown = len(facts["shares"]), facts["evidence"]
-    lines = [[i, f"{s:.1%}", f"{s * facts['rows']:,.0f}"] for i, s in enumerate(facts["shares"])]
+    shares = [(str(i), share) for i, share in enumerate(facts["shares"])]
+    lines = [[i, f"{share:.1%}", f"{share * facts['rows']:,.0f}"] for i, share in shares]
     models = "one model" if count == 1 else f"{count} models"
     yield f"{facts['source']}: {models}, by {facts['by']}"
     yield Grid("", ["model", "share", "rows, about"], lines)

@@ -306,7 +306,7 @@ def _divided(
     apart = [split for split in splits if split.mixed <= MIXED]
     if not apart:
         return [torch.arange(len(rows))], NONE
-    best = min(apart, key=lambda split: max(split.alignment, 0) + 2 * split.error)
+    best = min(apart, key=lambda s: max(s.alignment, 0) + 2 * s.error + s.mixed)
     if best.alignment > 3 * hypot(UNRELATED, best.error):  # what is inside does not matter
         return [torch.arange(len(rows))], NONE | {"alignment": best.alignment, "error": best.error}
     parts = [group.nonzero().flatten() for group in (best.rarer, ~best.rarer)]
