@@ -45,4 +45,5 @@ def merged(one: Tensor, other: Tensor, share: float, seed: int = 0) -> tuple[Ten
 
 def turn(dim: int = DIM, seed: int = 0) -> Tensor:
     """Return a random rotation: the space of another seed of one factorization."""
-    return torch.linalg.qr(torch.randn(dim, dim, generator=drawn(3000 + seed)))[0]
+    turned: Tensor = torch.linalg.qr(torch.randn(dim, dim, generator=drawn(3000 + seed)))[0]
+    return turned

@@ -82,7 +82,8 @@ def _residuals(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
     """Fit a ridge regression from x to y in some rows; return its residuals in all rows."""
     square = x[rows].T @ x[rows]
     ridge = 0.01 * square.trace() / len(square) * torch.eye(len(square)).to(x)
-    return y - x @ torch.linalg.solve(square + ridge, x[rows].T @ y[rows])
+    map_: Tensor = torch.linalg.solve(square + ridge, x[rows].T @ y[rows])
+    return y - x @ map_
 
 
 def _alternate(
@@ -247,7 +248,7 @@ def _splits(rows: Tensor) -> list[Split]:
         return []
     features, found = _reduction(rows, FEATURES)(rows), list[Split]()
     some, few = rows[:SEARCHED], features[:SEARCHED]
-    near = torch.cat([(b @ some.T).topk(NEAREST + 1).indices for b in some.split(1000)])
+    near = torch.cat([(b @ some.T).topk(NEAREST + 1).indices for b in torch.split(some, 1000)])
     for start, rounds in _starts(some, few, near):
         costs = _alternate(start, lambda group: _crossed(few, (~group).long()), LEAST_GROUP, rounds)
         if costs is None:
@@ -354,9 +355,9 @@ def by_geometry(vectors: Tensor) -> tuple[Tensor, dict[str, float]]:
         some = torch.randn(dim, MOST_DIMS, generator=torch.Generator().manual_seed(0))
         rows = normalize(rows @ torch.linalg.qr(some)[0], dim=1)
     labels, groups, shown = torch.zeros(len(rows), dtype=torch.long), 0, list[dict[str, float]]()
-    values, counts = lengths.unique(return_counts=True)
+    values, counts = np.unique(lengths.numpy(), return_counts=True)
     for value in (values := values[counts >= LEAST_GROUP]):
-        part = (lengths == value).nonzero().flatten()
+        part = (lengths == int(value)).nonzero().flatten()
         models, found = _divided(rows[part], _splits(rows[part]))
         shown.append(found if len(values) == 1 else {"false_alarm": 0.0, "confidence": 1.0})
         for model in _merged(rows[part], models, found.get("inside", 0) / 2):
