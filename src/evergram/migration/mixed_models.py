@@ -41,21 +41,13 @@ SAME, LEAST_SHARE = 0.98, 0.01
 
 def second_model(source: Tensor, target: Tensor) -> Tensor | None:
     """Return a mask [N] of the rows of `target` from the rarer of two models; None if all are from
-<<<<<<< HEAD
     one. Half of the rows fits two linear maps from `source`, the other half tests them. Starts come
     from the residuals r of a single map: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean for rows of one
     model, and a negative mean for rows of different models."""
-    x, y = _components(source, NEW_DIMS), _components(target, OLD_DIMS)
-=======
-    one. In half of the rows, two linear maps from `source` are each fitted to the rows that they
-    map better; the other half tests whether rows clearly follow one map. Starts come from the
-    residuals r of a single map: ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ has a positive mean for rows of one model, and a
-    negative mean for rows of different models."""
     x, y = (
         (vectors.double() - vectors.double().mean(0)) @ _basis(vectors, dims)
         for vectors, dims in ((source, NEW_DIMS), (target, OLD_DIMS))
     )
->>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
     x = torch.cat([x, x.square().sum(1).mean().sqrt().expand(len(x), 1)], dim=1)
     half = len(x) // 2
     residual = _residuals(x, y, torch.arange(half))[:half]
@@ -137,19 +129,6 @@ def _crossed(rows: Tensor, labels: Tensor) -> Tensor:
     return costs
 
 
-<<<<<<< HEAD
-def evidence(rows: Tensor, odds: Tensor) -> dict[str, float]:
-    """Return the evidence that two groups of unit rows [n, D], with log odds [n] of the first, are
-    two models with randomly rotated spaces, and not two topics of one model.
-
-    Returns: `gap`, the first decile of |log odds| over its median, the smaller of both groups:
-        between topics, some rows could belong to either. `means`, √D times the cosine of the
-        groups' means: standard normal for two models. `covariances` and `neighbours`, the
-        correlation of the groups' traceless covariances, of rows and of differences between
-        neighbours: for two models the mean is 0 and the variance 2 / ((D − 1)(D + 2)), hence
-        `limit`. `reliable`, the lowest such correlation between halves of one group, low for a mere
-        cluster. `strength`, the margin of the weakest criterion, at most 2; 1 is needed.
-=======
 def _reduction(rows: Tensor, dims: int) -> Callable[[Tensor], Tensor]:
     """Return a function from unit vectors [n, D] to their principal components in `rows` and the
     length of the rest, [n, ≤ dims + 1]."""
@@ -170,7 +149,6 @@ def alignment(one: Tensor, other: Tensor) -> tuple[float, float]:
     A shape is the covariance of the directions from rows to their nearest neighbours, without its
     trace: it hardly depends on the topics of the rows. Norms are products of different blocks, and
     so without the noise of few rows. Groups without a shape are aligned by 0 ± 1.
->>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
     """
     blocks = [b for rows in (one, other) for b in rows[:COMPARED].tensor_split(BLOCKS)]
     shapes = torch.stack([_local_shape(block).flatten() for block in blocks])
@@ -200,19 +178,6 @@ def _local_shape(rows: Tensor) -> Tensor:
 NONE = {"false_alarm": 1.0, "confidence": 0.0}
 
 
-<<<<<<< HEAD
-def by_geometry(vectors: Tensor) -> tuple[dict[str, float] | None, Tensor]:
-    """Search for two models in at least `LEAST_ROWS` distinct vectors [n, D]. Return the strongest
-    `evidence`, None if no groups were found; and log odds [n], positive for the rarer group."""
-    rows = torch.nn.functional.normalize(vectors, dim=1)
-    reduced = (rows - rows.mean(0)) @ _basis(rows)
-    some, few = rows[:SEARCHED], reduced[:SEARCHED]
-    best: tuple[dict[str, float], Tensor] | None = None
-    for first in _starts(some, few, vectors[:SEARCHED].norm(dim=1).log()):
-        costs = _alternate(first, lambda f: _crossed(few, f), LEAST_GROUP, 20)
-        count = 0 if costs is None else int((costs[0] < costs[1]).sum())
-        if costs is None or not LEAST_GROUP <= count <= len(few) - LEAST_GROUP:
-=======
 class Split(NamedTuple):
     """A mask [n] of at most half of the rows; links between these and the others, as a share of
     theirs; and their alignment with the others, with its error."""
@@ -252,7 +217,6 @@ def _splits(rows: Tensor) -> list[Split]:
     for start, rounds in _starts(some, few, near):
         costs = _alternate(start, lambda group: _crossed(few, (~group).long()), LEAST_GROUP, rounds)
         if costs is None:
->>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
             continue
         if len(rows) > len(few):
             costs = _crossed(features, costs.argmin(0))
@@ -414,17 +378,12 @@ def source_of_store(store: ReadableStore) -> VectorSource:
 
 @dataclass(frozen=True)
 class Diagnosis:
-<<<<<<< HEAD
-    """The report of `diagnose_vectors`, and a function that maps ids and vectors [n, D] to the
-    probability of model 1, [n]."""
-=======
     """Whether vectors come from one model or several, and which vector from which.
 
     Args:
         report: JSON, see `diagnose_vectors`.
         chances: maps ids and vectors [n, D] to the probability of each model, [n, k].
     """
->>>>>>> 2cfcadf8 (vectors diagnose: compare groups by the covariances of neighbours' differences, with a false-alarm rate; any number of models)
 
     report: dict[str, Any]
     chances: Callable[[pa.Array, Tensor], Tensor]
