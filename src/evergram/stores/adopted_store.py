@@ -70,7 +70,6 @@ class AdoptedStore(ReadableStore):
     The rows have no norms, checksums or fingerprints. Instead, `retrieval` sets a check, which runs
     before the first row of a version is returned and raises if the rows are not of that version.
     Every search compares all rows.
-
     Filling a version's column changes nothing else, and never overwrites a vector; a journal next
     to the table lists the ids of the written cells, so that they can be emptied again.
 

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import Timeout
 
-from evergram.atomic_files import file_lock, write_bytes
+from evergram.atomic_files import file_lock, remove_folder, write_bytes
 from evergram.errors import DataError, IntegrityError, StoreError, reason_and_remedy
 from evergram.stores.adopted_store import BARE, BLOCK, AdoptedStore, TableFacts
 from evergram.stores.filters import SIGNS, Condition, moment_of, of_other_type, type_of
@@ -402,7 +402,8 @@ class AdoptedLanceTable(AdoptedStore):
                 if name not in self._table.schema.names:
                     journal.delete(f"`column` = {literal(name)}")
                 if not journal.count_rows():
-                    self._database.drop_table(self._journal_name)
+                    # Renames first: `drop_table`, if killed, would leave a part of the table.
+                    remove_folder(self._folder / f"{self._journal_name}.lance")
 
     def _put_cells(self, rows: Rows, now: str) -> None:
         """Write vectors, or NULL if they have 0 dims, to cells that are "null" or "not null"."""
