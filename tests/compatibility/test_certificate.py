@@ -18,7 +18,7 @@ from torch import Tensor
 from evergram.compatibility import Aligner
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify, uncertified
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.chance import beside_chance
+from evergram.compatibility.chance import compared_with_chance
 from evergram.compatibility.closed_forms import SecondMoments, degenerate_side
 from evergram.compatibility.row_groups import CHOOSING, pair_groups, vector_hashes
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform
@@ -256,7 +256,7 @@ def moments(old: Tensor, new: Tensor) -> SecondMoments:
 def test_chance_is_the_error_over_permutations_of_the_objects(seed: int) -> None:
     new, weight, offset = randn(seed, ROWS, 5), randn(seed + 10, 4, 5) / 3, randn(seed + 20, 4)
     old = new @ weight.T + randn(seed + 30, ROWS, 4) + 1
-    chance = beside_chance(moments(old, new), weight, offset)
+    chance = compared_with_chance(moments(old, new), weight, offset)
     mapped = new @ weight.T + offset
     own = float((mapped - old).square().sum(1).mean())
     pairs = torch.cdist(mapped, old).square()
@@ -272,30 +272,30 @@ def test_chance_is_the_error_over_permutations_of_the_objects(seed: int) -> None
 
 def test_constant_and_random_vectors_are_no_better_than_chance() -> None:
     old = randn(0, ROWS, 4) + 3
-    nothing = beside_chance(moments(old, torch.ones(ROWS, 2).double()), randn(1, 4, 2))
+    nothing = compared_with_chance(moments(old, torch.ones(ROWS, 2).double()), randn(1, 4, 2))
     assert nothing.ratio == pytest.approx(1)
     assert nothing.deviations == 0
     for seed in range(50):
         new = randn(seed + 100, ROWS, 3)
         weight = torch.linalg.lstsq(new[:15], old[:15]).solution.T
-        assert abs(beside_chance(moments(old[15:], new[15:]), weight).deviations) < 4.5
+        assert abs(compared_with_chance(moments(old[15:], new[15:]), weight).deviations) < 4.5
 
 
 def test_objects_that_are_there_several_times_count_once() -> None:
     new, weight = randn(0, ROWS, 5), randn(1, 4, 5)
     old = new @ weight.T + randn(2, ROWS, 4)
-    once = beside_chance(moments(old, new), weight)
+    once = compared_with_chance(moments(old, new), weight)
     repeated = moments(old.repeat(40, 1), new.repeat(40, 1))
-    again = beside_chance(repeated, weight, objects=ROWS)
+    again = compared_with_chance(repeated, weight, objects=ROWS)
     assert again.deviations == pytest.approx(once.deviations)
     assert again.ratio == pytest.approx(once.ratio)
     assert again.relative_error == pytest.approx(once.relative_error)
-    assert beside_chance(repeated, weight).deviations > 6 * once.deviations
+    assert compared_with_chance(repeated, weight).deviations > 6 * once.deviations
 
 
 def test_the_reading_of_chance_is_that_of_mixed_up_objects() -> None:
     old, new, weight = randn(0, ROWS, 4) + 2, randn(1, ROWS, 4) + 2, torch.eye(4)
-    chance = beside_chance(moments(old, new), weight)
+    chance = compared_with_chance(moments(old, new), weight)
     reading = chance_reading((weight, None), chance, VectorPairs(old.float(), new.float()), 40)
     cosines = torch.nn.functional.cosine_similarity(new[:, None], old[None], dim=2)
     off = (cosines.sum() - cosines.diag().sum()) / (ROWS * (ROWS - 1))

@@ -122,7 +122,7 @@ def test_a_store_is_opened_again(kind: str, tmp_path: Path, monkeypatch: Any) ->
     with open_store(address, create="int64") as store:
         store.take_side("candidate")
         with pickle.loads(pickle.dumps(store)) as again:
-            assert (again.place, again.side) == (store.place, "candidate")
+            assert (again.absolute_address, again.side) == (store.absolute_address, "candidate")
         assert in_fork(lambda: store.side) == "candidate"
 
 

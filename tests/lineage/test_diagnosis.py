@@ -324,7 +324,7 @@ def test_the_certificate_is_made_of_the_stored_errors(
 
 
 @pytest.mark.parametrize("size", [50, 8])
-def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
+def test_a_certificate_of_another_transform_is_contradicted_by_seen_canaries(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody says which of them alignment never saw; a limit reads what they show in any case."""
@@ -341,8 +341,8 @@ def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
     assert readings[0].unseen is None
     limited = past_limits(readings, error=0.1)
     assert any("its error is" in sentence for sentence in limited)
-    belied = past_limits(readings, bound=0.1)
-    assert (len(belied) == 1 and "on 50 canaries it is" in belied[0]) == (size == 50)
+    broken = past_limits(readings, bound=0.1)
+    assert (len(broken) == 1 and "on 50 canaries it is" in broken[0]) == (size == 50)
 
 
 def test_the_diagnosis_goes_over_gaps(tmp_path: Path) -> None:

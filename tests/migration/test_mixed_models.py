@@ -16,7 +16,7 @@ from torch.distributions import MultivariateNormal
 
 from evergram.errors import DataError
 from evergram.migration import mixed_models
-from evergram.migration.mixed_models import Split, VectorSource, diagnose_vectors, evidence
+from evergram.migration.mixed_models import Partition, VectorSource, diagnose_vectors, evidence
 from evergram.vector_files.open_embeddings import open_embeddings, write_vectors
 
 
@@ -168,10 +168,10 @@ def test_the_error_of_an_alignment_is_that_of_new_rows() -> None:
 
 def test_the_false_alarm_rate_is_that_of_the_lowest_of_as_many_splits() -> None:
     draw, none = np.random.default_rng(0), torch.zeros(0)
-    inside = [Split(none, 0.0, float(a), 0.0) for a in draw.normal(0.5, 0.1, 5000)]
+    inside = [Partition(none, 0.0, float(a), 0.0) for a in draw.normal(0.5, 0.1, 5000)]
     lowest = draw.normal(0.5, 0.1, (20_000, 12)).min(1)
     for value in np.quantile(lowest, [0.01, 0.05]):
-        shown = evidence(Split(none, 0.0, float(value), 0.0), inside, 12, DIM)
+        shown = evidence(Partition(none, 0.0, float(value), 0.0), inside, 12, DIM)
         assert shown["false_alarm"] == pytest.approx((lowest <= value).mean(), rel=0.15)
 
 

@@ -424,7 +424,11 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
     ({"probe": {"holds": False, "last": 0.7}}, "consumers", "auc is 0.7; it must be at least 0.8"),
     ({"probe": {"failed": True, "holds": False}}, "consumers", "could not be run"),
     ({"consumer": {"version": None}}, "consumers", "v0"),
-    ({"past": {"belied": "The certificate is belied."}}, "certificate", "belied"),
+    (
+        {"past": {"contradiction": "The certificate is contradicted."}},
+        "certificate",
+        "contradicted",
+    ),
     ({"live": {"rows": {"object": {1: 5, 2: 5}}}}, "store", "the withdrawn version 1"),
     ({"live": {"rows": {"object": {7: 5, 2: 5}}}}, "store", "the unknown version 7"),
     ({"live": {"rows": {"object": {}}}}, "store", "has no rows"),

@@ -125,7 +125,7 @@ def test_files_stay_few_and_rows_that_were_written_again_leave_the_disk(
     store.upsert(rows(range(1200)))
     store.delete(range(1500))
     assert store.count() == {0: 500}
-    stored = sum(path.stat().st_size for path in Path(store.place[9:]).rglob("*.*"))
+    stored = sum(path.stat().st_size for path in Path(store.absolute_address[9:]).rglob("*.*"))
     assert stored < 2 * 2000 * 4 * SPACES[0].dim
     store.delete(range(2000))
     assert (store.count(), len(files(store))) == ({}, 0)

@@ -139,8 +139,10 @@ def open_browser(profile: Path) -> Iterator[Browser]:
                 raise RuntimeError(f"chromium did not start: {begun.get('message')}")
             address = f"http://127.0.0.1:{port}/session/{begun['sessionId']}/"
             with httpx.Client(base_url=address, timeout=60) as session:
-                yield Browser(session)
-                session.delete("")
+                try:
+                    yield Browser(session)
+                finally:  # also ends chromium
+                    session.delete("")
     finally:
         driver.terminate()
         driver.wait(timeout=10)

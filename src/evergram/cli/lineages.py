@@ -61,9 +61,12 @@ def list_versions(lineage: str) -> None:
         states = [state for state in ("production", "retired") if row[state]]
         lines.append(
             [
-                *(str(m.version), str(m.dim), m.created[:10]),
+                str(m.version),
+                str(m.dim),
+                m.created[:10],
                 *([with_error(value, error)] if metric else []),
-                *(m.fingerprint.removeprefix("sha256:")[:12], ", ".join([*labels, *states])),
+                m.fingerprint.removeprefix("sha256:")[:12],
+                ", ".join([*labels, *states]),
             ]
         )
     header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]

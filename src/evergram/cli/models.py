@@ -363,7 +363,10 @@ def tune(
         [
             str(t["number"]),
             *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in t["values"].values()),
-            *(number(t["value"]), str(t["epochs"]), f"{t['seconds']:.1f}", t["state"]),
+            number(t["value"]),
+            str(t["epochs"]),
+            f"{t['seconds']:.1f}",
+            t["state"],
         ]
         for t in facts["trials"]
     ]

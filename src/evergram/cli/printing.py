@@ -111,9 +111,14 @@ def probes_table(probes: list[dict[str, Any]], title: str = "Consumers' probes")
     header = ["name", "pinned", "metric", "value", "limit", "when added", "objects", "missing"]
     lines = [
         [
-            *(p["consumer"], p["pinned"], p["metric"], number(p["value"]), number(p["limit"])),
+            p["consumer"],
+            p["pinned"],
+            p["metric"],
+            number(p["value"]),
+            number(p["limit"]),
             number((p["baseline"] or {}).get("value")),
-            *(str(p["objects"]), str(p["missing"])),
+            str(p["objects"]),
+            str(p["missing"]),
         ]
         for p in probes
     ]

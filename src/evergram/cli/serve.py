@@ -14,9 +14,20 @@ from evergram.log_lines import log_to_stderr, write_line
 
 # The minimum of each limit that `--set` can change.
 LIMITS = {
-    **{"max_batch": 1, "max_k": 1, "max_body": 1, "max_buffered": 1, "timeout": 0.001},
-    **{"workers": 1, "max_waiting": 0, "max_connections": 1, "silence": 0.1, "keep_alive": 1},
-    **{"max_text": 1, "text_cache": 0, "canary_every": 1, "sidecar_depth": 1},
+    "max_batch": 1,
+    "max_k": 1,
+    "max_body": 1,
+    "max_buffered": 1,
+    "timeout": 0.001,
+    "workers": 1,
+    "max_waiting": 0,
+    "max_connections": 1,
+    "silence": 0.1,
+    "keep_alive": 1,
+    "max_text": 1,
+    "text_cache": 0,
+    "canary_every": 1,
+    "sidecar_depth": 1,
 }
 IN_SECONDS = ("timeout", "silence", "keep_alive", "canary_every")
 IN_MEBIBYTES = ("max_body", "max_buffered", "text_cache")

@@ -491,8 +491,11 @@ def _ways_table(report: dict[str, Any]) -> Grid:
     names = [name.replace("agreement", "agree-\nment").replace("@", "\n@") for name in figures]
     lines = [
         [
-            *(name, *map(_interval, map(way.get, figures)), f"{way['encoded']:,}"),
-            *(f"{way['bytes_a_text']:,.0f}", f"{way['milliseconds']:.2f}"),
+            name,
+            *map(_interval, map(way.get, figures)),
+            f"{way['encoded']:,}",
+            f"{way['bytes_a_text']:,.0f}",
+            f"{way['milliseconds']:.2f}",
         ]
         for name, way in report["ways"].items()
     ]

@@ -38,7 +38,7 @@ class Chance:
         return self.ratio <= MOST_OF_CHANCE and self.deviations >= LEAST_DEVIATIONS
 
 
-def beside_chance(
+def compared_with_chance(
     held: SecondMoments,
     weight: Tensor,
     offset: Tensor | None = None,

@@ -218,7 +218,9 @@ class ExampleSampler:
             query = self.query.index_select(0, index)
             candidate = self.candidate.index_select(0, index)
             columns = (
-                *(index, query, candidate),
+                index,
+                query,
+                candidate,
                 self.query_weights.index_select(0, query),
                 self.candidate_weights.index_select(0, candidate),
             )

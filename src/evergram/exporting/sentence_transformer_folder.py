@@ -45,8 +45,11 @@ TEXT_ONLY = {
 }
 # The earlier key of each pooling mode is "pooling_mode_" and this suffix.
 POOLING = {
-    **{"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"},
-    **{"mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "lasttoken": "lasttoken"},
+    "cls": "cls_token",
+    "max": "max_tokens",
+    "mean": "mean_tokens",
+    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "lasttoken": "lasttoken",
     "weightedmean": "weightedmean_tokens",
 }
 
@@ -76,7 +79,10 @@ def write_sentence_transformer(
         raise DataError(f"{newest.address} is not the recorded encoder: {why}.")
     weight, offset = (tensor.to(torch.float32).contiguous() for tensor in view.affine())
     dense = Dense(
-        *(weight.shape[1], len(weight), True, torch.nn.Identity()),
+        weight.shape[1],
+        len(weight),
+        True,
+        torch.nn.Identity(),
         init_weight=weight,
         init_bias=offset,
     )
@@ -196,7 +202,8 @@ def _check(
     model = SentenceTransformer(str(folder), trust_remote_code=False)
     # The calls in the documentation and the model card.
     calls: tuple[tuple[Callable[..., Any], Role], ...] = (
-        *((model.encode, "document"), (model.encode_document, "document")),
+        (model.encode, "document"),
+        (model.encode_document, "document"),
         (model.encode_query, "query"),
     )
     for encode, role in calls:

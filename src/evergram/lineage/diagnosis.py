@@ -29,7 +29,7 @@ from evergram.lineage.publication import (
     CanarySample,
     Measured,
     common_canaries,
-    is_belied,
+    contradicts,
     measure_canaries,
 )
 from evergram.lineage.record import STABLE, read_manifest
@@ -80,7 +80,7 @@ class Reading:
         return estimate if self.measured is None else max(self.measured.relative, estimate)
 
     @property
-    def belied(self) -> str | None:
+    def contradiction(self) -> str | None:
         """A sentence if the canaries contradict the certificate, otherwise None."""
         certificate, observed = self.certificate, self.unseen
         # If too few are unseen, use all canaries: their error is rarely larger.
@@ -88,7 +88,7 @@ class Reading:
             observed = self.measured
         if not certificate or not observed:
             return None
-        if not is_belied(certificate.relative_bound, observed.relative):
+        if not contradicts(certificate.relative_bound, observed.relative):
             return None
         which = "objects that alignment never saw" if self.unseen else "canaries"
         return (
@@ -197,7 +197,7 @@ def past_limits(
     sentences = []
     for reading in readings:
         certificate, reasons = reading.certificate, reading.unknown
-        sentences += [reading.belied] if reading.belied else []
+        sentences += [reading.contradiction] if reading.contradiction else []
         unknown = [name for name in reasons if limits and name.startswith("side ")]
         relative_bound = None if certificate is None else certificate.relative_bound
         values = {"error": reading.error, "bound": relative_bound}

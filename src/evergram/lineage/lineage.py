@@ -156,7 +156,7 @@ class Lineage:
         return cls(folder, record)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).open, (self.place,)
+        return type(self).open, (self.absolute_address,)
 
     def __str__(self) -> str:
         return self.address
@@ -174,7 +174,7 @@ class Lineage:
         return str(self.path) if self.remote is None else self.remote.address
 
     @property
-    def place(self) -> str:
+    def absolute_address(self) -> str:
         """The address, with an absolute path for a folder."""
         return str(self.path.absolute()) if self.remote is None else self.remote.address
 

@@ -23,8 +23,15 @@ LOCK = "training.lock"
 EMPTY = {".lock", "versions", "embeddings"}
 # All files and folders of this package in a lineage's folder.
 PARTS = (
-    *("lineage.json", "consumers.json", "versions", "embeddings", "probes", "stores"),
-    *("backfills", ".work", ".lock"),
+    "lineage.json",
+    "consumers.json",
+    "versions",
+    "embeddings",
+    "probes",
+    "stores",
+    "backfills",
+    ".work",
+    ".lock",
 )
 
 

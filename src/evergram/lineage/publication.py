@@ -59,7 +59,8 @@ from evergram.vector_files.open_embeddings import (
 
 log: logging.Logger = logging.getLogger(__name__)
 ZEROS = 1.0  # the relative error if all vectors were zero
-BELIED, ROUNDING = 2.0, 1e-5  # an error contradicts a bound if it exceeds BELIED · bound + ROUNDING
+# An error contradicts a bound if it exceeds CONTRADICTED · bound + ROUNDING.
+CONTRADICTED, ROUNDING = 2.0, 1e-5
 CANARIES = 1000  # canaries per side: enough to estimate a mean, and few enough to keep forever
 # Maximum sampled rows of a side for each dim of the old and the new version; at least half as many
 # are taken, so that the excess error of the fitted map is a few percent. Larger samples would take
@@ -205,10 +206,10 @@ def common_canaries(
     return pairs
 
 
-def is_belied(bound: float, error: float) -> bool:
+def contradicts(bound: float, error: float) -> bool:
     """Return whether the error contradicts the bound. The tolerance is wide, because errors on
     different objects differ by some tenths."""
-    return error > BELIED * bound + ROUNDING
+    return error > CONTRADICTED * bound + ROUNDING
 
 
 def check_transform_on_canaries(
@@ -229,7 +230,7 @@ def check_transform_on_canaries(
         # The power is 0 for the identity, which has no error.
         stated = error.rms / math.sqrt(error.power) if error.power > 0 else error.rms
     relative = measured.relative
-    wrong = relative > ZEROS if stated is None else is_belied(stated, relative)
+    wrong = relative > ZEROS if stated is None else contradicts(stated, relative)
     if measured.objects >= LEAST_OBJECTS and wrong:
         claim = "no stated error" if stated is None else f"a stated error of {stated:.4g}"
         sentence = (

@@ -77,7 +77,7 @@ class View:
     @property
     def address(self) -> str:
         """The lineage's address, with an absolute path for a folder."""
-        return self._lineage.place
+        return self._lineage.absolute_address
 
     @overload
     def transform(self, embeddings: Tensor) -> Tensor: ...

@@ -177,7 +177,8 @@ def encode_file(
         log.warning(
             "%d of %d vectors are zeros, as of texts of which the model knows no word, or of calls "
             "that failed: no search by cosine finds them.",
-            *(zeros, count),
+            zeros,
+            count,
         )
     return record
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.aligner.aligner import Aligner
-from evergram.compatibility.chance import LEAST_DEVIATIONS, beside_chance
+from evergram.compatibility.chance import LEAST_DEVIATIONS, compared_with_chance
 from evergram.compatibility.closed_forms import MOST_ZEROS, SHORTEST, SecondMoments
 from evergram.compatibility.sidecar import Sidecar
 from evergram.errors import DataError
@@ -359,7 +359,7 @@ def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
     assert weight is not None
     pairs = SecondMoments(old.shape[1], new.shape[1])
     pairs.add(old_queries, new_queries)
-    chance = beside_chance(pairs, weight, offset, queries)
+    chance = compared_with_chance(pairs, weight, offset, queries)
     if queries >= LEAST_QUERIES and chance.deviations < LEAST_DEVIATIONS:
         reasons.append(
             "The map that reads new vectors of texts as old ones reads those of queries no better "
@@ -519,12 +519,21 @@ def plan_migration(
         ndcg = {name: measures["ndcg@10"] for name, measures in values.items()}
         verdict = decide(ndcg, situation, settings.seed)
     return {
-        **{"texts": count, "queries": queries, "judged": judged is not None},
-        **{"repeated": len(of_query) - queries, "incomplete": incomplete, "absent": absent},
-        **{"dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]}},
-        **{"zeros": vectors.zeros, "settings": {**asdict(settings), **asdict(situation)}},
-        **{"unjudged": unjudged, "ways": report, "rates": known},
-        **{"verdict": verdict.way, "accepted": verdict.accepted, "reasons": verdict.reasons},
+        "texts": count,
+        "queries": queries,
+        "judged": judged is not None,
+        "repeated": len(of_query) - queries,
+        "incomplete": incomplete,
+        "absent": absent,
+        "dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]},
+        "zeros": vectors.zeros,
+        "settings": {**asdict(settings), **asdict(situation)},
+        "unjudged": unjudged,
+        "ways": report,
+        "rates": known,
+        "verdict": verdict.way,
+        "accepted": verdict.accepted,
+        "reasons": verdict.reasons,
     }
 
 

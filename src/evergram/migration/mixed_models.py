@@ -178,7 +178,7 @@ def _local_shape(rows: Tensor) -> Tensor:
 NONE = {"false_alarm": 1.0, "confidence": 0.0}
 
 
-class Split(NamedTuple):
+class Partition(NamedTuple):
     """A mask [n] of at most half of the rows; links between these and the others, as a share of
     theirs; and their alignment with the others, with its error."""
 
@@ -206,12 +206,12 @@ def _starts(rows: Tensor, features: Tensor, near: Tensor) -> Iterator[tuple[Tens
             yield figure < figure.quantile(share), 20
 
 
-def _splits(rows: Tensor) -> list[Split]:
+def _splits(rows: Tensor) -> list[Partition]:
     """Return different splits of unit rows [n, D] into two groups. A row joins its neighbours if
     they agree; the half of each group that is farther from the other is compared."""
     if len(rows) < LEAST_ROWS:
         return []
-    features, found = _reduction(rows, FEATURES)(rows), list[Split]()
+    features, found = _reduction(rows, FEATURES)(rows), list[Partition]()
     some, few = rows[:SEARCHED], features[:SEARCHED]
     near = torch.cat([(b @ some.T).topk(NEAREST + 1).indices for b in torch.split(some, 1000)])
     for start, rounds in _starts(some, few, near):
@@ -229,11 +229,13 @@ def _splits(rows: Tensor) -> list[Split]:
         if new and count >= LEAST_GROUP:
             far = (costs[0] - costs[1]).abs()
             groups = [group & (far >= far[group].median()) for group in (rarer, ~rarer)]
-            found.append(Split(rarer, mixed, *alignment(*(rows[group] for group in groups))))
+            found.append(Partition(rarer, mixed, *alignment(*(rows[group] for group in groups))))
     return found
 
 
-def evidence(split: Split, inside: Sequence[Split], tried: int, dim: int) -> dict[str, float]:
+def evidence(
+    split: Partition, inside: Sequence[Partition], tried: int, dim: int
+) -> dict[str, float]:
     """Compare the split of all rows that has the lowest alignment, of `tried`, with splits inside
     one of its groups.
 
@@ -257,14 +259,17 @@ def evidence(split: Split, inside: Sequence[Split], tried: int, dim: int) -> dic
     low, far = (split.alignment - mean) / one, split.alignment / several
     log_odds = log(one / several) - 0.5 * far**2 + 0.5 * low**2 - log(tried)
     return {
-        **{"alignment": split.alignment, "error": split.error, "inside": mean, "spread": spread},
+        "alignment": split.alignment,
+        "error": split.error,
+        "inside": mean,
+        "spread": spread,
         "false_alarm": min(1.0, 0.5 * tried * erfc(-low / sqrt(2))),
         "confidence": 1 / (1 + exp(-min(max(log_odds, -500), 500))) if low < 0 else 0.0,
     }
 
 
 def _divided(
-    rows: Tensor, splits: Sequence[Split], others: Sequence[Split] = ()
+    rows: Tensor, splits: Sequence[Partition], others: Sequence[Partition] = ()
 ) -> tuple[list[Tensor], dict[str, float]]:
     """Return the row numbers of each model, and the evidence of the first split of the rows, which
     is also compared with others, of one model."""
@@ -377,7 +382,7 @@ def source_of_store(store: ReadableStore) -> VectorSource:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class MixtureReport:
     """Whether vectors come from one model or several, and which vector from which.
 
     Args:
@@ -403,7 +408,7 @@ def diagnose_vectors(
     source: VectorSource,
     known: EmbeddingFile | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Diagnosis:
+) -> MixtureReport:
     """Tell whether vectors come from one model or several, by a sample of at most `SAMPLE` rows.
 
     Args:
@@ -423,9 +428,14 @@ def diagnose_vectors(
     _, first = np.unique(vectors[long].numpy(), axis=0, return_index=True)
     rows, zeros = long[torch.from_numpy(np.sort(first))], len(ids) - len(long)
     report: dict[str, Any] = {
-        **{"source": source.name, "rows": source.rows, "dim": vectors.shape[1]},
-        **{"sampled": len(ids), "zeros": zeros, "repeated": len(long) - len(rows)},
-        **{"compared": 0, "evidence": None},
+        "source": source.name,
+        "rows": source.rows,
+        "dim": vectors.shape[1],
+        "sampled": len(ids),
+        "zeros": zeros,
+        "repeated": len(long) - len(rows),
+        "compared": 0,
+        "evidence": None,
     }
     ids, vectors = ids.take(pa.array(rows.numpy())), vectors[rows]
     if len(rows) < LEAST_ROWS:
@@ -441,7 +451,7 @@ def diagnose_vectors(
         )
     report |= {"by": "geometry", "confidence": shown["confidence"], "evidence": shown}
     chances = _judged(report, vectors, labels)
-    return Diagnosis(report, lambda _, more: chances(more))
+    return MixtureReport(report, lambda _, more: chances(more))
 
 
 def _sample(source: VectorSource, progress: Callable[[int, int], None]) -> tuple[pa.Array, Tensor]:
@@ -460,7 +470,7 @@ def _sample(source: VectorSource, progress: Callable[[int, int], None]) -> tuple
 
 def _by_known(
     report: dict[str, Any], ids: pa.Array, vectors: Tensor, known: EmbeddingFile
-) -> Diagnosis:
+) -> MixtureReport:
     """Tell models apart by known vectors, and rows without one by densities fitted to these."""
     known_ids = known.ids().cast(pa.string())
     known_vectors = torch.cat([block.float() for _, block in known.blocks()])
@@ -497,4 +507,4 @@ def _by_known(
             found[here] = torch.eye(2)[(~equal(more[here], others)).long()]
         return found
 
-    return Diagnosis(report, chances)
+    return MixtureReport(report, chances)

@@ -17,7 +17,12 @@ from torch import Tensor
 from evergram.compatibility.aligner.solution import MapSettings
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify
-from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance, beside_chance
+from evergram.compatibility.chance import (
+    LEAST_DEVIATIONS,
+    MOST_OF_CHANCE,
+    Chance,
+    compared_with_chance,
+)
 from evergram.compatibility.closed_forms import (
     ClosedForm,
     LengthCount,
@@ -228,7 +233,7 @@ class FileAlignment:
         # Copies of a text count once.
         self.objects: int = len(torch.unique(read.hashes[self.groups.held]))
         self.error = StepError(read.held.sigma(*affine), self.objects, read.held.power)
-        self.chance: Chance = beside_chance(read.held, *affine, objects=self.objects)
+        self.chance: Chance = compared_with_chance(read.held, *affine, objects=self.objects)
         self.readings: dict[str, dict[str, float]] = mapping_readings(
             {"transformed": affine, "in_sample": ideal}, read.held, sampled, read.take(catalogue)
         )
@@ -291,7 +296,8 @@ class FileAlignment:
         return {
             "pairs": {
                 **{name: overlap[name] for name in ("common", "fitted", "held_out")},
-                **{"only_old": self.pairing.only_old, "only_new": self.pairing.only_new},
+                "only_old": self.pairing.only_old,
+                "only_new": self.pairing.only_new,
                 "common_share": overlap["common"] / min(self.old.rows, self.new.rows),
                 "needed": pairs_needed(self.settings.transform, *self.dims, self.rank),
                 "by_row_number": not (self.old.has_ids or self.new.has_ids),

@@ -205,7 +205,7 @@ class Backfill:
         self.lineage: Lineage = lineage
         self.store: Store | AdoptedStore = cast(Any, store)  # each store is one of them
         self.side: str = side
-        key = sha256(store.place.encode()).hexdigest()[:12]
+        key = sha256(store.absolute_address.encode()).hexdigest()[:12]
         self.folder: Path = lineage.path / "backfills" / f"{side}-{key}"
         check_tree(lineage.path, self.folder)
         self._mode = file_mode(lineage.path)
@@ -337,7 +337,11 @@ class Backfill:
         _, errors = self.order()
         total = float(errors.sum())
         return BackfillStatus(
-            *(record.state, record.side, self.store.address, record.target, record.rows),
+            record.state,
+            record.side,
+            self.store.address,
+            record.target,
+            record.rows,
             refreshed=record.done,
             remaining=float(errors[record.done :].sum()) / total if total else 0.0,
             held=self.store.count(),
@@ -449,7 +453,7 @@ def fill_stores(
         try:
             for side, address in addresses.items():
                 stores[side] = opened.enter_context(open_store(address, create=kinds[side]))
-            refuse_shared({side: store.place for side, store in stores.items()})
+            refuse_shared({side: store.absolute_address for side, store in stores.items()})
             for side, store in stores.items():
                 check_store(lineage, store, side, to_write=True)
                 if index and not isinstance(store, Store):

@@ -258,7 +258,7 @@ def open_stores(
             else opened.enter_context(open_store(str(store)))
             for side, store in stores.items()
         }
-        refuse_shared({side: store.place for side, store in by_side.items()})
+        refuse_shared({side: store.absolute_address for side, store in by_side.items()})
         opened.pop_all()  # now the caller closes them
     return by_side
 

@@ -196,7 +196,7 @@ class Reader(Reopened):
     def __reduce__(self) -> tuple[Any, ...]:
         encoder, sidecars = self._addresses, self._sidecar_files
         opened = partial(type(self).open, encoder=encoder, sidecars=sidecars)
-        return opened, (self.lineage.place, self._by_side)
+        return opened, (self.lineage.absolute_address, self._by_side)
 
     def carried(self, lineage: Lineage) -> Reader:
         """Return a reader of a changed lineage on the same stores, which may be partly refreshed.
@@ -218,7 +218,10 @@ class Reader(Reopened):
                 side: failed.enter_context(reopened(store)) for side, store in self._by_side.items()
             }
             reader = Reader(
-                *(lineage, stores, canaries, min(self._settled, lineage.production)),
+                lineage,
+                stores,
+                canaries,
+                min(self._settled, lineage.production),
                 encoder=self._addresses,
                 sidecars=self._sidecar_files,
             )
@@ -558,7 +561,12 @@ class Reader(Reopened):
         check_k(k)
         queries = self.encode(texts, target, role)
         return self.search(
-            *(queries, k, target, side, metric, ids),
+            queries,
+            k,
+            target,
+            side,
+            metric,
+            ids,
             filter=filter,
             scores=scores,
             query_vectors="own" if target >= self.lineage.production else "read_back",
@@ -657,7 +665,11 @@ class Reader(Reopened):
             return torch.from_numpy(stored.sources >= 0), torch.from_numpy(stored.vectors)
 
         folded = fold_in(
-            *(self._form(source), lookup, candidates, weights, values),
+            self._form(source),
+            lookup,
+            candidates,
+            weights,
+            values,
             missing=missing,
             owner=f"Version {source}",
         )

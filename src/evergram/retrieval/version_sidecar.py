@@ -57,8 +57,13 @@ KEY = "evergram.version_sidecar"
 FORMAT_VERSION = 1
 # Metadata in a file besides the tensors and the fields of `Sidecar`.
 FACTS = {
-    **{"version": int, "target": int, "side": str, "fingerprints": list},
-    **{"error": float, "transform_error": float, "worse": float},
+    "version": int,
+    "target": int,
+    "side": str,
+    "fingerprints": list,
+    "error": float,
+    "transform_error": float,
+    "worse": float,
 }
 # Default number of hits per query to re-rank by a sidecar.
 DEPTH = 1000

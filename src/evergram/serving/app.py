@@ -99,7 +99,9 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
         telemetry={
             "tracing": tracer_provider() is not None,
             "tracer_provider": tracer_provider(),
-            **{"metrics": False, "logs": False, "operation_spans": False},
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
             "exclude": lambda scope: scope.get("path") in _UNTRACED,
         },
         responses=_errors(403, 421),

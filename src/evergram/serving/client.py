@@ -152,8 +152,13 @@ class Client(Reopened):
         """
         chosen = ids.to_pylist() if isinstance(ids, pa.Array) else ids
         fields = {
-            **{"k": k, "version": version, "side": side, "metric": metric, "rerank": rerank},
-            **{"scores": scores, "query_vectors": query_vectors},
+            "k": k,
+            "version": version,
+            "side": side,
+            "metric": metric,
+            "rerank": rerank,
+            "scores": scores,
+            "query_vectors": query_vectors,
             "ids": None if chosen is None else _listed(chosen, "ids"),
             "filter": None if filter is None else dict(filter),
         }

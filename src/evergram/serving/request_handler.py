@@ -317,7 +317,11 @@ class RequestHandler:
                 before = self.service.shared
                 state, access = self._enter(context)
                 call = Call(
-                    *(state, access, self.settings, body.content, arrow_in),
+                    state,
+                    access,
+                    self.settings,
+                    body.content,
+                    arrow_in,
                     arrow_out=ARROW in headers.get("accept", ""),
                     fingerprint=headers.get("x-evergram-fingerprint"),
                     may_wait=may_wait,

@@ -241,7 +241,7 @@ class AdoptedStore(ReadableStore):
         return type(self), (self._anywhere, self._names, self.to_fill)
 
     @property
-    def place(self) -> str:
+    def absolute_address(self) -> str:
         return f"{self.kind}:{self._anywhere}#{self._names.fragment}"
 
     @property

@@ -681,7 +681,7 @@ class AdoptedTable(AdoptedStore):
         self._connection = ConnectionPool(params, self.address)
 
     @property
-    def place(self) -> str:
+    def absolute_address(self) -> str:
         return self.address
 
     def _look(self) -> TableFacts:

@@ -392,7 +392,7 @@ class SnapshotStore(Store):
         return cls(path)
 
     @property
-    def place(self) -> str:
+    def absolute_address(self) -> str:
         return f"snapshot:{self._path.resolve()}"
 
     @property

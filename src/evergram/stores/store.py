@@ -594,13 +594,13 @@ class ReadableStore(Reopened, ABC):
             )
 
     @property
-    def place(self) -> str:
+    def absolute_address(self) -> str:
         """The address, independent of the current folder; equal if and only if the stores are."""
         return self.address
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind: Any = type(self)
-        return kind.open, (self.place,)
+        return kind.open, (self.absolute_address,)
 
     def __enter__(self) -> Self:
         return self

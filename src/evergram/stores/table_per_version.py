@@ -71,7 +71,7 @@ class TablePerVersionStore(Store):
         return cls(place, checked_name(name), create)
 
     @property
-    def place(self) -> str:
+    def absolute_address(self) -> str:
         is_url = "://" in self._place
         return self.address if is_url else f"{self.kind}:{Path(self._place).resolve()}#{self._name}"
 

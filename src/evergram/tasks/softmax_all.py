@@ -267,8 +267,13 @@ def log_partition_sum(
     """
     rows = max(1, tile_scores // max(1, len(candidates)))
     value: Tensor = _LogPartitionSum.apply(  # type: ignore[no-untyped-call]
-        *(query, candidates, weight.detach(), 1 / temperature, rows),
-        *(largest_share, lower_products),
+        query,
+        candidates,
+        weight.detach(),
+        1 / temperature,
+        rows,
+        largest_share,
+        lower_products,
     )
     return value
 

@@ -52,8 +52,10 @@ FEWEST_EPOCHS = 20
 _SEVERAL = "; for several tables run 'evergram prepare FILE... FOLDER', then 'evergram init FOLDER'"
 # Kinds of folders: the first pattern that matches a file in the folder decides.
 _FOLDERS = (
-    *((PREPARED_RECORD, "prepared"), ("**/*.parquet", "table")),
-    *(("**/ratings.csv*", "movielens"), ("**/ratings.dat*", "movielens")),
+    (PREPARED_RECORD, "prepared"),
+    ("**/*.parquet", "table"),
+    ("**/ratings.csv*", "movielens"),
+    ("**/ratings.dat*", "movielens"),
     *((f"**/*{suffix}", "table") for suffix in SUFFIXES),
 )
 # Kinds of files, by suffix.

@@ -259,7 +259,10 @@ def judge(
         vectors, split, recipe.metrics, queries, recipe.seed, together
     )
     return Trained(
-        *(encoder, vectors["query"], vectors["candidate"], metrics),
+        encoder,
+        vectors["query"],
+        vectors["candidate"],
+        metrics,
         sample=sample,
         test_queries=ranked,
     )

@@ -285,7 +285,10 @@ class Step:
                 ids, rows = shard.rows, now.rows(side, shard.rows)
                 whole_size = None if collectives.size == 1 else shard.size
                 entities = EntityBatch(
-                    *(ids, torch.ones_like(ids), rows, self.factors[side][ids]),
+                    ids,
+                    torch.ones_like(ids),
+                    rows,
+                    self.factors[side][ids],
                     collectives=collectives,
                     whole_size=whole_size,
                 )
@@ -377,7 +380,12 @@ class Step:
             alone = self.collectives.size == 1
             reusable = moments[side] if moments and alone and table.shape[1] == self.prior else {}
             batch = EntityBatch(
-                *(ids, weights, embeddings, factors, before.get(side), self.collectives),
+                ids,
+                weights,
+                embeddings,
+                factors,
+                before.get(side),
+                self.collectives,
                 whole_size=None if alone else shard.size,
             )
             for r, estimator in enumerate(self.estimators[side]):

@@ -222,7 +222,10 @@ class Aligner:
                 log.warning(
                     "The map is fitted to %d rows, but a %s map from %d to %d dims needs %d: add "
                     "rows, or choose a kind that needs fewer.",
-                    *(report.fitted_rows, report.transform, report.new_dim, report.old_dim),
+                    report.fitted_rows,
+                    report.transform,
+                    report.new_dim,
+                    report.old_dim,
                     report.rows_needed,
                 )
         return self._solution

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
-from evergram.compatibility.chance import beside_chance
+from evergram.compatibility.chance import compared_with_chance
 from evergram.compatibility.closed_forms import (
     KINDS,
     ClosedForm,
@@ -229,7 +229,7 @@ def measure(
     else:
         squared = held.error(fitted.weight, fitted.offset)
         spread = float(held.second(centred=True)[2].trace())
-        chance = beside_chance(held, fitted.weight, fitted.offset, objects)
+        chance = compared_with_chance(held, fitted.weight, fitted.offset, objects)
         if not (spread > 0 and math.isfinite(chance.ratio)):
             reason = "the old vectors of all held-out rows are the same"
         else:

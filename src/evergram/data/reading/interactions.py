@@ -530,7 +530,13 @@ def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
             logging.getLogger(__name__).warning(
                 '%s: its column %s is not read; if it is the %s, add %s = "%s" to data.columns '
                 "(--column %s=%s).",
-                *(table.name, column, role, role, column, role, column),
+                table.name,
+                column,
+                role,
+                role,
+                column,
+                role,
+                column,
             )
     return InteractionSource(table, by_role)
 

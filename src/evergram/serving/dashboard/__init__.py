@@ -65,7 +65,7 @@ class PastFacts(_Facts):
         canaries, measured: the number of all canaries, and the error on them.
         estimate, bound, amplification: from the certificate.
         history: the error at every version since, by version.
-        belied: a sentence if the measured error is far above the certificate's bound, or None.
+        contradiction: a sentence if the error is far above the certificate's bound, or None.
     """
 
     unseen: int
@@ -77,7 +77,7 @@ class PastFacts(_Facts):
     bound: Finite
     amplification: Finite
     history: dict[int, float]
-    belied: str | None = None
+    contradiction: str | None = None
 
 
 class VersionFacts(_Facts):
@@ -301,7 +301,7 @@ def _past(reading: diagnosis.Reading) -> PastFacts:
         measured=getattr(measured, "relative", None),
         bound=getattr(reading.certificate, "relative_bound", None),
         history={k: v for k, v in reading.history.items() if _finite(v) is not None},
-        belied=reading.belied,
+        contradiction=reading.contradiction,
         **_certified(reading),
     )
 
@@ -402,8 +402,8 @@ def _of_versions(versions: Sequence[VersionFacts]) -> Iterator[_Found]:
     for version, past in ((v.version, v.past) for v in versions):
         if past is None:  # the newest version, or one that is no longer read
             continue
-        if past.belied is not None:
-            yield "broken", "certificate", past.belied
+        if past.contradiction is not None:
+            yield "broken", "certificate", past.contradiction
         elif past.bound is None:
             yield "not known", "certificate", f"Version {version} has no certificate."
         elif not past.canaries:

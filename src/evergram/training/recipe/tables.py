@@ -208,7 +208,11 @@ Tables = Literal["auto", "memory", "mapped"]
 FEATURE_RATE = 0.005
 # Requirements of tables in files.
 MAPPED = Needs(
-    *(Trait.MAPPABLE, Trait.SOME_CANDIDATES, Trait.SOME_ROWS, Trait.CPU, Trait.ONE_PROCESS),
+    Trait.MAPPABLE,
+    Trait.SOME_CANDIDATES,
+    Trait.SOME_ROWS,
+    Trait.CPU,
+    Trait.ONE_PROCESS,
     values=("mapped",),
 )
 
@@ -338,8 +342,11 @@ class SweepTraining(TrainingSettings):
     optimizer: Annotated[
         Literal["als"],
         Needs(
-            *(Trait.FREE_VECTORS, Trait.FREE_NORMS, Trait.SQUARED_LOSS),
-            *(Trait.NO_JOINT_TRANSFORM, Trait.ONE_PROCESS),
+            Trait.FREE_VECTORS,
+            Trait.FREE_NORMS,
+            Trait.SQUARED_LOSS,
+            Trait.NO_JOINT_TRANSFORM,
+            Trait.ONE_PROCESS,
             values=("als",),
         ),
     ] = "als"
