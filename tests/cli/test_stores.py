@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_a_backfill_is_planned_applied_and_rolled_back(evergram: Command, outdat
     assert versions_in("rows") == {0: ROWS}
 
 
+@pytest.fixture
+def ctrl_c_interrupts() -> Iterator[None]:
+    """A process that was started in the background may ignore Ctrl-C, and so these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_backfill_is_paused(
     evergram: Command, outdated: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

@@ -208,7 +208,7 @@ FAULTS = (
         "lineage/test_lineage.py",
     ),
     Fault(
-        "lineage/record.py",
+        "file_content.py",
         'hashlib.file_digest(file, "sha256")',
         'hashlib.file_digest(file, "sha512")',
         "lineage/test_lineage.py",

@@ -405,7 +405,10 @@ def test_rows_that_are_read_forward_are_searched_exactly(
         assert (scores[ids] >= best - rounding * scale - blur).all()
         # A snapshot's distances are float32 unless too few digits are left.
         relative = metric_search.DIGITS if snapshot and metric == "l2" else 1e-5
-        np.testing.assert_allclose(hits.scores, scores[ids], rtol=relative, atol=1e-6)
+        # Rows far from 0 that are read forward are rounded to float32.
+        rounded = 4e-7 * np.linalg.norm(query) * np.sqrt(np.abs(scores[ids]).max())
+        atol = 1e-6 + (rounded if metric == "l2" else 0.0)
+        np.testing.assert_allclose(hits.scores, scores[ids], rtol=relative, atol=atol)
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])

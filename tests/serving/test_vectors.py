@@ -256,7 +256,7 @@ def test_what_cannot_be_reranked_is_refused(half_moved: Lineage, tmp_path: Path)
             ({"rerank": 5}, 400, "at least k (10) and at most 50"),
             ({"rerank": 51}, 400, "at most 50"),
             ({"rerank": 50}, 413, "exceed the limit of 80 results"),
-            ({"rerank": 40}, 413, "one search may have 20 encoded"),
+            ({"rerank": 40}, 413, "a search may encode 20"),
             ({"rerank": True}, 400, "rerank"),
             ({"rerank": 20, "fingerprint": "x"}, 409, "are not of version"),
         ):
