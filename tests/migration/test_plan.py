@@ -256,6 +256,11 @@ def test_codebooks_are_judged_on_other_texts_than_they_were_fitted_to() -> None:
 def test_without_faiss_the_plan_has_no_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergram.migration.migration_plan.find_spec", lambda name: None)
     assert "sidecar" not in measure_ways(by_two_models(0.5, 0.2)[0], WaySettings())
+    ndcg = scores()
+    del ndcg["sidecar"]
+    verdict = decide(ndcg, Situation(old_readers=True))
+    assert verdict.way == "reindex"
+    assert any("evergram[faiss]" in reason for reason in verdict.reasons)
 
 
 def test_more_bytes_than_a_vector_has_dims_are_refused() -> None:

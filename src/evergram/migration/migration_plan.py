@@ -441,7 +441,12 @@ def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> V
     chosen = accepted[0] if accepted else "stay"
     if chosen == "reindex" and situation.old_readers:
         most_lost = situation.tolerance * float(ndcg["stay"].mean())
-        if "sidecar" in ndcg and differs("sidecar", "stay", -most_lost, more=False, means=False):
+        if "sidecar" not in ndcg:
+            reasons.append(
+                "A sidecar was not measured; pip install 'evergram[faiss]' and plan again, or keep the "
+                "old index for old readers."
+            )
+        elif differs("sidecar", "stay", -most_lost, more=False, means=False):
             accepted.append("sidecar")
             chosen = "sidecar"
         else:
