@@ -443,8 +443,8 @@ def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> V
         most_lost = situation.tolerance * float(ndcg["stay"].mean())
         if "sidecar" not in ndcg:
             reasons.append(
-                "A sidecar was not measured; pip install 'evergram[faiss]' and plan again, or keep the "
-                "old index for old readers."
+                "A sidecar was not measured; pip install 'evergram[faiss]' and plan again, or "
+                "keep the old index for old readers."
             )
         elif differs("sidecar", "stay", -most_lost, more=False, means=False):
             accepted.append("sidecar")
