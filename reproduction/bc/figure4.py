@@ -6,26 +6,13 @@ from reproduction.bc import table3
 from reproduction.bc.claims import known_consumers
 from reproduction.bc.columns import by_task, by_version, on_consumers, times
 from reproduction.bc.figure3 import HORIZONTAL
-from reproduction.bc.methods import ALIGNER, SHORT
+from reproduction.bc.methods import ALIGNER
 from reproduction.claims import Claim
-from reproduction.experiment import Experiment, Line, Panel, Runs, Table
-from reproduction.intervals import shown
+from reproduction.experiment import Experiment, Line, Panel, Runs, nothing
 from reproduction.results import Result
 
 # A task counts as stable if it falls by at most this many points after its first tested version.
 STABLE = 2.0
-
-
-def tables(runs: Runs) -> list[Table]:
-    """Return metric (2) by version, one row per corpus and task."""
-    header = ["", "", *(f"{t:g}" for t in times(runs.of(runs.labels[0])[0])[1:])]
-    rows = []
-    for corpus in runs.labels:
-        for task in by_task(runs.of(corpus)[0], ALIGNER):
-            values = _by_version(runs, corpus, task)
-            cells = [shown(values[k], 1) if k in values else "" for k in range(1, len(header) - 1)]
-            rows.append([SHORT[corpus], task, *cells])
-    return [Table("(2), %, by task and the share of the interactions seen", header, rows)]
 
 
 def panels(runs: Runs) -> list[Panel]:
@@ -62,7 +49,7 @@ EXPERIMENT = Experiment(
     "BC-Aligner's consumers over time",
     "Change of each consumer task from Keep-All; the runs of Table 3.",
     table3.PRESETS,
-    tables,
+    nothing,
     panels,
     (
         Claim(

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from reproduction.claims import Claim, Margins, chosen_elsewhere
-from reproduction.experiment import Experiment, Line, Panel, Runs, Table
+from reproduction.experiment import Experiment, Line, Panel, Runs, nothing
 from reproduction.gramian import map_series
 from reproduction.gramian.gramian_error import KINDS, PRESETS, RATES, judged, last_quarter, sizes_of
 from reproduction.gramian.gramian_error import sogram_name as name_of
-from reproduction.intervals import shown
 from reproduction.results import Result
 
 
@@ -29,14 +28,6 @@ def early(result: Result, rate: float) -> float:
 
 def late(result: Result, rate: float) -> float:
     return last_quarter(curve(result, rate))
-
-
-def tables(runs: Runs) -> list[Table]:
-    rows = [
-        [str(rate), *(shown([read(r, rate) for r in judged(runs)]) for read in (early, late))]
-        for rate in RATES
-    ]
-    return [Table(KINDS["gramian"], ["α", "first two measures", "last quarter"], rows)]
 
 
 def panels(runs: Runs) -> list[Panel]:
@@ -102,7 +93,7 @@ EXPERIMENT = Experiment(
     "Gramian error of SOGram by α",
     "SOGram as printed, from zero and not corrected, on the trajectories of gramian/gramian-error.",
     PRESETS,
-    tables,
+    nothing,
     panels,
     CLAIMS,
     runs_of="gramian/gramian-error",

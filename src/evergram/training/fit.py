@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -139,8 +140,7 @@ def fit_encoder(
     settings, collectives = recipe.training, context.collectives
     # A refit takes about as long as the search.
     first = context if refit is None else replace(context, ends=context.share_of_time(0.5))
-    fitting = FitSettings.of(recipe, split.training, version)
-    job = _Job(recipe, fitting, split, first, companions)
+    job = _Job(recipe, split, version, first, companions)
     after = 0
     if companions.joint is not None and isinstance(recipe.upgrade, GradientUpgrade):
         # The task's best epoch comes before a joint model is compatible ([BC]'s code).
@@ -161,8 +161,8 @@ def fit_encoder(
         stopping.kept = {}
         del run
         again = replace(context, title=f"{context.title} refit")
-        fitting = FitSettings.of(recipe, split.training, version)
-        run = _Job(recipe, fitting, split, again, refit.companions).trainer(steps=steps)
+        job = _Job(recipe, split, version, again, refit.companions)
+        run = job.trainer(steps=steps)
         run.fit(steps=steps)
         encoder = run.finish()
         last = {"steps": steps, "interactions": len(split.training), "seconds": run.seconds}
@@ -186,10 +186,10 @@ def fit_encoder(
         refit=last,
         penalty=objective.penalty,
         l2=objective.l2,
-        l2_measure=fitting.strengths.l2_measure,
-        optimizer=fitting.training.optimizer,
+        l2_measure=job.settings.strengths.l2_measure,
+        optimizer=job.settings.training.optimizer,
         batch_size=run.sampler.batch_size,
-        table_rate=fitting.table_rate,
+        table_rate=job.settings.table_rate,
         warnings=warnings,
     )
 
@@ -199,10 +199,15 @@ class _Job:
     """One training: its settings, data and environment."""
 
     recipe: Recipe
-    settings: FitSettings
     split: Split
+    version: int
     context: RunContext
     companions: Companions
+
+    @cached_property
+    def settings(self) -> FitSettings:
+        """What the recipe says for this split and version."""
+        return FitSettings.of(self.recipe, self.split.training, self.version)
 
     def trainer(self, stopping: EarlyStopping | None = None, steps: int = 0) -> Trainer:
         """Return a trainer that selects an epoch with `stopping`, or refits for `steps`."""
