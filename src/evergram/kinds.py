@@ -83,7 +83,7 @@ class Trait(Enum):
     DRAWN_APART = "an estimator that samples entities (gramian.sampler)"
     # Of [training].
     STEPS = "an optimizer that takes steps (training.optimizer other than 'als')"
-    SOME_ROWS = "an optimizer with sparse updates (training.optimizer = 'adaptive' or 'sgd')"
+    SOME_ROWS = "an optimizer with sparse updates (training.optimizer = 'adaptive', 'sgd' or 'als')"
     EPOCHS = "training (training.epochs above 0)"
     # Of [upgrade].
     NEW_MODEL = "a new model (upgrade.start other than 'previous')"

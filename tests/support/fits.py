@@ -14,7 +14,7 @@ from tests.support.tiny_training import recipe_class
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import Batch, EntitySampler, ExampleSampler
+from evergram.data.sampling import Batch, EntitySampler, ExampleSampler, SweepSampler
 from evergram.data.split import Split
 from evergram.lineage.artefact import Artefact
 from evergram.training.build import Companions, FitSettings, load_corpus, prepare, split_for
@@ -135,7 +135,8 @@ def watch_epochs(
 
         return epoch
 
-    patch.setattr(ExampleSampler, "epoch", dying(ExampleSampler.epoch))
+    for kind in (ExampleSampler, SweepSampler):
+        patch.setattr(kind, "epoch", dying(kind.epoch))
     return begun
 
 

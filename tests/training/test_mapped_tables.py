@@ -7,19 +7,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
 from pyarrow.csv import write_csv
-from tests.support.fits import CPU, assert_same, changed, split_of, untimed
+from tests.support.fits import CPU, assert_same, changed, killed_and_resumed, split_of, untimed
 from tests.support.prepared import generated, write_prepared
 from tests.support.several_processes import ROOT, assert_near, called
 
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.sampling import ExampleSampler
+from evergram.data.sampling import ExampleSampler, SweepSampler
+from evergram.data.sorted_pairs import SortedPairs
 from evergram.encoders.encoder import SIDES, Encoder, Schema
 from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.errors import DataError, RecipeError
@@ -40,6 +42,7 @@ from evergram.training.build import (
 from evergram.training.distributed import join_processes
 from evergram.training.loop import Trainer
 from evergram.training.recipe import Recipe
+from evergram.training.resuming import CheckpointSettings
 from evergram.training.selection import EarlyStopping
 
 MAPPED = "training.tables=mapped"
@@ -317,6 +320,45 @@ def test_a_streamed_training_is_the_same_each_time(overrides: str, tmp_path: Pat
     assert isinstance(sampler, BlockSampler) != whole
     other = train(recipe, corpus if whole else None, progress=False)
     assert_same_data(train(recipe, progress=False), other)
+
+
+@pytest.mark.usefixtures("streaming")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "task.target=value task.l2_measure=examples",
+        "task.sparse=weight task.query_measure=0.5 prior.kind=constant prior.value=0.2",
+        "task.sparse=exclude task.l2_measure=penalty",
+    ],
+)
+def test_streamed_sweeps_over_mapped_tables_are_those_in_memory_also_after_a_kill(
+    overrides: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SortedPairs, "block", 500)
+    monkeypatch.setattr(SortedPairs, "long", 110)
+    corpus = generated(4000)
+    values = {
+        "name": "swept",
+        "data": {"kind": "prepared", "path": str(write_prepared(corpus, tmp_path / "p"))},
+        "split": {"kind": "random", "share": 0.2},
+        "model": {"dim": 4},
+        "task": {"penalty": 5.0, "l2": 0.1},
+        "training": {"optimizer": "als", "epochs": 3},
+    }
+    recipe = Recipe.of(values, overrides.split())
+    split = split_for(recipe, load_corpus(recipe), 0)
+    sampler = build_sampler(FitSettings.of(recipe, split.training, 0), split.training)
+    assert isinstance(sampler, SweepSampler)
+    pairs = sampler.pairs["candidate"]
+    assert {True, False} == {int(pairs.counts[b.rows].max()) > 110 for b in pairs.blocks}
+
+    def run(**options: Any) -> Artefact:
+        return train(Recipe.of(values, [*overrides.split(), MAPPED]), progress=False, **options)
+
+    at, often = (1, len(sampler) - 2), CheckpointSettings(every=1)
+    again, begun = killed_and_resumed(monkeypatch, run, at, tmp_path / "work", often)
+    assert begun[0] == at
+    assert_same_data(train(recipe, corpus, progress=False), again)
 
 
 @pytest.mark.usefixtures("streaming")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reproduction.recipe import PaperRecipe
-from tests.support.fits import assert_same, killed_and_resumed, parts_of
+from tests.support.fits import CPU, assert_same, killed_and_resumed, parts_of
 from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
+from evergram.data.sorted_pairs import SortedPairs
 from evergram.encoders.encoder import SIDES
 from evergram.errors import RecipeError, TrainingError
 from evergram.gramian.estimator import Moment
@@ -24,11 +26,28 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.tasks.task import Encoded
+from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.resuming import CheckpointSettings
-from evergram.training.sweeps import PairSquares, SweepSolver, SweepStep, row_groups, squares_of
+from evergram.training.sweeps import (
+    OTHER,
+    PairSquares,
+    SweepSolver,
+    SweepStep,
+    row_groups,
+    squares_of,
+)
 
 SIZES = {"query": 7, "candidate": 5}
+
+
+def sorted_pairs(pairs: Mapping[str, Tensor], **columns: Tensor) -> dict[str, SortedPairs]:
+    sizes = SIZES["query"], SIZES["candidate"]
+    rows = pairs["query"], pairs["candidate"]
+    return {
+        "query": SortedPairs.of(*rows, sizes, columns),
+        "candidate": SortedPairs.of(*rows[::-1], sizes[::-1], columns),
+    }
 
 
 def small_squares(seed: int, *, sparse: bool = False, prior: int = 0) -> PairSquares:
@@ -40,10 +59,9 @@ def small_squares(seed: int, *, sparse: bool = False, prior: int = 0) -> PairSqu
 
     pairs = {s: torch.randint(0, n - 1, (18,), generator=made) for s, n in SIZES.items()}
     measures = {s: draw(n, 2) for s, n in SIZES.items()}
+    columns = {"value": draw(18) * 3} | ({"weight": draw(18) - 0.3} if sparse else {})
     return PairSquares(
-        pairs,
-        draw(18) * 3,
-        draw(18) - 0.3 if sparse else None,
+        sorted_pairs(pairs, **columns),
         {s: m / m.sum(0) for s, m in measures.items()},
         (0.7, 0.2),
         {s: draw(n, prior) for s, n in SIZES.items()},
@@ -65,45 +83,68 @@ def over_all_pairs(squares: PairSquares, tables: dict[str, Tensor]) -> Tensor:
     tables = {side: table.double() for side, table in tables.items()}
     scores = tables["query"] @ tables["candidate"].T
     missed = scores - squares.factors["query"].double() @ squares.factors["candidate"].double().T
-    at = squares.pairs["query"], squares.pairs["candidate"]
-    total = 0.5 * (scores[at] - squares.target.double()).square().mean()
-    if squares.weight is not None:
-        total = total + (squares.weight * missed[at].square()).mean()
+    columns, counts = squares.pairs["query"].columns, squares.pairs["query"].counts
+    at = torch.repeat_interleave(torch.arange(len(counts)), counts), columns["partner"].long()
+    target = columns.get("value", torch.ones(1)).double()
+    total = 0.5 * (scores[at] - target).square().mean()
+    if "weight" in columns:
+        total = total + (columns["weight"] * missed[at].square()).mean()
+    excluded = torch.ones_like(scores)
+    if squares.excludes:
+        excluded[at] = 0.0
     for r, strength in enumerate(squares.penalty):
         p, q = (squares.measures[s][:, r] for s in ("query", "candidate"))
-        total = total + strength * p @ missed.square() @ q
+        total = total + strength * p @ (excluded * missed.square()) @ q
     for side, table in tables.items():
-        total = total + squares.norms[side] @ table.square().sum(1)
+        total = total + squares.l2 * squares.norms[side].double() @ table.square().sum(1)
     return total
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10_000),
-    st.booleans(),
+    st.sampled_from(["none", "sparse", "excluded"]),
     st.sampled_from([0, 2]),
     st.sampled_from([1, 2, 9]),
     st.sampled_from([1, 64, None]),
+    st.sampled_from([(100, 100), (1, 100), (7, 3), (2, 0)]),
 )
 def test_no_solve_raises_the_objective_and_it_returns_its_value(
-    seed: int, sparse: bool, prior: int, steps: int, gathered: int | None
+    seed: int, weights: str, prior: int, steps: int, gathered: int | None, cuts: tuple[int, int]
 ) -> None:
-    squares = small_squares(seed, sparse=sparse, prior=prior)
+    squares = small_squares(seed, sparse=weights == "sparse", prior=prior)
+    squares = replace(squares, excludes=weights == "excluded")
     tables = small_tables(squares, 4, seed)
     solver = SweepSolver(squares, steps, gathered)
     before = over_all_pairs(squares, tables)
     for side in ("query", "candidate"):
-        value = solver.solve(side, tables)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SortedPairs, "block", cuts[0])
+            patch.setattr(SortedPairs, "long", cuts[1])
+            value = solved(solver, side, tables)
         after = over_all_pairs(squares, tables)
         assert after <= before * (1 + 1e-12)
         torch.testing.assert_close(value, after, rtol=1e-10, atol=1e-12)
         before = after
 
 
+def solved(solver: SweepSolver, side: str, tables: dict[str, Tensor]) -> Tensor:
+    """Update one side's rows in place, with the other fixed. Return F."""
+    fixed = solver.fix(OTHER[side], tables)
+    blocks = solver.squares.pairs[side].blocks
+    terms = [solver.solve_block(side, block, fixed, tables[side]) for block in blocks]
+    return (fixed.constant + torch.stack(terms).sum()) / solver.n
+
+
+def swept(solver: SweepSolver, tables: dict[str, Tensor]) -> Tensor:
+    solved(solver, "query", tables)
+    return solved(solver, "candidate", tables)
+
+
 def sweep_to_its_end(solver: SweepSolver, tables: dict[str, Tensor], moves: float = 1e-11) -> None:
     for _ in range(2000):
         before = tables["candidate"].clone()
-        solver.sweep(tables)
+        swept(solver, tables)
         if torch.allclose(tables["candidate"], before, rtol=0, atol=moves):
             return
 
@@ -122,8 +163,8 @@ def test_single_precision_follows_double() -> None:
     squares = small_squares(6, sparse=True, prior=2)
     double = small_tables(squares, 4, seed=3)
     single = {side: table.float() for side, table in double.items()}
-    value = SweepSolver(squares).sweep(double)
-    torch.testing.assert_close(SweepSolver(squares).sweep(single), value, rtol=1e-4, atol=1e-5)
+    value = swept(SweepSolver(squares), double)
+    torch.testing.assert_close(swept(SweepSolver(squares), single), value, rtol=1e-4, atol=1e-5)
     for side, table in single.items():
         torch.testing.assert_close(table.double(), double[side], rtol=1e-3, atol=1e-4)
 
@@ -134,13 +175,15 @@ def test_as_many_steps_as_dims_are_dense_least_squares() -> None:
     held, row = tables["candidate"].clone(), 2
     # A least-squares problem of one equation a term of F, for one query.
     equations, wanted, weights = [], [], []
-    for i in (squares.pairs["query"] == row).nonzero()[:, 0].tolist():
-        b = squares.pairs["candidate"][i]
+    observed = squares.pairs["query"]
+    before, count = int(observed.counts[:row].sum()), int(observed.counts[row])
+    for i in range(before, before + count):
+        b = int(observed.columns["partner"][i])
         prior = squares.factors["query"][row] @ squares.factors["candidate"][b]
-        assert squares.weight is not None
         equations += [held[b], held[b]]
-        wanted += [squares.target[i], prior]
-        weights += [torch.tensor(0.5 / 18, dtype=torch.float64), squares.weight[i] / 18]
+        wanted += [observed.columns["value"][i], prior]
+        halves = torch.tensor(0.5 / 18, dtype=torch.float64)
+        weights += [halves, observed.columns["weight"][i] / 18]
     for other in range(len(held)):
         for r, strength in enumerate(squares.penalty):
             equations.append(held[other])
@@ -152,41 +195,42 @@ def test_as_many_steps_as_dims_are_dense_least_squares() -> None:
         3, dtype=torch.float64
     )
     expected = torch.linalg.lstsq(normal, left.T @ (scale * right)).solution
-    SweepSolver(squares, steps=6).solve("query", tables)
+    solved(SweepSolver(squares, steps=6), "query", tables)
     torch.testing.assert_close(tables["query"][row], expected, rtol=1e-8, atol=1e-10)
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=40),
-    st.integers(1, 60),
-)
-def test_groups_are_a_partition_of_rows_and_of_pairs(pairs: list[tuple[int, int]], at: int) -> None:
-    rows, partners = torch.tensor(pairs).T
-    numbers = torch.arange(1, len(pairs) + 1).double()
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=12), st.integers(1, 60))
+def test_groups_are_a_partition_of_rows_and_of_pairs(counts: list[int], at: int) -> None:
+    numbers = torch.arange(1, sum(counts) + 1).double()
+    rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     members, seen = [], []
-    for group in row_groups(rows, partners, numbers, 2 * numbers, 9, at):
+    for group in row_groups(torch.tensor(counts), numbers.int(), numbers, 2 * numbers, at):
         assert len(group.rows) == 1 or len(group.rows) * max(group.longest, 4) <= at
         assert torch.equal(group.target, 2 * group.pull)
         members += group.rows.tolist()
         for row, its, own in zip(group.rows.tolist(), group.partners, group.pull, strict=True):
             places = own[own > 0].long() - 1
             assert rows[places].eq(row).all()
-            assert torch.equal(partners[places], its[own > 0].long())
+            assert torch.equal(numbers[places].int(), its[own > 0])
             seen += places.tolist()
-    assert sorted(members) == list(range(9))
-    assert sorted(seen) == list(range(len(pairs)))
+    assert sorted(members) == list(range(len(counts)))
+    assert sorted(seen) == list(range(sum(counts)))
 
 
 def test_an_objective_without_a_minimum_or_not_finite_is_refused() -> None:
     squares = small_squares(6)
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"weight": torch.full_like(squares.target, -50.0)}, "without a minimum"),
-        ({"target": squares.target * float("inf")}, r"training\.optimizer = 'als'"),
+    cases: list[tuple[dict[str, Tensor], str]] = [
+        ({"weight": torch.full((18,), -50.0)}, "without a minimum"),
+        ({"value": torch.full((18,), float("inf"))}, r"training\.optimizer = 'als'"),
     ]
     for change, named in cases:
+        pairs = {
+            side: replace(each, columns={**each.columns, **change})
+            for side, each in squares.pairs.items()
+        }
         with pytest.raises(TrainingError, match=named):
-            SweepSolver(replace(squares, **change)).sweep(small_tables(squares, 4, seed=3))
+            swept(SweepSolver(replace(squares, pairs=pairs)), small_tables(squares, 4, seed=3))
 
 
 def prepared(task: dict[str, Any], optimizer: str, **more: Any) -> Any:
@@ -217,7 +261,7 @@ def test_a_solved_run_has_no_gradient_by_the_trainers_objective(
     task: dict[str, Any], more: dict[str, Any]
 ) -> None:
     step, sampler = prepared(task, "adaptive", **more)
-    squares = squares_of(step, sampler)
+    squares = squares_of(*prepared(task, "als", **more))
     tables = {s: getattr(step.encoder, s).weight.detach().double() for s in SIDES}
 
     def slopes() -> tuple[float, torch.Tensor]:
@@ -254,15 +298,23 @@ def test_a_solved_run_has_no_gradient_by_the_trainers_objective(
     assert after < 1e-6
 
 
-def test_a_step_is_a_sweep_and_returns_the_value_after_it() -> None:
+def test_an_epoch_is_a_sweep_whose_steps_average_to_the_objective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SortedPairs, "block", 6)
     step, sampler = prepared(*TASKS[0][:1], "als")
     assert isinstance(step, SweepStep)
     assert not step.optimizers
-    (batch,) = sampler.epoch(0)
-    values = [float(step(batch)) for _ in range(5)]
-    assert values == sorted(values, reverse=True)
+    assert len(sampler) > 5
+    means = []
+    for epoch in range(5):
+        steps = [float(value) for _, value in run_epoch(step, sampler, None, epoch, CPU)]
+        assert len(steps) == len(sampler)
+        means.append(sum(steps) / len(steps))
+    assert means == sorted(means, reverse=True)
     expected = over_all_pairs(squares_of(step, sampler), step.tables)
-    assert values[-1] == pytest.approx(float(expected), rel=1e-5)
+    of_candidates = len(sampler.pairs["candidate"].blocks)
+    assert sum(steps[-of_candidates:]) / of_candidates == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_entities_without_a_pair_keep_their_rows_whatever_their_measure(tmp_path: Path) -> None:
@@ -273,8 +325,8 @@ def test_entities_without_a_pair_keep_their_rows_whatever_their_measure(tmp_path
     step, sampler, _ = parts_of(recipe, corpus)
     assert isinstance(step, SweepStep)
     before = {side: table.clone() for side, table in step.tables.items()}
-    for batch in sampler.epoch(0):
-        step(batch)
+    for _ in run_epoch(step, sampler, None, 0, CPU):
+        pass
     for side, table in step.tables.items():
         met = corpus.counts(side) > 0
         assert torch.equal(table[~met], before[side][~met])
@@ -285,18 +337,22 @@ def test_entities_without_a_pair_keep_their_rows_whatever_their_measure(tmp_path
 def test_a_run_resumes_bit_for_bit_and_ends_by_its_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(SortedPairs, "block", 20)
     recipe = recipe_of("training.epochs=40", "training.patience=3", "model.dim=4")
 
     def run(**kept: Any) -> Artefact:
         return train(recipe, progress=False, **kept)
 
     often = CheckpointSettings(every=1)
-    again, _ = killed_and_resumed(monkeypatch, run, (4, 0), tmp_path, often)
-    whole = run()
-    assert_same(whole, again)
+    whole, blocks = run(), len(parts_of(recipe)[1])
+    # Inside the queries' and inside the candidates' half of a sweep.
+    for block in (1, blocks - 2):
+        at = 4, block
+        again, begun = killed_and_resumed(monkeypatch, run, at, tmp_path / str(block), often)
+        assert begun[0] == at
+        assert_same(whole, again)
     trained = whole.metrics["training"]
     assert trained["ended"] == "patience"
-    assert trained["batch_size"] == whole.metrics["data"]["interactions"]
     objectives = [record["objective"] for record in trained["history"]]
     assert objectives == sorted(objectives, reverse=True)
 

@@ -39,6 +39,7 @@ from evergram.data.reading.interactions import (
     rows_by_id,
     table_of,
 )
+from evergram.data.sorted_pairs import SortedPairs
 from evergram.errors import DataError
 from evergram.ids import refuse_repeats
 
@@ -514,6 +515,13 @@ class Corpus:
         """Yield all interactions in order, in blocks; a corpus in memory is one block."""
         value = self.column("value") if self.has_values else None
         yield PairBlock(0, self.column("query"), self.column("candidate"), value)
+
+    def sorted_by(self, side: str, names: Sequence[str] = ()) -> SortedPairs:
+        """Return all pairs in the order of one side's rows, with the columns `names`."""
+        other = "candidate" if side == "query" else "query"
+        sizes = len(self.sides[side]), len(self.sides[other])
+        columns = {name: self.column(name) for name in names}
+        return SortedPairs.of(self.column(side), self.column(other), sizes, columns)
 
     def has_pairs(self, query: Tensor, candidate: Tensor) -> Tensor:
         """Return bool [m]: True for pairs (rows, int64 [m]) in the corpus; row -1 is unknown."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, offsets_of, take_ragged
+from evergram.data.sorted_pairs import RowBlock, SortedPairs
 from evergram.errors import DataError
 
 # Redraw rejected negatives at most this often, then keep the last draw.
@@ -156,9 +157,21 @@ class ExampleSampler:
         if draws.negatives:
             self.pair_keys = torch.unique(self.query * self.candidates + self.candidate)
 
-    def _begin(self, corpus: Corpus, draws: PairDraws, batch_size: int, seed: int) -> None:
+    def _begin(
+        self,
+        corpus: Corpus,
+        draws: PairDraws,
+        batch_size: int,
+        seed: int,
+        *,
+        weighted: bool = False,
+    ) -> None:
         if draws.target == "value" and not corpus.has_values:
             raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
+        if weighted and "weight" not in corpus.interactions.column_names:
+            raise DataError(
+                "task.sparse = 'weight' needs a column 'weight'; use 'none' without it."
+            )
         self.batch_size: int = min(batch_size, len(corpus))
         self.seed = seed
         self.positives: str = draws.positives
@@ -385,3 +398,47 @@ class WholeQuerySampler(ExampleSampler):
         order, ends = take_ragged(self.by_query, self.ends, queries)
         cuts = torch.cat([ends[: -1 : self.queries], ends[-1:]])
         return order, cuts.diff().tolist()
+
+
+class SweepSampler(ExampleSampler):
+    """Blocks of rows for alternating least squares: all queries, then all candidates. Batches are
+    empty, because the step reads the pairs in the order of rows.
+
+    Args:
+        sparse: "none", "weight" or "exclude", as `task.sparse`.
+    Attributes:
+        pairs: in the order of each side's rows.
+        blocks: the side and the rows of each step.
+        excludes: whether the penalty excludes observed pairs.
+    Raises: DataError: the corpus lacks values or weights.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        draws: PairDraws,
+        *,
+        seed: int,
+        measures: Mapping[str, Tensor],
+        sparse: str = "none",
+    ) -> None:
+        weighted = sparse == "weight"
+        self._begin(corpus, draws, len(corpus), seed, weighted=weighted)
+        self.excludes: bool = sparse == "exclude"
+        self.measures: dict[str, Tensor] = dict(measures)
+        names = ["value"] * (draws.target == "value") + ["weight"] * weighted
+        self.pairs: dict[str, SortedPairs] = {
+            side: corpus.sorted_by(side, names) for side in self.counts
+        }
+        self.blocks: list[tuple[str, RowBlock]] = [
+            (side, block) for side, pairs in self.pairs.items() for block in pairs.blocks
+        ]
+        self.batch_size: int = -(-len(corpus) // len(self.blocks))
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield an empty batch for each block from `start` on."""
+        none = torch.zeros(0)
+        yield from repeat(Batch(none, none, none, none, none), len(self) - start)

@@ -31,7 +31,13 @@ from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.prepared.prepare import machine_memory
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, WholeQuerySampler
+from evergram.data.sampling import (
+    EntitySampler,
+    ExampleSampler,
+    PairDraws,
+    SweepSampler,
+    WholeQuerySampler,
+)
 from evergram.data.split import (
     HeldOut,
     Split,
@@ -420,9 +426,14 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
         "measures": measures,
     }
     whole = task.drawn == "whole_queries"
+    streamed = isinstance(corpus, MappedCorpus) and len(corpus) > BlockSampler.least
+    if training.sweeps:
+        if isinstance(corpus, MappedCorpus) and not streamed:
+            corpus = corpus.in_memory()
+        seed = settings.version_seed
+        return SweepSampler(corpus, draws, seed=seed, measures=measures, sparse=task.sparse)
     if isinstance(corpus, MappedCorpus):
-        blocks = task.sparse != "exclude" and not whole and not training.sweeps
-        if len(corpus) > BlockSampler.least and blocks:
+        if streamed and task.sparse != "exclude" and not whole:
             return BlockSampler(corpus, draws, weighted=task.sparse == "weight", **common)
         # Small data, or a sampler that needs all pairs in memory.
         corpus = corpus.in_memory()
@@ -492,7 +503,7 @@ def prepare(
     optimizers: Sequence[torch.optim.Optimizer] = ()
     if isinstance(training, StepSettings):
         optimizers = build_optimizers(encoder, training, settings.table_rate, joint, objective.task)
-    kind = partial(SweepStep, sampler=sampler) if training.sweeps else Step
+    kind = partial(SweepStep, sampler=sampler) if isinstance(sampler, SweepSampler) else Step
     step = kind(
         encoder,
         encoder.read(corpus).to(device),

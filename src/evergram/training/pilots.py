@@ -60,7 +60,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     pilot_recipe = recipe.model_copy(update={"training": sweeps})
     run = OF_A_RUN - ({Trait.ONE_PROCESS} if context.collectives.size > 1 else set())
     unmet = FitSettings.of(pilot_recipe, split.training, version).unmet(run)
-    if solves := not unmet and training.tables != "mapped":
+    if solves := not unmet:
         # An upgrade may train a transform together with the model, which the solver cannot.
         default_gramian = recipe.gramian == type(recipe).model_fields["gramian"].default
         solves = version == 0 and training.may_sweep and default_gramian

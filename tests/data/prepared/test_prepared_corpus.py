@@ -298,6 +298,22 @@ def test_values_and_weights_stay_with_their_pairs(tmp_path: Path) -> None:
     assert set(read) == set(expected)
 
 
+def test_pairs_sorted_on_disk_are_those_sorted_in_memory(tmp_path: Path) -> None:
+    corpus = generated(600)
+    mapped = prepared(corpus, tmp_path / "p")
+    for side, other in (("query", "candidate"), ("candidate", "query")):
+        ours, theirs = (each.sorted_by(side, ["value", "weight"]) for each in (mapped, corpus))
+        assert ours.columns.keys() == theirs.columns.keys()
+        for name, column in theirs.columns.items():
+            assert torch.equal(ours.read(name, slice(0, 600), column.device), column)
+        rows = torch.repeat_interleave(torch.arange(len(ours.counts)), ours.counts)
+        order = rows * 1000 + theirs.columns["partner"]
+        assert torch.equal(order, (corpus.column(side) * 1000 + corpus.column(other)).sort().values)
+        huge(next(mapped.cache.glob(f"*-by-{side}/{other}.npy")))
+        with pytest.raises(DataError, match=f"'{other}' .*has row numbers .*Remove"):
+            ours.read("partner", slice(0, 600), torch.device("cpu"))
+
+
 def test_what_is_derived_is_written_once_and_may_be_removed(tmp_path: Path) -> None:
     corpus = generated(500)
     mapped = prepared(corpus, tmp_path / "p")

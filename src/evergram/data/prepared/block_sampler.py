@@ -16,7 +16,6 @@ from evergram.data.prepared.mapped_corpus import MappedCorpus, mapped_column
 from evergram.data.prepared.prepare import Column, release
 from evergram.data.reading.interactions import SIDES
 from evergram.data.sampling import Batch, ExampleSampler, PairDraws
-from evergram.errors import DataError
 
 Columns = dict[str, Tensor]
 Numbers = NDArray[np.int64]
@@ -107,11 +106,7 @@ class BlockSampler(ExampleSampler):
         weighted: bool = False,
     ) -> None:
         draws = draws or PairDraws()
-        if weighted and "weight" not in corpus.interactions.column_names:
-            raise DataError(
-                "task.sparse = 'weight' needs a column 'weight'; use 'none' without it."
-            )
-        self._begin(corpus, draws, batch_size, seed)
+        self._begin(corpus, draws, batch_size, seed, weighted=weighted)
         self.corpus = corpus
         self.negatives: bool = draws.negatives
         self.names: list[str] = ["query", "candidate"]

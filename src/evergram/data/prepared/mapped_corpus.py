@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import mmap
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any
@@ -38,6 +38,7 @@ from evergram.data.corpus import (
 )
 from evergram.data.prepared.prepare import NAME, Column, PreparedRecord, release
 from evergram.data.reading.interactions import SIDES, SideName
+from evergram.data.sorted_pairs import SortedPairs
 from evergram.errors import DataError
 from evergram.file_content import sha256
 
@@ -197,15 +198,26 @@ class MappedCorpus(Corpus):
     @cached_property
     def index(self) -> PairIndex:
         """The index of pairs by query, in files that the first use writes."""
-        folder = self.cache / f"{self.fingerprint[:32]}-by-query"
-        _write_once(folder, lambda new: write_index(self, new))
-        offsets = offsets_of(self.counts("query"))
+        folder, offsets = self._sorted_folder("query"), offsets_of(self.counts("query"))
         columns = {
-            name: mapped_column(folder / f"{name}.npy", int(offsets[-1]), at_random=True)
+            name: mapped_column(folder / f"{name}.npy", len(self), at_random=True)
             for name in self.types
             if name in INDEXED
         }
         return PairIndex(offsets, columns, int(np.load(folder / "distinct.npy")))
+
+    def sorted_by(self, side: str, names: Sequence[str] = ()) -> SortedPairs:
+        folder, other = self._sorted_folder(side), "candidate" if side == "query" else "query"
+        mapped = [mapped_column(folder / f"{name}.npy", len(self)) for name in (other, *names)]
+        columns = dict(zip(("partner", *names), map(torch.from_numpy, mapped), strict=True))
+        check, freed = partial(self.check_rows, side=other), partial(release, mapped)
+        return SortedPairs(self.counts(side), columns, check, freed)
+
+    def _sorted_folder(self, side: str) -> Path:
+        """Return the folder of the pairs sorted by a side, which the first use writes."""
+        folder = self.cache / f"{self.fingerprint[:32]}-by-{side}"
+        _write_once(folder, lambda new: write_index(self, new, side))
+        return folder
 
     def where(self, rule: PairRule) -> Corpus:
         """Return the corpus that a rule selects; the first call caches its columns as files."""
@@ -349,32 +361,39 @@ class PairIndex:
         return (low < end) & (candidates[low.clamp(max=last)] == candidate)
 
 
-def write_index(corpus: MappedCorpus, folder: Path) -> None:
-    """Write the index of a corpus with a bucket sort: a bucket is a file for a range of queries."""
-    types = {n: dtype for n, dtype in corpus.types.items() if n in ("query", *INDEXED)}
-    scratch, counts = folder / "scratch", corpus.counts("query").numpy()
+def write_index(corpus: MappedCorpus, folder: Path, side: str = "query") -> None:
+    """Write the pairs of a corpus, sorted by a side and then by the other one, with a bucket sort:
+    a bucket is a file for pairs that follow each other."""
+    other = "candidate" if side == "query" else "query"
+    types = {n: dtype for n, dtype in corpus.types.items() if n in (*SIDES, "value", "weight")}
+    scratch, size = folder / "scratch", len(corpus.sides[other])
     scratch.mkdir()
-    query_buckets = ((np.cumsum(counts) - counts) // BUCKET).astype(np.int32)
+    counts = corpus.counts(side)
+    starts = counts.cumsum(0) - counts
     for block in corpus.blocks():
-        pair_buckets = query_buckets[block.query.numpy()]
+        rows, partners = getattr(block, side), getattr(block, other)
+        # About where the pair will be, which never decreases in the order of pairs.
+        positions = starts[rows] + (counts[rows].double() * partners / size).long()
+        pair_buckets = (positions // BUCKET).numpy()
         order = np.argsort(pair_buckets, kind="stable")
-        numbers, starts = np.unique(pair_buckets[order], return_index=True)
+        numbers, ends = np.unique(pair_buckets[order], return_index=True)
         piece = corpus.interactions.slice(block.start, len(block))
         for name in types:
-            parts = np.split(piece[name].to_numpy()[order], starts[1:])
+            parts = np.split(piece[name].to_numpy()[order], ends[1:])
             for number, values in zip(numbers, parts, strict=True):
-                with (scratch / f"{number}-{name}").open("ab") as file:
+                with (scratch / f"{number:012d}-{name}").open("ab") as file:
                     file.write(values.tobytes())
-    distinct, indexed = 0, {name: dtype for name, dtype in types.items() if name in INDEXED}
+    distinct, indexed = 0, {name: dtype for name, dtype in types.items() if name != side}
     with _new_columns(folder, indexed, len(corpus)) as files:
-        for number in np.unique(query_buckets[counts > 0]):
-            rows = {n: np.fromfile(scratch / f"{number}-{n}", types[n]) for n in types}
-            pair = rows["query"].astype(np.int64) * len(corpus.candidates) + rows["candidate"]
+        for bucket in sorted(scratch.glob(f"*-{side}")):
+            number = bucket.name.partition("-")[0]
+            columns = {n: np.fromfile(scratch / f"{number}-{n}", types[n]) for n in types}
+            pair = columns[side].astype(np.int64) * size + columns[other]
             order = np.argsort(pair, kind="stable")
             pair = pair[order]
             distinct += 1 + int((pair[1:] != pair[:-1]).sum())
             for name, column in files.items():
-                column.write(rows[name][order].tobytes())
+                column.write(columns[name][order].tobytes())
     remove_tree(scratch)
     np.save(folder / "distinct.npy", distinct)
 

@@ -221,7 +221,8 @@ class TrainingSettings(Settings):
     """The keys that all optimizers have."""
 
     optimizer: str
-    tables: Tables = "auto"
+    # "mapped": in files; "auto": in files if they do not fit into memory.
+    tables: Annotated[Tables, MAPPED, Needs(Trait.MAPPABLE)] = "auto"
     # Maximum; 0 publishes the initial model, see `model.start`.
     epochs: Annotated[
         int,
@@ -250,7 +251,13 @@ class TrainingSettings(Settings):
 
     @property
     def traits(self) -> frozenset[Trait]:
-        return traits_where({Trait.STEPS: not self.sweeps, Trait.EPOCHS: self.epochs > 0})
+        return traits_where(
+            {
+                Trait.STEPS: not self.sweeps,
+                Trait.SOME_ROWS: self.sweeps,
+                Trait.EPOCHS: self.epochs > 0,
+            }
+        )
 
     @property
     def fills_batches(self) -> bool:
@@ -259,7 +266,7 @@ class TrainingSettings(Settings):
 
     def swept(self, **changes: Any) -> SweepTraining:
         """Return these settings for alternating least squares, with `changes`."""
-        keys = TrainingSettings.model_fields.keys() - {"optimizer", "tables"}
+        keys = TrainingSettings.model_fields.keys() - {"optimizer"}
         return SweepTraining(**{key: getattr(self, key) for key in keys} | changes)
 
 
@@ -282,8 +289,6 @@ class StepSettings(TrainingSettings):
     # Of matrix products in layers, or of queries with all candidates; sums are float32, like
     # parameters, Gramians and evaluations.
     precision: Annotated[Literal["float32", "bfloat16"], Needs(Trait.BATCH_PRODUCTS)] = "float32"
-    # "mapped": in files; "auto": in files if they do not fit into memory.
-    tables: Annotated[Tables, MAPPED, Needs(Trait.MAPPABLE)] = "auto"
 
     @property
     def feature_table_rate(self) -> float:
@@ -350,7 +355,6 @@ class SweepTraining(TrainingSettings):
             values=("als",),
         ),
     ] = "als"
-    tables: Literal["auto", "memory"] = "auto"
     sweeps = True
     # Constants that `Step` needs.
     decay: ClassVar[float] = 1.0
