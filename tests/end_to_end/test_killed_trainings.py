@@ -22,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
+from evergram.data.sorted_pairs import SortedPairs
 from evergram.encoders.module_encoder import EncoderModules
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
@@ -213,8 +214,15 @@ KINDS = {
     "storm that looks ahead": Kind("gramian.kind=storm gramian.sampler=linear"),
     "sagram, adaptive pools": Kind("gramian.kind=sagram gramian.sampler=adaptive"),
     "bpr with a refit": Kind("task.kind=bpr task.penalty=1 training.refit=true"),
+    "least squares in blocks": Kind("training.optimizer=als"),
     "joint upgrade": Kind("gramian.kind=storm", upgrades=True),
 }
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep has about as many blocks of rows as an epoch has batches."""
+    monkeypatch.setattr(SortedPairs, "block", 24)
 
 
 @pytest.mark.long

@@ -335,7 +335,7 @@ def test_streamed_sweeps_over_mapped_tables_are_those_in_memory_also_after_a_kil
     overrides: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SortedPairs, "block", 500)
-    monkeypatch.setattr(SortedPairs, "long", 110)
+    monkeypatch.setattr(SortedPairs, "long", 80)
     corpus = generated(4000)
     values = {
         "name": "swept",
@@ -350,7 +350,7 @@ def test_streamed_sweeps_over_mapped_tables_are_those_in_memory_also_after_a_kil
     sampler = build_sampler(FitSettings.of(recipe, split.training, 0), split.training)
     assert isinstance(sampler, SweepSampler)
     pairs = sampler.pairs["candidate"]
-    assert {True, False} == {int(pairs.counts[b.rows].max()) > 110 for b in pairs.blocks}
+    assert {True, False} == {int(pairs.counts[b.rows].max()) > 80 for b in pairs.blocks}
 
     def run(**options: Any) -> Artefact:
         return train(Recipe.of(values, [*overrides.split(), MAPPED]), progress=False, **options)

@@ -337,8 +337,8 @@ def test_entities_without_a_pair_keep_their_rows_whatever_their_measure(tmp_path
 def test_a_run_resumes_bit_for_bit_and_ends_by_its_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SortedPairs, "block", 20)
-    recipe = recipe_of("training.epochs=40", "training.patience=3", "model.dim=4")
+    monkeypatch.setattr(SortedPairs, "block", 300)
+    recipe = recipe_of("training.epochs=20", "training.patience=2", "model.dim=4")
 
     def run(**kept: Any) -> Artefact:
         return train(recipe, progress=False, **kept)

@@ -163,6 +163,8 @@ def fit_encoder(
         again = replace(context, title=f"{context.title} refit")
         job = _Job(recipe, split, version, again, refit.companions)
         run = job.trainer(steps=steps)
+        if settings.sweeps:  # a sweep over other pairs may have another number of blocks
+            steps = stopping.best_epoch * len(run.sampler)
         run.fit(steps=steps)
         encoder = run.finish()
         last = {"steps": steps, "interactions": len(split.training), "seconds": run.seconds}

@@ -175,7 +175,7 @@ class SweepSolver:
             shares = [*(weights.to(table) * squares.measures[side][span].to(table)).T, counts / n]
             parts = [((rows * share[:, None].to(table)).T @ beside).double() for share in shares]
             sums = [s + p for s, p in zip(sums, parts, strict=True)] if sums else parts
-            norm += squares.norms[side][span].double() @ rows.double().square().sum(1)
+            norm += squares.norms[side][span].double() @ rows.square().sum(1).double()
         dim, moments = table.shape[1], [moment.to(table) for moment in sums]
         return _FixedSide(
             table,
@@ -251,7 +251,7 @@ class SweepSolver:
             span = slice(start, min(start + source.block, block.pairs.stop))
             *values, constant = self._read(side, block, span, table)
             total = total.to(constant) + constant
-            pieces = (torch.split(each, most) for each in values)
+            pieces = (torch.split(each.expand(len(values[0])), most) for each in values)
             for partners, pull, target in zip(*pieces, strict=True):
                 rows = table.index_select(0, partners)
                 matrix += (rows * pull[:, None]).T @ rows
@@ -274,14 +274,14 @@ class SweepSolver:
     def _read(
         self, side: str, block: RowBlock, span: slice, like: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the partners, h and t of the pairs `span` of a block, [P] each, and their
-        Σ ½ y² + w π², float64; h and t as numbers `like` the tables'."""
+        """Return the partners [P], h and t ([P], or one number for all) of the pairs `span` of a
+        block, and their Σ ½ y² + w π², float64; h and t as numbers `like` the tables'."""
         squares, source, size = self.squares, self.squares.pairs[side], span.stop - span.start
         # One more than wanted if the row goes on, to see whether the last pair is repeated.
         more = slice(span.start, min(span.stop + 1, block.pairs.stop))
         partners = source.read("partner", more, like.device)
-        pull = target = like.new_full((size,), 0.5)
-        constant = pull.double().sum()
+        pull = target = like.new_tensor(0.5)
+        constant = size * pull.double()
         if "value" in source.columns:
             target = 0.5 * source.read("value", span, like.device).to(like)
             constant = 2 * target.double().square().sum()
@@ -378,7 +378,7 @@ def row_groups(
 
     Args:
         counts: int64 [N], pairs of each row.
-        partners, pull, target: [n], the pairs in the order of rows.
+        partners, pull, target: [n], the pairs in the order of rows; h and t may be one number.
         pairs: maximum of a group, unless a single row has more.
     """
     starts = counts.cumsum(0) - counts
@@ -396,8 +396,7 @@ def row_groups(
         yield RowGroup(
             members,
             torch.where(mask, partners[index], 0),
-            pulls := torch.where(mask, pull[index], 0.0),
-            pulls if target is pull else torch.where(mask, target[index], 0.0),
+            *(torch.where(mask, v[index] if v.ndim else v, 0.0) for v in (pull, target)),
             longest,
         )
 
