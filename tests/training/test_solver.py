@@ -205,7 +205,7 @@ def test_groups_are_a_partition_of_rows_and_of_pairs(counts: list[int], at: int)
     numbers = torch.arange(1, sum(counts) + 1).double()
     rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     members, seen = [], []
-    for group in row_groups(torch.tensor(counts), numbers.int(), numbers, 2 * numbers, at):
+    for group in row_groups(torch.tensor(counts), numbers.int(), numbers, 2 * numbers, pairs=at):
         assert len(group.rows) == 1 or len(group.rows) * max(group.longest, 4) <= at
         assert torch.equal(group.target, 2 * group.pull)
         members += group.rows.tolist()

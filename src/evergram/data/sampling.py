@@ -402,14 +402,10 @@ class WholeQuerySampler(ExampleSampler):
 
 class SweepSampler(ExampleSampler):
     """Blocks of rows for alternating least squares: all queries, then all candidates. Batches are
-    empty, because the step reads the pairs in the order of rows.
+    empty, because the step reads `pairs`, in the order of each side's rows.
 
     Args:
-        sparse: "none", "weight" or "exclude", as `task.sparse`.
-    Attributes:
-        pairs: in the order of each side's rows.
-        blocks: the side and the rows of each step.
-        excludes: whether the penalty excludes observed pairs.
+        sparse: `task.sparse`.
     Raises: DataError: the corpus lacks values or weights.
     """
 

@@ -44,13 +44,8 @@ class SortedPairs:
     def of(
         cls, rows: Tensor, partners: Tensor, sizes: tuple[int, int], columns: Mapping[str, Tensor]
     ) -> SortedPairs:
-        """Sort pairs in memory.
-
-        Args:
-            rows, partners: int64 [n], each pair's row of this side and of the other one.
-            sizes: number of rows of this side and of the other one.
-            columns: "value" and "weight", [n].
-        """
+        """Sort n pairs in memory: int64 rows [n] of both sides, which have `sizes` rows, and the
+        columns "value" and "weight" if wanted."""
         order = torch.argsort(rows * sizes[1] + partners, stable=True)
         sorted_columns = {name: column[order] for name, column in columns.items()}
         counts = torch.bincount(rows, minlength=sizes[0])

@@ -372,7 +372,7 @@ class RowGroup:
 
 
 def row_groups(
-    counts: Tensor, partners: Tensor, pull: Tensor, target: Tensor, pairs: int
+    counts: Tensor, partners: Tensor, pull: Tensor, target: Tensor, *, pairs: int
 ) -> Iterator[RowGroup]:
     """Yield all rows of a block in groups, those with the most pairs first.
 
@@ -393,12 +393,11 @@ def row_groups(
         offsets = torch.arange(longest, device=counts.device)
         mask = offsets < counts[members, None]
         index = torch.where(mask, starts[members, None] + offsets, 0)
-        yield RowGroup(
-            members,
-            torch.where(mask, partners[index], 0),
-            *(torch.where(mask, v[index] if v.ndim else v, 0.0) for v in (pull, target)),
-            longest,
+        pulls, targets = (
+            torch.where(mask, values[index] if values.ndim else values, 0.0)
+            for values in (pull, target)
         )
+        yield RowGroup(members, torch.where(mask, partners[index], 0), pulls, targets, longest)
 
 
 @dataclass

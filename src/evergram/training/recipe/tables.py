@@ -251,13 +251,8 @@ class TrainingSettings(Settings):
 
     @property
     def traits(self) -> frozenset[Trait]:
-        return traits_where(
-            {
-                Trait.STEPS: not self.sweeps,
-                Trait.SOME_ROWS: self.sweeps,
-                Trait.EPOCHS: self.epochs > 0,
-            }
-        )
+        kinds = {Trait.STEPS: not self.sweeps, Trait.SOME_ROWS: self.sweeps}
+        return traits_where(kinds | {Trait.EPOCHS: self.epochs > 0})
 
     @property
     def fills_batches(self) -> bool:
