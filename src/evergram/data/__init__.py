@@ -12,6 +12,7 @@ Read in this order:
 5. `split`: holds out pairs by hash, by time, or by a published file.
 6. `sampling`: batches, with the weights that make them represent a measure ([G2] Section 3.3);
    adaptive sampling keeps the entities of a pool that contribute most to the penalty.
+   `sorted_pairs`: blocks of one side's rows with all their pairs, for alternating least squares.
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
 """

@@ -194,7 +194,7 @@ class SweepSolver:
         norms = squares.norms[side][block.rows].to(table) * (squares.l2 * self.n)
         factors = squares.factors[side][block.rows].to(table)
         unbounded = torch.zeros((), dtype=torch.int64, device=table.device)
-        eye = torch.eye(len(fixed.mean), dtype=fixed.mean.dtype, device=fixed.mean.device)
+        eye = torch.eye(len(fixed.mean)).to(table)
         inverse, fewest = torch.empty(0), float("inf")
         total, groups = self._groups(side, block, fixed.table)
         for group in groups:
