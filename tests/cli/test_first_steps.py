@@ -11,6 +11,7 @@ from tests.support.prepared import assert_same
 
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.tables import load_table
+from evergram.lineage.lineage import Lineage
 
 
 @pytest.fixture
@@ -33,10 +34,11 @@ def test_the_recipe_of_a_file_trains(evergram: Command, clicks: Path) -> None:
     assert "Guessed from column names: query, candidate, value, time" in said.out
     assert "Not used: shop; --column time=NAME" in said.out
     assert "evergram train recipe.toml --lineage lineages/clicks" in said.out
-    arguments = ("train", "recipe.toml", "--lineage", "l", "--set", "training.epochs=2")
-    trained = evergram.json(*arguments)
-    assert trained["data"]["queries"] <= 40
-    assert trained["dim"] == 16
+    trained = evergram("train", "recipe.toml", "--lineage", "l", "--set", "training.epochs=2")
+    assert trained.out.endswith("Next: evergram serve l\n")
+    metrics = Lineage.open("l").metrics(0)
+    assert metrics["data"]["queries"] <= 40
+    assert metrics["dim"] == 16
 
 
 def test_the_first_training_says_that_pilots_run_first(evergram: Command, clicks: Path) -> None:

@@ -251,6 +251,8 @@ def test_bad_rows_are_counted_or_dropped_and_reported(
     dirty.write_text("query;candidate;value\n1;2;dear\n1;3;cheap\n")
     refusal = command.refused("init", dirty, "--out", tmp_path / "r.toml", "--drop-bad-rows")
     assert "log.csv row 1: value is 'dear'; it must be a number (2 such rows)" in refusal
+    # No row would be left, so the advice is not to drop them.
+    assert command.refused("init", dirty).endswith("(2 such rows). Correct them.\n")
 
 
 @pytest.mark.parametrize("choice", ["refuse", "drop"])

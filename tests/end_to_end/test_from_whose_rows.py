@@ -161,6 +161,6 @@ def test_every_command_says_whose_vectors_it_reads() -> None:
     )
     assert with_lineage == known
     page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
-    section = page.split("## From whose rows")[1].split("\n## ")[0]
+    section = page.split("## Which vectors a command reads")[1].split("\n## ")[0]
     told = (NAMED.keys() | OF_PRODUCTION.keys() | OF_THE_NEWEST | OF_PRODUCTION_TOO) - {"Python"}
     assert [name for name in told if f"`{name.removesuffix(' plan')}`" not in section] == []

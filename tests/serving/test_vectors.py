@@ -111,7 +111,7 @@ def test_what_cannot_be_folded_in_is_refused(films: Running, served: Running) ->
         ({"candidates": []}, 400, "candidates"),
         ({"candidates": [[]]}, 400, "Query 1 of 1 has no candidates"),
         ({"candidates": [["x"]]}, 400, "1 of 1 candidates are not stored: 'x'"),
-        ({"candidates": [[1]]}, 400, "Ids are strings here"),
+        ({"candidates": [[1]]}, 400, "Ids are strings here; integers were given; send 1 as"),
         ({"candidates": [["c1"]], "weights": [[0]]}, 400, "must be above 0"),
         ({"candidates": [["c1"]], "weights": [[1, 2]]}, 400, "must be as long as the candidates"),
         ({"candidates": [["c1"]], "version": 7}, 404, "0, 1"),
@@ -120,6 +120,10 @@ def test_what_cannot_be_folded_in_is_refused(films: Running, served: Running) ->
         answer = films.post("/v1/fold-in", asked)
         assert words in answer.json()["error"]["message"]
         assert answer.status_code == status
+    for route, asked in (("embeddings", {"input": "x"}), ("search", {"id": "x"})):
+        answer = films.post(f"/v1/{route}", asked)
+        refused(answer, 404, "side 'candidate'; '", code="unknown_id")
+        assert "side' may be 'candidate' or 'query'" in answer.text
     answer = films.http.post("/v1/fold-in", content=b"", headers={"Content-Type": ARROW})
     refused(answer, 415, code="request")
     refused(served.post("/v1/fold-in", {"candidates": [[1]]}), 400, "no side 'candidate'")

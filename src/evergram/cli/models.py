@@ -56,7 +56,6 @@ def init(
     """
     from evergram.atomic_files import write_text
     from evergram.training.first_recipe import first_recipe
-    from evergram.training.recipe.tables import StepSettings
 
     if out.suffix != ".toml":
         raise DataError(f"--out {out} must end in .toml.")
@@ -67,12 +66,11 @@ def init(
     first = first_recipe(path, kind=kind, columns=columns, **where)
     write_text(out, first.text)
     recipe = first.recipe
-    assert isinstance(recipe.training, StepSettings)
     show(
         {"recipe": str(out), **first.facts},
         *first.sentences,
-        f"Recipe: {out}, with {recipe.model.dim_of(0)} dims, batches of "
-        f"{recipe.training.batch_size} and at most {recipe.training.epochs} epochs.",
+        f"Recipe: {out}, with {recipe.model.dim_of(0)} dims and at most "
+        f"{recipe.training.epochs} epochs.",
         f"Next: evergram train {shlex.quote(str(out))} --lineage lineages/{recipe.name}",
     )
 
@@ -158,7 +156,7 @@ def train(
             minutes=minutes,
         )
         published = publish(new, artefact)
-    print_version(lineage, dict(published.metrics))
+    print_version(lineage, dict(published.metrics), then=f"evergram serve {shlex.quote(lineage)}")
 
 
 @command(

@@ -7,7 +7,6 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from evergram.cli.app import run
@@ -44,7 +43,7 @@ def _words(value: Any) -> str:
         return ", ".join(map(_words, value)) or "none"
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value) or "none"
 
 
 def table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -71,7 +70,8 @@ def number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
-def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
+def print_version(lineage: str, metrics: dict[str, Any], then: str = "") -> None:
+    """Print a published version's metrics and, for people, the command to run `then`."""
     title, sampled = f"Version {metrics['version']} in {lineage}", metrics.get("sampled")
     parts = metrics_table(title, metrics["metrics"], sampled)
     if metrics.get("training", {}).get("history"):
@@ -87,7 +87,9 @@ def print_version(lineage: str | Path, metrics: dict[str, Any]) -> None:
         parts.append(probes_table(metrics["probes"]))
     if metrics.get("skew"):
         parts.append(skew_table(metrics["skew"]))
-    show({"lineage": str(lineage), **metrics}, *parts)
+    if then:
+        parts.append(f"Next: {then}")
+    show({"lineage": lineage, **metrics}, *parts)
 
 
 def _reading(past: str, reading: dict[str, Any]) -> Iterator[str | Grid]:

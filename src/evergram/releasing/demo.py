@@ -62,10 +62,12 @@ def run_demo(
     progress = progress.without_epochs()
     for version in range(count):
         if version == 0:
-            progress.say(f"Training version 0 of 0 to {count - 1}, and another team's classifier.")
+            progress.say(f"Training version 0 of {count} versions, then another team's classifier.")
             artefact = train(recipe, corpus, device=device, progress=progress)
         else:
-            progress.say(f"Training version {version}, with its map back to version {version - 1}.")
+            progress.say(
+                f"Training version {version}, with its backward transform to version {version - 1}."
+            )
             artefact = upgrade(recipe, lineage, corpus, device=device, progress=progress)
         lineage.publish(artefact)
         known, every = artefact.block("candidate")

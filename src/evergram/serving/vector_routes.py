@@ -86,8 +86,8 @@ def embeddings(call: Call) -> Answer:
         if options.missing == "error" and (sources < 0).any():
             missing = [str(inputs[row])[:40] for row in np.flatnonzero(sources < 0).tolist()]
             first = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
-            what = f"{len(missing)} of {len(ids)} ids are not stored on side {side!r}: {first}."
-            unknown = f"{what} Leave them out, or send 'missing': 'zeros'."
+            what = f"{len(missing)} of {len(ids)} ids are not stored on side {side!r}: {first}"
+            unknown = f"{what}{_sides(reader.sides)}. Leave them out, or send 'missing': 'zeros'."
             raise RefusedError(404, "unknown_id", unknown, "input")
     # Cut after the backward transform, so that these are the version's first coordinates.
     vectors = vectors if dims is None else cut(vectors, dims)
@@ -318,12 +318,18 @@ def _as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
     integer_keys = not len(keys) or isinstance(keys[0], int)
     if not integer_ids:
         if len(keys) and integer_keys:
-            raise DataError("Ids are strings here; integers were given.")
+            given = f'integers were given; send {keys[0]} as "{keys[0]}"'
+            raise DataError(f"Ids are strings here; {given}.")
         return store.as_ids(keys)
     if integer_keys:
         return pa.array(keys, pa.int64())
     integers = [int(key) if len(key) <= 20 and _INTEGER.fullmatch(key) else 2**63 for key in keys]
     return pa.array([n if -(2**63) <= n < 2**63 else None for n in integers], pa.int64())
+
+
+def _sides(sides: Sequence[str], field: str = "side") -> str:
+    """Return a clause with the sides that a request may name in this field, if it has a choice."""
+    return f"; {field!r} may be {' or '.join(map(repr, sides))}" if len(sides) > 1 else ""
 
 
 def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floats:
@@ -429,7 +435,8 @@ def _id_query(call: Call, request: SearchRequest, version: int, side: str) -> tu
             embedded = reader.embed(ids, version, id_side, sidecars=request.scores == "raw")
         if embedded.sources[0] >= 0:
             return embedded.vectors, int(embedded.sources[0])
-    unknown = f"The id {str(request.id)[:40]} is not stored on side {id_side!r}; see 'id_side'."
+    what = f"The id {str(request.id)[:40]} is not stored on side {id_side!r}"
+    unknown = f"{what}{_sides(reader.sides, 'id_side')}."
     raise RefusedError(404, "unknown_id", unknown, "id")
 
 

@@ -48,6 +48,8 @@ DIMS = ((20_000, 16), (200_000, 32), (20_000_000, 64))
 LARGEST_DIM = 128
 EPOCHS = ((1_000_000, 100), (20_000_000, 50))
 FEWEST_EPOCHS = 20
+# What the roles are that every table must have.
+_EXAMPLES = {"query": " (such as a user)", "candidate": " (such as an item)"}
 # The remedy for more than one file.
 _SEVERAL = "; for several tables run 'evergram prepare FILE... FOLDER', then 'evergram init FOLDER'"
 # Kinds of folders: the first pattern that matches a file in the folder decides.
@@ -81,7 +83,11 @@ class Source(NamedTuple):
             yield f"Guessed from column names: {guessed}; --column ROLE=NAME chooses another."
         if self.unread:
             unread = ", ".join(name or "a column without a name" for name in self.unread)
-            yield f"Not used: {unread}; --column time=NAME, value=NAME or weight=NAME uses one."
+            free = [
+                f"{role}=NAME" for role in ("time", "value", "weight") if role not in self.columns
+            ]
+            how = f"; --column {' or '.join(free)} uses one" if free else ""
+            yield f"Not used: {unread}{how}."
 
 
 def source_at(
@@ -171,12 +177,13 @@ def columns_of(
             columns[role] = left[0]
             guessed.append(role)
         else:
-            unclear[role] = f"may be {' or '.join(left)}" if left else "has no likely name"
+            why = f"may be {' or '.join(left)}" if left else "has no likely name"
+            unclear[role] = f"the {role}{_EXAMPLES.get(role, '')} {why}"
     if unclear:
         raise DataError(
             f"Cannot guess all columns of {source} from their names: "
-            f"{'; '.join(f'the {role} {why}' for role, why in unclear.items())}; its columns are: "
-            f"{', '.join(names)} (if these are data, add a header line). Give "
+            f"{'; '.join(unclear.values())}; its columns are: {', '.join(names)} (if these are "
+            "data, add a header line). Give "
             f"{' '.join(f'--column {role}=NAME' for role in unclear)}."
         )
     return {role: columns[role] for role in ROLES if role in columns}, tuple(guessed)
@@ -272,6 +279,9 @@ def recipe_text(
     dim = max(2, min(dim, min(survey.queries, survey.candidates) // 2))
     epochs = next((epochs for rows, epochs in EPOCHS if survey.rows <= rows), FEWEST_EPOCHS)
     data_lines, split_lines = [*_keys(data)], [*_keys(split)]
+    if data["kind"] == "table":
+        features = '# candidate_features = "FILE"'
+        data_lines.append(f'{features}  # ids and features, for model.kind = "two_tower"')
     if survey.highest_value is not None:
         value = f"# minimum_value = {survey.highest_value:g}"
         data_lines.append(f"{value}  # would drop interactions with a smaller value")
@@ -386,7 +396,7 @@ class Survey:
             if feature.warning:
                 yield feature.warning
         yield (
-            f"Of {self.held_out:,} held-out pairs, {self.cold_share:.1%} have an id that training "
-            f"never sees: the query in {self.unknown_queries:,} (left out), the candidate in "
-            f"{self.unknown_candidates:,} (always misses)."
+            f"{self.held_out:,} pairs are held out; {self.cold_share:.1%} have an id that training "
+            f"never sees: {self.unknown_queries:,} a new query (not tested), "
+            f"{self.unknown_candidates:,} a new candidate (counted as misses)."
         )

@@ -48,15 +48,15 @@ DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, Ru
 # punctuation, and suffixes such as "id".
 VARIANTS = {
     "query": "query user u customer client member visitor session reviewer reader listener viewer "
-    "account person author buyer consumer source kunde kunden nutzer benutzer kaufer kaeufer "
-    "besteller mitglied utilisateur acheteur membre usuario cliente comprador",
+    "account person author buyer consumer source playlist kunde kunden nutzer benutzer kaufer "
+    "kaeufer besteller mitglied utilisateur acheteur membre usuario cliente comprador",
     "candidate": "candidate item i movie film product article asin track song artist book isbn "
     "video show game page url document doc business place poi location sku offer ad target artikel "
     "produkt ware buch produit livre producto articulo libro pelicula",
     "value": "value rating score star stars overall count plays clicks strength label y quantity "
     "bewertung sterne wert anzahl menge quantite cantidad valor",
-    "time": "time timestamp date datetime ts unixtime unixreviewtime createdat created day zeit "
-    "zeitpunkt zeitstempel datum kaufdatum bestelldatum heure fecha hora",
+    "time": "time timestamp date datetime ts unixtime unixreviewtime createdat created addedat "
+    "added day zeit zeitpunkt zeitstempel datum kaufdatum bestelldatum heure fecha hora",
 }
 # Suffixes of column names to ignore.
 _SUFFIX = re.compile(r"(?<=.)(id|ids|idx|index|key|no|nr|num|number|nummer|code|uuid|name)$")
@@ -165,7 +165,7 @@ def unpacked(path: Path) -> gzip.GzipFile | BufferedReader:
 def _unreadable_csv(source: str, error: Exception) -> DataError:
     message = clause_of(error)
     if "UTF8" in message or isinstance(error, UnicodeDecodeError):
-        message = "it is not in UTF-8; save the file as UTF-8"
+        message = "it is not in UTF-8; save the file as UTF-8 (in Excel: CSV UTF-8)"
     elif isinstance(error, DAMAGED) and not isinstance(error, pa.ArrowException):
         message += "; if it is damaged or truncated, download or write it again"
     else:

@@ -64,7 +64,7 @@ KINDS = (
     "columns, or a list of tuples (query, candidate) or of mappings"
 )
 BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
-HOW_TO_DROP = "bad_rows = 'drop' (--drop-bad-rows), in a recipe under [data]"
+HOW_TO_DROP = "bad_rows = 'drop' (in a recipe under [data]; for a command, --drop-bad-rows)"
 # Numbers and dates in text.
 FLOAT_CELL = rf"{NUMBER}|^[+-]?(?i:nan|inf|infinity)$"
 _DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d(\.\d{1,9})?)?)?)?"
@@ -137,11 +137,11 @@ class BadRows:
         self.count += size - good.true_count
         return good
 
-    def finish(self) -> None:
+    def finish(self, *, some_good: bool = True) -> None:
         """If there are bad rows, raise a DataError ("refuse") or log a warning ("drop")."""
         if self.count and self.choice != "drop":
             them = "it" if self.count == 1 else "them"
-            how = f", or leave {them} out with {HOW_TO_DROP}" if self.advice else ""
+            how = f", or leave {them} out with {HOW_TO_DROP}" if self.advice and some_good else ""
             raise DataError(f"{self}. Correct {them}{how}.")
         if self.count:
             logging.getLogger(__name__).warning("Bad rows were dropped: %s.", self)
@@ -240,7 +240,7 @@ class InteractionSources:
                 if "weight" in self.types and table.num_rows:
                     has_weight |= pc.max(table["weight"]).as_py() > 0
                 yield from table.to_batches()
-        self.bad_rows.finish()
+        self.bad_rows.finish(some_good=good > 0)
         name = self.sources[0].table.name
         if not good:
             if self.bad_rows.count:
