@@ -32,7 +32,7 @@ def test_the_recipe_of_a_file_trains(evergram: Command, clicks: Path) -> None:
     assert (said.code, said.err) == (0, "")
     assert "900 interactions of 40 queries with 60 candidates" in said.out
     assert "Guessed from column names: query, candidate, value, time" in said.out
-    assert "Not used: shop; --column time=NAME" in said.out
+    assert "Not used: shop; --column weight=NAME uses one." in said.out
     assert "evergram train recipe.toml --lineage lineages/clicks" in said.out
     trained = evergram("train", "recipe.toml", "--lineage", "l", "--set", "training.epochs=2")
     assert trained.out.endswith("Next: evergram serve l\n")

@@ -156,8 +156,9 @@ def _training_sentence(training: dict[str, Any]) -> str:
             optimizer = 'training.optimizer = "als"'
         measure = f'task.l2_measure = "{training["l2_measure"]}"'
         weights += f", {measure} and {optimizer}, as {len(pilots)} pilots chose"
+    epochs = f"{training['epochs']} epoch{'s' * (training['epochs'] != 1)}"
     return (
-        f"Trained on {data}: {training['epochs']} epochs (ended: {training['ended']}); epoch "
+        f"Trained on {data}: {epochs} (ended: {training['ended']}); epoch "
         f"{training['best_epoch']} was best on the selection pairs; {weights}."
     )
 
