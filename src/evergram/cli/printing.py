@@ -73,7 +73,7 @@ def number(value: float | None) -> str:
 def print_version(lineage: str, metrics: dict[str, Any], then: str = "") -> None:
     """Print a published version's metrics and, for people, the command to run `then`."""
     title, sampled = f"Version {metrics['version']} in {lineage}", metrics.get("sampled")
-    parts = metrics_table(title, metrics["metrics"], sampled)
+    parts = metrics_table(title, metrics["metrics"], sampled, _MODELS)
     if metrics.get("training", {}).get("history"):
         parts.append(_training_sentence(metrics["training"]))
     if overlap := metrics.get("overlap"):
@@ -164,6 +164,7 @@ def _training_sentence(training: dict[str, Any]) -> str:
 
 
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
+_MODELS = {"alone": "the same model, trained alone"}
 _READINGS = {
     "past": "version itself",
     "chain": "new, through the chain",
