@@ -419,9 +419,9 @@ def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> V
         interval = paired_bootstrap(ndcg[way], ndcg[other], seed)
         least = interval.mean if means else mean_bound(ndcg[way] - ndcg[other], seed)
         enough = least > needed if more else least >= needed
-        shown = "expected" if means else "shown"
+        bound = "mean" if means else "lower bound"
         reasons.append(
-            f"{way} beside {other}: {interval} in nDCG@10, {shown} to be at least {least:.4f}; "
+            f"nDCG@10 of {way} minus that of {other}: {interval}, {bound} {least:.4f}; "
             f"{'more than' if more else 'at least'} {needed:.4f} is needed: "
             f"{'yes' if enough else 'no'}."
         )
