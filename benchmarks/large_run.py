@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +51,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class LargeRun:
-    """The phases of a run over `pairs` interactions."""
+    """The phases of a run over `pairs` interactions of entities that have at least one."""
 
     pairs: int
     queries: int
@@ -109,6 +111,8 @@ def measure(
             phases.append(
                 _run(f"export {side}", ("vectors", "export", str(lineage), out, "--side", side))
             )
+        sides = json.loads((prepared / "prepared.json").read_text())["sides"]
+        queries, candidates = (sides[side]["entities"] for side in ("query", "candidate"))
         return LargeRun(pairs, queries, candidates, phases)
     finally:
         shutil.rmtree(folder)
@@ -134,6 +138,36 @@ def table(run: LargeRun) -> str:
     for p in (*run.phases, whole):
         peaks = f"{p.anonymous / 2**20:,.0f} | {p.resident / 2**20:,.0f}"
         lines.append(f"| {p.name} | {p.seconds:.1f} | {p.cpu_seconds:.1f} | {peaks} |")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class EntityRuns:
+    """Two runs over the same number of interactions, of few and of many entities."""
+
+    few: LargeRun
+    many: LargeRun
+
+
+def measure_entities(
+    pairs: int = 1_200_000, few: int = 20_000, many: int = 4_000_000
+) -> EntityRuns:
+    """Measure runs with mapped tables over `few` and over up to `many` entities of each side."""
+    options: dict[str, Any] = {"dim": 8, "batch": 65_536, "tables": "mapped"}
+    return EntityRuns(measure(pairs, few, few, **options), measure(pairs, many, many, **options))
+
+
+def tiny_entities() -> EntityRuns:
+    return measure_entities(20_000, 1_000, 2_000)
+
+
+def entity_table(runs: EntityRuns) -> str:
+    """Return what an entity adds to the memory, in bytes, that the kernel cannot reclaim."""
+    few, many = (run.queries + run.candidates for run in (runs.few, runs.many))
+    lines = [f"| {few:,} and {many:,} entities | bytes per entity |", "|---|---|"]
+    for one, other in zip(runs.few.phases, runs.many.phases, strict=True):
+        added = (other.anonymous - one.anonymous) / (many - few)
+        lines.append(f"| {other.name} | {added:.0f} |")
     return "\n".join(lines)
 
 

@@ -42,6 +42,9 @@ SECTIONS = {
     "walks": Section(walks.walked, walks.walked, walks.table),
     "steps": Section(steps.step_ratios, steps.tiny, steps.table),
     "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
+    "entities": Section(
+        large_run.measure_entities, large_run.tiny_entities, large_run.entity_table
+    ),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
     "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),

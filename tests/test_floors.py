@@ -24,6 +24,7 @@ FLOORS = {
     "collectives": 1,
     "tracing": 1,
     "log_lines": 1,
+    "mapped_tensors": 1,
     "reopening": 0,
     "process_settings": 0,
     "data": 2,

@@ -26,6 +26,7 @@ NOTHING = r"(?i)^ *(nan|null|none|<na>|#?n/a|\\n)? *$"
 # Not allowed in ids of a text file: NUL bytes, and line breaks, which come from unclosed quotation
 # marks.
 BROKEN = r"[\x00\r\n]"
+AT_ONCE = 1 << 20  # ids compared at once
 INTEGER = r"^(0|-?[1-9]\d*)$"  # an integer as programs print it: no plus sign, no leading zeros
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
@@ -94,7 +95,17 @@ def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> 
 
 def refuse_repeats(ids: pa.Array | pa.ChunkedArray, source: str) -> None:
     """Raise a DataError if an id is repeated."""
-    if len(pc.unique(ids)) == len(ids):
+    if pa.types.is_integer(ids.type) or is_text(ids.type):
+        # A hash table would take ten times the memory of a sorted order.
+        array = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+        order = pc.sort_indices(array)
+        for start in range(0, len(array), AT_ONCE):
+            block = array.take(order.slice(start, AT_ONCE + 1))
+            if pc.any(pc.equal(block[1:], block[:-1])).as_py():
+                break
+        else:
+            return
+    elif len(pc.unique(ids)) == len(ids):
         return
     values, counts = pc.value_counts(ids).flatten()
     repeated = values.filter(pc.greater(counts, 1))

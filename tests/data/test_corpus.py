@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.prepared import bags_of, pairs_of
 
+from evergram.data import corpus as corpus_module
 from evergram.data import generate, random_split
 from evergram.data.corpus import Corpus, Vocabulary, plain, summaries, take_ragged, to_tensor
 from evergram.data.feature_types import NUMBER, TIME, bucket_starts, typed
@@ -75,6 +76,20 @@ def test_rows_are_those_of_first_appearance_for_numbers_and_for_their_texts(
         vocabulary = Vocabulary.by_first_appearance(asked)
         assert vocabulary.rows(pa.array(keys)).tolist() == expected
         assert vocabulary.rows(pa.array([str(key) for key in keys])).tolist() == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sets(st.integers(0, 99)), st.lists(st.integers(0, 99) | st.none(), max_size=60))
+def test_rows_of_few_values_are_those_of_many(keys: set[int], asked: list[int | None]) -> None:
+    row = {key: i for i, key in enumerate(keys)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus_module, "KEYS_AT_ONCE", 7)
+        for kind in (pa.int64(), pa.string()):
+            vocabulary = Vocabulary(pa.array(list(keys), pa.int64()).cast(kind))
+            for size in (3, len(asked)):
+                values = pa.array(asked[:size], pa.int64()).cast(kind)
+                expected = [-1 if value is None else row.get(value, -1) for value in asked[:size]]
+                assert vocabulary.rows(values).tolist() == expected
 
 
 def test_a_text_that_is_no_64_bit_number_is_no_key_of_numbers() -> None:

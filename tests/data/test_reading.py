@@ -26,13 +26,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.prepared import assert_same, bags_of, pairs_of
 
+from evergram import ids as ids_module
 from evergram.data import Corpus, load_table
 from evergram.data.reading import files as reading
 from evergram.data.reading.files import TableStream, guess, source_files
 from evergram.data.reading.interactions import read_keyed_files
 from evergram.data.tables import read_interactions, read_keyed
 from evergram.errors import DataError
-from evergram.ids import NOTHING
+from evergram.ids import NOTHING, refuse_repeats
 
 
 def fill(folder: Path, *names: str) -> None:
@@ -518,3 +519,18 @@ def test_a_role_in_the_name_of_a_folder_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"query": [1], "candidate": [2]}), folder / "x.parquet")
     with pytest.raises(DataError, match="folder time=… is not read as a column; add a column time"):
         read_interactions(tmp_path)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 3))
+def test_repeated_ids_are_counted_in_any_number_of_chunks(ids: list[int], size: int) -> None:
+    repeats = sum(ids.count(i) > 1 for i in set(ids))
+    for kind in (pa.int64(), pa.string()):
+        chunks = [pa.array(ids[i : i + size]).cast(kind) for i in range(0, len(ids), size)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ids_module, "AT_ONCE", 4)
+            if not repeats:
+                refuse_repeats(pa.chunked_array(chunks, kind), "x")
+                continue
+            with pytest.raises(DataError, match=rf"^x: {repeats} ids are repeated, such as"):
+                refuse_repeats(pa.chunked_array(chunks, kind), "x")

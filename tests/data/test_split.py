@@ -409,7 +409,11 @@ def test_trained_pairs_are_a_set(one: list[tuple[int, int]], two: list[tuple[int
     first, second = TrainedPairs.of(of(one)), TrainedPairs.of(of(two))
     asked = [*one, *two]
     assert first.has(of(asked)).tolist() == [pair in set(one) for pair in asked]
-    assert len(first.union([second])) == len({*one, *two})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "MARKS_AT_ONCE", 2)
+        both = first.union([second])
+    assert both.marks.tolist() == sorted({*first.marks.tolist(), *second.marks.tolist()})
+    assert len(both) == len({*one, *two})
     rest = first.without(second)
     assert rest.has(of(asked)).tolist() == [pair in set(one) - set(two) for pair in asked]
 

@@ -13,20 +13,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evergram import mapped_tensors
 from evergram.encoders.encoder import (
     embedding_table,
     look_up,
     unit_rows,
 )
-from evergram.encoders.mapped_tensors import (
+from evergram.errors import TrainingError
+from evergram.mapped_tensors import (
     copied_beside,
     draw_normal,
+    fill,
     join_blocks,
     mapped_zeros,
     mapping_folder,
     zeros_beside,
 )
-from evergram.errors import TrainingError
 
 
 def maps_of(folder: Path) -> list[str]:
@@ -67,6 +69,22 @@ def test_copies_and_zeros_are_where_the_tensor_is(mapped: bool, again: bool) -> 
     assert copied_beside(values[:1], tensor, copy).data_ptr() != copy.data_ptr()
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_tables_of_any_type_are_filled_in_blocks(
+    mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_tensors, "ROWS", 3)
+    like = mapped_zeros((2,), tmp_path) if mapped else torch.zeros(2)
+    for size in (0, 3, 7):
+        for dtype in (torch.int64, torch.float64):
+            table = zeros_beside(like, size, 2, dtype=dtype)
+            assert table.dtype == dtype
+            assert mapping_folder(table) == (tmp_path if mapped and size else None)
+            values = torch.arange(2 * size, dtype=dtype).view(size, 2)
+            assert fill(table, lambda rows, v=values: v[rows]) is table  # type: ignore[misc]
+            assert torch.equal(table, values)
+
+
 def test_a_full_disk_is_an_error_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +100,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(
 def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"
-        "from evergram.encoders.mapped_tensors import mapped_zeros;"
+        "from evergram.mapped_tensors import mapped_zeros;"
         "t = mapped_zeros((1000, 8), Path(sys.argv[1])); t += 1; os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

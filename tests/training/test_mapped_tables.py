@@ -18,15 +18,16 @@ from tests.support.prepared import generated, write_prepared
 from tests.support.several_processes import ROOT, assert_near, called
 
 from evergram.data.corpus import Corpus
+from evergram.data.prepared import mapped_corpus
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import ExampleSampler, SweepSampler
 from evergram.data.sorted_pairs import SortedPairs
 from evergram.encoders.encoder import SIDES, Encoder, Schema
-from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.mapped_tensors import mapping_folder
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training import build
@@ -248,6 +249,7 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockSampler, "least", 1000)
     monkeypatch.setattr(BlockSampler, "block", 8)
     monkeypatch.setattr(BlockSampler, "pairs", 1024)
+    monkeypatch.setattr(mapped_corpus, "IN_MEMORY", 10)
 
 
 def assert_same_data(one: Artefact, other: Artefact) -> None:
@@ -359,6 +361,24 @@ def test_streamed_sweeps_over_mapped_tables_are_those_in_memory_also_after_a_kil
     again, begun = killed_and_resumed(monkeypatch, run, at, tmp_path / "work", often)
     assert begun[0] == at
     assert_same_data(train(recipe, corpus, progress=False), again)
+
+
+@pytest.mark.usefixtures("streaming")
+def test_tables_of_a_streamed_training_are_mapped_without_a_change_of_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_prepared(generated(4000), tmp_path / "p")
+    recipe = recipe_of(folder, "task.penalty=5.0", "task.l2=0.1", "task.query_measure=0.3")
+    recipe = changed(recipe, "task.candidate_measure=0.7", MAPPED)
+    mapped = train(recipe, progress=False, folder=tmp_path)
+    corpus = split_for(recipe, load_corpus(recipe), 0).training
+    sampler = build_sampler(FitSettings.of(recipe, corpus, 0), corpus)
+    for tables in (sampler.counts, sampler.rates, sampler.measures):
+        assert all(mapping_folder(table) for table in tables.values())
+    assert mapping_folder(sampler.query_weights)
+    assert not list(tmp_path.rglob("*.mapped-tensor"))
+    monkeypatch.setattr(mapped_corpus, "IN_MEMORY", 1 << 20)
+    assert_same_data(mapped, train(recipe, progress=False))
 
 
 @pytest.mark.usefixtures("streaming")

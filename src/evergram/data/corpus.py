@@ -42,7 +42,10 @@ from evergram.data.reading.interactions import (
 from evergram.data.sorted_pairs import SortedPairs
 from evergram.errors import DataError
 from evergram.ids import refuse_repeats
+from evergram.mapped_tensors import zeros_beside
 
+# Look up this many keys at once.
+KEYS_AT_ONCE = 1 << 20
 # Warn of a category with at least this many values per object, and at least this many objects.
 NEARLY_ALL, FEW = 0.9, 20
 # Numbers and dates in formats that are not parsed: 1.234,50 € or 31.12.2025.
@@ -94,8 +97,16 @@ class Vocabulary:
                 values = values.cast(pa.string())
             else:  # only strings that are integers can match an integer key
                 values = pc.if_else(_is_int64(values), values, None).cast(self.keys.type)
-        rows = pc.index_in(values, value_set=self.keys).cast(pa.int64())
-        return to_tensor(pc.fill_null(rows, -1))
+        if len(values) >= len(self.keys):
+            return _rows_among(values, self.keys)
+        # A hash table of the values is smaller than one of the keys.
+        distinct = pc.unique(values)
+        row_of = torch.full((len(distinct),), -1)
+        for start in range(0, len(self.keys), KEYS_AT_ONCE):
+            found = _rows_among(self.keys.slice(start, KEYS_AT_ONCE), distinct)
+            known = torch.nonzero(found >= 0).flatten()
+            row_of[found[known]] = known + start
+        return row_of[_rows_among(values, distinct)]
 
     @property
     def row_of_missing(self) -> int | None:
@@ -122,6 +133,11 @@ def to_tensor(values: pa.Array | pa.ChunkedArray) -> Tensor:
         values = values.combine_chunks()
     array = values.to_numpy(zero_copy_only=False)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _rows_among(values: pa.Array, keys: pa.Array) -> Tensor:
+    """Return the position of each value among distinct keys, int64 [n]; -1 without one."""
+    return to_tensor(pc.fill_null(pc.index_in(values, value_set=keys).cast(pa.int64()), -1))
 
 
 def _is_int64(texts: pa.Array) -> pa.Array:
@@ -240,7 +256,7 @@ def summaries(queries: Side, candidates: Side) -> list[FeatureSummary]:
 def offsets_of(counts: Tensor) -> Tensor:
     """Return where each row of a ragged table starts and the last one ends, int64 [N + 1], for rows
     of `counts` [N] values."""
-    offsets = torch.zeros(len(counts) + 1, dtype=torch.int64, device=counts.device)
+    offsets = zeros_beside(counts, len(counts) + 1, dtype=torch.int64)
     torch.cumsum(counts, 0, out=offsets[1:])
     return offsets
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus, offsets_of, take_ragged
 from evergram.data.sorted_pairs import RowBlock, SortedPairs
 from evergram.errors import DataError
+from evergram.mapped_tensors import fill, zeros_beside
 
 # Redraw rejected negatives at most this often, then keep the last draw.
 REJECTIONS = 32
@@ -78,14 +79,27 @@ def measure(counts: Tensor, power: float) -> Tensor:
         power: 0 is `uniform` ([G2], implicit ALS), 1 is `example` ([G1]).
     Source: docs/method.md, "Measures".
     """
-    weight = torch.where(counts > 0, counts.double().clamp(min=1) ** power, 0.0)
-    return weight / weight.sum()
+    weight = raised(counts, power)
+    return weight.div_(weight.sum())
+
+
+def raised(counts: Tensor, power: float) -> Tensor:
+    """Return count^power, float64 [N]; 0 for entities without interactions."""
+
+    def block(rows: slice) -> Tensor:
+        return torch.where(counts[rows] > 0, counts[rows].double().clamp(min=1) ** power, 0.0)
+
+    return fill(zeros_beside(counts, len(counts), dtype=torch.float64), block)
 
 
 def weights(measures: Tensor, rate: Tensor) -> Tensor:
     """Return μ = p/r, float32 [N, R], for measures p [N, R] and sampling rates r [N]."""
-    drawn = (rate > 0)[:, None]
-    return torch.where(drawn, measures / rate.clamp(min=1e-300)[:, None], 0.0).float()
+
+    def block(rows: slice) -> Tensor:
+        rates = rate[rows, None]
+        return torch.where(rates > 0, measures[rows] / rates.clamp(min=1e-300), 0.0)
+
+    return fill(zeros_beside(rate, *measures.shape, dtype=torch.float32), block)
 
 
 @dataclass(frozen=True)
@@ -185,9 +199,11 @@ class ExampleSampler:
 
     def _weigh(self, rates: dict[str, Tensor], measures: Mapping[str, Tensor] | None) -> None:
         """Set importance weights p/r, so that draws at rates r represent the measures p."""
-        uniform = {side: measure(count, 0.0)[:, None] for side, count in self.counts.items()}
         self.rates: dict[str, Tensor] = rates
-        self.measures: dict[str, Tensor] = uniform | dict(measures or {})
+        self.measures: dict[str, Tensor] = dict(measures or {})
+        for side, count in self.counts.items():
+            if side not in self.measures:
+                self.measures[side] = measure(count, 0.0)[:, None]
         self.query_weights: Tensor = weights(self.measures["query"], rates["query"])
         self.candidate_weights: Tensor = weights(self.measures["candidate"], rates["candidate"])
 

@@ -25,10 +25,13 @@ from evergram.data.corpus import Corpus, PairBlock, PairRule, Vocabulary, plain,
 from evergram.data.rolling_window import RollingWindow
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
+from evergram.mapped_tensors import zeros_beside
 
 Hashes = NDArray[np.uint64]
 # Convert this many ids to Python strings at once.
 IDS_AT_ONCE = 1 << 16
+# Compare this many hashes of pairs at once.
+MARKS_AT_ONCE = 1 << 22
 # Odd constants of splitmix64's finaliser (Steele, Lea & Flood 2014).
 _STEP, _FIRST, _SECOND = (
     np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -42,11 +45,14 @@ class PairHash:
 
     salt: str
 
-    def of_ids(self, ids: pa.Array | pa.ChunkedArray, side: str) -> Hashes:
-        """Return a hash for each id, uint64 [n]; the same id hashes differently on each side."""
+    def of_ids(
+        self, ids: pa.Array | pa.ChunkedArray, side: str, out: Hashes | None = None
+    ) -> Hashes:
+        """Return a hash for each id, uint64 [n], in `out` if given; the same id hashes differently
+        on each side."""
         key = hashlib.blake2b(f"{side}\0{self.salt}".encode()).digest()
         ids = plain(ids)
-        hashes = np.empty(len(ids), dtype=np.uint64)
+        hashes = np.empty(len(ids), dtype=np.uint64) if out is None else out
         for start in range(0, len(ids), IDS_AT_ONCE):
             text = ids.slice(start, IDS_AT_ONCE).cast(pa.string()).to_pylist()
             digests = b"".join(
@@ -67,13 +73,16 @@ class PairHash:
 
     def of_blocks(self, corpus: Corpus) -> Callable[[PairBlock], Hashes]:
         """Return a function from a block of the corpus to the hashes of its pairs."""
-        query, candidate = (
-            self.of_ids(entities.vocabulary.keys, side)
-            for side, entities in (("query", corpus.queries), ("candidate", corpus.candidates))
-        )
+        query, candidate = (self.of_side(corpus, side) for side in ("query", "candidate"))
         return lambda block: _combined(
             query[block.query.numpy()], candidate[block.candidate.numpy()]
         )
+
+    def of_side(self, corpus: Corpus, side: str) -> Hashes:
+        """Return a hash for each id of a side of a corpus, uint64 [N]."""
+        counts = corpus.counts(side)
+        out = zeros_beside(counts, len(counts), dtype=torch.int64).numpy().view(np.uint64)
+        return self.of_ids(corpus.sides[side].vocabulary.keys, side, out)
 
 
 def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
@@ -95,7 +104,8 @@ class TrainedPairs:
     @classmethod
     def of_corpus(cls, corpus: Corpus, salt: str) -> TrainedPairs:
         """Return the set of a corpus's pairs, hashed with this salt, in 4 to 9 bytes per pair."""
-        hashes, marks = PairHash(salt).of_blocks(corpus), np.empty(len(corpus), dtype=np.uint32)
+        hashes, counts = PairHash(salt).of_blocks(corpus), corpus.counts("query")
+        marks = zeros_beside(counts, len(corpus), dtype=torch.int32).numpy().view(np.uint32)
         for block in corpus.blocks():
             marks[block.start : block.start + len(block)] = _mark(hashes(block))
         return cls(_distinct(marks))
@@ -115,6 +125,8 @@ class TrainedPairs:
         return TrainedPairs(_distinct(np.concatenate([self.marks, *(o.marks for o in others)])))
 
     def without(self, other: TrainedPairs) -> TrainedPairs:
+        if not len(other):
+            return self
         return TrainedPairs(np.setdiff1d(self.marks, other.marks, assume_unique=True))
 
 
@@ -124,11 +136,16 @@ def _mark(hashes: Hashes) -> NDArray[np.uint32]:
 
 
 def _distinct(marks: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Sort marks in place and return the distinct ones, 100 times as fast as `np.unique`."""
+    """Sort marks in place and return the distinct ones, 100 times as fast as `np.unique`; they
+    overwrite the first of `marks`."""
     marks.sort()
-    first = np.ones(len(marks), dtype=np.bool_)
-    np.not_equal(marks[1:], marks[:-1], out=first[1:])
-    return marks[first]
+    size = min(1, len(marks))
+    for start in range(1, len(marks), MARKS_AT_ONCE):
+        block = marks[start - 1 : start + MARKS_AT_ONCE]
+        distinct = block[1:][block[1:] != block[:-1]]
+        marks[size : size + len(distinct)] = distinct
+        size += len(distinct)
+    return marks[:size]
 
 
 def _combined(query: Hashes, candidate: Hashes) -> Hashes:
@@ -163,9 +180,9 @@ def hashed_below(corpus: Corpus, pair_hash: PairHash, share: float) -> PairRule:
 
 def half_of_queries(corpus: Corpus, pair_hash: PairHash) -> PairRule:
     """Return the rule that selects all pairs of half of the queries, by a hash of their ids."""
-    hashes = pair_hash.of_ids(corpus.queries.vocabulary.keys, "query")
-    half = torch.from_numpy(below(hashes, 0.5))
-    return PairRule(f"half({_digest(pair_hash.salt)})", lambda block: half[block.query])
+    hashes = pair_hash.of_side(corpus, "query")
+    key = f"half({_digest(pair_hash.salt)})"
+    return PairRule(key, lambda b: torch.from_numpy(below(hashes[b.query.numpy()], 0.5)))
 
 
 def first(number: int) -> PairRule:

@@ -9,7 +9,7 @@ Read in this order:
 2. `graph_encoders`: GraphSAGE and LightGCN; `mean_of_candidates`: queries without a table.
 3. `encoder_inputs`: converts a user's ids, features and tables to the inputs of an encoder.
 4. `module_encoder`: wraps the user's own modules.
-5. `kinds`: the settings of each encoder; `mapped_tensors`: keeps tables in files.
+5. `kinds`: the settings of each encoder.
 """
 
 from __future__ import annotations

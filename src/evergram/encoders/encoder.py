@@ -20,8 +20,8 @@ from torch.nn import functional
 from evergram.data.corpus import Corpus, Side, Vocabulary, offsets_of, take_ragged
 from evergram.data.feature_types import bucket_starts, is_measure, positions, type_name
 from evergram.encoders.kinds import ENCODERS
-from evergram.encoders.mapped_tensors import draw_normal, join_blocks, mapped_zeros
 from evergram.errors import DataError, IntegrityError, LineageError, RecipeError, ShapeError
+from evergram.mapped_tensors import draw_normal, join_blocks, mapped_zeros
 
 SIDES = ("query", "candidate")
 
@@ -111,8 +111,9 @@ class Schema:
     def ids(self, side: str) -> Vocabulary:
         return self.vocabularies[self.inputs[side]["id"]]
 
-    def read(self, side: str, entities: Side) -> EntityInputs:
-        """Translate entities of any corpus, in order, to bags without unknown keys."""
+    def read(self, side: str, entities: Side, folder: Path | None = None) -> EntityInputs:
+        """Translate entities of any corpus, in order, to bags without unknown keys; `folder` maps
+        the rows of the schema's own ids from a file there."""
         bags: dict[str, tuple[Tensor, Tensor]] = {}
         for feature, vocabulary_name in self.inputs[side].items():
             if feature == "id":
@@ -128,6 +129,10 @@ class Schema:
             indices = translated[column.indices]
             is_known = indices >= 0
             bags[feature] = (indices[is_known], offsets_of(is_known)[column.offsets])
+        if entities.vocabulary is self.ids(side):
+            table = None if folder is None else mapped_zeros((len(entities),), folder, torch.int64)
+            ids = torch.arange(len(entities), out=table)
+            return EntityInputs(ids, bags, has_all_ids=True, in_order=True)
         ids = self.ids(side).rows(entities.vocabulary.keys)
         # Check this once per corpus: checking a batch would synchronize with its device.
         in_order = torch.equal(ids, torch.arange(len(ids)))
@@ -334,7 +339,8 @@ class Encoder(nn.Module, ABC):
 
     def read(self, corpus: Corpus) -> Scene:
         """Return the scene of a corpus, in its row order, on the CPU."""
-        return Scene({side: self.schema.read(side, of) for side, of in corpus.sides.items()})
+        sides, folder = corpus.sides.items(), self.tables_folder
+        return Scene({side: self.schema.read(side, of, folder) for side, of in sides})
 
     def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
         """Return all embeddings by side, [N, D], in evaluation mode and without gradient: of a

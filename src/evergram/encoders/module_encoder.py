@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import ROWS, SIDES, Embeddings, Encoder, OnDemand, Scene, Schema
 from evergram.encoders.encoder_inputs import ID, columns_of, refuse_other_ids
-from evergram.encoders.mapped_tensors import join_blocks
 from evergram.errors import DataError, ShapeError
 from evergram.ids import refuse_missing
+from evergram.mapped_tensors import join_blocks
 
 # Returns a module's input for B ids: a tensor, or a tuple or dict of tensors.
 Collate = Callable[[list[Any]], Any]

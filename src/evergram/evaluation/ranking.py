@@ -88,10 +88,12 @@ class Relevance:
         queries, counts = torch.unique(query, return_counts=True)
         target_offsets = offsets_of(counts)
         targets = candidate
-        size = max(_largest(query), _largest(seen_query))
-        order = torch.argsort(seen_query, stable=True)
-        all_offsets = offsets_of(torch.bincount(seen_query, minlength=size + 1))
-        seen, seen_offsets = take_ragged(seen_candidate[order], all_offsets, queries)
+        # The seen candidates of these queries only, by query.
+        owner = torch.searchsorted(queries, seen_query.contiguous())
+        ranked = torch.cat([queries, queries.new_tensor([-1])])[owner] == seen_query
+        owner, seen = owner[ranked], seen_candidate[ranked]
+        seen = seen[torch.argsort(owner, stable=True)]
+        seen_offsets = offsets_of(torch.bincount(owner, minlength=len(queries)))
         return cls(queries, targets, target_offsets, seen, seen_offsets)
 
     def __len__(self) -> int:

@@ -28,7 +28,6 @@ from evergram.encoders.encoder_inputs import (
     refuse_unknown,
 )
 from evergram.encoders.kinds import ENCODERS
-from evergram.encoders.mapped_tensors import join_blocks
 from evergram.errors import DataError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.artefact import load_tensors, save_tensors
 from evergram.lineage.lineage import Lineage
@@ -40,6 +39,7 @@ from evergram.lineage.record import (
     check_files,
     sha256,
 )
+from evergram.mapped_tensors import join_blocks
 
 SIDE = "candidate"
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from torch import Tensor
 
@@ -61,6 +62,7 @@ log: logging.Logger = logging.getLogger(__name__)
 ZEROS = 1.0  # the relative error if all vectors were zero
 # An error contradicts a bound if it exceeds CONTRADICTED · bound + ROUNDING.
 CONTRADICTED, ROUNDING = 2.0, 1e-5
+KEYS_AT_ONCE = 1 << 20  # keys of vocabularies in a row group
 CANARIES = 1000  # canaries per side: enough to estimate a mean, and few enough to keep forever
 # Maximum sampled rows of a side for each dim of the old and the new version; at least half as many
 # are taken, so that the excess error of the fitted map is a few percent. Larger samples would take
@@ -518,7 +520,7 @@ def write_folders(
         for file, tensors in files.items():
             save_tensors(tensors, folder / f"{file}.safetensors")
         if encoder is not None:
-            pq.write_table(_vocabulary_table(encoder), folder / "vocabularies.parquet")
+            _write_vocabularies(encoder, folder / "vocabularies.parquet")
         if new_pairs is not None:
             write_trained_pairs(new_pairs, folder / PAIRS)
         if artefact.query_form is not None:
@@ -592,11 +594,21 @@ def _encoder_record(encoder: EncoderParts) -> EncoderRecord:
     return EncoderRecord.model_validate({**fields, "vocabularies": key_types})
 
 
-def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
-    items = encoder.vocabularies.items()
-    names = pa.concat_arrays([pa.repeat(name, len(v)) for name, v in items]).dictionary_encode()
-    keys = pa.concat_arrays([v.keys.cast(pa.string()) for _, v in items])
-    return pa.table({"vocabulary": names, "key": keys})
+def _write_vocabularies(encoder: EncoderParts, path: Path) -> None:
+    """Write the names and keys of all vocabularies, one row group at a time."""
+    vocabularies = {name: v.keys for name, v in encoder.vocabularies.items() if len(v)}
+    names, sizes = pa.array(vocabularies), [len(keys) for keys in vocabularies.values()]
+    schema = pa.schema([("vocabulary", pa.dictionary(pa.int32(), names.type)), ("key", names.type)])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, sum(sizes), KEYS_AT_ONCE):
+            numbers, keys = list[NDArray[np.int32]](), list[pa.Array]()
+            for number, all_keys in enumerate(vocabularies.values()):
+                first = start - sum(sizes[:number])
+                piece = all_keys[max(first, 0) : max(first + KEYS_AT_ONCE, 0)]
+                keys.append(piece.cast(names.type))
+                numbers.append(np.full(len(piece), number, np.int32))
+            column = pa.DictionaryArray.from_arrays(np.concatenate(numbers), names)
+            writer.write_table(pa.table([column, pa.concat_arrays(keys)], schema=schema))
 
 
 def _canary_table(canaries: Mapping[str, Block]) -> pa.Table:

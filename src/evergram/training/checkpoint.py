@@ -14,7 +14,6 @@ from evergram.data.corpus import Side
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder, Schema, restore_encoder
 from evergram.encoders.kinds import EncoderSettings
-from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.encoders.module_encoder import (
     EncoderModules,
     ModuleEncoder,
@@ -25,6 +24,7 @@ from evergram.errors import LineageError
 from evergram.ids import id_hashes
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.lineage import Lineage
+from evergram.mapped_tensors import mapping_folder
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
 

@@ -19,6 +19,7 @@ from evergram.encoders.encoder import SIDES, Encoder, Factorization
 from evergram.encoders.kinds import FactorizationSettings
 from evergram.errors import DataError, RecipeError
 from evergram.ids import refuse_other_form
+from evergram.mapped_tensors import zeros_beside
 
 # Power iterations of the randomised decomposition.
 POWER_STEPS = 4
@@ -45,7 +46,11 @@ def build_measures(chosen: Sequence[float | str], counts: Tensor, vocabulary: Vo
         if float(weight.sum()) == 0:
             raise DataError(f"{path} gives no weight to any entity of the corpus.")
         columns.append(weight / weight.sum())
-    return torch.stack(columns, dim=1)
+    if len(columns) == 1:
+        return columns[0][:, None]
+    shape = len(counts), len(columns)
+    table = zeros_beside(counts, *shape, dtype=torch.float64)
+    return torch.stack(columns, dim=1, out=table)
 
 
 def _rows_of(ids: pa.Array, vocabulary: Vocabulary, path: Path) -> Tensor:

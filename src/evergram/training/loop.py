@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
 from evergram.encoders.encoder import SIDES, Encoder
-from evergram.encoders.mapped_tensors import copied_beside, mapping_folder
+from evergram.mapped_tensors import copied_beside, mapping_folder
 from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback
 from evergram.training.distributed import seed_of_process

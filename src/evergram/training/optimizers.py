@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.mapped_tensors import zeros_beside
 from evergram.errors import RecipeError
+from evergram.mapped_tensors import zeros_beside
 from evergram.training.joint import JointAlignment
 from evergram.training.recipe.tables import StepSettings
 

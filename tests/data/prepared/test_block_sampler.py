@@ -16,11 +16,12 @@ from tests.support.prepared import SmallBlocks, generated, on_linux, prepared, r
 from torch import Tensor
 
 from evergram.data import Corpus
-from evergram.data.prepared import block_sampler
+from evergram.data.prepared import block_sampler, mapped_corpus
 from evergram.data.prepared.block_sampler import BlockOrder, BlockSampler, generator
 from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared, mapped_column
 from evergram.data.sampling import Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
+from evergram.mapped_tensors import mapping_folder
 
 
 def places(order: BlockOrder, epoch: int, skipped: int = 0) -> NDArray[np.int64]:
@@ -107,7 +108,11 @@ def corpus() -> Corpus:
 
 @pytest.fixture(scope="module")
 def mapped(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> MappedCorpus:
-    return prepared(corpus, tmp_path_factory.mktemp("p") / "p")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapped_corpus, "IN_MEMORY", 10)
+        loaded = prepared(corpus, tmp_path_factory.mktemp("p") / "p")
+        assert mapping_folder(loaded.counts("query")) == loaded.cache
+    return loaded
 
 
 def sampler(mapped: MappedCorpus, draws: PairDraws = ALL, **options: Any) -> SmallBlocks:

@@ -15,7 +15,7 @@ from torch import Tensor
 from evergram.data.prepared.mapped_corpus import MappedCorpus, mapped_column
 from evergram.data.prepared.prepare import Column, release
 from evergram.data.reading.interactions import SIDES
-from evergram.data.sampling import Batch, ExampleSampler, PairDraws
+from evergram.data.sampling import Batch, ExampleSampler, PairDraws, raised
 
 Columns = dict[str, Tensor]
 Numbers = NDArray[np.int64]
@@ -112,9 +112,12 @@ class BlockSampler(ExampleSampler):
         self.names: list[str] = ["query", "candidate"]
         self.names += ["value"] * (draws.target == "value") + ["weight"] * weighted
         self.degrees: Tensor = self.counts["query"]
-        self.active: Tensor = torch.nonzero(self.degrees).flatten()
-        rates = {side: count.double() / len(corpus) for side, count in self.counts.items()}
-        self._weigh(self._rates_by_query() if self.positives == "queries" else rates, measures)
+        if self.positives == "queries":
+            self.active: Tensor = torch.nonzero(self.degrees).flatten()
+            rates = self._rates_by_query()
+        else:
+            rates = {s: raised(count, 1.0).div_(len(corpus)) for s, count in self.counts.items()}
+        self._weigh(rates, measures)
         self.shuffle: BlockOrder = BlockOrder(len(corpus), self.block, self.pairs, seed)
         # Map the files again here; these mappings stay valid if the files are removed.
         self.files: dict[str, Column] = {

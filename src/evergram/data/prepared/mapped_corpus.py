@@ -34,13 +34,13 @@ from evergram.data.corpus import (
     features_of_sides,
     offsets_of,
     take_ragged,
-    to_tensor,
 )
 from evergram.data.prepared.prepare import NAME, Column, PreparedRecord, release
 from evergram.data.reading.interactions import SIDES, SideName
 from evergram.data.sorted_pairs import SortedPairs
 from evergram.errors import DataError
 from evergram.file_content import sha256
+from evergram.mapped_tensors import mapped_zeros, zeros_beside
 
 # The cache folder in a prepared folder, and its lock.
 CACHE, LOCK = ".splits", ".lock"
@@ -54,6 +54,8 @@ BUCKET = 1 << 20
 # Release the index's pages from memory after looking up this many pairs or queries.
 LOOKUPS_AT_ONCE = 1 << 14
 READ_IN_BLOCKS = {"query": np.int64, "candidate": np.int64, "value": np.float32}
+# Tables of the entities of more interactions than this are in files, not in memory.
+IN_MEMORY = 1 << 20
 # The longest column that may be loaded into memory: half a gibibyte of int64.
 WHOLE = 1 << 26
 # What NumPy raises for a damaged file.
@@ -101,15 +103,14 @@ def check_sha256(path: Path, expected: str | None) -> None:
 class MappedCorpus(Corpus):
     """A corpus whose memory does not grow with the number of interactions.
 
-    Entities (ids, counts and features) are in memory. Interactions are columns in files, with row
-    numbers as int32.
+    Ids and interactions are columns in files, with row numbers as int32. Features are in memory.
 
     Args:
         interactions: Arrow table over the mapped columns.
         columns: the file of each column, by name.
         mapped: the mapped columns; reading blocks releases their pages.
         cache: folder of derived files; it may be removed at any time.
-        entity_counts: the number of interactions of each entity, int64 [N], by side.
+        entity_counts: the number of interactions of each entity, int64 [N], by side; mapped.
         sha256: the original SHA-256 of each file, by file name, where known.
     """
 
@@ -117,7 +118,7 @@ class MappedCorpus(Corpus):
     mapped: Mapping[str, Column] = field(default_factory=dict, compare=False)
     fingerprint: str = ""
     cache: Path = field(default=Path(), compare=False)
-    entity_counts: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    entity_counts: Mapping[str, Column] = field(default_factory=dict, compare=False)
     sha256: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -172,7 +173,19 @@ class MappedCorpus(Corpus):
         return len(self) - self.index.distinct
 
     def counts(self, side: str) -> Tensor:
-        return self.entity_counts[side]
+        return self._counts[side]
+
+    @cached_property
+    def _counts(self) -> dict[str, Tensor]:
+        """Copies in memory, or in files; other tables of entities are where these are."""
+        counts: dict[str, Tensor] = {}
+        for side, column in self.entity_counts.items():
+            if len(self) > IN_MEMORY:
+                counts[side] = mapped_zeros(column.shape, self.cache, torch.int64)
+            else:
+                counts[side] = torch.zeros(len(column), dtype=torch.int64)
+            np.copyto(counts[side].numpy(), column)
+        return counts
 
     def has_pairs(self, query: Tensor, candidate: Tensor) -> Tensor:
         has = (query >= 0) & (candidate >= 0)
@@ -228,16 +241,20 @@ class MappedCorpus(Corpus):
         mapped = {name: mapped_column(folder / f"{name}.npy") for name in self.types}
         if not len(mapped["query"]):
             return self.in_memory().restrict(torch.zeros(0, dtype=torch.int64))
-        rows, counts = (
-            {str(s): torch.from_numpy(np.load(folder / f"{s}-{name}.npy")) for s in SIDES}
-            for name in ("rows", "counts")
-        )
-        queries = self.queries.take(rows["query"])
-        candidates = self.candidates.take(rows["candidate"])
-        if self.shared_ids:
-            candidates = Side(queries.vocabulary, candidates.features)
+        counts = {str(side): mapped_column(folder / f"{side}-counts.npy") for side in SIDES}
+        sides: list[Side] = []
+        for side, entities in self.sides.items():
+            rows = torch.from_numpy(mapped_column(folder / f"{side}-rows.npy"))
+            features = {name: of.take(rows) for name, of in entities.features.items()}
+            keys = entities.vocabulary.keys
+            if len(rows) < len(keys):
+                keys = only_chunk(_mapped_table(folder / f"{side}-ids.arrow")["id"])
+            vocabulary = Vocabulary(keys)
+            if sides and self.shared_ids:
+                vocabulary = sides[0].vocabulary
+            sides.append(Side(vocabulary, features))
         return MappedCorpus.of_files(
-            (queries, candidates),
+            (sides[0], sides[1]),
             mapped,
             folder,
             entity_counts=counts,
@@ -298,18 +315,14 @@ def _write_once(folder: Path, write: Callable[[Path], None]) -> None:
 def write_subset(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
     """Write the interactions that a rule selects, and their entities' rows and counts."""
     corpus.verify(corpus.interactions.column_names)
-    counts: dict[str, Tensor] = {side: torch.zeros_like(corpus.counts(side)) for side in SIDES}
+    counts: dict[str, Tensor] = {
+        side: zeros_beside(corpus.counts(side), len(corpus.sides[side])) for side in SIDES
+    }
     for block in corpus.blocks():
         marks = rule(block)
-        for side, rows in (("query", block.query), ("candidate", block.candidate)):
-            counts[side] += torch.bincount(rows[marks], minlength=len(counts[side]))
-    used = {side: counts[side] > 0 for side in SIDES}
-    if corpus.shared_ids:
-        used = dict.fromkeys(SIDES, used["query"] | used["candidate"])
-    for side in SIDES:
-        np.save(folder / f"{side}-rows.npy", torch.nonzero(used[side]).flatten().numpy())
-        np.save(folder / f"{side}-counts.npy", counts[side][used[side]].numpy())
-    new_rows = {side: (used[side].cumsum(0) - 1).numpy() for side in SIDES}
+        for side, rows in (("query", block.query[marks]), ("candidate", block.candidate[marks])):
+            counts[side].index_add_(0, rows, torch.ones_like(rows))
+    new_rows = {side: _write_used(corpus, side, counts, folder) for side in SIDES}
     with _new_columns(folder, corpus.types, int(counts["query"].sum())) as files:
         for block in corpus.blocks():
             selected = rule(block).numpy()
@@ -317,8 +330,27 @@ def write_subset(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
             for name, file in files.items():
                 values = piece[name].to_numpy()[selected]
                 if name in new_rows:
-                    values = new_rows[name][values].astype(values.dtype)
+                    values = new_rows[name][values]
                 file.write(values.tobytes())
+
+
+def _write_used(
+    corpus: MappedCorpus, side: str, counts: Mapping[str, Tensor], folder: Path
+) -> Column:
+    """Write the rows, counts and ids of the entities of a side that `counts` has, [N] by side.
+    Return the new row of each entity, int32 [N]."""
+    used, keys = counts[side] > 0, corpus.sides[side].vocabulary.keys
+    if corpus.shared_ids:
+        used = (counts["query"] > 0) | (counts["candidate"] > 0)
+    rows = torch.nonzero(used).flatten().to(torch.int32).numpy()
+    np.save(folder / f"{side}-rows.npy", rows)
+    np.save(folder / f"{side}-counts.npy", counts[side][used].numpy())
+    if len(rows) < len(keys):
+        table = pa.table({"id": keys.take(pa.array(rows))})
+        with pa.ipc.new_file(str(folder / f"{side}-ids.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    new_rows = zeros_beside(counts[side], len(keys), dtype=torch.int32)
+    return torch.cumsum(used, 0, dtype=torch.int32, out=new_rows).sub_(1).numpy()
 
 
 @contextmanager
@@ -369,7 +401,7 @@ def write_index(corpus: MappedCorpus, folder: Path, side: str = "query") -> None
     scratch, size = folder / "scratch", len(corpus.sides[other])
     scratch.mkdir()
     counts = corpus.counts(side)
-    starts = counts.cumsum(0) - counts
+    starts = offsets_of(counts)
     for block in corpus.blocks():
         rows, partners = getattr(block, side), getattr(block, other)
         # About where the pair will be, which never decreases in the order of pairs.
@@ -408,7 +440,7 @@ def load_prepared(path: Path) -> MappedCorpus:
     """
     record = PreparedRecord.load(path)
     tables = {side: _entities(path, record, side) for side in SIDES}
-    vocabularies = {side: Vocabulary(tables[side]["id"].combine_chunks()) for side in SIDES}
+    vocabularies = {side: Vocabulary(only_chunk(tables[side]["id"])) for side in SIDES}
     if record.shared_ids:
         vocabularies["candidate"] = vocabularies["query"]
     described = {
@@ -431,7 +463,7 @@ def load_prepared(path: Path) -> MappedCorpus:
         (Side(vocabularies["query"], features[0]), Side(vocabularies["candidate"], features[1])),
         mapped,
         path,
-        entity_counts={side: to_tensor(tables[side][f"{side}_count"]) for side in SIDES},
+        entity_counts={s: only_chunk(tables[s][f"{s}_count"]).to_numpy() for s in SIDES},
         shared_ids=record.shared_ids,
         fingerprint=record.fingerprint,
         cache=cache,
@@ -439,14 +471,24 @@ def load_prepared(path: Path) -> MappedCorpus:
     )
 
 
+def _mapped_table(path: Path) -> pa.Table:
+    """Map an Arrow file into memory, where it is only read. Raises: DataError: it is damaged."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            return ipc.open_file(source).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}; prepare the data again.") from error
+
+
+def only_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, not copied if it is one already, such as a mapped one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _entities(path: Path, record: PreparedRecord, side: SideName) -> pa.Table:
     """Load the entities of a side: `id`, the number of interactions, and features."""
     file, expected, count = path / f"{side}.arrow", record.sides[side], f"{side}_count"
-    try:
-        with pa.memory_map(str(file)) as source:
-            table = ipc.open_file(source).read_all()
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file} cannot be read: {error}; prepare the data again.") from error
+    table = _mapped_table(file)
     check_sha256(file, record.sha256.get(file.name))
     names = ["id", count, *expected.features]
     missing = [name for name in names if name not in table.column_names]

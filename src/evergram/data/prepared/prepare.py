@@ -430,7 +430,8 @@ def _fill(
         report("writing entities")
         sides: dict[SideName, SideRecord] = {}
         for side in SIDES:
-            table = _entities(database, side, types[side], features.get(side))
+            spool = scratch / "entities.arrow"
+            table = _entities(database, side, types[side], features.get(side), spool)
             path = str(folder / f"{side}.arrow")
             with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
@@ -526,13 +527,18 @@ def _write_columns(database: Database, folder: Path, dtypes: Mapping[str, np.dty
 
 
 def _entities(
-    database: Database, side: SideName, kind: pa.DataType, features: pa.Table | None
+    database: Database, side: SideName, kind: pa.DataType, features: pa.Table | None, spool: Path
 ) -> pa.Table:
-    """Return the ids of a side in order, their numbers of interactions, and their features."""
+    """Return the ids of a side in order, their numbers of interactions, and their features, by way
+    of the file `spool`."""
     schema = pa.schema({"id": kind, f"{side}_count": pa.int64()})
     ordered = f"SELECT id, pairs AS {side}_count FROM entities_{side} ORDER BY rowid"
-    batches = [batch.cast(schema) for batch in database.batches(ordered)]
-    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    with pa.ipc.new_file(str(spool), schema) as writer:
+        for batch in database.batches(ordered):
+            writer.write_batch(batch.cast(schema))
+    with pa.memory_map(str(spool)) as source:
+        # One batch, which can be mapped as one array.
+        table = pa.ipc.open_file(source).read_all().combine_chunks()
     if features is not None:
         rows = rows_by_id(features["id"], table["id"].combine_chunks(), f"{side} features")
         for name in features.column_names[1:]:

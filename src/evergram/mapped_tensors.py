@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,22 +19,25 @@ from torch import Tensor, nn
 
 from evergram.errors import TrainingError
 
+# Compute this many rows of a table at once.
+ROWS = 1 << 20
 # The suffix of file names, which tensors remember after the file was deleted.
 SUFFIX = ".mapped-tensor"
 
 
-def mapped_zeros(shape: Sequence[int], folder: Path) -> Tensor:
-    """Return float32 zeros, mapped from a new file in `folder`. Raises: TrainingError: no space."""
+def mapped_zeros(shape: Sequence[int], folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return zeros, mapped from a new file in `folder`. Raises: TrainingError: no space."""
     count = math.prod(shape)
     if not count:
-        return torch.zeros(*shape, dtype=torch.float32)
-    size = 4 * count
+        return torch.zeros(*shape, dtype=dtype)
+    size = dtype.itemsize * count
     try:
+        folder.mkdir(parents=True, exist_ok=True)  # a cache may have been removed meanwhile
         descriptor, name = tempfile.mkstemp(SUFFIX, ".", folder)
         try:
             # Allocate all space now: running out of it later would kill the process.
             os.posix_fallocate(descriptor, 0, size)
-            flat = torch.from_file(name, shared=True, size=count, dtype=torch.float32)
+            flat = torch.from_file(name, shared=True, size=count, dtype=dtype)
         finally:
             os.close(descriptor)
             Path(name).unlink()
@@ -54,10 +57,21 @@ def mapping_folder(tensor: Tensor) -> Path | None:
     return Path(name).parent if name is not None and name.endswith(SUFFIX) else None
 
 
-def zeros_beside(tensor: Tensor, *shape: int) -> Tensor:
-    """Return zeros with a tensor's type and storage: on its device, or mapped from a file."""
-    folder = mapping_folder(tensor)
-    return tensor.new_zeros(*shape) if folder is None else mapped_zeros(shape, folder)
+def zeros_beside(tensor: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return zeros with a tensor's storage: on its device, or mapped from a file; of its type, or
+    of `dtype`."""
+    folder, dtype = mapping_folder(tensor), dtype or tensor.dtype
+    if folder is None:
+        return tensor.new_zeros(shape, dtype=dtype)
+    return mapped_zeros(shape, folder, dtype)
+
+
+def fill(table: Tensor, values: Callable[[slice], Tensor]) -> Tensor:
+    """Fill a table [N, …] in blocks of rows, so that only a block's values are in memory."""
+    for start in range(0, len(table), ROWS):
+        rows = slice(start, min(start + ROWS, len(table)))
+        table[rows] = values(rows)
+    return table
 
 
 def copied_beside(values: Tensor, tensor: Tensor, earlier: Tensor | None = None) -> Tensor:
