@@ -6,9 +6,9 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +119,8 @@ def encode_file(
             f"{out} must end in one of {', '.join(WRITTEN)}, which can store the encoder's record."
         )
     check_writable(out, overwrite=overwrite)
-    count = len(texts.texts)
-    if known is not None and len(known.rows) != count:
-        raise DataError(f"The plan is of {len(known.rows)} texts, not {count}; plan again.")
-    record = record_of(encoder, matryoshka)
-    if known is None:
-        known = MigrationRest(np.full(count, -1), np.empty((0, record.dim), np.float32), record)
-    elif (why := known.record.mismatch(record)) is not None:
-        raise DataError(
-            f"{record.address} is not the model that the kept vectors were compared with ({why}); "
-            "bring that model back, or plan again."
-        )
+    known = _known_of(texts, record_of(encoder, matryoshka), known)
+    record, count = known.record, len(texts.texts)
     folder = out.with_name(f"{out.name}.parts")
     parts = {
         folder / f"part-{number:05d}.parquet": range(start, min(start + PART, count))
@@ -143,7 +134,42 @@ def encode_file(
         "kept": known.digest(),
     }
     _begin(folder, settings, [path for path in parts if path.is_file()], record, overwrite)
-    left = int((known.rows < 0).sum())
+    _write_parts(parts, texts, encoder, known, progress)
+    # A concurrent run on the same texts may have written parts.
+    if (why := _other_model(parts, record)) is not None:
+        raise DataError(f"{folder} has parts of {why}; remove it, and start again.")
+    _join(parts, out, record, overwrite)
+    shutil.rmtree(folder)
+    return record
+
+
+def _known_of(
+    texts: Texts, record: TextEncoderRecord, known: MigrationRest | None
+) -> MigrationRest:
+    """Return the known vectors of texts with the encoder's current record. Raises: DataError: they
+    are of other texts or of another encoder."""
+    count = len(texts.texts)
+    if known is None:
+        return MigrationRest(np.full(count, -1), np.empty((0, record.dim), np.float32), record)
+    if len(known.rows) != count:
+        raise DataError(f"The plan is of {len(known.rows)} texts, not {count}; plan again.")
+    if (why := known.record.mismatch(record)) is not None:
+        raise DataError(
+            f"{record.address} is not the model that the kept vectors were compared with ({why}); "
+            "bring that model back, or plan again."
+        )
+    return replace(known, record=record)
+
+
+def _write_parts(
+    parts: Mapping[Path, range],
+    texts: Texts,
+    encoder: TextEncoder,
+    known: MigrationRest,
+    progress: Progress,
+) -> None:
+    """Write the parts that are missing. Raises: DataError: the encoder changed meanwhile."""
+    record, left = known.record, int((known.rows < 0).sum())
     with progress.task(f"{record.address} of {left} texts", left) as bar:
         for path, part in parts.items():
             if path.is_file():
@@ -156,23 +182,25 @@ def encode_file(
             except MismatchError as error:
                 raise DataError(
                     f"{record.address} changed while the texts were encoded ({error}). Bring the "
-                    f"model before back and run again to go on, or remove {folder} to start again."
+                    "model before back and run again to go on, or remove "
+                    f"{path.parent} to start again."
                 ) from error
-    # A concurrent run on the same texts may have written parts.
-    if (why := _other_model(parts, record)) is not None:
-        raise DataError(f"{folder} has parts of {why}; remove it, and start again.")
-    zeros = 0
+
+
+def _join(parts: Iterable[Path], out: Path, record: TextEncoderRecord, overwrite: bool) -> None:
+    """Write the parts to one file, and warn of zero vectors."""
+    zeros = count = 0
 
     def counted() -> Iterator[Block]:
-        nonlocal zeros
+        nonlocal zeros, count
         for path in parts:
             for ids, vectors in open_embeddings(path).blocks():
                 zeros += int((vectors == 0).all(1).sum())
+                count += len(ids)
                 yield ids, vectors
 
     mark = {TEXT_ENCODER: record.model_dump_json()}
     write_vectors(out, ahead(counted()), mark, overwrite=overwrite)
-    shutil.rmtree(folder)
     if zeros:
         log.warning(
             "%d of %d vectors are zeros, as of texts of which the model knows no word, or of calls "
@@ -180,7 +208,6 @@ def encode_file(
             zeros,
             count,
         )
-    return record
 
 
 def _begin(

@@ -507,16 +507,10 @@ def plan_migration(
             f"and {LEAST_QUERIES} are needed: {len(of_query) - queries} repeat another, and of "
             f"{incomplete} some relevant texts are not among the texts.",
         )
-    report: dict[str, dict[str, Any]] = {}
-    for name, way in ways.items():
-        figures = {key: asdict(bootstrap(v, settings.seed)) for key, v in values[name].items()}
-        for other in ("stay", "reindex") if judged is not None else ():
-            pair = values[name]["ndcg@10"], values[other]["ndcg@10"]
-            figures[f"beside_{other}"] = asdict(paired_bootstrap(*pair, settings.seed))
-        costs = {key: getattr(way, key) for key in ("encoded", "bytes_a_text", "milliseconds")}
-        report[name] = costs | figures | way.facts
-        if known is not None:
-            expected = known.setdefault("queries", queries) / queries
+    report = {name: _shown(way, name, values, settings.seed) for name, way in ways.items()}
+    if known is not None:
+        expected = known.setdefault("queries", queries) / queries
+        for name, way in ways.items():
             number = texts_to_encode(name, way, count, known["texts"], expected)
             report[name]["cost"] = cost_of(number, known)
     verdict = Verdict(None, [], unjudged)
@@ -540,6 +534,18 @@ def plan_migration(
         "accepted": verdict.accepted,
         "reasons": verdict.reasons,
     }
+
+
+def _shown(
+    way: Way, name: str, values: Mapping[str, Mapping[str, Tensor]], seed: int
+) -> dict[str, Any]:
+    """Return a way's costs, its values with intervals, and their differences to other ways."""
+    shown = {key: getattr(way, key) for key in ("encoded", "bytes_a_text", "milliseconds")}
+    shown |= {key: asdict(bootstrap(value, seed)) for key, value in values[name].items()}
+    for other in ("stay", "reindex") if "ndcg@10" in values[name] else ():
+        pair = values[name]["ndcg@10"], values[other]["ndcg@10"]
+        shown[f"beside_{other}"] = asdict(paired_bootstrap(*pair, seed))
+    return shown | way.facts
 
 
 def _values(

@@ -447,7 +447,7 @@ def fill_stores(
     kinds = {side: id_type(lineage, side, number) for side in addresses}
     folders = {side: Path(a.removeprefix("snapshot:")) for side, a in addresses.items()}
     absent = {side for side, folder in folders.items() if not folder.exists()}
-    stores: dict[str, ReadableStore] = {}
+    stores: dict[str, Store] = {}
     filled = []
     with ExitStack() as opened:
         try:
@@ -456,14 +456,14 @@ def fill_stores(
             refuse_shared({side: store.absolute_address for side, store in stores.items()})
             for side, store in stores.items():
                 check_store(lineage, store, side, to_write=True)
-                if index and not isinstance(store, Store):
+                if index and store.adopted:
                     store.build_index()  # refuses
             for side, store in stores.items():
                 of_side = None if progress is None else partial(progress, side, number)
-                if isinstance(store, Store):
-                    rows = fill(lineage, store, side, number, progress=of_side)
-                else:
+                if store.adopted:
                     rows = Backfill(lineage, store, side).fill(number, of_side)
+                else:
+                    rows = fill(lineage, store, side, number, progress=of_side)
                 if index:
                     store.build_index()
                 filled.append(FilledStore(store.address, side, rows, store.count()))

@@ -404,7 +404,7 @@ class Reader(Reopened):
         Raises: LineageError: a transform is not affine, or the store was never filled. DataError:
             too many table rows to read, or a query of length 0 for cosine.
         """
-        if not filled and not view.spaces() and not isinstance(view, AdoptedStore):
+        if not filled and not view.spaces() and not view.adopted:
             raise LineageError(
                 f"{view.address} was never filled; 'evergram store fill' or fill(lineage, "
                 "store, side) fills it."
@@ -461,7 +461,7 @@ class Reader(Reopened):
             lengths = torch.zeros(1) if canaries is None else canaries[1].double().norm(dim=1)
             self._unit[target, side] = len(lengths) > 0 and float((lengths - 1).abs().max()) < UNIT
         store, mapped = self.store(side, target), target < self.lineage.production
-        if self._unit[target, side] and not mapped and not isinstance(store, AdoptedStore):
+        if self._unit[target, side] and not mapped and not store.adopted:
             mapped = bool(store.filled().keys() - {target})
         return "cosine" if self._unit[target, side] and mapped else "ip"
 

@@ -78,6 +78,7 @@ class AdoptedStore(ReadableStore):
         to_fill: whether all vector columns may be missing, because they will be added.
     """
 
+    adopted: ClassVar[bool] = True
     # The keys after the # of an address, other than versions; the first is required.
     keys: ClassVar[tuple[str, ...]] = ("table", "id", "filter")
 

@@ -52,7 +52,7 @@ def open_store(address: str, *, create: str | None = None) -> ReadableStore:
     module, name = KINDS[scheme]
     kind = getattr(import_module(f"evergram.stores.{module}"), name)
     store: ReadableStore = kind.open(address, create)
-    if isinstance(store, Store) and create is not None and store.id_type != ID_TYPES[create]:
+    if create is not None and not store.adopted and store.id_type != ID_TYPES[create]:
         store.close()
         raise DataError(
             f"{store.address} has ids of type {store.id_type}, not {create}; use another store."

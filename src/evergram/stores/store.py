@@ -390,6 +390,8 @@ class ReadableStore(Reopened, ABC):
     """
 
     kind: ClassVar[str]
+    # Whether it is the user's own table, of which Evergram writes at most a column of vectors.
+    adopted: ClassVar[bool] = False
     address: str
     id_type: pa.DataType
 
