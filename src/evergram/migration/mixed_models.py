@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import erfc, exp, hypot, inf, log, pi, sqrt
+from math import exp, hypot, isfinite, log, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,22 +18,26 @@ from evergram.errors import DataError
 from evergram.stores.store import ReadableStore, places_among
 from evergram.vector_files.open_embeddings import Block, EmbeddingFile
 
-# The search for a second model: principal components of source and target, starts, and rounds per
-# start. It is found if the first decile of |e₁ − e₂| / (e₁ + e₂), from a row's errors by two maps,
-# exceeds APART times the median. This ratio was at most 0.31 in 384 simulated pairs of models, and
-# 0.4 to 0.8 in files with vectors of two models.
+# The search for two maps: principal components of source and target, starts, and rounds per start.
+# There are two if the first decile of |e₁ − e₂| / (e₁ + e₂), from a row's errors by both, exceeds
+# APART times the median. This ratio was at most 0.31 in 384 simulated pairs of models, and 0.4 to
+# 0.8 in files with vectors of two models.
 NEW_DIMS, OLD_DIMS, STARTS, ROUNDS, APART = 16, 64, 3, 50, 0.4
-# Sampled rows, and those in which groups are searched; principal components, and the most dims
-# that are compared; rows per group that are compared, in blocks, and neighbours.
-SAMPLE, SEARCHED, FEATURES, MOST_DIMS = 20_000, 8_000, 64, 512
-COMPARED, BLOCKS, NEAREST, COMPONENTS = 1_600, 4, 2, 8
-# Minimum numbers of distinct rows, and of rows in a group; trailing zeros of a padded vector.
-LEAST_ROWS, LEAST_GROUP, PADDING = 500, 40, 8
-# The most that a verdict "several" may have as its chance of a false alarm, and the least
-# confidence. Standard errors of alignments: of models that were trained apart, beyond chance; the
-# least inside one model; the most of a split that counts. The most links between two models, as a
-# share of those of the rarer.
-LEVEL, SURE, UNRELATED, SPREAD, UNCLEAR, MIXED = 0.05, 0.9, 0.02, 0.05, 0.25, 0.1
+# Rows that are read, and those whose geometry is compared: 1 % of these are enough for a shape.
+SAMPLE, SEARCHED = 20_000, 8_000
+# Longer vectors are projected to this many dims, as shapes take cells · dims² numbers.
+MOST_DIMS = 256
+FEATURES = 64  # principal components of densities: 20 rows for each at `LEAST_ROWS`
+NEIGHBOURS = 10  # of a row, to find denser ones: cells of some ten rows
+NEAREST = 2  # of these give directions; farther ones show topics
+BLOCKS = 4  # of rows, left out in turn
+# Fewer distinct rows are no sample, and in fewer rows of a group noise hides the shape.
+LEAST_ROWS, LEAST_GROUP = 500, 40
+PADDING = 8  # trailing zeros of a padded vector: by chance there are at most one or two
+# Standard errors of alignments: of models that were trained apart, beyond chance (0.01 to 0.02 in
+# pairs of text encoders), and of the lowest splits of two samples of one encoder (up to 0.1).
+UNRELATED, SPREAD = 0.02, 0.1
+SURE = 0.95  # the verdict is "several" from this confidence
 # Minimum cosine of a vector with its known copy, which may be float16 or int8; and a model's
 # minimum share of the rows.
 SAME, LEAST_SHARE = 0.98, 0.01
@@ -57,9 +61,18 @@ def second_model(source: Tensor, target: Tensor) -> Tensor | None:
         rows = (group.nonzero().flatten(), (~group).nonzero().flatten())
         return torch.stack([_residuals(x, y, some).square().sum(1) for some in rows])
 
-    starts = torch.linalg.eigh(kernel)[1][:, -STARTS:].T > 0
-    tried = [_alternate(group, errors, 2 * x.shape[1], ROUNDS) for group in starts]
-    found = [costs for costs in tried if costs is not None]
+    found = list[Tensor]()
+    for group in torch.linalg.eigh(kernel)[1][:, -STARTS:].T > 0:
+        costs = None
+        for _ in range(ROUNDS):
+            if min(int(group.sum()), int((~group).sum())) < 2 * x.shape[1]:
+                costs = None
+                break
+            costs = errors(group)
+            before, group = group, costs[0, :half] < costs[1, :half]
+            if int((before != group).sum()) <= 0.005 * half:
+                break
+        found += [] if costs is None else [costs]
     if not found:
         return None
     one, two = min(found, key=lambda e: float(e[:, :half].amin(0).sum()))
@@ -76,22 +89,6 @@ def _residuals(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
     ridge = 0.01 * square.trace() / len(square) * torch.eye(len(square)).to(x)
     map_: Tensor = torch.linalg.solve(square + ridge, x[rows].T @ y[rows])
     return y - x @ map_
-
-
-def _alternate(
-    group: Tensor, costs: Callable[[Tensor], Tensor], least: int, rounds: int
-) -> Tensor | None:
-    """Refit a group, bool [n], and the other rows until they are stable. Return each row's costs in
-    both, [2, ≥ n]; None if one of them loses nearly all its rows."""
-    found = None
-    for _ in range(rounds):
-        if min(int(group.sum()), int((~group).sum())) < least:
-            return None
-        found = costs(group)
-        before, group = group, found[0, : len(group)] < found[1, : len(group)]
-        if int((before != group).sum()) <= 0.005 * len(group):
-            break
-    return found
 
 
 def _basis(vectors: Tensor, most: int) -> Tensor:
@@ -117,192 +114,149 @@ def _normal(rows: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda more: -0.5 * ((more - mean) @ whiten).square().sum(1) - log_det
 
 
-def _crossed(rows: Tensor, labels: Tensor) -> Tensor:
-    """Return each row's cost in each group, [k, N], for rows [N, D]: minus the log density fitted
-    to the other half of the rows, of which the first n have labels."""
-    costs, odd = torch.full((int(labels.max()) + 1, len(rows)), 1e30), torch.arange(len(rows)) % 2
-    for half in (0, 1):
-        for i, cost in enumerate(costs):
-            fitted = rows[: len(labels)][(odd[: len(labels)] != half) & (labels == i)]
-            if len(fitted) >= LEAST_GROUP // 4:
-                cost[odd == half] = -_normal(fitted)(rows[odd == half]) - log(len(fitted))
-    return costs
+class Split(NamedTuple):
+    """A mask [n] of at most half of the rows, and their alignment with the others, with its
+    standard error by the jackknife over blocks of rows; 0 ± 1 if one of them has no shape."""
 
-
-def _reduction(rows: Tensor, dims: int) -> Callable[[Tensor], Tensor]:
-    """Return a function from unit vectors [n, D] to their principal components in `rows` and the
-    length of the rest, [n, ≤ dims + 1]."""
-    centre, basis = rows.mean(0), _basis(rows, dims).float()
-
-    def reduced(more: Tensor) -> Tensor:
-        scores = (more - centre) @ basis
-        rest = (more - centre).square().sum(1) - scores.square().sum(1)
-        return torch.cat([scores, rest.clamp_min(0).sqrt()[:, None]], dim=1)
-
-    return reduced
-
-
-def alignment(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Return the correlation of the local shapes of two groups of unit rows [n, D], [m, D], and its
-    standard error by the jackknife over blocks of rows.
-
-    A shape is the covariance of the directions from rows to their nearest neighbours, without its
-    trace: it hardly depends on the topics of the rows. Norms are products of different blocks, and
-    so without the noise of few rows. Groups without a shape are aligned by 0 ± 1.
-    """
-    blocks = [b for rows in (one, other) for b in rows[:COMPARED].tensor_split(BLOCKS)]
-    shapes = torch.stack([_local_shape(block).flatten() for block in blocks])
-    products, number = (shapes @ shapes.T).double().numpy(), np.arange(2 * BLOCKS)
-
-    def correlation(left_out: int) -> float:
-        first, second = (number[(number < BLOCKS) == side] for side in (True, False))
-        first, second = first[first != left_out], second[second != left_out]
-        own = (products[np.ix_(group, group)] for group in (first, second))
-        norms = [(p.sum() - p.trace()) / (len(p) * (len(p) - 1)) for p in own]
-        across = float(products[np.ix_(first, second)].mean())
-        return across / sqrt(norms[0] * norms[1]) if min(norms) > 0 else inf
-
-    found = [correlation(left_out) for left_out in range(-1, 2 * BLOCKS)]
-    if inf in found:
-        return 0.0, 1.0
-    variance = np.var(found[1 : BLOCKS + 1]) + np.var(found[BLOCKS + 1 :])
-    return found[0], sqrt((BLOCKS - 1) * variance)
-
-
-def _local_shape(rows: Tensor) -> Tensor:
-    nearest = (rows @ rows.T).fill_diagonal_(-2).topk(min(NEAREST, len(rows) - 1)).indices
-    ways = normalize((rows[:, None] - rows[nearest]).flatten(0, 1), dim=1)
-    return ways.T @ ways / len(ways) - torch.eye(rows.shape[1]) / rows.shape[1]
-
-
-NONE = {"false_alarm": 1.0, "confidence": 0.0}
-
-
-class Partition(NamedTuple):
-    """A mask [n] of at most half of the rows; links between these and the others, as a share of
-    theirs; and their alignment with the others, with its error."""
-
-    rarer: Tensor
-    mixed: float
+    group: Tensor
     alignment: float
     error: float
 
 
-def _starts(rows: Tensor, features: Tensor, near: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Yield first guesses of a group, bool [n], and how often to refit it: components of the graph
-    of nearest rows [n, m], which are nearly always of one model; and the highest or lowest rows by
-    similarity to the mean, density, and the first principal components."""
-    linked, before = torch.arange(len(rows)), torch.zeros(0)  # by the lowest row of a component
-    while not torch.equal(linked, before):
-        before, pushed = linked, linked[:, None].expand(near.shape).flatten()
-        linked = linked.scatter_reduce(0, near.flatten(), pushed, "amin")
-        linked = torch.minimum(linked, before[near].amin(1))
-        linked = linked[linked]
-    for component in torch.bincount(linked).argsort(descending=True)[:COMPONENTS]:
-        yield linked == component, 1
-    figures = (rows @ rows.mean(0), _normal(features)(features), *features.T[-7:-1])
-    for figure in figures:
-        for share in (0.02, 0.1, 0.5, 0.9, 0.98):
-            yield figure < figure.quantile(share), 20
+def _nearest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the cosines and the numbers of each unit row's nearest other rows, [n, count]."""
+    found = []
+    for start in range(0, len(rows), 1000):
+        cosines = rows[start : start + 1000] @ rows.T
+        cosines.diagonal(start).fill_(-2)
+        found.append(cosines.topk(count))
+    return torch.cat([f.values for f in found]), torch.cat([f.indices for f in found])
 
 
-def _splits(rows: Tensor) -> list[Partition]:
-    """Return different splits of unit rows [n, D] into two groups. A row joins its neighbours if
-    they agree; the half of each group that is farther from the other is compared."""
-    if len(rows) < LEAST_ROWS:
-        return []
-    features, found = _reduction(rows, FEATURES)(rows), list[Partition]()
-    some, few = rows[:SEARCHED], features[:SEARCHED]
-    near = torch.cat([(b @ some.T).topk(NEAREST + 1).indices for b in torch.split(some, 1000)])
-    for start, rounds in _starts(some, few, near):
-        costs = _alternate(start, lambda group: _crossed(few, (~group).long()), LEAST_GROUP, rounds)
-        if costs is None:
-            continue
-        if len(rows) > len(few):
-            costs = _crossed(features, costs.argmin(0))
-        first = costs[0] < costs[1]
-        first[: len(few)] = first[near].float().mean(1) > 0.5
-        rarer = first if first.double().mean() <= 0.5 else ~first
-        count, here = int(rarer.sum()), rarer[: len(few)]
-        mixed = float((here[near] != here[:, None]).sum() / (NEAREST * here.sum()))
-        new = all(int((rarer ^ split.rarer).sum()) > 0.1 * count for split in found)
-        if new and count >= LEAST_GROUP:
-            far = (costs[0] - costs[1]).abs()
-            groups = [group & (far >= far[group].median()) for group in (rarer, ~rarer)]
-            found.append(Partition(rarer, mixed, *alignment(*(rows[group] for group in groups))))
+def _cells(rows: Tensor) -> Tensor:
+    """Number the cells of unit rows, [n]: each row belongs to the cell of its nearest neighbour in
+    a denser place. Neighbours are nearly always of one model. Source: Vedaldi and Soatto (2008)."""
+    (cosines, near), own = _nearest(rows, NEIGHBOURS), torch.arange(len(rows))
+    density = cosines.mean(1)
+    denser = density[near] > density[:, None]
+    up = torch.where(denser.any(1), near[own, denser.int().argmax(1)], own)
+    while not torch.equal(up, up[up]):
+        up = up[up]
+    cells: Tensor = torch.unique(up, return_inverse=True)[1]
+    return cells
+
+
+def directions(rows: Tensor) -> Tensor:
+    """Return unit directions, orthogonal to the row, from unit rows [n, D] to the `NEAREST` rows
+    among the even or among the odd ones, [n, NEAREST, D]."""
+    found = rows.new_empty(len(rows), NEAREST, rows.shape[1])
+    for half in (0, 1):
+        some = rows[half::2]
+        away, some = some[_nearest(some, NEAREST)[1]] - some[:, None], some[:, None]
+        found[half::2] = normalize(away - (away * some).sum(2, keepdim=True) * some, dim=2)
     return found
 
 
-def evidence(
-    split: Partition, inside: Sequence[Partition], tried: int, dim: int
-) -> dict[str, float]:
-    """Compare the split of all rows that has the lowest alignment, of `tried`, with splits inside
-    one of its groups.
+def _products(rows: Tensor, ways: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Return the inner products of the shapes of groups, float64 [count, count].
+
+    A shape is the sum of tt' − (1 − rr') / (D − 1) over the rows r of a group and their directions
+    t. It hardly depends on the topic, and is 0 for isotropic rows. The first factor is of the even
+    rows, the second of the odd ones, so that their noise is independent.
+    """
+    dim, shapes = rows.shape[1], list[Tensor]()
+    for half in (0, 1):
+        of = [(labels[half::2] == group).nonzero().flatten() * 2 + half for group in range(count)]
+        shape = rows.new_empty(count, dim * dim)
+        for group, some in enumerate(of):
+            r, t = rows[some], ways[some].flatten(0, 1)
+            isotropic = (len(some) * torch.eye(dim) - r.T @ r) / (dim - 1)
+            shape[group] = (t.T @ t / NEAREST - isotropic).flatten()
+        shapes.append(shape)
+    return (shapes[0] @ shapes[1].T).double()
+
+
+def measured(rows: Tensor, ways: Tensor, group: Tensor) -> Split:
+    """Return the split of unit rows [n, D] with their directions into a group and the others, with
+    the correlation of their shapes."""
+    blocks = torch.arange(len(rows)) // 2 % BLOCKS
+    products = _products(rows, ways, 2 * blocks + group, 2 * BLOCKS).numpy()
+    by_block = products.reshape(BLOCKS, 2, BLOCKS, 2)
+
+    def correlation(even: Sequence[int], odd: Sequence[int]) -> float:
+        (one, across), (back, other) = by_block[even][:, :, odd].sum((0, 2)).tolist()
+        return float(across + back) / 2 / sqrt(one * other) if min(one, other) > 0 else nan
+
+    every = list(range(BLOCKS))
+    left = [every[:out] + every[out + 1 :] for out in every]
+    variance = np.var([correlation(some, every) for some in left])
+    variance += np.var([correlation(every, some) for some in left])
+    error = sqrt((BLOCKS - 1) * variance)
+    return Split(group, correlation(every, every), error) if isfinite(error) else Split(group, 0, 1)
+
+
+def _lowest_split(rows: Tensor) -> Split | None:
+    """Return the split of unit rows [n, D] that is least aligned. Cells join the group to whose
+    shape theirs is nearer, from each cell against all others until they are stable."""
+    ways, cells = directions(rows), _cells(rows)
+    count = int(cells.max()) + 1
+    products = _products(rows, ways, cells, count)
+    products, groups = products + products.T, torch.eye(count).bool()
+    for _ in range(ROUNDS):
+        sides = torch.stack([groups, ~groups]).double()
+        sums = sides @ products
+        cosines = sums / (sums * sides).sum(2, keepdim=True).clamp_min(1e-30).sqrt()
+        before, groups = groups, cosines[0] > cosines[1]
+        if torch.equal(before, groups):
+            break
+    masks = groups[:, cells]
+    masks = torch.unique(masks ^ (masks.sum(1, keepdim=True) * 2 > len(rows)), dim=0)
+    splits = [measured(rows, ways, mask) for mask in masks if int(mask.sum()) >= LEAST_GROUP]
+    return min(splits, key=lambda split: split.alignment + 2 * split.error, default=None)
+
+
+ONE = {"confidence": 0.0}  # the evidence where no split is low
+
+
+def evidence(split: Split, inside: Split, dim: int) -> dict[str, float]:
+    """Compare the lowest split of all rows with the lowest one inside a group.
 
     If two models were trained apart, the second space is randomly rotated: the alignment has mean 0
     and variance 2 / ((D − 1)(D + 2)), to which UNRELATED² is added. If all rows are of one model,
-    its groups are aligned like those inside a group, whose median and median deviation (which a
-    few rows of another model hardly change) give a normal distribution.
+    the mean is the alignment inside, and SPREAD² is added.
 
-    Returns: `alignment` and `error` of the split; the mean `inside` a group and its `spread`;
-        `false_alarm`, the probability that the lowest of `tried` splits of one model is this low,
-        by Bonferroni; `confidence`, the probability of several models if
-        they are as likely as one.
+    Returns: `alignment` and `error` of the split; the alignment `inside`; `confidence`, the
+        probability of several models if they are as likely as one.
     """
-    values = np.array([s.alignment for s in inside if s.error < UNCLEAR])
-    if len(values) < 2:
-        return NONE | {"alignment": split.alignment, "error": split.error}
-    mean = float(np.median(values))
-    spread = max(1.4826 * float(np.median(abs(values - mean))), SPREAD)
-    one = hypot(spread * sqrt(1 + pi / 2 / len(values)), split.error)
+    one = hypot(SPREAD, split.error, inside.error)
     several = hypot(UNRELATED, split.error, sqrt(2 / max((dim - 1) * (dim + 2), 1)))
-    low, far = (split.alignment - mean) / one, split.alignment / several
-    log_odds = log(one / several) - 0.5 * far**2 + 0.5 * low**2 - log(tried)
+    low, far = (split.alignment - inside.alignment) / one, split.alignment / several
+    log_odds = log(one / several) - 0.5 * far**2 + 0.5 * low**2
     return {
         "alignment": split.alignment,
         "error": split.error,
-        "inside": mean,
-        "spread": spread,
-        "false_alarm": min(1.0, 0.5 * tried * erfc(-low / sqrt(2))),
+        "inside": inside.alignment,
         "confidence": 1 / (1 + exp(-min(max(log_odds, -500), 500))) if low < 0 else 0.0,
     }
 
 
 def _divided(
-    rows: Tensor, splits: Sequence[Partition], others: Sequence[Partition] = ()
+    rows: Tensor, split: Split | None, others: Sequence[Split | None] = ()
 ) -> tuple[list[Tensor], dict[str, float]]:
-    """Return the row numbers of each model, and the evidence of the first split of the rows, which
+    """Return the row numbers of each model, and the evidence of the lowest split of the rows, which
     is also compared with others, of one model."""
-    apart = [split for split in splits if split.mixed <= MIXED]
-    if not apart:
-        return [torch.arange(len(rows))], NONE
-    best = min(apart, key=lambda s: max(s.alignment, 0) + 2 * s.error + s.mixed)
-    if best.alignment > 3 * hypot(UNRELATED, best.error):  # what is inside does not matter
-        return [torch.arange(len(rows))], NONE | {"alignment": best.alignment, "error": best.error}
-    parts = [group.nonzero().flatten() for group in (best.rarer, ~best.rarer)]
-    inside = [_splits(rows[part]) for part in parts]
-    seen = [(evidence(best, s, len(apart), rows.shape[1]), s) for s in (*inside, others)]
-    shown, others = max(seen, key=lambda pair: pair[0]["confidence"])
-    if shown["false_alarm"] > LEVEL or shown["confidence"] < SURE:
-        return [torch.arange(len(rows))], shown
-    groups = [
-        part[group]
-        for part, each in zip(parts, inside, strict=True)
-        for group in _divided(rows[part], each, others)[0]
-    ]
-    return groups, shown
-
-
-def _merged(rows: Tensor, groups: Sequence[Tensor], least: float) -> list[Tensor]:
-    """Join groups that are aligned: parts of one model that were split off one after the other."""
-    merged: list[Tensor] = []
-    for group in sorted(groups, key=len, reverse=True):
-        found = [alignment(rows[group], rows[other])[0] > least for other in merged]
-        if any(found):
-            merged[found.index(True)] = torch.cat([merged[found.index(True)], group])
-        else:
-            merged.append(group)
-    return merged
+    every = [torch.arange(len(rows))]
+    if split is None or split.alignment > 3 * hypot(UNRELATED, split.error):
+        return every, ONE  # what is inside does not matter
+    parts = [group.nonzero().flatten() for group in (split.group, ~split.group)]
+    inside = [_lowest_split(rows[p]) if len(p) >= LEAST_ROWS else None for p in parts]
+    others = (*inside, *others)
+    seen = [evidence(split, other, rows.shape[1]) for other in others if other is not None]
+    shown = max(seen, key=lambda found: found["confidence"], default=ONE)
+    if shown["confidence"] < SURE:
+        return every, shown
+    divided = [_divided(rows[p], own, others)[0] for p, own in zip(parts, inside, strict=True)]
+    return [p[g] for p, groups in zip(parts, divided, strict=True) for g in groups], shown
 
 
 def by_geometry(vectors: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -323,17 +277,18 @@ def by_geometry(vectors: Tensor) -> tuple[Tensor, dict[str, float]]:
     if dim > MOST_DIMS:
         some = torch.randn(dim, MOST_DIMS, generator=torch.Generator().manual_seed(0))
         rows = normalize(rows @ torch.linalg.qr(some)[0], dim=1)
-    labels, groups, shown = torch.zeros(len(rows), dtype=torch.long), 0, list[dict[str, float]]()
+    labels, groups, shown = torch.zeros(len(rows), dtype=torch.long), 0, ONE
     values, counts = np.unique(lengths.numpy(), return_counts=True)
     for value in (values := values[counts >= LEAST_GROUP]):
         part = (lengths == int(value)).nonzero().flatten()
-        models, found = _divided(rows[part], _splits(rows[part]))
-        shown.append(found if len(values) == 1 else {"false_alarm": 0.0, "confidence": 1.0})
-        for model in _merged(rows[part], models, found.get("inside", 0) / 2):
+        own = _lowest_split(rows[part]) if len(part) >= LEAST_ROWS else None
+        models, found = _divided(rows[part], own)
+        shown = max(found, shown, key=lambda each: each["confidence"])
+        for model in models:
             labels[part[model]] = groups
             groups += 1
     most_first = torch.bincount(labels).argsort(descending=True)
-    return most_first.argsort()[labels], max(shown, key=lambda e: e["confidence"], default=NONE)
+    return most_first.argsort()[labels], shown if len(values) == 1 else {"confidence": 1.0}
 
 
 def _judged(report: dict[str, Any], vectors: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
@@ -346,7 +301,14 @@ def _judged(report: dict[str, Any], vectors: Tensor, labels: Tensor) -> Callable
     if len(counts) == 1:
         return lambda more: torch.ones(len(more), 1)
     rows = normalize(vectors, dim=1)
-    reduced = _reduction(rows, FEATURES)
+    centre, basis = rows.mean(0), _basis(rows, FEATURES).float()
+
+    def reduced(more: Tensor) -> Tensor:
+        """Return principal components, and the length of the rest, [n, ≤ FEATURES + 1]."""
+        scores = (more - centre) @ basis
+        rest = (more - centre).square().sum(1) - scores.square().sum(1)
+        return torch.cat([scores, rest.clamp_min(0).sqrt()[:, None]], dim=1)
+
     fits = [_normal(reduced(rows[labels == group])) for group in range(len(counts))]
 
     def log_odds(more: Tensor) -> Tensor:
@@ -443,6 +405,7 @@ def diagnose_vectors(
         raise DataError(f"{found}; at least {LEAST_ROWS} are needed to tell models apart.")
     if known is not None:
         return _by_known(report, ids, vectors, known)
+    vectors = vectors[:SEARCHED]
     labels, shown = by_geometry(vectors)
     if not shown:
         raise DataError(
