@@ -267,6 +267,43 @@ def test_small_scores_keep_their_digits(lance: LanceStore) -> None:
     np.testing.assert_allclose(hits.scores, [3e-10, 2e-10], rtol=1e-6)
 
 
+def test_a_view_reads_the_rows_of_a_search_once_and_verifies_them(
+    lance: LanceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    lance.upsert(Rows(0, pa.array(range(40)), vectors))
+    lance.add_space(Space(1, 4, "sha256:one"))
+    lance.upsert(Rows(1, pa.array(range(20)), -vectors[:20]))
+    query, read = vectors[:1], list[int]()
+    get = LanceStore._get
+
+    def counted(self: LanceStore, version: int, ids: pa.Array) -> Any:
+        read.append(len(ids))
+        yield from get(self, version, ids)
+
+    def work(view: Any) -> dict[int, list[float]]:
+        (hits,) = view.search({0: query, 1: query}, 10)
+        asked = pa.concat_arrays([hits.ids, pa.array([99, 39, 0])])
+        return {
+            i: v
+            for rows in view.fetch(asked)
+            for i, v in zip(rows.ids.to_pylist(), rows.vectors.tolist(), strict=True)
+        }
+
+    (hits,) = lance.search({0: query, 1: query}, 10)
+    expected = np.concatenate([-vectors[:20], vectors[20:]])
+    assert hits.ids.to_pylist() == np.argsort(-(expected @ query[0]))[:10].tolist()
+    monkeypatch.setattr(LanceStore, "_get", counted)
+    found = lance.read_consistently(work)
+    assert found == {i: expected[i].tolist() for i in {*hits.ids.to_pylist(), 39, 0}}
+    assert 0 < max(read) <= 3
+    lance._table(0).update(where="id = 25", values={"vector": [9.0] * 4})
+    with pytest.raises(IntegrityError, match="damaged"):
+        lance.read_consistently(
+            lambda view: view.fetch(view.search({0: query, 1: query}, 40)[0].ids)
+        )
+
+
 def test_old_versions_of_a_table_do_not_pile_up(
     lance: LanceStore, own_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

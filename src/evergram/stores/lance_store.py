@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from datetime import time, timedelta
+from functools import partial
 from math import ceil, isqrt
 from pathlib import Path
 from time import time_ns
@@ -32,14 +34,18 @@ from evergram.stores.store import (
     ID_TYPES,
     Checks,
     Floats,
+    Hits,
+    Part,
     ReadableStore,
     Rows,
     Space,
     Store,
     best_first,
     errors_as_store_errors,
+    merge_hits,
     no_store,
     not_ours,
+    places_among,
     products,
     unchanged,
     was_closed,
@@ -83,6 +89,8 @@ class LanceStore(TablePerVersionStore):
         # By space: the table version last read, the table at that version, and its rows.
         self._pinned: dict[int, tuple[int, Any, int]] = {}
         self._counts: dict[int, int] = {}  # of a view
+        # By version: what the last search by one query read, which a view need not read again.
+        self._found: dict[int, tuple[Rows, Checks]] = {}
         self._closed = False
         if not create and not self._file.exists():
             raise no_store(self.address)
@@ -120,7 +128,7 @@ class LanceStore(TablePerVersionStore):
             else:
                 with self._writing():
                     view._moment, versions = state()
-            view._tables, view._counts = {}, {}
+            view._tables, view._counts, view._found = {}, {}, {}
             for space, version in versions.items():
                 known, table, rows = self._pinned.get(space, (None, None, 0))
                 if known != version:
@@ -204,11 +212,32 @@ class LanceStore(TablePerVersionStore):
         with errors_as_store_errors(self.address):
             return self._counts.get(version) or int(self._table(version).count_rows())
 
+    @property
+    def _is_settled(self) -> bool:
+        """Whether this is a view of a moment at which no writer was at work, or killed before."""
+        return self._moment is not None and self._moment.get("moving") is None
+
     def _superseded(self, version: int, ids: pa.Array) -> pa.Array:
-        # No writer was at work at the moment of the view, or killed before.
-        if self._moment is not None and self._moment.get("moving") is None:
-            return ids.slice(0, 0)
-        return super()._superseded(version, ids)
+        return ids.slice(0, 0) if self._is_settled else super()._superseded(version, ids)
+
+    def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
+        parts = list[tuple[Rows, Checks]]()
+        for rows, checks in self._found.values() if self._is_settled else ():
+            here, places = places_among(ids, rows.ids)
+            if len(places):
+                mine = Rows(rows.version, ids.filter(pa.array(here)), rows.vectors[places])
+                parts.append((mine, checks[places]))
+                ids = ids.filter(pa.array(~here))
+        return [*parts, *super()._read(ids)] if len(ids) else parts
+
+    def _search(self, parts: list[Part], k: int, ids: pa.Array | None, exact: bool) -> list[Hits]:
+        if len(parts) == 1 or not self._is_settled:
+            return super()._search(parts, k, ids, exact)
+        # At one moment an id is in one table, so that all can be searched at once.
+        with ThreadPoolExecutor(len(parts)) as threads:
+            search = partial(super()._search, k=k, ids=ids, exact=exact)
+            found = threads.map(search, [[part] for part in parts])
+        return [merge_hits(of_query, k) for of_query in zip(*found, strict=True)]
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
@@ -224,7 +253,10 @@ class LanceStore(TablePerVersionStore):
             for query in queries:
                 search = table.search(query).distance_type("dot").limit(min(k, count))
                 search = search.minimum_nprobes(probes).maximum_nprobes(0)
-                hits = rows_of(version, search.select(["id", COLUMN, "_distance"]).to_arrow())
+                found = search.select([*COLUMNS, "_distance"]).to_arrow()
+                hits = rows_of(version, found)
+                if len(queries) == 1:
+                    self._found[version] = hits, found["check"].to_numpy()
                 # LanceDB's distance, 1 - score, loses digits of small scores.
                 best.append(best_first(hits.ids, products(query[None], hits.vectors)[0], k))
         return best
