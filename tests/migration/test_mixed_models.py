@@ -148,12 +148,14 @@ def alignment(one: Tensor, other: Tensor) -> tuple[float, float]:
     """Return the alignment of two groups and its error, with neighbours in a row's own group."""
     rows, group = torch.cat([one, other]), torch.arange(len(one) + len(other)) < len(one)
     ways = torch.cat([mixed_models.directions(one), mixed_models.directions(other)])
-    return mixed_models.measured(rows, ways, group)[1:]
+    found = mixed_models.measured(rows, ways, group)
+    assert found is not None
+    return found.alignment, found.error
 
 
 def test_turned_groups_are_aligned_by_0_with_the_variance_that_is_said() -> None:
     dim = 10
-    rows = torch.randn(1200, dim, generator=drawn(0)) * torch.linspace(2, 0.1, dim)
+    rows = torch.randn(1200, dim, generator=drawn(0)) * torch.linspace(2, 0.1, dim).square()
     one, other = (torch.nn.functional.normalize(part, dim=1) for part in (rows[:600], rows[600:]))
     found = [alignment(one, other @ turn(dim, seed))[0] for seed in range(300)]
     assert np.mean(found) == pytest.approx(0, abs=0.03)
@@ -163,7 +165,8 @@ def test_turned_groups_are_aligned_by_0_with_the_variance_that_is_said() -> None
 
 def test_the_error_of_an_alignment_is_that_of_new_rows() -> None:
     dim = 24
-    scales = torch.stack([torch.linspace(2, 0.1, dim), torch.linspace(2, 0.1, dim).roll(8)])
+    scale = torch.linspace(2, 0.1, dim).square()
+    scales = torch.stack([scale, scale.roll(8)])
     found = []
     for seed in range(60):
         rows = torch.randn(2, 200, dim, generator=drawn(seed)) * scales[:, None]

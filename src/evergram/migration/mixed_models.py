@@ -27,12 +27,15 @@ NEW_DIMS, OLD_DIMS, STARTS, ROUNDS, APART = 16, 64, 3, 50, 0.4
 SAMPLE, SEARCHED = 20_000, 8_000
 # Longer vectors are projected to this many dims, as shapes take cells · dims² numbers.
 MOST_DIMS = 256
-FEATURES = 64  # principal components of densities: 20 rows for each at `LEAST_ROWS`
-NEIGHBOURS = 10  # of a row, to find denser ones: cells of some ten rows
+FEATURES = 64  # principal components for densities, whose covariances are shrunk
+NEIGHBOURS = 10  # of a row, to find denser ones: cells of about fifty rows
 NEAREST = 2  # of these give directions; farther ones show topics
-BLOCKS = 4  # of rows, left out in turn
+BLOCKS = 4  # of rows, left out in turn: ten rows each of the smallest group
 # Fewer distinct rows are no sample, and in fewer rows of a group noise hides the shape.
 LEAST_ROWS, LEAST_GROUP = 500, 40
+# Minimum of D / D' − 1, if directions fill D' of D dims alike: 1.4 to 2.9 in three text encoders,
+# and 0.1 to 0.5 for noise around topics, whose directions lead to their centres.
+LEAST_SHAPE = 0.6
 PADDING = 8  # trailing zeros of a padded vector: by chance there are at most one or two
 # Standard errors of alignments: of models that were trained apart, beyond chance (0.01 to 0.02 in
 # pairs of text encoders), and of the lowest splits of two samples of one encoder (up to 0.1).
@@ -116,7 +119,7 @@ def _normal(rows: Tensor) -> Callable[[Tensor], Tensor]:
 
 class Split(NamedTuple):
     """A mask [n] of at most half of the rows, and their alignment with the others, with its
-    standard error by the jackknife over blocks of rows; 0 ± 1 if one of them has no shape."""
+    standard error by the jackknife over blocks of rows."""
 
     group: Tensor
     alignment: float
@@ -176,9 +179,9 @@ def _products(rows: Tensor, ways: Tensor, labels: Tensor, count: int) -> Tensor:
     return (shapes[0] @ shapes[1].T).double()
 
 
-def measured(rows: Tensor, ways: Tensor, group: Tensor) -> Split:
+def measured(rows: Tensor, ways: Tensor, group: Tensor) -> Split | None:
     """Return the split of unit rows [n, D] with their directions into a group and the others, with
-    the correlation of their shapes."""
+    the correlation of their shapes; None if they have none."""
     blocks = torch.arange(len(rows)) // 2 % BLOCKS
     products = _products(rows, ways, 2 * blocks + group, 2 * BLOCKS).numpy()
     by_block = products.reshape(BLOCKS, 2, BLOCKS, 2)
@@ -191,8 +194,11 @@ def measured(rows: Tensor, ways: Tensor, group: Tensor) -> Split:
     left = [every[:out] + every[out + 1 :] for out in every]
     variance = np.var([correlation(some, every) for some in left])
     variance += np.var([correlation(every, some) for some in left])
-    error = sqrt((BLOCKS - 1) * variance)
-    return Split(group, correlation(every, every), error) if isfinite(error) else Split(group, 0, 1)
+    norms = by_block.sum((0, 2)).diagonal()
+    sizes = np.bincount(group.numpy().astype(np.int64), minlength=2) / 2
+    if not isfinite(variance) or (rows.shape[1] - 1) * (norms / sizes**2).max() < LEAST_SHAPE:
+        return None
+    return Split(group, correlation(every, every), sqrt((BLOCKS - 1) * variance))
 
 
 def _lowest_split(rows: Tensor) -> Split | None:
@@ -212,7 +218,9 @@ def _lowest_split(rows: Tensor) -> Split | None:
     masks = groups[:, cells]
     masks = torch.unique(masks ^ (masks.sum(1, keepdim=True) * 2 > len(rows)), dim=0)
     splits = [measured(rows, ways, mask) for mask in masks if int(mask.sum()) >= LEAST_GROUP]
-    return min(splits, key=lambda split: split.alignment + 2 * split.error, default=None)
+    return min(
+        filter(None, splits), key=lambda split: split.alignment + 2 * split.error, default=None
+    )
 
 
 ONE = {"confidence": 0.0}  # the evidence where no split is low
