@@ -8,7 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,17 @@ def encode_file(
             f"{out} must end in one of {', '.join(WRITTEN)}, which can store the encoder's record."
         )
     check_writable(out, overwrite=overwrite)
-    known = _known_of(texts, record_of(encoder, matryoshka), known)
-    record, count = known.record, len(texts.texts)
+    count = len(texts.texts)
+    if known is not None and len(known.rows) != count:
+        raise DataError(f"The plan is of {len(known.rows)} texts, not {count}; plan again.")
+    record = record_of(encoder, matryoshka)
+    if known is None:
+        known = MigrationRest(np.full(count, -1), np.empty((0, record.dim), np.float32), record)
+    elif (why := known.record.mismatch(record)) is not None:
+        raise DataError(
+            f"{record.address} is not the model that the kept vectors were compared with ({why}); "
+            "bring that model back, or plan again."
+        )
     folder = out.with_name(f"{out.name}.parts")
     parts = {
         folder / f"part-{number:05d}.parquet": range(start, min(start + PART, count))
@@ -134,7 +143,7 @@ def encode_file(
         "kept": known.digest(),
     }
     _begin(folder, settings, [path for path in parts if path.is_file()], record, overwrite)
-    _write_parts(parts, texts, encoder, known, progress)
+    _write_parts(parts, texts, encoder, record, known, progress)
     # A concurrent run on the same texts may have written parts.
     if (why := _other_model(parts, record)) is not None:
         raise DataError(f"{folder} has parts of {why}; remove it, and start again.")
@@ -143,33 +152,16 @@ def encode_file(
     return record
 
 
-def _known_of(
-    texts: Texts, record: TextEncoderRecord, known: MigrationRest | None
-) -> MigrationRest:
-    """Return the known vectors of texts with the encoder's current record. Raises: DataError: they
-    are of other texts or of another encoder."""
-    count = len(texts.texts)
-    if known is None:
-        return MigrationRest(np.full(count, -1), np.empty((0, record.dim), np.float32), record)
-    if len(known.rows) != count:
-        raise DataError(f"The plan is of {len(known.rows)} texts, not {count}; plan again.")
-    if (why := known.record.mismatch(record)) is not None:
-        raise DataError(
-            f"{record.address} is not the model that the kept vectors were compared with ({why}); "
-            "bring that model back, or plan again."
-        )
-    return replace(known, record=record)
-
-
 def _write_parts(
     parts: Mapping[Path, range],
     texts: Texts,
     encoder: TextEncoder,
+    record: TextEncoderRecord,
     known: MigrationRest,
     progress: Progress,
 ) -> None:
     """Write the parts that are missing. Raises: DataError: the encoder changed meanwhile."""
-    record, left = known.record, int((known.rows < 0).sum())
+    left = int((known.rows < 0).sum())
     with progress.task(f"{record.address} of {left} texts", left) as bar:
         for path, part in parts.items():
             if path.is_file():

@@ -186,24 +186,25 @@ def measured(rows: Tensor, ways: Tensor, group: Tensor) -> Split | None:
     products = _products(rows, ways, 2 * blocks + group, 2 * BLOCKS).numpy()
     by_block = products.reshape(BLOCKS, 2, BLOCKS, 2)
 
-    def correlation(even: Sequence[int], odd: Sequence[int]) -> float:
-        (one, across), (back, other) = by_block[even][:, :, odd].sum((0, 2)).tolist()
+    def correlation(some: list[int]) -> float:
+        (one, across), (back, other) = by_block[some][:, :, some].sum((0, 2)).tolist()
         return float(across + back) / 2 / sqrt(one * other) if min(one, other) > 0 else nan
 
     every = list(range(BLOCKS))
-    left = [every[:out] + every[out + 1 :] for out in every]
-    variance = np.var([correlation(some, every) for some in left])
-    variance += np.var([correlation(every, some) for some in left])
+    variance = np.var([correlation(every[:out] + every[out + 1 :]) for out in every])
     norms = by_block.sum((0, 2)).diagonal()
     sizes = np.bincount(group.numpy().astype(np.int64), minlength=2) / 2
     if not isfinite(variance) or (rows.shape[1] - 1) * (norms / sizes**2).max() < LEAST_SHAPE:
         return None
-    return Split(group, correlation(every, every), sqrt((BLOCKS - 1) * variance))
+    # Rows that are each other's nearest, in different blocks, at most double the variance.
+    return Split(group, correlation(every), sqrt(2 * (BLOCKS - 1) * variance))
 
 
 def _lowest_split(rows: Tensor) -> Split | None:
-    """Return the split of unit rows [n, D] that is least aligned. Cells join the group to whose
-    shape theirs is nearer, from each cell against all others until they are stable."""
+    """Return the split of unit rows [n, D] that is least aligned; None for fewer than LEAST_ROWS.
+    Cells join the group to whose shape theirs is nearer, from each cell against all others."""
+    if len(rows) < LEAST_ROWS:
+        return None
     ways, cells = directions(rows), _cells(rows)
     count = int(cells.max()) + 1
     products = _products(rows, ways, cells, count)
@@ -257,7 +258,7 @@ def _divided(
     if split is None or split.alignment > 3 * hypot(UNRELATED, split.error):
         return every, ONE  # what is inside does not matter
     parts = [group.nonzero().flatten() for group in (split.group, ~split.group)]
-    inside = [_lowest_split(rows[p]) if len(p) >= LEAST_ROWS else None for p in parts]
+    inside = [_lowest_split(rows[part]) for part in parts]
     others = (*inside, *others)
     seen = [evidence(split, other, rows.shape[1]) for other in others if other is not None]
     shown = max(seen, key=lambda found: found["confidence"], default=ONE)
@@ -273,30 +274,32 @@ def by_geometry(vectors: Tensor) -> tuple[Tensor, dict[str, float]]:
     Rows that end in the same number of zeros, at least PADDING, are of a shorter model. Others
     are divided by `evidence`: first all rows, then each group.
 
-    Returns: labels [n] of the models, and the strongest evidence; if most numbers are 0, geometry
-        says nothing: there is one label and no evidence.
+    Returns: labels [n] of the models, most frequent first, and the strongest evidence.
+    Raises: DataError: most numbers are 0.
     """
     dim = vectors.shape[1]
     lengths = ((vectors != 0) * torch.arange(1, dim + 1)).amax(1)
     if float((vectors != 0).sum() / lengths.sum()) < 0.5:
-        return torch.zeros(len(vectors), dtype=torch.long), {}
+        raise DataError(
+            "More than half of the numbers of the vectors are 0, and geometry does not tell apart "
+            "the models of sparse vectors; give known vectors of some ids."
+        )
     lengths[lengths > dim - PADDING] = dim
     rows = normalize(vectors, dim=1)
     if dim > MOST_DIMS:
         some = torch.randn(dim, MOST_DIMS, generator=torch.Generator().manual_seed(0))
         rows = normalize(rows @ torch.linalg.qr(some)[0], dim=1)
-    labels, groups, shown = torch.zeros(len(rows), dtype=torch.long), 0, ONE
+    models, shown = list[Tensor](), ONE
     values, counts = np.unique(lengths.numpy(), return_counts=True)
     for value in (values := values[counts >= LEAST_GROUP]):
         part = (lengths == int(value)).nonzero().flatten()
-        own = _lowest_split(rows[part]) if len(part) >= LEAST_ROWS else None
-        models, found = _divided(rows[part], own)
+        divided, found = _divided(rows[part], _lowest_split(rows[part]))
+        models += [part[model] for model in divided]
         shown = max(found, shown, key=lambda each: each["confidence"])
-        for model in models:
-            labels[part[model]] = groups
-            groups += 1
-    most_first = torch.bincount(labels).argsort(descending=True)
-    return most_first.argsort()[labels], shown if len(values) == 1 else {"confidence": 1.0}
+    labels = torch.zeros(len(rows), dtype=torch.long)
+    for number, model in enumerate(sorted(models, key=len, reverse=True)):
+        labels[model] = number
+    return labels, shown if len(values) < 2 else {"confidence": 1.0}
 
 
 def _judged(report: dict[str, Any], vectors: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
@@ -345,8 +348,7 @@ def source_of_store(store: ReadableStore) -> VectorSource:
     version = max(counts, key=counts.__getitem__)
 
     def blocks() -> Iterator[Block]:
-        for rows in store.scan(version):
-            yield rows.ids, torch.from_numpy(np.array(rows.vectors))
+        return ((r.ids, torch.from_numpy(np.array(r.vectors))) for r in store.scan(version))
 
     return VectorSource(f"{store.address} (version {version})", counts[version], blocks)
 
@@ -415,11 +417,6 @@ def diagnose_vectors(
         return _by_known(report, ids, vectors, known)
     vectors = vectors[:SEARCHED]
     labels, shown = by_geometry(vectors)
-    if not shown:
-        raise DataError(
-            f"More than half of the numbers of {source.name} are 0, and geometry does not tell "
-            "apart the models of sparse vectors; give known vectors of some ids."
-        )
     report |= {"by": "geometry", "confidence": shown["confidence"], "evidence": shown}
     chances = _judged(report, vectors, labels)
     return MixtureReport(report, lambda _, more: chances(more))

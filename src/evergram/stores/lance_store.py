@@ -90,7 +90,7 @@ class LanceStore(TablePerVersionStore):
         self._pinned: dict[int, tuple[int, Any, int]] = {}
         self._counts: dict[int, int] = {}  # of a view
         # By version: what the last search by one query read, which a view need not read again.
-        self._found: dict[int, tuple[Rows, Checks]] = {}
+        self._seen: dict[int, tuple[Rows, Checks]] = {}
         self._closed = False
         if not create and not self._file.exists():
             raise no_store(self.address)
@@ -128,7 +128,7 @@ class LanceStore(TablePerVersionStore):
             else:
                 with self._writing():
                     view._moment, versions = state()
-            view._tables, view._counts, view._found = {}, {}, {}
+            view._tables, view._counts, view._seen = {}, {}, {}
             for space, version in versions.items():
                 known, table, rows = self._pinned.get(space, (None, None, 0))
                 if known != version:
@@ -222,7 +222,7 @@ class LanceStore(TablePerVersionStore):
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         parts = list[tuple[Rows, Checks]]()
-        for rows, checks in self._found.values() if self._is_settled else ():
+        for rows, checks in self._seen.values() if self._is_settled else ():
             here, places = places_among(ids, rows.ids)
             if len(places):
                 mine = Rows(rows.version, ids.filter(pa.array(here)), rows.vectors[places])
@@ -256,7 +256,7 @@ class LanceStore(TablePerVersionStore):
                 found = search.select([*COLUMNS, "_distance"]).to_arrow()
                 hits = rows_of(version, found)
                 if len(queries) == 1:
-                    self._found[version] = hits, found["check"].to_numpy()
+                    self._seen[version] = hits, found["check"].to_numpy()
                 # LanceDB's distance, 1 - score, loses digits of small scores.
                 best.append(best_first(hits.ids, products(query[None], hits.vectors)[0], k))
         return best
