@@ -244,7 +244,7 @@ def _proved(
     """Return the proved k best rows of some queries, from their hits so far. Candidates by an upper
     bound of the score are re-ranked, and grow until no other row can be better."""
     power, left = (queries.astype(np.float64) ** 2).sum(axis=1), list(best if fields else [])
-    width = max(k, min(MOST, WIDER * _candidates(k)))
+    width = max(k, min(MOST, 2 * _candidates(k)))
 
     def kth(i: int) -> float:
         return float(best[i].scores[k - 1]) if len(best[i]) >= k else -np.inf

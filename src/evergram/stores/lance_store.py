@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from datetime import time, timedelta
-from functools import partial
 from math import ceil, isqrt
 from pathlib import Path
 from time import time_ns
@@ -34,15 +32,12 @@ from evergram.stores.store import (
     ID_TYPES,
     Checks,
     Floats,
-    Hits,
-    Part,
     ReadableStore,
     Rows,
     Space,
     Store,
     best_first,
     errors_as_store_errors,
-    merge_hits,
     no_store,
     not_ours,
     places_among,
@@ -229,15 +224,6 @@ class LanceStore(TablePerVersionStore):
                 parts.append((mine, checks[places]))
                 ids = ids.filter(pa.array(~here))
         return [*parts, *super()._read(ids)] if len(ids) else parts
-
-    def _search(self, parts: list[Part], k: int, ids: pa.Array | None, exact: bool) -> list[Hits]:
-        if len(parts) == 1 or not self._is_settled:
-            return super()._search(parts, k, ids, exact)
-        # At one moment an id is in one table, so that all can be searched at once.
-        with ThreadPoolExecutor(len(parts)) as threads:
-            search = partial(super()._search, k=k, ids=ids, exact=exact)
-            found = threads.map(search, [[part] for part in parts])
-        return [merge_hits(of_query, k) for of_query in zip(*found, strict=True)]
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, exact: bool
