@@ -181,18 +181,17 @@ def _write_parts(
 
 def _join(parts: Iterable[Path], out: Path, record: TextEncoderRecord, overwrite: bool) -> None:
     """Write the parts to one file, and warn of zero vectors."""
-    zeros = count = 0
+    zeros = 0
 
     def counted() -> Iterator[Block]:
-        nonlocal zeros, count
+        nonlocal zeros
         for path in parts:
             for ids, vectors in open_embeddings(path).blocks():
                 zeros += int((vectors == 0).all(1).sum())
-                count += len(ids)
                 yield ids, vectors
 
     mark = {TEXT_ENCODER: record.model_dump_json()}
-    write_vectors(out, ahead(counted()), mark, overwrite=overwrite)
+    count = write_vectors(out, ahead(counted()), mark, overwrite=overwrite)
     if zeros:
         log.warning(
             "%d of %d vectors are zeros, as of texts of which the model knows no word, or of calls "

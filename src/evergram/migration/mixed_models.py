@@ -25,8 +25,7 @@ from evergram.vector_files.open_embeddings import Block, EmbeddingFile
 NEW_DIMS, OLD_DIMS, STARTS, ROUNDS, APART = 16, 64, 3, 50, 0.4
 # Rows that are read, and those whose geometry is compared: 1 % of these are enough for a shape.
 SAMPLE, SEARCHED = 20_000, 8_000
-# Longer vectors are projected to this many dims, as shapes take cells · dims² numbers.
-MOST_DIMS = 256
+MOST_DIMS = 256  # longer vectors are projected, as shapes take cells · dims² numbers
 FEATURES = 64  # principal components for densities, whose covariances are shrunk
 NEIGHBOURS = 10  # of a row, to find denser ones: cells of about fifty rows
 NEAREST = 2  # of these give directions; farther ones show topics
@@ -41,6 +40,7 @@ PADDING = 8  # trailing zeros of a padded vector: by chance there are at most on
 # pairs of text encoders), and of the lowest splits of two samples of one encoder (up to 0.1).
 UNRELATED, SPREAD = 0.02, 0.1
 SURE = 0.95  # the verdict is "several" from this confidence
+ONE = {"confidence": 0.0}  # the evidence where no split is low
 # Minimum cosine of a vector with its known copy, which may be float16 or int8; and a model's
 # minimum share of the rows.
 SAME, LEAST_SHARE = 0.98, 0.01
@@ -66,16 +66,14 @@ def second_model(source: Tensor, target: Tensor) -> Tensor | None:
 
     found = list[Tensor]()
     for group in torch.linalg.eigh(kernel)[1][:, -STARTS:].T > 0:
-        costs = None
         for _ in range(ROUNDS):
             if min(int(group.sum()), int((~group).sum())) < 2 * x.shape[1]:
-                costs = None
                 break
             costs = errors(group)
             before, group = group, costs[0, :half] < costs[1, :half]
             if int((before != group).sum()) <= 0.005 * half:
+                found.append(costs)
                 break
-        found += [] if costs is None else [costs]
     if not found:
         return None
     one, two = min(found, key=lambda e: float(e[:, :half].amin(0).sum()))
@@ -169,9 +167,9 @@ def _products(rows: Tensor, ways: Tensor, labels: Tensor, count: int) -> Tensor:
     """
     dim, shapes = rows.shape[1], list[Tensor]()
     for half in (0, 1):
-        of = [(labels[half::2] == group).nonzero().flatten() * 2 + half for group in range(count)]
         shape = rows.new_empty(count, dim * dim)
-        for group, some in enumerate(of):
+        for group in range(count):
+            some = (labels[half::2] == group).nonzero().flatten() * 2 + half
             r, t = rows[some], ways[some].flatten(0, 1)
             isotropic = (len(some) * torch.eye(dim) - r.T @ r) / (dim - 1)
             shape[group] = (t.T @ t / NEAREST - isotropic).flatten()
@@ -191,13 +189,12 @@ def measured(rows: Tensor, ways: Tensor, group: Tensor) -> Split | None:
         return float(across + back) / 2 / sqrt(one * other) if min(one, other) > 0 else nan
 
     every = list(range(BLOCKS))
-    variance = np.var([correlation(every[:out] + every[out + 1 :]) for out in every])
-    norms = by_block.sum((0, 2)).diagonal()
-    sizes = np.bincount(group.numpy().astype(np.int64), minlength=2) / 2
-    if not isfinite(variance) or (rows.shape[1] - 1) * (norms / sizes**2).max() < LEAST_SHAPE:
-        return None
     # Rows that are each other's nearest, in different blocks, at most double the variance.
-    return Split(group, correlation(every), sqrt(2 * (BLOCKS - 1) * variance))
+    left = [correlation(every[:out] + every[out + 1 :]) for out in every]
+    split = Split(group, correlation(every), float(np.std(left)) * sqrt(2 * (BLOCKS - 1)))
+    sizes = np.bincount(group.numpy().astype(np.int64), minlength=2) / 2
+    norms = (rows.shape[1] - 1) * by_block.sum((0, 2)).diagonal() / sizes**2
+    return split if isfinite(split.alignment + split.error) and norms.max() >= LEAST_SHAPE else None
 
 
 def _lowest_split(rows: Tensor) -> Split | None:
@@ -219,12 +216,7 @@ def _lowest_split(rows: Tensor) -> Split | None:
     masks = groups[:, cells]
     masks = torch.unique(masks ^ (masks.sum(1, keepdim=True) * 2 > len(rows)), dim=0)
     splits = [measured(rows, ways, mask) for mask in masks if int(mask.sum()) >= LEAST_GROUP]
-    return min(
-        filter(None, splits), key=lambda split: split.alignment + 2 * split.error, default=None
-    )
-
-
-ONE = {"confidence": 0.0}  # the evidence where no split is low
+    return min(filter(None, splits), key=lambda s: s.alignment + 2 * s.error, default=None)
 
 
 def evidence(split: Split, inside: Split, dim: int) -> dict[str, float]:

@@ -84,8 +84,8 @@ class LanceStore(TablePerVersionStore):
         # By space: the table version last read, the table at that version, and its rows.
         self._pinned: dict[int, tuple[int, Any, int]] = {}
         self._counts: dict[int, int] = {}  # of a view
-        # By version: what the last search by one query read, which a view need not read again.
-        self._seen: dict[int, tuple[Rows, Checks]] = {}
+        # By version: what a view's last search by one query read; None while a writer is at work.
+        self._seen: dict[int, tuple[Rows, Checks]] | None = None
         self._closed = False
         if not create and not self._file.exists():
             raise no_store(self.address)
@@ -123,7 +123,8 @@ class LanceStore(TablePerVersionStore):
             else:
                 with self._writing():
                     view._moment, versions = state()
-            view._tables, view._counts, view._seen = {}, {}, {}
+            view._tables, view._counts = {}, {}
+            view._seen = {} if (view._moment or {}).get("moving") is None else None
             for space, version in versions.items():
                 known, table, rows = self._pinned.get(space, (None, None, 0))
                 if known != version:
@@ -207,17 +208,13 @@ class LanceStore(TablePerVersionStore):
         with errors_as_store_errors(self.address):
             return self._counts.get(version) or int(self._table(version).count_rows())
 
-    @property
-    def _is_settled(self) -> bool:
-        """Whether this is a view of a moment at which no writer was at work, or killed before."""
-        return self._moment is not None and self._moment.get("moving") is None
-
     def _superseded(self, version: int, ids: pa.Array) -> pa.Array:
-        return ids.slice(0, 0) if self._is_settled else super()._superseded(version, ids)
+        # No writer was at work at the moment of the view, or killed before.
+        return ids.slice(0, 0) if self._seen is not None else super()._superseded(version, ids)
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         parts = list[tuple[Rows, Checks]]()
-        for rows, checks in self._seen.values() if self._is_settled else ():
+        for rows, checks in (self._seen or {}).values():
             here, places = places_among(ids, rows.ids)
             if len(places):
                 mine = Rows(rows.version, ids.filter(pa.array(here)), rows.vectors[places])
@@ -241,7 +238,7 @@ class LanceStore(TablePerVersionStore):
                 search = search.minimum_nprobes(probes).maximum_nprobes(0)
                 found = search.select([*COLUMNS, "_distance"]).to_arrow()
                 hits = rows_of(version, found)
-                if len(queries) == 1:
+                if self._seen is not None and len(queries) == 1:
                     self._seen[version] = hits, found["check"].to_numpy()
                 # LanceDB's distance, 1 - score, loses digits of small scores.
                 best.append(best_first(hits.ids, products(query[None], hits.vectors)[0], k))

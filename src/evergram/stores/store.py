@@ -390,8 +390,7 @@ class ReadableStore(Reopened, ABC):
     """
 
     kind: ClassVar[str]
-    # Whether it is the user's own table, of which Evergram writes at most a column of vectors.
-    adopted: ClassVar[bool] = False
+    adopted: ClassVar[bool] = False  # whether it is the user's own table, see `AdoptedStore`
     address: str
     id_type: pa.DataType
 
