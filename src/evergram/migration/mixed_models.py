@@ -180,9 +180,8 @@ def _products(rows: Tensor, ways: Tensor, labels: Tensor, count: int) -> Tensor:
 def measured(rows: Tensor, ways: Tensor, group: Tensor) -> Split | None:
     """Return the split of unit rows [n, D] with their directions into a group and the others, with
     the correlation of their shapes; None if they have none."""
-    blocks = torch.arange(len(rows)) // 2 % BLOCKS
-    products = _products(rows, ways, 2 * blocks + group, 2 * BLOCKS).numpy()
-    by_block = products.reshape(BLOCKS, 2, BLOCKS, 2)
+    labels = torch.arange(len(rows)) // 2 % BLOCKS * 2 + group
+    by_block = _products(rows, ways, labels, 2 * BLOCKS).numpy().reshape([BLOCKS, 2] * 2)
 
     def correlation(some: list[int]) -> float:
         (one, across), (back, other) = by_block[some][:, :, some].sum((0, 2)).tolist()
