@@ -36,7 +36,7 @@ LEAST_ROWS, LEAST_GROUP = 500, 40
 # and 0.1 to 0.5 for noise around topics, whose directions lead to their centres.
 LEAST_SHAPE = 0.6
 PADDING = 8  # trailing zeros of a padded vector: by chance there are at most one or two
-# Standard errors of alignments: of models that were trained apart, beyond chance (0.01 to 0.02 in
+# Standard errors of alignments: of models that were trained apart, beyond chance (up to 0.02 in
 # pairs of text encoders), and of the lowest splits of two samples of one encoder (up to 0.1).
 UNRELATED, SPREAD = 0.02, 0.1
 SURE = 0.95  # the verdict is "several" from this confidence
