@@ -73,22 +73,12 @@ def _free(draw: random.Random) -> list[str]:
     ]
 
 
-def _second_order(draw: random.Random) -> list[str]:
-    return [
-        *("task.kind=second_order", "task.penalty=0", "task.query_measure=1"),
-        f"task.temperature={_between(draw, 0.1, 2):.3g}",
-        f"task.l2={_between(draw, 0.003, 1):.3g}",
-        f"training.table_rate={draw.choice([0.05, 0.1, 0.2])}",
-    ]
-
-
 OBJECTIVES: dict[str, Callable[[random.Random], list[str]]] = {
     "squared": _squared,
     "squared, solver": _solver,
     "softmax, unit rows": _unit,
     "softmax, unit rows, neighbours": _neighbours,
     "softmax, free rows": _free,
-    "second-order softmax": _second_order,
 }
 
 

@@ -30,12 +30,12 @@ _CHANGES: dict[str, Tables] = {
         "upgrade": {"method": "joint-lin-sloss", "transform": "affine"},
     },
     "storm-low-rank": {
-        "task": {"penalty": 5.0, "loss": "logistic", "sparse": "exclude"},
+        "task": {"penalty": 5.0, "sparse": "exclude"},
         "gramian": {"kind": "storm", "sampler": "sqrt"},
         "upgrade": {"transform": "low_rank", "rank": 4, "method": "post-lin-mloss"},
     },
     "sampled-gradient-mlp": {
-        "task": {"penalty": 5.0, "loss": "hinge"},
+        "task": {"penalty": 5.0},
         "gramian": {"kind": "sogram", "sampler": "linear", "gradient": "sampled"},
         "training": {"optimizer": "adam"},
         "upgrade": {"transform": "residual_mlp"},
@@ -57,9 +57,9 @@ _CHANGES: dict[str, Tables] = {
         "gramian": {"kind": "sampled"},
         "upgrade": {"start": "previous", "objects": "paper-code"},
     },
-    "second-order-graphsage": {
+    "exact-graphsage": {
         "model": {"kind": "graphsage", "layers": [1, 2]},
-        "task": {"kind": "second_order", "temperature": 0.5, "penalty": 1.0},
+        "task": {"penalty": 1.0},
         "gramian": {"kind": "exact"},
         "upgrade": {"method": "post-lin-mloss"},
     },

@@ -51,13 +51,11 @@ CASES: dict[str, list[str]] = {
     "sgd": ["training.optimizer=sgd", "training.table_rate=0.05"],
     "bpr": ["task.kind=bpr"],
     "softmax": ["task.kind=softmax"],
-    "second_order": ["task.kind=second_order"],
     "spherical": ["task.kind=spherical"],
     "softmax_all": ALL,
     "softmax_all, adam": [*ALL, "task.penalty=0", "training.optimizer=adam"],
     "two towers, softmax_all": [*TOWER, *ALL],
     "lightgcn, softmax_all": ["model.kind=lightgcn", "model.layers=[2]", *ALL, "task.penalty=0"],
-    "huber": ["task.loss=huber"],
     "two measures, a prior, sparse weights": [
         *("task.query_measure=[0.0, 1.0]", "task.candidate_measure=[0.5, 1.0]"),
         *("task.penalty=[2.0, 1.0]", "task.sparse=exclude", "prior.kind=constant"),

@@ -1,4 +1,4 @@
-"""The softmax within a batch, of second order, BPR and norms, against their definitions."""
+"""The softmax within a batch, the spherical family, BPR and norms, against their definitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from evergram.tasks.task import (
     BPR,
     FORMS,
     Encoded,
-    SecondOrderSoftmax,
     Softmax,
     Spherical,
     StreamedFrequency,
@@ -90,39 +89,6 @@ def test_bpr_is_the_chance_to_rank_the_pair_first() -> None:
     for u, v, w in zip(query, candidate, negative, strict=True):
         expected -= math.log(1 / (1 + math.exp(-float(u @ v - u @ w))))
     assert float(loss) == pytest.approx(expected / 4)
-
-
-@pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.4])
-def test_the_second_order_softmax_has_the_gradient_of_its_sum_over_all_pairs(
-    centred: bool, temperature: float
-) -> None:
-    a, b, dim = 6, 5, 3
-    query, candidate = normal(a, dim).requires_grad_(), normal(b, dim, seed=1).requires_grad_()
-    rows = torch.tensor([0, 1, 2, 3, 4, 5, 0, 1, 0, 3])
-    columns = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 0])
-    n = len(rows)
-    # Candidates under any measure; queries under that of examples.
-    p = rows.bincount().double() / n
-    q = torch.rand(b, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    q = q / q.sum()
-    scores = query @ candidate.T / temperature
-    mean = (scores * q).sum(1)
-    square = (scores.square() * q).sum(1)
-    partition = mean + 0.5 * (square - mean.square() if centred else square)
-    expected = (p * partition).sum() - scores[rows, columns].mean()
-
-    weights = (
-        torch.ones(n, 1, dtype=torch.float64),
-        (q * n / columns.bincount())[columns, None],
-    )
-    ones = [torch.ones(len(rows), 1, dtype=torch.float64) for rows in (query, candidate)]
-    loss = SecondOrderSoftmax(temperature, centred)(
-        Encoded(query[rows], candidate[columns]),
-        Batch(rows, columns, weights[0].flatten(), *weights),
-        {"query": [moment(query, p, ones[0])], "candidate": [moment(candidate, q, ones[1])]},
-    )
-    assert_same_gradients(loss, expected, [query, candidate])
 
 
 @settings(max_examples=30, deadline=None)

@@ -5,10 +5,8 @@ Importing this does not import torch.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -22,7 +20,6 @@ from pydantic import (
 )
 
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import DataError
 from evergram.gramian.kinds import LARGEST_POWER
 from evergram.kinds import Kinds, KindSettings, Needs, Rate, Trait, Weight, as_list, traits_where
 
@@ -37,70 +34,16 @@ if TYPE_CHECKING:
 PairLoss = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
-@dataclass(frozen=True)
-class PointwiseLoss:
-    """A loss of pairs and its range of targets.
-
-    Args:
-        function: ℓ(scores [B], targets [B]) → [B], differentiable in the scores.
-        least, most: the range of targets; training raises DataError for others.
-    """
-
-    function: PairLoss
-    least: float = -math.inf
-    most: float = math.inf
-
-
 def squared(score: Tensor, target: Tensor) -> Tensor:
     """Return ½(s − t)², [B]. [G2] §4.2."""
     return 0.5 * (score - target).square()
 
 
-def absolute(score: Tensor, target: Tensor) -> Tensor:
-    """Return |s − t|, [B]."""
-    return (score - target).abs()
+# Users may add functions.
+LOSSES: dict[str, PairLoss] = {"squared": squared}
 
 
-def huber(score: Tensor, target: Tensor) -> Tensor:
-    """Return ½(s − t)² up to a distance of 1, and |s − t| − ½ beyond it, [B]. Huber 1964."""
-    distance = (score - target).abs()
-    near = distance.clamp(max=1)
-    return near * (distance - 0.5 * near)
-
-
-def logistic(score: Tensor, target: Tensor) -> Tensor:
-    """Return log(1 + eˢ) − t s, [B]: the cross entropy of σ(s), t in [0, 1]."""
-    from torch.nn import functional
-
-    return functional.softplus(score) - target * score
-
-
-def hinge(score: Tensor, target: Tensor) -> Tensor:
-    """Return t·max(0, 1 − s) + (1 − t)·max(0, 1 + s), [B], t in [0, 1]."""
-    return target * (1 - score).clamp(min=0) + (1 - target) * (1 + score).clamp(min=0)
-
-
-def squared_hinge(score: Tensor, target: Tensor) -> Tensor:
-    """Return ½t·max(0, 1 − s)² + ½(1 − t)·max(0, 1 + s)², [B], t in [0, 1]."""
-    above, below = (1 - score).clamp(min=0), (1 + score).clamp(min=0)
-    return 0.5 * (target * above.square() + (1 - target) * below.square())
-
-
-# Users may add plain functions, which allow all targets.
-LOSSES: dict[str, PointwiseLoss | PairLoss] = {
-    "squared": PointwiseLoss(squared),
-    "absolute": PointwiseLoss(absolute),
-    "huber": PointwiseLoss(huber),
-    "logistic": PointwiseLoss(logistic, 0, 1),
-    "hinge": PointwiseLoss(hinge, 0, 1),
-    "squared_hinge": PointwiseLoss(squared_hinge, 0, 1),
-}
-
-
-_OWN = dict(LOSSES)
-
-
-def loss_named(name: str) -> PointwiseLoss:
+def loss_named(name: str) -> PairLoss:
     """Return a loss by name.
 
     Raises: ValueError: `LOSSES` does not have the name, has no function under it, or has another
@@ -109,20 +52,20 @@ def loss_named(name: str) -> PointwiseLoss:
     loss = LOSSES.get(name)
     if loss is None:
         raise ValueError(
-            f"it must be one of {', '.join(map(repr, LOSSES))}, or your own loss's name in "
+            f"it must be {', '.join(map(repr, LOSSES))} or the name of your own loss in "
             "evergram.tasks.LOSSES of this process"
             f"{did_you_mean(name, LOSSES)}"
         )
-    if loss is not _OWN.get(name, loss):
+    if name == "squared" and loss is not squared:
         raise ValueError(
             "it was replaced in LOSSES, but published recipes use it for a loss of this package; "
             "add your own loss under a new name"
         )
-    if not isinstance(loss, PointwiseLoss) and not callable(loss):
+    if not callable(loss):
         raise ValueError(
             f"it is {type(loss).__name__} in LOSSES; put a function of scores and targets there"
         )
-    return loss if isinstance(loss, PointwiseLoss) else PointwiseLoss(loss)
+    return loss
 
 
 # Bytes of a number.
@@ -258,20 +201,9 @@ class PointwiseSettings(TaskSettings):
         return super().traits | traits_where({Trait.SQUARED_LOSS: self.loss == "squared"})
 
     def build(self, corpus: Corpus) -> Task:
-        loss = loss_named(self.loss)
-        if self.target == "value" and corpus.has_values:
-            values = (block.value for block in corpus.blocks())
-            ends = [value.aminmax() for value in values if value is not None]
-            least, most = float(min(e.min for e in ends)), float(max(e.max for e in ends))
-            if not loss.least <= least <= most <= loss.most:
-                raise DataError(
-                    f"The {self.loss} loss needs values between {loss.least:g} and {loss.most:g}, "
-                    f"and these range from {least} to {most}; set task.target = 'one' or "
-                    "task.loss = 'squared'."
-                )
         from evergram.tasks.task import Pointwise
 
-        return Pointwise(loss.function)
+        return Pointwise(loss_named(self.loss))
 
 
 class BPRSettings(TaskSettings):
@@ -302,18 +234,6 @@ class SoftmaxSettings(TemperedSettings):
         from evergram.tasks.task import Softmax
 
         return Softmax(len(corpus.candidates), self.temperature)
-
-
-class SecondOrderSettings(TemperedSettings):
-    """The observed candidate against all others, by a second-order expansion of the softmax."""
-
-    kind: Literal["second_order"] = "second_order"
-    wants_means = True
-
-    def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.task import SecondOrderSoftmax
-
-        return SecondOrderSoftmax(self.temperature)
 
 
 class SphericalSettings(TemperedSettings):
@@ -368,7 +288,6 @@ TASKS: Kinds[TaskSettings] = Kinds(
         PointwiseSettings,
         BPRSettings,
         SoftmaxSettings,
-        SecondOrderSettings,
         SphericalSettings,
         SoftmaxAllSettings,
     ),

@@ -383,49 +383,6 @@ class Softmax(Task):
         return functional.cross_entropy(logits, diagonal)
 
 
-class SecondOrderSoftmax(Task):
-    """The softmax over all candidates with a second-order expansion of the log-partition.
-
-    The loss of a pair is −s + log Σ_b q_b e^{s_b}, with the logarithm approximated by
-    ⟨u, v̄⟩ + ½ uᵀ(G_v − v̄ v̄ᵀ)u. Candidates get its gradient through the same moments of the
-    queries: ⟨ū, v⟩ + ½ (v − v̄)ᵀ G_u (v − v̄). The queries' measure should be that of examples, so
-    that a query weighs as much as its pairs.
-
-    Args:
-        temperature: τ; the scores are ⟨u, v⟩/τ.
-        centred: False drops v̄ v̄ᵀ, equivalent to a constant prior of −1 (RG²).
-    Source: docs/method.md, "Second-order softmax".
-    """
-
-    wants_means = True
-    is_mean_of_pairs = True
-
-    def __init__(self, temperature: float = 1.0, centred: bool = True) -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.centred = centred
-
-    def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
-        of_queries, of_candidates = moments["query"][0], moments["candidate"][0]
-        query_mean = of_queries.cross[:, -1].detach()
-        candidate_mean = of_candidates.cross[:, -1].detach()
-        scale = 1 / self.temperature
-        query, candidate = encoded.query, encoded.candidate
-        first = query @ candidate_mean
-        second = (query @ of_candidates.gramian.detach() * query).sum(-1)
-        if self.centred:
-            second = second - first.square()
-        weight = batch.query_weight[:, 0]
-        loss = -scale * score(encoded).mean()
-        value = (weight * (scale * first + 0.5 * scale**2 * second)).mean()
-        # Add the gradient of the same sum by the candidates, but not its value again.
-        centred = candidate - candidate_mean if self.centred else candidate
-        square = (centred @ of_queries.gramian.detach() * centred).sum(-1)
-        by_candidate = scale * (candidate @ query_mean) + 0.5 * scale**2 * square
-        other = (batch.candidate_weight[:, 0] * by_candidate).mean()
-        return loss + value + other - other.detach()
-
-
 # t(s) = 1 + first·s + second·s², and the minimum of 1 + first·E[s] + second·E[s²].
 FORMS = {"taylor": (1.0, 0.5, 0.5), "square": (0.0, 1.0, 1.0)}
 

@@ -1,9 +1,9 @@
 """A version's training objective as a quadratic form of one query's vector.
 
-It is exact for the squared loss and the second-order softmax, with any penalty. Other pointwise
-losses are replaced by the squared loss, and other tasks by the softmax over all candidates,
-expanded to second order. For an encoder whose queries are means of their candidates, a new query is
-such a mean too. See docs/method.md, "A new query".
+It is exact for the squared loss with any penalty. Other pointwise losses are replaced by the
+squared loss, and other tasks by the softmax over all candidates, expanded to second order. For an
+encoder whose queries are means of their candidates, a new query is such a mean too. See
+docs/method.md, "A new query".
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.mean_of_candidates import MeanOfCandidates
-from evergram.gramian.query_form import Length, QueryForm, Rule, Term
+from evergram.gramian.query_form import Length, QueryForm, Term
 from evergram.kinds import Trait
-from evergram.tasks.kinds import SecondOrderSettings, SoftmaxAllSettings, TemperedSettings
+from evergram.tasks.kinds import SoftmaxAllSettings, TemperedSettings
 from evergram.training.factors import build_measures
 from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe
@@ -53,18 +53,14 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm:
         )
     temperature = task.temperature if isinstance(task, TemperedSettings) else 1.0
     push = task.push if isinstance(task, SoftmaxAllSettings) else 1.0
-    second = isinstance(task, SecondOrderSettings)
-    length: Length = "free" if not normalize else "unit" if second else "scaled"
-    strength, power = _per_pair(recipe, corpus, 0) if second else (push, 1.0)
     gramian, mean = _moments(recipe, corpus, trained)
     mean = mean[0]
     matrix = gramian[0] - torch.outer(mean, mean)
-    terms = [Term(strength, power, matrix / temperature**2, -mean / temperature)]
+    terms = [Term(push, 1.0, matrix / temperature**2, -mean / temperature)]
     if task is not None:
         terms += _terms(recipe, corpus, trained)
-    exact = second and _is_quadratic(recipe)
-    rule: Rule = "exact" if exact else "approximate"
-    return QueryForm.of(rule, terms, squares=0.0, pull=1 / temperature, length=length)
+    length: Length = "scaled" if normalize else "free"
+    return QueryForm.of("approximate", terms, squares=0.0, pull=1 / temperature, length=length)
 
 
 def _terms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:

@@ -83,7 +83,7 @@ WRONG = [
     ("gramian.batch_size=7", "gramian.sampler"),
     ("training.optimizer=als|upgrade.method=post-closed|gramian.rate=0.1", "other than 'als'"),
     ("training.optimizer=als|model.normalize=true", "model.normalize = false"),
-    ("training.optimizer=als|task.loss=huber", "task.loss = 'squared'"),
+    ("training.optimizer=als|task.kind=softmax", "task.loss = 'squared'"),
     ("training.optimizer=als|model.kind=two_tower", "model.kind = 'factorization'"),
     ("training.layer_rate=0.3", "layers"),
     ("model.kind=lightgcn|training.table_rate=0.3", "id tables"),
@@ -309,7 +309,7 @@ def test_numbers_win_and_keep_their_measure() -> None:
 TWO = ("task.query_measure=[0, 1]", "task.candidate_measure=[0, 1]")
 
 
-@pytest.mark.parametrize("kind", ["bpr", "softmax", "second_order"])
+@pytest.mark.parametrize("kind", ["bpr", "softmax"])
 def test_what_has_negatives_of_its_own_gets_neither(kind: str) -> None:
     strengths = strengths_of(recipe(f"task.kind={kind}"), corpus(100, 64, 8))
     assert (strengths.penalty, strengths.l2) == ([0.0], 0.0)
