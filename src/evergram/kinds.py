@@ -67,7 +67,7 @@ class Trait(Enum):
     MAPPABLE = "tables that can be read in part (model.kind = 'factorization' or 'two_tower')"
     # Of [task].
     PENALTY = "a penalty (a task.penalty above 0, or task.sparse)"
-    GRAMIANS = "a term with Gramians (a task.penalty above 0, or task.kind = 'spherical')"
+    GRAMIANS = "a term with Gramians (a task.penalty above 0)"
     MEASURES = "a term with measures (one with Gramians, or task.l2_measure = 'penalty')"
     NORMS = "an L2 penalty (task.l2 above 0)"
     SQUARED_LOSS = "the squared loss (task.kind = 'pointwise' with task.loss = 'squared')"

@@ -26,10 +26,8 @@ def test_the_gradient_error_is_that_of_all_embeddings(width: int) -> None:
     factors = {"query": normal(a, width, seed=2), "candidate": normal(b, width, seed=3)}
     share = {s: torch.rand(len(v), dtype=torch.float64) for s, v in vectors.items()}
     share = {s: p / p.sum() for s, p in share.items()}
-    # A further column, such as a mean's, must not count.
-    wide = {s: torch.cat([f, torch.ones(len(f), 1)], dim=1) for s, f in factors.items()}
     truths = {
-        s: Truth.of(lambda s=s: iter([(vectors[s], share[s], wide[s])]))  # type: ignore[misc]
+        s: Truth.of(lambda s=s: iter([(vectors[s], share[s], factors[s])]))  # type: ignore[misc]
         for s in vectors
     }
     estimates = {
@@ -49,7 +47,7 @@ def test_the_gradient_error_is_that_of_all_embeddings(width: int) -> None:
 
     exact = gradients({s: t.moment for s, t in truths.items()})
     expected = (gradients(estimates) - exact).norm() / exact.norm()
-    assert gradient_error(estimates, truths, width) == pytest.approx(float(expected))
+    assert gradient_error(estimates, truths) == pytest.approx(float(expected))
     leaf = {s: v.clone().requires_grad_() for s, v in vectors.items()}
     scores = leaf["query"] @ leaf["candidate"].T
     prior = factors["query"] @ factors["candidate"].T

@@ -195,7 +195,7 @@ def test_several_measures_add_up_by_their_strength() -> None:
     inverse = preconditioner([Moment(one), Moment(two)], [1.0, 2.0], 0.1)
     same = preconditioner([Moment(one + 2 * two)], [1.0], 0.1)
     torch.testing.assert_close(inverse, same)
-    # A task of its own moments has no λ.
+    # Without any weight all count the same.
     unweighted = preconditioner([Moment(one)], [0.0], 0.1)
     torch.testing.assert_close(unweighted, preconditioner([Moment(one)], [7.0], 0.1))
 

@@ -63,9 +63,9 @@ _CHANGES: dict[str, Tables] = {
         "gramian": {"kind": "exact"},
         "upgrade": {"method": "post-lin-mloss"},
     },
-    "spherical-unit-rows": {
+    "softmax-unit-rows": {
         "model": {"normalize": True},
-        "task": {"kind": "spherical", "temperature": 0.2},
+        "task": {"kind": "softmax", "temperature": 0.2},
         "training": {"optimizer": "adam", "rescale_rows": True},
         "upgrade": {"method": "joint-notrans"},
     },

@@ -51,7 +51,6 @@ CASES: dict[str, list[str]] = {
     "sgd": ["training.optimizer=sgd", "training.table_rate=0.05"],
     "bpr": ["task.kind=bpr"],
     "softmax": ["task.kind=softmax"],
-    "spherical": ["task.kind=spherical"],
     "softmax_all": ALL,
     "softmax_all, adam": [*ALL, "task.penalty=0", "training.optimizer=adam"],
     "two towers, softmax_all": [*TOWER, *ALL],

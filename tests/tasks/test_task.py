@@ -36,11 +36,10 @@ def normal(rows: int, seed: int) -> Tensor:
 
 
 def moments(task: Task) -> dict[str, list[Moment]]:
-    """Exact moments of uniform measures, with a mean where the task asks for one."""
+    """Exact moments of uniform measures."""
     share = torch.full((N,), 1 / N, dtype=torch.float64)
-    factors = torch.ones(N, int(task.wants_means), dtype=torch.float64)
     sides = {"query": normal(N, 0), "candidate": normal(N, 1)}
-    return {side: [moment(rows, share, factors)] for side, rows in sides.items()}
+    return {side: [moment(rows, share)] for side, rows in sides.items()}
 
 
 def encoded(task: Task) -> Encoded:
@@ -63,7 +62,6 @@ class TestTask:
     def test_its_settings_state_its_demands(self, kind: str) -> None:
         task, settings = make(kind), TASKS[kind]
         assert task.wants_negatives == settings.wants_negatives
-        assert task.wants_means == settings.wants_means
         assert task.wants_all_candidates == settings.wants_all_candidates
         # Something has to keep scores apart.
         assert settings.needs_penalty or settings().pair_target == "one"

@@ -291,7 +291,6 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
 
 APART = "gramian.sampler=linear"
 ADAPTIVE = "gramian.sampler=adaptive"
-SECOND = "task.penalty=0 task.query_measure=1"
 ALL = "task.kind=softmax_all task.penalty=0 task.l2=0"
 SETTINGS = [
     "model.kind=factorization training.tables=mapped",
@@ -323,7 +322,6 @@ SETTINGS = [
     "task.kind=bpr task.penalty=1",
     "task.kind=softmax task.penalty=0",
     "task.kind=softmax task.penalty=1",
-    f"task.kind=spherical {SECOND} task.l2=0.1",
     f"{ALL} training.optimizer=adam training.decay=0.8 training.table_rate=0.02",
     f"{ALL} task.temperature=0.2 model.normalize=true",
     "task.kind=softmax_all task.penalty=1 model.kind=two_tower",

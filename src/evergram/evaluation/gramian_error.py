@@ -96,28 +96,23 @@ def gramian_error(estimate: Tensor, truth: Truth) -> float:
     return float((estimate[:, :dim].to(exact) - exact).norm() / exact.norm().clamp(min=1e-150))
 
 
-def gradient_error(
-    estimates: Mapping[str, Tensor], truths: Mapping[str, Truth], prior: int = 0
-) -> float:
+def gradient_error(estimates: Mapping[str, Tensor], truths: Mapping[str, Truth]) -> float:
     """Return ‖∇ĝ − ∇g‖ / ‖∇g‖ over the embeddings of both sides.
 
     ∇ĝ is the gradient over all entities, so it contains the error of the estimates but no batch
     noise.
 
-    Args:
-        prior: K′, the number of prior columns after the first D columns of a moment.
     Source: [G2] Fig. 6, App. E.1.
     """
     squared_error = total = 0.0
     for side, other in OTHER.items():
         exact = truths[other].moment
-        width = len(exact) + prior
         # The gradient of u is 2 p (G u − H q), a linear map of z = (u, q) if H changes its sign.
-        sign = torch.ones(width).to(exact)
+        sign = torch.ones(exact.shape[1]).to(exact)
         sign[len(exact) :] = -1
-        gradient = exact[:, :width] * sign
-        error = estimates[other].to(exact)[:, :width] * sign - gradient
-        spread = truths[side].spread[:width, :width]
+        gradient = exact * sign
+        error = estimates[other].to(exact) * sign - gradient
+        spread = truths[side].spread
         squared_error += float(((error @ spread) * error).sum())
         total += float(((gradient @ spread) * gradient).sum())
     return math.sqrt(max(squared_error, 0.0) / max(total, 1e-300))

@@ -44,8 +44,7 @@ class EntityBatch:
         ids: int64 [B], rows of the corpus.
         weights: [B], μ such that E[(1/B) Σ μ u⊗u] = G, from the sampler of the ids.
         embeddings: [B, D], detached.
-        factors: [B, K], constants of each entity: its factors of the prior, and a 1 if the task
-            needs the mean. K = 0 for the Gramian alone.
+        factors: [B, K], constants of each entity, its factors of the prior; K = 0 without one.
         before: [B, D], embeddings of the same entities before the last optimizer step, for
             estimators with `wants_before`.
         collectives: of the processes that share the batch; each has some of its rows.

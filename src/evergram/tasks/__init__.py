@@ -4,7 +4,7 @@ Read in this order:
 
 1. `task`: the interface `Task`, and `Encoded`, a batch's embeddings; `Objective`, which adds the
    penalty on all pairs (`evergram.gramian`) and squared norms to a task; then the tasks: pointwise,
-   BPR, the softmax within a batch, and the spherical family.
+   BPR, and the softmax within a batch.
 2. `softmax_all`: the softmax over all candidates, and pulling a candidate's neighbours.
 3. `kinds`: the pointwise losses by name, and the settings of each task. It does not import torch.
 

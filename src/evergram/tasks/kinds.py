@@ -96,7 +96,6 @@ class TaskSettings(KindSettings):
     drawn: ClassVar[Literal["examples", "queries", "whole_queries"]] = "examples"
     # Same as in the `Task`.
     wants_negatives: ClassVar[bool] = False
-    wants_means: ClassVar[bool] = False
     wants_all_candidates: ClassVar[bool] = False
     # True if only the penalty lowers unobserved scores; then `penalty = "auto"` is above 0.
     needs_penalty: ClassVar[bool] = False
@@ -150,13 +149,12 @@ class TaskSettings(KindSettings):
         has_penalty = self.needs_penalty if self.penalty == "auto" else any(self.penalty)
         has_norms = self.needs_penalty if self.l2 == "auto" else self.l2 > 0
         l2_measure = self.l2_measure or ("penalty" if self.l2 == "auto" else "examples")
-        gramians = has_penalty or self.wants_means
         return traits_where(
             {
                 Trait.PENALTY: has_penalty or self.sparse != "none",
-                Trait.GRAMIANS: gramians,
+                Trait.GRAMIANS: has_penalty,
                 Trait.NORMS: has_norms,
-                Trait.MEASURES: gramians or (has_norms and l2_measure == "penalty"),
+                Trait.MEASURES: has_penalty or (has_norms and l2_measure == "penalty"),
                 Trait.LAYERS: self.has_parameters,
                 Trait.SINGLE_PAIRS: self.drawn != "whole_queries",
                 Trait.SOME_CANDIDATES: not self.wants_all_candidates,
@@ -236,18 +234,6 @@ class SoftmaxSettings(TemperedSettings):
         return Softmax(len(corpus.candidates), self.temperature)
 
 
-class SphericalSettings(TemperedSettings):
-    """The observed candidate against all others, by a quadratic instead of the exponential."""
-
-    kind: Literal["spherical"] = "spherical"
-    wants_means = True
-
-    def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.task import Spherical
-
-        return Spherical(self.temperature)
-
-
 class SoftmaxAllSettings(TemperedSettings):
     """The observed candidate against all others, by the exact softmax.
 
@@ -288,7 +274,6 @@ TASKS: Kinds[TaskSettings] = Kinds(
         PointwiseSettings,
         BPRSettings,
         SoftmaxSettings,
-        SphericalSettings,
         SoftmaxAllSettings,
     ),
 )

@@ -93,10 +93,9 @@ class Encoded:
 class Task(nn.Module, ABC):
     """The loss of a batch's observed pairs; its state must be in buffers."""
 
-    # True if training must provide, respectively: negatives in the batch; the mean embedding as the
-    # last column of the moments; the embeddings of all candidates.
+    # True if training must provide, respectively: negatives in the batch; the embeddings of all
+    # candidates.
     wants_negatives = False
-    wants_means = False
     wants_all_candidates = False
     # True if the loss is a mean over pairs that only depend on their own rows and the moments, and
     # has no state: processes that share a batch then need not exchange rows.
@@ -161,7 +160,7 @@ class Objective(nn.Module):
     @property
     def wants_moments(self) -> bool:
         """True if the objective uses Gramians."""
-        return any(self.penalty) or self.task.wants_means
+        return any(self.penalty)
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
         """Return the loss of a batch; for a process's share of it, a summand of that loss.
@@ -381,63 +380,3 @@ class Softmax(Task):
         repeated[diagonal, diagonal] = False
         logits = logits.masked_fill(repeated, -torch.inf)
         return functional.cross_entropy(logits, diagonal)
-
-
-# t(s) = 1 + first·s + second·s², and the minimum of 1 + first·E[s] + second·E[s²].
-FORMS = {"taylor": (1.0, 0.5, 0.5), "square": (0.0, 1.0, 1.0)}
-
-
-class Spherical(Task):
-    """−log(t(s) / mean of t over all candidates), with a quadratic t instead of the exponential.
-
-    "taylor": t(s) = 1 + s + ½s², the log-Taylor softmax. "square": t(s) = 1 + s², the log-spherical
-    softmax, for which large negative scores are as likely as large positive ones; "taylor" has the
-    same property below −1. With s = ⟨u, v⟩/τ the mean over candidates is exactly
-
-        Z_a = Σ_b q_b t(s_ab) = 1 + c₁⟨u_a, v̄⟩/τ + c₂ u_aᵀ G_v u_a/τ².
-
-    The gradient by a candidate v is Σ_a (p_a/Z_a)(c₁ u_a/τ + 2c₂ u_a u_aᵀ v/τ²). No Gramian has the
-    weights 1/Z_a, so it is summed over the batch's *other* pairs; a candidate's own query is not
-    independent of it. For independently drawn pairs the gradient is unbiased, except for the bias
-    of 1/Ẑ if moments are estimates. In a batch of one pair candidates get no such gradient. The
-    queries' measure should be that of examples.
-
-    Args:
-        temperature: τ; "square" with τ is the spherical softmax with ε = τ².
-    Raises: ValueError: another form.
-    Source: the family is from Vincent et al. 2015, the two losses are from de Brébisson and Vincent
-        2016; [G1] §6 and [G2] §5 name it as the next step for Gramian estimation. docs/method.md,
-        "The spherical family".
-    """
-
-    wants_means = True
-
-    def __init__(self, temperature: float = 1.0, form: str = "taylor") -> None:
-        super().__init__()
-        if form not in FORMS:
-            raise ValueError(f"The spherical form is {form!r}; it must be 'taylor' or 'square'.")
-        self.form = form
-        self.temperature = temperature
-
-    def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
-        first, second, least = FORMS[self.form]
-        first, second = first / self.temperature, second / self.temperature**2
-        query, candidate = encoded.query, encoded.candidate
-        of_candidates = moments["candidate"][0]
-        mean, gramian = of_candidates.cross[:, -1].detach(), of_candidates.gramian.detach()
-        square = (query @ gramian * query).sum(-1)
-        # Clamp, because Ĝ − v̄v̄ᵀ may be indefinite for estimates.
-        partition = (1 + first * (query @ mean) + second * square).clamp(min=least)
-        weight = batch.query_weight[:, 0]
-        scores = score(encoded)
-        likelihood = 1 + first * scores + second * scores.square()
-        loss = (weight * partition.log()).mean() - likelihood.log().mean()
-        # Add the gradient of the same sum by the candidates, but not its value again.
-        share = weight / partition.detach() / max(1, len(query) - 1)
-        query = query.detach()
-        weighted = query * share[:, None]
-        inner = (query * candidate).sum(-1)
-        line = candidate @ weighted.sum(0) - share * inner
-        square = (candidate @ (weighted.T @ query) * candidate).sum(-1) - share * inner.square()
-        others = (batch.candidate_weight[:, 0] * (first * line + second * square)).mean()
-        return loss + others - others.detach()

@@ -479,13 +479,10 @@ def prepare(
         strengths.l2_measure,
     ).to(device)
     objective.task.lower_products = training.precision == "bfloat16"
-    factors = prior
-    if objective.task.wants_means:
-        factors = {side: torch.cat([f, torch.ones(len(f), 1)], dim=1) for side, f in prior.items()}
     estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
     if objective.wants_moments and not training.sweeps:  # the solver computes exact moments
         for side, columns in sampler.measures.items():
-            each = (gramian.build(encoder.dim, m, factors[side]) for m in columns.unbind(1))
+            each = (gramian.build(encoder.dim, m, prior[side]) for m in columns.unbind(1))
             estimators[side] = [estimator.to(device) for estimator in each]
     independent = gramian.is_independent and objective.wants_moments
     draws: dict[str, EntitySampler] | None = None
@@ -510,8 +507,7 @@ def prepare(
         objective,
         estimators,
         sampler.measures,
-        {side: columns.to(device) for side, columns in factors.items()},
-        prior["query"].shape[1],
+        {side: columns.to(device) for side, columns in prior.items()},
         optimizers,
         joint,
         independent,

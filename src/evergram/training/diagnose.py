@@ -179,9 +179,7 @@ class Tracking(Callback):
             estimates = {side: e.moment().dense for side, e in estimators.items()}
             errors = [gramian_error(estimates[side], truths[side]) for side in SIDES]
             self.gramian_errors.setdefault(name, []).append(fmean(errors))
-            self.gradient_errors.setdefault(name, []).append(
-                gradient_error(estimates, truths, run.prior)
-            )
+            self.gradient_errors.setdefault(name, []).append(gradient_error(estimates, truths))
 
 
 class TensorBoard(Callback):

@@ -66,9 +66,7 @@ class Step:
     # For each side, one per measure; empty if no Gramian is used.
     estimators: Mapping[str, Sequence[GramianEstimator]]
     measures: Mapping[str, Tensor]  # for each side, [N, R]
-    # For each side, [N, K]: the prior's factors, and a last column of ones if the task needs means.
-    factors: Mapping[str, Tensor]
-    prior: int  # number of prior factors among the K columns
+    factors: Mapping[str, Tensor]  # for each side, the prior's factors, [N, K]; K may be 0
     optimizers: Sequence[torch.optim.Optimizer]
     joint: JointAlignment | None = None
     independent: bool = False  # whether estimators learn from `draws`, not from the previous batch
@@ -241,9 +239,7 @@ class Step:
                 with self.encoder.evaluating():
                     rows = embeddings.rows(side, shard.rows.ids)
                 others = (self._moments if moments is None else moments)[other]
-                # If every λ is 0 (only the task uses Gramians), all measures weigh the same.
-                penalty = self.objective.penalty
-                strengths = (penalty if any(penalty) else [1.0] * len(penalty))[: len(others)]
+                strengths = self.objective.penalty[: len(others)]
                 scores = contributions(rows, shard.rows.weights, others, strengths)
                 drawn[side] = pool.resample(collectives.rows(scores, shard.size, "pools"))
         return drawn
@@ -316,7 +312,7 @@ class Step:
         with torch.set_grad_enabled(self.samples_gradient):
             for side, shard in shards.items():
                 rows, weights = embeddings.rows(side, shard.rows.ids), shard.rows.weights
-                factors = self.factors[side][shard.rows.ids, : self.prior] if self.prior else None
+                factors = self._prior_factors(side, shard.rows.ids)
                 drawn[side] = WeightedRows.part(rows, weights, factors, shard.portion)
         return drawn
 
@@ -335,8 +331,8 @@ class Step:
         return Encoded(
             *rows,
             None if batch.negative is None else embeddings.rows("candidate", batch.negative),
-            self.factors["query"][batch.query, : self.prior] if self.prior else None,
-            self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
+            self._prior_factors("query", batch.query),
+            self._prior_factors("candidate", batch.candidate),
             all_entities,
             shard.portion,
             embeddings.whole("candidate") if self.objective.task.wants_all_candidates else None,
@@ -354,9 +350,14 @@ class Step:
                 return None
             # Every process has all entities, so each counts for 1/P.
             weight = (self.measures[side] * (len(rows) / self.collectives.size)).to(rows)
-            factors = self.factors[side][:, : self.prior] if self.prior else None
+            factors = self.factors[side] if self.factors[side].shape[1] else None
             entities[side] = WeightedRows(rows, weight, factors)
         return entities
+
+    def _prior_factors(self, side: str, ids: Tensor) -> Tensor | None:
+        """Return the prior's factors of entities, [B, K]; None without a prior."""
+        factors = self.factors[side]
+        return factors[ids] if factors.shape[1] else None
 
     def _update(
         self,
@@ -378,7 +379,7 @@ class Step:
             table = self.factors[side]
             factors = table[ids] if table.shape[1] else embeddings[:, :0]
             alone = self.collectives.size == 1
-            reusable = moments[side] if moments and alone and table.shape[1] == self.prior else {}
+            reusable = moments[side] if moments and alone else {}
             batch = EntityBatch(
                 ids,
                 weights,

@@ -459,7 +459,7 @@ def squares_of(step: Step, sampler: SweepSampler) -> PairSquares:
         sampler.pairs,
         measures,
         objective.penalty,
-        {side: step.factors[side][:, : step.prior] for side in SIDES},
+        step.factors,
         norms,
         objective.l2 if by_measure else objective.l2 / len(sampler.pairs["query"]),
         sampler.excludes,
