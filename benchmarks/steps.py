@@ -42,8 +42,6 @@ VARIANTS = {
     # The default l2 of recipes; all other rows have no l2.
     "SOGram, previous batch, and l2": ["task.l2=0.02", 'task.l2_measure="penalty"'],
     "SOGram, independent batch": ["gramian.sampler=linear"],
-    "storm, previous batch": ["gramian.kind=storm"],
-    "storm, independent batch": ["gramian.kind=storm", "gramian.sampler=linear"],
     "SAGram 1/n": ["gramian.kind=sagram"],
     "SAGram 1": ["gramian.kind=sagram", "gramian.beta='1'"],
     "exact": ["gramian.kind=exact"],

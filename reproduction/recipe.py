@@ -21,7 +21,6 @@ from evergram.gramian.kinds import (
     SAGramSettings,
     SampledSettings,
     SOGramSettings,
-    StormSettings,
 )
 from evergram.kinds import Kinds, Needs, Positive, Rate, Settings, Trait
 from evergram.training.recipe.tables import (
@@ -109,9 +108,6 @@ class PaperSampled(SampledSettings, _GradientKeys): ...
 
 
 class PaperSAGram(SAGramSettings, _GradientKeys): ...
-
-
-class PaperStorm(StormSettings, _GradientKeys): ...
 
 
 class PaperSOGram(SOGramSettings, _GradientKeys):
@@ -215,7 +211,6 @@ PAPER_ESTIMATORS = _wider(
         SampledSettings: PaperSampled,
         SAGramSettings: PaperSAGram,
         SOGramSettings: PaperSOGram,
-        StormSettings: PaperStorm,
     },
 )
 PAPER_TRAININGS = _wider(TRAININGS, {AdaptiveTraining: PaperAdaptive, AdamTraining: PaperAdam})

@@ -29,7 +29,7 @@ from evergram.log_lines import (
 from evergram.training.recipe import Recipe
 from evergram.validation import sentence_of
 
-ESTIMATORS = ("exact", "sampled", "sagram", "sogram", "storm")
+ESTIMATORS = ("exact", "sampled", "sagram", "sogram")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ ESTIMATORS: Mapping[str, methods.Table] = {
     USUAL: BATCH,
     "SOGram, α = 0.1": {"gramian.kind": "sogram", "gramian.rate": 0.1},
     "SOGram, α by noise and drift": {"gramian.kind": "sogram", "gramian.rate": "auto"},
-    "recursive momentum, α by noise and drift": {"gramian.kind": "storm", "gramian.rate": "auto"},
     "SAGram, β = 1/n": {"gramian.kind": "sagram"},
     "exact Gramian": {"gramian.kind": "exact"},
     "prior: SVD of rank 32": {**BATCH, "prior.kind": "svd"},

@@ -148,7 +148,7 @@ dim = 6
 penalty = 5.0
 l2 = 0.1
 [gramian]
-kind = "storm"
+kind = "sogram"
 [training]
 epochs = 4
 patience = 0
@@ -211,11 +211,11 @@ class Kind:
 
 KINDS = {
     "sogram with dropout": Kind("model.kind=module gramian.rate=auto", dropout=True),
-    "storm that looks ahead": Kind("gramian.kind=storm gramian.sampler=linear"),
+    "sogram, separate draws": Kind("gramian.sampler=linear"),
     "sagram, adaptive pools": Kind("gramian.kind=sagram gramian.sampler=adaptive"),
     "bpr with a refit": Kind("task.kind=bpr task.penalty=1 training.refit=true"),
     "least squares in blocks": Kind("training.optimizer=als"),
-    "joint upgrade": Kind("gramian.kind=storm", upgrades=True),
+    "joint upgrade": Kind("gramian.rate=0.1", upgrades=True),
 }
 
 

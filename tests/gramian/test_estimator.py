@@ -37,7 +37,6 @@ from evergram.gramian.kinds import (
     EstimatorSettings,
     SAGramSettings,
     SOGramSettings,
-    StormSettings,
 )
 from evergram.gramian.sagram import SAGram
 from evergram.gramian.sogram import (
@@ -50,7 +49,6 @@ from evergram.gramian.sogram import (
     AdaptiveSOGram,
     AveragingRate,
     SOGram,
-    Storm,
     best_rate,
 )
 
@@ -59,7 +57,6 @@ SETTINGS: dict[str, EstimatorSettings] = {
     **{kind: settings() for kind, settings in ESTIMATORS.items()},
     "sagram, 1": SAGramSettings(beta="1"),
     "sogram, 0.05": SOGramSettings(rate=0.05),
-    "storm, 0.1": StormSettings(rate=0.1),
 }
 
 
@@ -87,15 +84,14 @@ class TestEstimator:
         assert estimator.gramian().shape == (DIM, DIM)
         assert estimator.moment().cross.shape == (DIM, K)
 
-    @pytest.mark.parametrize("before", [1.0, None])
-    def test_a_moment_handed_out_never_changes(self, kind: str, before: float | None) -> None:
+    def test_a_moment_handed_out_never_changes(self, kind: str) -> None:
         estimator = make(kind)
         estimator.begin(population())
         estimator.update(rows(torch.arange(10)))
         earlier = estimator.moment()
         copy = earlier.dense.clone()
         estimator.begin(population(2.0))
-        estimator.update(rows(torch.arange(5, 15), 2.0, before))
+        estimator.update(rows(torch.arange(5, 15), 2.0))
         assert torch.equal(earlier.dense, copy)
         assert not torch.equal(estimator.moment().dense, copy)
         assert not earlier.dense.requires_grad
@@ -118,12 +114,12 @@ class TestEstimator:
         first.begin(population())
         for step in range(70):  # more than two windows of the automatic rate
             ids = torch.randint(N, (8,), generator=draw)
-            first.update(rows(ids, 1 + step / 100, 1 + (step - 1) / 100))
+            first.update(rows(ids, 1 + step / 100))
         second.load_state_dict(first.state_dict())
         for estimator in (first, second):
             estimator.begin(population(1.7))
             for _ in range(40):
-                estimator.update(rows(torch.arange(30, 40), 1.7, 1.69))
+                estimator.update(rows(torch.arange(30, 40), 1.7))
         assert torch.equal(first.moment().dense, second.moment().dense)
 
     def test_its_gramian_is_symmetric_and_positive_semi_definite(self, kind: str) -> None:
@@ -133,7 +129,7 @@ class TestEstimator:
         for step in range(30):
             ids = torch.randint(N, (3,), generator=draw)
             # Shrinking fast: what is subtracted outweighs what is added.
-            estimator.update(rows(ids, 0.7**step, 0.7 ** (step - 1)))
+            estimator.update(rows(ids, 0.7**step))
             gramian = estimator.gramian()
             torch.testing.assert_close(gramian, gramian.T, rtol=1e-4, atol=1e-6)
             assert float(torch.linalg.eigvalsh(gramian)[0]) > -1e-5
@@ -161,20 +157,14 @@ def test_projection_keeps_what_is_positive_and_the_factors() -> None:
     assert torch.equal(psd[:, DIM:], bent[:, DIM:])
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_the_noise_of_a_batch_is_estimated_from_that_batch(pairs: bool) -> None:
+def test_the_noise_of_a_batch_is_estimated_from_that_batch() -> None:
     draw = torch.Generator().manual_seed(2)
     moments, estimates = [], []
     for _ in range(4000):
         batch = rows(torch.randint(N, (16,), generator=draw))
-        if pairs:
-            before = 0.9 * batch.embeddings + 0.1 * EMBEDDINGS[0]
-            batch = EntityBatch(batch.ids, batch.weights, batch.embeddings, batch.factors, before)
-            moment = batch_moment(batch) - batch_moment(batch, before)
-        else:
-            moment = batch_moment(batch)
+        moment = batch_moment(batch)
         moments.append(moment)
-        estimates.append(float(batch_noise(batch, moment, pairs=pairs)))
+        estimates.append(float(batch_noise(batch, moment)))
     every = torch.stack(moments)
     variance = float((every - every.mean(0)).square().sum((1, 2)).mean())
     assert sum(estimates) / len(estimates) == pytest.approx(variance, rel=0.05)
@@ -337,44 +327,6 @@ def test_its_bias_keeps_to_the_bound_of_proposition_5(
     assert float((estimator.gramian() - exact).norm()) <= moved * (1 / rate - 1) + 1e-9
 
 
-@pytest.mark.long
-def test_at_fixed_embeddings_it_is_unbiased_and_averages() -> None:
-    draw = torch.Generator().manual_seed(0)
-    total, runs = torch.zeros(DIM, DIM + K), 300
-    for _ in range(runs):
-        estimator = Storm(DIM, K, 0.05)
-        for _ in range(40):
-            estimator.update(rows(torch.randint(N, (4,), generator=draw), 1.0, 1.0))
-        total += estimator.moment().dense
-    torch.testing.assert_close(total / runs, naive_moment(), rtol=0, atol=0.1)
-
-
-def test_it_follows_what_moves_where_an_average_lags() -> None:
-    draw = torch.Generator().manual_seed(1)
-    storm, average = Storm(DIM, K, 0.05), SOGram(DIM, K, 0.05)
-    errors = torch.zeros(2)
-    for step in range(200):
-        now, past = 1 + 0.05 * step, 1 + 0.05 * (step - 1)
-        batch = rows(torch.randint(N, (20,), generator=draw), now, past if step else None)
-        for i, estimator in enumerate((storm, average)):
-            estimator.update(batch)
-            if step >= 100:
-                exact = naive_moment(now)
-                errors[i] += (estimator.moment().dense - exact).norm() / exact.norm()
-    assert errors[0] < 0.5 * errors[1]
-
-
-def test_a_batch_without_a_past_is_averaged_as_sogram_does() -> None:
-    """As the first batch of an epoch, whose rows were not encoded before the last step."""
-    storm = Storm(DIM, K, 0.25)
-    storm.update(rows(torch.arange(10)))
-    first = storm.moment().dense
-    storm.update(rows(torch.arange(10, 20), 2.0))
-    other = Storm(DIM, K)
-    other.update(rows(torch.arange(10, 20), 2.0))
-    torch.testing.assert_close(storm.moment().dense, 0.75 * first + 0.25 * other.moment().dense)
-
-
 def test_each_step_is_the_population_of_that_step_alone() -> None:
     estimator = ExactGramian(DIM, K)
     for scale in (5.0, 1.0):
@@ -400,7 +352,7 @@ def test_matrix_and_rows_give_the_same_products(size: int) -> None:
 def test_counters_stay_and_all_else_moves() -> None:
     rate = AveragingRate(torch.Size([2, 2]), "auto")
     share = torch.full((3,), 1 / 3)
-    for module in (SOGram(2), Storm(2), SAGram(2, share), rate):
+    for module in (SOGram(2), SAGram(2, share), rate):
         module.to("meta")
         for part in module.modules():
             assert isinstance(part, HostBuffers)
@@ -528,16 +480,15 @@ def test_noise_is_read_of_one_batch_in_some_and_asked_for_there() -> None:
 
 
 class TestAutomaticRate:
-    def settled(self, noise: float, drift: float, *, recursive: bool = False) -> float:
+    def settled(self, noise: float, drift: float) -> float:
         """The rate after moments of known noise and drift."""
         draw = torch.Generator().manual_seed(0)
         shape = torch.Size((4, 4))
-        rate = AveragingRate(shape, "auto", recursive=recursive)
+        rate = AveragingRate(shape, "auto")
         direction = torch.full(shape, 0.25)  # of norm 1
         for step in range(3000):
             moment = noise / 4 * torch.randn(shape, generator=draw) + drift * step * direction
-            pairs = torch.tensor(drift**2) if recursive else None
-            rate.observe(moment, torch.tensor(noise**2), pairs)
+            rate.observe(moment, torch.tensor(noise**2))
         return float(rate())
 
     @pytest.mark.parametrize(("noise", "drift"), [(1.0, 0.01), (1.0, 0.05), (3.0, 0.05)])
@@ -550,21 +501,12 @@ class TestAutomaticRate:
         assert self.settled(1.0, 0.0) < 0.05
         assert self.settled(0.0, 1.0) == pytest.approx(FASTEST)
 
-    @pytest.mark.parametrize("drift", [0.02, 0.1])
-    def test_with_pairs_it_is_their_ratio(self, drift: float) -> None:
-        assert self.settled(1.0, drift, recursive=True) == pytest.approx(drift, rel=0.25)
-
-    @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
-    def test_no_rate_on_a_finer_grid_is_much_better(
-        self, variance: float, drift: float, pairs: float
-    ) -> None:
+    @given(st.floats(0, 1e6), st.floats(0, 1e6))
+    def test_no_rate_on_a_finer_grid_is_much_better(self, variance: float, drift: float) -> None:
         def error(a: float) -> float:
-            recursive = (a * a * variance + (1 - a) ** 2 * pairs) / (1 - (1 - a) ** 2)
-            plain = variance * a / (2 - a)
-            assert pairs or recursive == pytest.approx(plain, rel=1e-9, abs=1e-300)
-            return recursive + drift * (1 / a - 1) ** 2
+            return variance * a / (2 - a) + drift * (1 / a - 1) ** 2
 
-        chosen = float(best_rate(variance, drift, pairs))
+        chosen = float(best_rate(variance, drift))
         assert SLOWEST - 1e-9 <= chosen <= FASTEST + 1e-9
         for i in range(500):
             a = SLOWEST * (FASTEST / SLOWEST) ** (i / 499)
@@ -598,26 +540,3 @@ def test_a_drift_is_followed_however_batches_are_drawn(replacement: bool, speed:
             if step >= steps // 2:
                 errors[i] += (estimator.gramian() - exact).norm() / exact.norm()
     assert float(errors[0]) < 1.15 * float(errors[1:].min())
-
-
-@pytest.mark.parametrize("per_epoch", [1, 2, 4])
-def test_the_first_batch_of_an_epoch_which_has_no_pair_says_nothing_of_drift(
-    per_epoch: int,
-) -> None:
-    """Were it counted as a pair without a difference, α would all but vanish in short epochs."""
-    draw = torch.Generator().manual_seed(0)
-    rows, moves = torch.randn(400, 8, generator=draw), torch.randn(400, 8, generator=draw)
-    estimators = {rate: Storm(8, 0, rate) for rate in ("auto", 0.1)}
-    errors = dict.fromkeys(estimators, 0.0)
-    before = rows
-    for step in range(400):
-        ids = torch.randint(400, (200,), generator=draw)
-        own = None if step % per_epoch == 0 else before[ids]
-        batch = EntityBatch(ids, torch.ones(200), rows[ids], torch.zeros(200, 0), own)
-        exact = rows.T @ rows / 400
-        for rate, estimator in estimators.items():
-            estimator.update(batch)
-            if step >= 300:
-                errors[rate] += float((estimator.gramian() - exact).norm() / exact.norm()) / 100
-        before, rows = rows, rows + 0.01 * moves
-    assert errors["auto"] < 1.5 * errors[0.1]

@@ -29,9 +29,9 @@ _CHANGES: dict[str, Tables] = {
         "training": {"optimizer": "sgd"},
         "upgrade": {"method": "joint-lin-sloss", "transform": "affine"},
     },
-    "storm-low-rank": {
+    "sogram-low-rank": {
         "task": {"penalty": 5.0, "sparse": "exclude"},
-        "gramian": {"kind": "storm", "sampler": "sqrt"},
+        "gramian": {"kind": "sogram", "sampler": "sqrt"},
         "upgrade": {"transform": "low_rank", "rank": 4, "method": "post-lin-mloss"},
     },
     "sampled-gradient-mlp": {

@@ -27,11 +27,9 @@ def population(scale: float = 1.0) -> Population:
     return lambda: [(scale * EMBEDDINGS[p], SHARE[p], FACTORS[p]) for p in parts]
 
 
-def rows(ids: Tensor, scale: float = 1.0, before: float | None = None) -> EntityBatch:
-    """A batch drawn uniformly, weighted to stand for SHARE; `before` scales the past rows."""
-    weights = SHARE[ids] * N
-    past = None if before is None else before * EMBEDDINGS[ids]
-    return EntityBatch(ids, weights, scale * EMBEDDINGS[ids], FACTORS[ids], past)
+def rows(ids: Tensor, scale: float = 1.0) -> EntityBatch:
+    """A batch drawn uniformly, weighted to stand for SHARE."""
+    return EntityBatch(ids, SHARE[ids] * N, scale * EMBEDDINGS[ids], FACTORS[ids])
 
 
 def naive_moment(scale: float = 1.0) -> Tensor:

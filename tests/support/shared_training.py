@@ -40,8 +40,7 @@ CASES: dict[str, list[str]] = {
     "sampled, pairs": ["gramian.kind=sampled", "gramian.sampler=linear", "gramian.batch_size=3"],
     "sagram, 1/n": ["gramian.kind=sagram"],
     "sagram, 1": ["gramian.kind=sagram", "gramian.beta='1'"],
-    "storm": ["gramian.kind=storm"],
-    "storm, independent": ["gramian.kind=storm", "gramian.sampler=linear"],
+    "sogram, independent": ["gramian.sampler=linear"],
     "independent, sampled gradient": [
         *("gramian.sampler=linear", "gramian.gradient=sampled", "gramian.batch_size=17")
     ],
@@ -61,7 +60,6 @@ CASES: dict[str, list[str]] = {
     ],
     "l2 by measure": ["task.l2_measure=penalty"],
     "two towers": TOWER,
-    "two towers, storm": [*TOWER, "gramian.kind=storm"],
     "two towers, softmax, not preconditioned": [
         *(*TOWER, "task.kind=softmax", "training.precondition=0.0")
     ],

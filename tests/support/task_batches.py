@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -32,13 +30,3 @@ def moment(embeddings: Tensor, share: Tensor, factors: Tensor | None = None) -> 
     """The exact moment of embeddings under a measure."""
     own = embeddings[:, :0] if factors is None else factors
     return Moment(exact_moment(lambda: [(embeddings, share, own)]))
-
-
-def assert_same_gradients(
-    mine: Tensor, theirs: Tensor, inputs: Sequence[Tensor], close: float = 1e-7
-) -> None:
-    """Assert that two losses have the same value and gradients."""
-    torch.testing.assert_close(mine, theirs, rtol=close, atol=close)
-    pairs = (torch.autograd.grad(loss, inputs) for loss in (mine, theirs))
-    for one, other in zip(*pairs, strict=True):
-        torch.testing.assert_close(one, other, rtol=close, atol=close)

@@ -197,7 +197,7 @@ def test_what_two_runs_differ_in_is_named(small: Recipe) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        "gramian.kind=storm gramian.rate=auto",
+        "gramian.kind=sogram gramian.rate=auto",
         "gramian.kind=sampled gramian.sampler=adaptive",
         "task.kind=bpr task.penalty=1",
     ],
@@ -295,15 +295,14 @@ ALL = "task.kind=softmax_all task.penalty=0 task.l2=0"
 SETTINGS = [
     "model.kind=factorization training.tables=mapped",
     "model.kind=two_tower training.tables=mapped",
-    "model.kind=two_tower gramian.kind=storm gramian.rate=0.1",
+    "model.kind=two_tower gramian.rate=0.1",
     "model.kind=graphsage training.layer_rate=0.01",
     "model.kind=graphsage task.kind=bpr task.penalty=0 training.layer_rate=0.01",
     "model.kind=graphsage gramian.kind=exact training.batch_size=400 model.layers=3",
-    "model.kind=lightgcn gramian.kind=storm",
+    "model.kind=lightgcn",
     "model.kind=mean_of_candidates",
     "gramian.kind=exact",
-    "gramian.kind=storm gramian.rate=0.1",
-    f"gramian.kind=storm gramian.rate=auto {APART}",
+    f"gramian.rate=auto {APART}",
     "gramian.kind=sagram",
     f"gramian.kind=sagram gramian.beta=1 {APART}",
     f"gramian.kind=sagram {ADAPTIVE} gramian.batch_size=20",
@@ -360,7 +359,6 @@ def test_a_refit_resumes_bit_for_bit(
             train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(every=1))
     begun = watch_epochs(monkeypatch)
     again = train(recipe, folder=tmp_path)
-    # The look ahead may have been drawn for the next step.
     assert begun == [(last, 3)]
     assert_same(again, whole)
     refits = [m["training"]["refit"] for m in (whole.metrics, again.metrics)]

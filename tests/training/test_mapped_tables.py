@@ -307,7 +307,7 @@ def test_a_published_split_is_that_of_the_corpus_in_memory(tmp_path: Path) -> No
     "overrides",
     [
         "task.penalty=5.0 task.l2=0.1 task.target=value gramian.sampler=linear",
-        "model.kind=two_tower model.hidden=[8] gramian.kind=storm task.l2=0.1",
+        "model.kind=two_tower model.hidden=[8] gramian.rate=0.1 task.l2=0.1",
         "task.kind=softmax_all model.normalize=true",
     ],
 )

@@ -34,7 +34,7 @@ GRADIENT = "upgrade.method=bc-aligner"
 CASES = {
     "joint": ["upgrade.alone=true", "upgrade.objects=batch", GRADIENT],
     "patience": ["training.epochs=40", "training.patience=2", "upgrade.alone=false", GRADIENT],
-    "refit": ["training.refit=true", "gramian.kind=storm", "upgrade.alone=true", GRADIENT],
+    "refit": ["training.refit=true", "gramian.rate=0.1", "upgrade.alone=true", GRADIENT],
     "posthoc": ["upgrade.method=post-lin-sloss", "gramian.sampler=linear"],
     "previous": ["upgrade.method=finetune-m0"],
     "tower": ["model.kind=two_tower", "upgrade.select_after=2", GRADIENT],

@@ -459,8 +459,6 @@ def steps(recipe: Recipe, settings: str, device: torch.device) -> tuple[Step, An
         *((settings, {}) for settings in WITHOUT_WAITING),
         # Cholesky's test of one matrix a side.
         (RATE, {"_local_scalar_dense": 2}),
-        # Its own, and that of the projection.
-        ("gramian.kind=storm gramian.rate=0.05", {"_local_scalar_dense": 4}),
         # Distinct ids of each side: of the batch apart, and of the pairs.
         (f"gramian.kind=sagram {PLAIN}", {"_unique2": 4}),
     ],

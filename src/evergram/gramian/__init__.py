@@ -8,7 +8,7 @@
 2. `GramianEstimator` (estimator.py): the interface of estimators, and the rule about which batches
    an estimate may contain. The input is an `EntityBatch`, the output a `Moment`.
 3. The estimators: `ExactGramian`; `SampledGramian`, the last batch; `SOGram` and `AdaptiveSOGram`,
-   moving averages; `SAGram`, a cache; `Storm`, recursive momentum.
+   moving averages; `SAGram`, a cache.
 4. `QueryForm` (query_form.py): the objective of one query with fixed candidates, a sum of `Term`s,
    minimised in closed form for the `Interactions` of new queries.
 5. `EntityMeasure` (entity_measure.py): weights of drawn rows from counts. `contributions`: each
@@ -35,6 +35,5 @@ if TYPE_CHECKING:
     from evergram.gramian.query_form import QueryForm as QueryForm
     from evergram.gramian.sagram import SAGram as SAGram
     from evergram.gramian.sogram import SOGram as SOGram
-    from evergram.gramian.sogram import Storm as Storm
 
 export_lazily(__name__)

@@ -45,8 +45,6 @@ class EntityBatch:
         weights: [B], μ such that E[(1/B) Σ μ u⊗u] = G, from the sampler of the ids.
         embeddings: [B, D], detached.
         factors: [B, K], constants of each entity, its factors of the prior; K = 0 without one.
-        before: [B, D], embeddings of the same entities before the last optimizer step, for
-            estimators with `wants_before`.
         collectives: of the processes that share the batch; each has some of its rows.
         whole_size: number of rows in the whole batch; None if these are all.
         moment: S_B [D, D + K] if the penalty has already computed it, see `batch_moment`.
@@ -56,7 +54,6 @@ class EntityBatch:
     weights: Tensor
     embeddings: Tensor
     factors: Tensor
-    before: Tensor | None = None
     collectives: Collectives = ALONE
     whole_size: int | None = None
     moment: Tensor | None = None
@@ -155,8 +152,6 @@ class GramianEstimator(HostBuffers, ABC):
         factors: K.
     """
 
-    # True if `update` uses `EntityBatch.before`.
-    wants_before = False
     # True if the estimator needs `after_step`.
     wants_after = False
     # True if the estimate is the exact moment at the current parameters.
@@ -202,35 +197,22 @@ def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
         return rows.collectives.sum(weighted.T @ beside(u, rows.factors), "Gramians")
 
 
-def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Tensor:
+def batch_noise(rows: EntityBatch, moment: Tensor) -> Tensor:
     """Estimate E‖S_B − E S_B‖², a float64 scalar, from the variance within one batch.
 
     Norms of the rows' rank-one matrices cost O(B D). A movement common to all rows, as of a whole
     tower, is not noise and does not count.
-
-    With `pairs`, `moment` is S_B(θ_t) − S_B(θ_{t−1}), and the noise is of that difference.
     """
     with torch.no_grad():
-        u, f, before = rows.embeddings, rows.factors, rows.before
-        norms = _squared_norm(u, f)
-        if pairs:
-            assert before is not None
-            norms = norms + _squared_norm(before, f) - 2 * _inner_product(u, before, f)
-        size = rows.size
+        norms, size = _squared_norm(rows.embeddings, rows.factors), rows.size
         total = (norms.double() * rows.weights.double().square()).sum()
         spread = rows.collectives.sum(total, "Gramians") / size
         noise = (spread - moment.double().square().sum()) / max(1, size - 1)
         return noise.clamp(min=0)
 
 
-def _inner_product(a: Tensor, b: Tensor, factors: Tensor) -> Tensor:
-    """Return ⟨a ⊗ (a, f), b ⊗ (b, f)⟩ for each row, [B]."""
-    inner = (a * b).sum(1)
-    return inner * (inner + factors.square().sum(1))
-
-
 def _squared_norm(a: Tensor, factors: Tensor) -> Tensor:
-    """Return ‖a ⊗ (a, f)‖² for each row, [B]; faster than `_inner_product` of a with itself."""
+    """Return ‖a ⊗ (a, f)‖² for each row, [B]."""
     inner: Tensor = torch.linalg.vector_norm(a, dim=1).square()
     return inner * (inner + factors.square().sum(1)) if factors.shape[1] else inner.square()
 

@@ -207,8 +207,8 @@ def estimator_of(kind: str, dim: int, factors: int, rate: float | str) -> Gramia
         return AdaptiveSOGram(dim, factors) if rate == "auto" else SOGram(dim, factors, rate)
     if kind != "sampled":
         raise ValueError(
-            f"estimator is {kind!r}; it must be 'sogram' or 'sampled'. 'storm', 'sagram' and "
-            "'exact' need embeddings beyond the batch; use them with evergram.train."
+            f"estimator is {kind!r}; it must be 'sogram' or 'sampled'. 'sagram' and 'exact' "
+            "need embeddings beyond the batch; use them with evergram.train."
         )
     if rate != "auto":
         raise ValueError(f"rate is {rate}, but 'sampled' has no rate; leave it 'auto'.")

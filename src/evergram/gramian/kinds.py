@@ -6,9 +6,9 @@ Importing this does not import torch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from evergram.kinds import Kinds, KindSettings, Needs, Positive, Trait, traits_where
 
@@ -27,8 +27,6 @@ class EstimatorSettings(KindSettings):
     """Settings of an estimator; `build` makes it."""
 
     needs = (Trait.GRAMIANS, Trait.STEPS)
-    # True if the estimator needs a step's entities one step earlier, see `EntityBatch.before`.
-    wants_before: ClassVar[bool] = False
 
     @property
     def is_independent(self) -> bool:
@@ -68,16 +66,6 @@ class BatchEstimatorSettings(EstimatorSettings):
     draws_apart: ClassVar[bool] = False
     sampler: Literal["uniform", "sqrt", "linear", "adaptive"] | None = None
     batch_size: Annotated[Positive | None, Needs(Trait.DRAWN_APART)] = None
-
-    @model_validator(mode="after")
-    def _draws_when_it_can(self) -> Self:
-        if self.sampler == "adaptive" and self.wants_before:
-            raise ValueError(
-                "gramian.sampler = 'adaptive' draws by the current step's embeddings, but "
-                f"gramian.kind = {self.kind!r} needs the entities one step earlier; set "
-                "gramian.kind = 'sogram' or gramian.sampler = 'linear'"
-            )
-        return self
 
     @property
     def is_independent(self) -> bool:
@@ -119,16 +107,11 @@ class SAGramSettings(BatchEstimatorSettings):
         return SAGram(dim, measure, factors, self.beta)
 
 
-class AverageSettings(BatchEstimatorSettings):
-    """Settings of a moving average; `rate` is α."""
-
-    rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-
-
-class SOGramSettings(AverageSettings):
-    """A moving average of batches."""
+class SOGramSettings(BatchEstimatorSettings):
+    """A moving average of batches; `rate` is α."""
 
     kind: Literal["sogram"] = "sogram"
+    rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
 
     def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
         from evergram.gramian.sogram import SOGram
@@ -136,20 +119,8 @@ class SOGramSettings(AverageSettings):
         return SOGram(dim, factors.shape[1], self.rate)
 
 
-class StormSettings(AverageSettings):
-    """A moving average that moves along with the embeddings."""
-
-    kind: Literal["storm"] = "storm"
-    wants_before = True
-
-    def build(self, dim: int, measure: Tensor, factors: Tensor) -> GramianEstimator:
-        from evergram.gramian.sogram import Storm
-
-        return Storm(dim, factors.shape[1], self.rate)
-
-
 ESTIMATORS: Kinds[EstimatorSettings] = Kinds(
     "gramian",
-    (ExactSettings, SampledSettings, SAGramSettings, SOGramSettings, StormSettings),
+    (ExactSettings, SampledSettings, SAGramSettings, SOGramSettings),
     default="sogram",
 )

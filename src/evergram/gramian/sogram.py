@@ -1,6 +1,5 @@
 """Averages of batch Gramians: SOGram with one rate (fixed, or chosen from noise and drift) or the
-best of several ([G2] Algorithms 2 and 4); and Storm, recursive momentum, which follows the
-embeddings' movement."""
+best of several ([G2] Algorithms 2 and 4)."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from evergram.gramian.estimator import (
     Moment,
     batch_moment,
     batch_noise,
-    projected,
 )
 
 # Batches per window for measuring drift, and the range of an automatic rate.
@@ -39,16 +37,11 @@ class AveragingRate(HostBuffers):
     the noise of the latter would hide a slow drift, and the slowest rate would lag behind for ever.
     An undetectable drift counts as the largest undetectable one.
 
-    With `recursive` it minimises the bound for recursive momentum. Its pairs (a batch at the old
-    and new parameters) remove the drift, and the variance is (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²),
-    where τ² is the variance of the pairs' differences. The first batch of an epoch has no pair; if
-    one step in n has none, the drift is δ/n. The rate only depends on δ²/σ² and τ²/σ², so it does
-    not change when embeddings grow.
+    The rate only depends on δ²/σ², so it does not change when embeddings grow.
 
     Args:
         shape: of the averaged moment.
         rate: α in (0, 1], or "auto".
-        recursive: whether the estimator is recursive momentum.
         start: the rate until "auto" has seen two windows.
 
     Source: docs/method.md, "The averaging rate".
@@ -57,14 +50,11 @@ class AveragingRate(HostBuffers):
     # `lerp` takes a number from CPU memory as an argument, without a copy to the GPU.
     on_host: tuple[str, ...] = ("steps", "value")
 
-    def __init__(
-        self, shape: torch.Size, rate: float | str, *, recursive: bool = False, start: float = 0.05
-    ) -> None:
+    def __init__(self, shape: torch.Size, rate: float | str, start: float = 0.05) -> None:
         super().__init__()
         self.auto: bool = rate == "auto"
         if not self.auto and (isinstance(rate, str) or not 0 < rate <= 1):
             raise ValueError(f"The averaging rate is {rate}; it must be in (0, 1] or 'auto'.")
-        self.recursive = recursive
         chosen = start if isinstance(rate, str) else rate
         self.value: Tensor = nn.Buffer(torch.tensor(chosen, dtype=torch.float64))
         self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
@@ -72,8 +62,8 @@ class AveragingRate(HostBuffers):
             # This window's sum, the previous window's mean, and the last difference of two means.
             for name in ("window", "window_before", "last_move"):
                 self.register_buffer(name, torch.zeros(shape))
-            # Sums over this window's measured batches: σ², τ², and the number with a pair.
-            self.register_buffer("sums", torch.zeros(3, dtype=torch.float64))
+            # The sum of σ² over this window's measured batches.
+            self.register_buffer("variances", torch.zeros((), dtype=torch.float64))
             # Running ‖mean − previous mean‖² / σ², and a window mean's variance over σ²/WINDOW.
             self.register_buffer("moved", torch.zeros((), dtype=torch.float64))
             self.register_buffer("noise", torch.ones((), dtype=torch.float64))
@@ -83,53 +73,38 @@ class AveragingRate(HostBuffers):
         return float(self.value)
 
     @property
-    def noise_every(self) -> int:
-        """Measure the noise once in this many batches; with `recursive` in every batch."""
-        return 1 if self.recursive else NOISE_EVERY
-
-    @property
     def wants_noise(self) -> bool:
         """Whether `observe` needs this step's noise."""
-        return self.auto and int(self.steps) % self.noise_every == 0
+        return self.auto and int(self.steps) % NOISE_EVERY == 0
 
-    def observe(self, batch: Tensor, noise: Tensor | None, pairs: Tensor | None = None) -> None:
-        """With "auto", update the rate from a batch's moment, its variance σ² (see `batch_noise`)
-        and, with `recursive`, the variance τ² of the pair's difference.
+    def observe(self, batch: Tensor, noise: Tensor | None) -> None:
+        """With "auto", update the rate from a batch's moment and its variance σ², see
+        `batch_noise`.
 
         Raises: ValueError: `noise` is None, but `wants_noise`.
         """
-        sums = self.get_buffer("sums")
         if self.wants_noise:
             if noise is None:
                 raise ValueError("noise is None, but this step needs it (`wants_noise`).")
-            sums[0] += noise
+            self.get_buffer("variances").add_(noise)
         self.steps = self.steps + 1
-        if pairs is not None:
-            sums[1] += pairs
-            sums[2] += 1
         self.get_buffer("window").add_(batch)
         if int(self.steps) % WINDOW == 0:
             self._measure_drift()
 
     def _measure_drift(self) -> None:
-        sums, window = self.get_buffer("sums"), self.get_buffer("window")
-        before, last_move = self.get_buffer("window_before"), self.get_buffer("last_move")
-        mean, measured = window / WINDOW, WINDOW // self.noise_every
-        variance = (sums[0] / measured).clamp(min=1e-300)
+        variances, window = self.get_buffer("variances"), self.get_buffer("window")
+        before, mean = self.get_buffer("window_before"), window / WINDOW
+        variance = (variances / (WINDOW // NOISE_EVERY)).clamp(min=1e-300)
         windows = int(self.steps) // WINDOW
-        paired = int(sums[2])
-        drift = 0.0
-        if paired < measured and windows > 1:
+        if windows > 1:
             drift = self._drift(mean - before, variance, windows)
-            last_move.copy_(mean - before)
-        if paired == measured or windows > 1:
-            # Divide by the variance, so that the scale of embeddings does not matter.
-            pairs = float(sums[1] / variance) / max(paired, 1)
-            # Only steps without a pair contribute to the drift.
-            self.value = best_rate(1.0, drift * (1 - paired / measured) ** 2, pairs).to(self.value)
+            self.get_buffer("last_move").copy_(mean - before)
+            # The drift is relative to the variance, so the scale of embeddings does not matter.
+            self.value = best_rate(1.0, drift).to(self.value)
         before.copy_(mean)
         window.zero_()
-        sums.zero_()
+        variances.zero_()
 
     def _drift(self, move: Tensor, variance: Tensor, windows: int) -> float:
         """Return δ²/σ² from `move`, the difference between this window's mean and the previous."""
@@ -151,13 +126,12 @@ def _average(average: Tensor, value: Tensor, number: int) -> None:
     average.lerp_(value.to(average), max(SMOOTHING, 1 / number))
 
 
-def best_rate(variance: float, drift: float, pairs: float = 0.0) -> Tensor:
+def best_rate(variance: float, drift: float) -> Tensor:
     """Return the rate in [SLOWEST, FASTEST] with the smallest error, see `AveragingRate`.
 
     Args:
         variance: σ².
-        drift: δ², except for drift that pairs remove; negative estimates count as 0.
-        pairs: τ² for recursive momentum; 0 without pairs.
+        drift: δ²; negative estimates count as 0.
     """
     rate = torch.logspace(
         torch.log10(torch.tensor(SLOWEST)).item(),
@@ -165,7 +139,7 @@ def best_rate(variance: float, drift: float, pairs: float = 0.0) -> Tensor:
         200,
         dtype=torch.float64,
     )
-    spread = (rate**2 * variance + (1 - rate) ** 2 * pairs) / (1 - (1 - rate) ** 2)
+    spread = variance * rate / (2 - rate)
     return rate[(spread + max(0.0, drift) * (1 / rate - 1) ** 2).argmin()]
 
 
@@ -270,43 +244,3 @@ class AdaptiveSOGram(GramianEstimator):
         self.steps = self.steps + 1
         best = self.scores.argmin()
         self.matrix: Tensor = self.averages[best] / (1 - self.missing[best]).to(batch)
-
-
-class Storm(GramianEstimator):
-    """Ĝ ← S_B(θ_t) + (1 − α)(Ĝ − S_B(θ_{t−1})), projected onto the PSD matrices.
-
-    The same batch is embedded at the old and new parameters; the difference follows the movement,
-    and its noise mostly cancels, so even a slow α does not lag. This costs one more forward pass
-    without gradient. Do not use the batch that moved θ_{t−1} to θ_t: its rows move the most.
-
-    Args:
-        dim, factors: D and K.
-        rate: α, in (0, 1], or "auto".
-    Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix; docs/method.md,
-        "Recursive momentum".
-    """
-
-    wants_before = True
-    on_host: tuple[str, ...] = ("started",)
-
-    def __init__(self, dim: int, factors: int = 0, rate: float | str = 0.1) -> None:
-        super().__init__(dim, factors)
-        self.rate: AveragingRate = AveragingRate(self.matrix.shape, rate, recursive=True, start=0.1)
-        self.started: Tensor = nn.Buffer(torch.zeros((), dtype=torch.bool))
-
-    def update(self, rows: EntityBatch) -> None:
-        batch = batch_moment(rows).to(self.matrix)
-        rate = self.rate()
-        pairs = None
-        if not bool(self.started):
-            self.matrix: Tensor = batch
-            self.started = torch.ones_like(self.started)
-        elif rows.before is None:  # the first batch of an epoch: update as in SOGram
-            self.matrix = torch.lerp(self.matrix, batch, rate)
-        else:
-            before = batch_moment(rows, rows.before).to(self.matrix)
-            if self.rate.auto:
-                pairs = batch_noise(rows, batch - before, pairs=True)
-            self.matrix = projected(batch + (1 - rate) * (self.matrix - before))
-        if self.rate.auto:
-            self.rate.observe(batch, batch_noise(rows, batch), pairs)

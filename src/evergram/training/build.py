@@ -485,18 +485,6 @@ def prepare(
             each = (gramian.build(encoder.dim, m, prior[side]) for m in columns.unbind(1))
             estimators[side] = [estimator.to(device) for estimator in each]
     independent = gramian.is_independent and objective.wants_moments
-    draws: dict[str, EntitySampler] | None = None
-    if independent and isinstance(gramian, BatchEstimatorSettings):
-        draws = {
-            side: EntitySampler(
-                corpus.counts(side),
-                sampler.measures[side],
-                kind=gramian.sampler or "linear",
-                batch_size=gramian.batch_size or sampler.batch_size,
-                seed=2 * settings.version_seed + 1 + i,
-            )
-            for i, side in enumerate(SIDES)
-        }
     optimizers: Sequence[torch.optim.Optimizer] = ()
     if isinstance(training, StepSettings):
         optimizers = build_optimizers(encoder, training, settings.table_rate, joint, objective.task)
@@ -517,7 +505,26 @@ def prepare(
         rescales=training.rescale_rows,
         collectives=collectives,
     )
-    return step, sampler, draws
+    return step, sampler, _entity_samplers(settings, corpus, sampler) if independent else None
+
+
+def _entity_samplers(
+    settings: FitSettings, corpus: Corpus, sampler: ExampleSampler
+) -> dict[str, EntitySampler] | None:
+    """Return the samplers of entities for estimators that learn from separate draws."""
+    gramian = settings.gramian
+    if not isinstance(gramian, BatchEstimatorSettings):
+        return None
+    return {
+        side: EntitySampler(
+            corpus.counts(side),
+            sampler.measures[side],
+            kind=gramian.sampler or "linear",
+            batch_size=gramian.batch_size or sampler.batch_size,
+            seed=2 * settings.version_seed + 1 + i,
+        )
+        for i, side in enumerate(SIDES)
+    }
 
 
 def pick_device(name: str, tables: str = "auto") -> torch.device:

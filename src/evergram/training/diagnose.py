@@ -63,8 +63,6 @@ class _Shadow:
 
     estimator: GramianEstimator
     draws: Iterator[Draw]
-    upcoming: Draw | None = None
-    before: Tensor | None = None
 
 
 class Tracking(Callback):
@@ -148,7 +146,7 @@ class Tracking(Callback):
         device = batch.query.device
         draws: dict[str, Draw] = {}
         for side, shadow in shadows.items():
-            draws[side] = shadow.upcoming or next(shadow.draws).to(device)
+            draws[side] = next(shadow.draws).to(device)
             shadow.estimator.begin(run.population(now, side))
         run.show_moved(now, {side: [shadow.estimator] for side, shadow in shadows.items()}, batch)
         moments = {side: [shadow.estimator.moment()] for side, shadow in shadows.items()}
@@ -159,12 +157,8 @@ class Tracking(Callback):
                 draw.weights[:, 0],
                 now.rows(side, draw.ids),
                 run.factors[side][draw.ids],
-                shadow.before,
             )
             shadow.estimator.update(rows)
-            if shadow.estimator.wants_before:
-                shadow.upcoming = next(shadow.draws).to(device)
-                shadow.before = now.rows(side, shadow.upcoming.ids)
 
     def _measure(self, run: Step, now: Embeddings, step: int) -> None:
         truths = {side: Truth.of(run.population(now, side)) for side in SIDES}
@@ -317,7 +311,6 @@ def rivals(
     settings: dict[str, dict[str, Any]] = {
         **{f"sampled, {name}": {"kind": "sampled", "sampler": name} for name in samplers},
         **{f"sogram {rate}": {"rate": rate} for rate in (0.1, 0.05, 0.02, "auto")},
-        **{f"storm {rate}": {"kind": "storm", "rate": rate} for rate in (0.1, "auto")},
         **{f"sagram {beta}": {"kind": "sagram", "beta": beta} for beta in betas},
     }
     others: dict[str, EstimatorSettings] = {}

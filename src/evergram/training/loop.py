@@ -19,7 +19,7 @@ from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback
 from evergram.training.distributed import seed_of_process
 from evergram.training.resuming import TrainingState
-from evergram.training.step import Step, shard_of
+from evergram.training.step import Step
 
 # Sum an epoch's objective in float64: float32 loses precision over many steps.
 SUM = torch.float64
@@ -107,13 +107,6 @@ class Trainer:
             if getattr(type(callback), hook) is not getattr(Callback, hook):
                 getattr(callback, hook)(*arguments)
 
-    def agreed(self, wanted: bool) -> bool:
-        """Return `wanted`; if processes have shares of the state, return the first one's to all."""
-        collectives = self.step.collectives
-        if collectives.size == 1 or not self.step.wants_before:
-            return wanted
-        return bool(collectives.sum(torch.tensor(int(wanted), dtype=torch.int32), "counts"))
-
     def evaluated(self, record: Mapping[str, float]) -> None:
         """Pass an evaluation's record to every callback."""
         self._tell("on_evaluation", self, record)
@@ -133,14 +126,10 @@ class Trainer:
         return values.clone() if trained is None else copied_beside(values, trained)
 
     def state(self) -> TrainingState:
-        """Return everything that the next step depends on and the callbacks' states, not copied.
-
-        If processes have shares of the state (see `agreed`), all of them must call this.
-        """
+        """Return everything that the next step depends on and the callbacks' states, not copied."""
         tensors = gather(self.parts, self.step.optimizers)
         if self.batches:
             tensors["epoch|objective"] = self.total
-            tensors |= {f"look_ahead|{s}": r for s, r in self.step.whole_look_ahead().items()}
             tensors["generator|cpu"] = torch.get_rng_state()
             if self.device.type == "cuda":
                 tensors["generator|cuda"] = torch.cuda.get_rng_state(self.device)
@@ -158,15 +147,8 @@ class Trainer:
         scatter(tensors, self.parts, self.step.optimizers)
         for name in COUNTERS:
             setattr(self, name, facts[name])
-        collectives = self.step.collectives
-        ahead = named(tensors, "look_ahead")
-        self.step.look_ahead_rows = {side: len(rows) for side, rows in ahead.items()}
-        self.step.look_ahead = {
-            side: shard_of(rows, len(rows), collectives).rows.to(self.device, copy=True)
-            for side, rows in ahead.items()
-        }
         # With a user's modules each process has its own seed.
-        if collectives.is_first or self.encoder.kind != "module":
+        if self.step.collectives.is_first or self.encoder.kind != "module":
             self.generators = {name: t.clone() for name, t in named(tensors, "generator").items()}
         if self.batches:
             self.total = tensors["epoch|objective"].to(self.device, copy=True)
@@ -248,23 +230,8 @@ def run_epoch(
             {s: d.to(device) for s, d in zip(SIDES, pair, strict=True)}
             for pair in zip(*sides, strict=True)
         )
-    if not step.wants_before:
-        for batch in batches:
-            yield batch, step(batch, None if pairs is None else next(pairs))
-        return
-    # Each step gets the ids of the next one; the last step gets None.
-    current = next(batches, None)
-    drawn = None if pairs is None or current is None else next(pairs)
-    while current is not None:
-        ahead = next(batches, None)
-        ahead_drawn = None if pairs is None or ahead is None else next(pairs)
-        ids: dict[str, Tensor] | None = None
-        if ahead_drawn is not None:
-            ids = {side: draw.ids for side, draw in ahead_drawn.items()}
-        elif ahead is not None:
-            ids = {"query": ahead.query, "candidate": ahead.candidate}
-        yield current, step(current, drawn, ids)
-        current, drawn = ahead, ahead_drawn
+    for batch in batches:
+        yield batch, step(batch, None if pairs is None else next(pairs))
 
 
 def _by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:

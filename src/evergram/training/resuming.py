@@ -308,7 +308,7 @@ class Checkpoints(Callback):
         self._save_if(self.due(run.steps) or (last and self.folder is not None), run)
 
     def _save_if(self, due: bool, run: Trainer) -> None:
-        if run.agreed(due):
+        if due:
             started = time.monotonic()
             self.save(run.state(), run.steps)
             self._cost = time.monotonic() - started

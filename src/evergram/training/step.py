@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -78,37 +78,24 @@ class Step:
     collectives: Collectives = ALONE
     decay: float = 1.0  # factor of the learning rates from epoch to epoch
     rescales: bool = False  # whether to scale rows to norm 1 before each epoch
-    # By side: this process's share of the next batch's embeddings at the parameters before the last
-    # step, and the number of rows of all processes.
-    look_ahead: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    look_ahead_rows: dict[str, int] = field(default_factory=dict, repr=False)
 
     def begin_epoch(self, start: int = 0, number: int = 0) -> None:
         """Enter training mode, set the epoch's learning rates, and rescale rows if wanted.
 
         Args:
-            start: the first batch; above 0 if the epoch resumes, which keeps the look-ahead.
+            start: the first batch; above 0 if the epoch resumes.
             number: of the epoch, from 0.
         """
         decay_rates(self.optimizers, self.decay, number)
         self.encoder.train()
-        if not start:
-            self.look_ahead = {}
-            if self.rescales and isinstance(self.encoder, Factorization):
-                self.encoder.rescale()
+        if not start and self.rescales and isinstance(self.encoder, Factorization):
+            self.encoder.rescale()
 
-    def __call__(
-        self,
-        batch: Batch,
-        draws: Mapping[str, Draw] | None = None,
-        upcoming: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def __call__(self, batch: Batch, draws: Mapping[str, Draw] | None = None) -> Tensor:
         """Train on one batch. Return the objective's value, detached.
 
         Args:
             draws: entities, or pools, that the estimators learn from before the gradient.
-            upcoming: ids of the next draws or batch, for estimators that also need their embeddings
-                before this step; None at an epoch's end.
         """
         own, alone = shard_of(batch, len(batch.query), self.collectives), self.collectives.size == 1
         # A graph encoder makes one pass per step, for pairs, negatives and Gramians.
@@ -139,32 +126,13 @@ class Step:
             optimizer.zero_grad()
         torch.autograd.backward(total)
         value = sum_gradients(self.optimizers, loss.objective, self.collectives)
-        embeddings_before = self.look_ahead
-        self.look_ahead = {}
-        if self.objective.wants_moments and upcoming is not None and self.wants_before:
-            self.look_ahead_rows = {s: len(ids) for s, ids in upcoming.items()}
-            with torch.no_grad():
-                for side in SIDES:
-                    ids = shard_of(upcoming[side], len(upcoming[side]), self.collectives).rows
-                    self.look_ahead[side] = embeddings.rows(side, ids)
         for optimizer in self.optimizers:
             optimizer.step()
         if self.objective.wants_moments:
-            # Reuse the penalty's moments if they are of the batch and not of all entities.
-            moments = loss.moments if encoded.all_entities is None else {}
             if not self.independent:
-                pairs = own.rows
-                batch_rows = {
-                    "query": (Draw(pairs.query, pairs.query_weight), rows[0]),
-                    "candidate": (Draw(pairs.candidate, pairs.candidate_weight), rows[1]),
-                }
-                learned = {}
-                for side, (draw, vectors) in batch_rows.items():
-                    if len(vectors) != len(draw.ids):  # the vectors are of the whole batch
-                        vectors = vectors[own.span]
-                    draw_shard = Shard(draw, own.size, own.span, own.portion)
-                    learned[side] = draw_shard, vectors.detach()
-                self._update(learned, embeddings_before, moments)
+                # Reuse the penalty's moments if they are of the batch and not of all entities.
+                moments = loss.moments if encoded.all_entities is None else {}
+                self._update_from_pairs(own, rows, moments)
             if any(e.wants_after for side in SIDES for e in self.estimators[side]):
                 moved_draws = draws if self.samples_gradient else None
                 with self.look() as now:
@@ -187,6 +155,23 @@ class Step:
         self._update({s: (shards[s], drawn[s].rows.detach()) for s in SIDES})
         return draws, drawn if self.samples_gradient else None
 
+    def _update_from_pairs(
+        self,
+        own: Shard[Batch],
+        rows: tuple[Tensor, Tensor],
+        moments: Mapping[str, Mapping[int, Tensor]],
+    ) -> None:
+        """Update the estimators with this process's pairs, whose embeddings are `rows` or a part of
+        them, and with the penalty's `moments`, see `_update`."""
+        pairs = own.rows
+        draws = Draw(pairs.query, pairs.query_weight), Draw(pairs.candidate, pairs.candidate_weight)
+        learned = {}
+        for side, draw, vectors in zip(SIDES, draws, rows, strict=True):
+            if len(vectors) != len(draw.ids):  # the vectors are of the whole batch
+                vectors = vectors[own.span]
+            learned[side] = Shard(draw, own.size, own.span, own.portion), vectors.detach()
+        self._update(learned, moments)
+
     def _loss(self, encoded: Encoded, pairs: Batch) -> Loss:
         """Return the loss of the pairs, with preconditioned gradients of their embeddings."""
         uses_moments = self.objective.wants_moments
@@ -202,18 +187,6 @@ class Step:
             )
         loss: Loss = self.objective(encoded, pairs, moments)
         return loss
-
-    def whole_look_ahead(self) -> dict[str, Tensor]:
-        """Return the look-ahead rows of all processes, by side."""
-        return {
-            side: self.collectives.rows(rows, self.look_ahead_rows[side], "look ahead")
-            for side, rows in self.look_ahead.items()
-        }
-
-    @property
-    def wants_before(self) -> bool:
-        """Whether an estimator also needs a batch's embeddings from before the previous update."""
-        return any(e.wants_before for side in SIDES for e in self.estimators[side])
 
     @property
     def _moments(self) -> dict[str, list[Moment]]:
@@ -362,16 +335,13 @@ class Step:
     def _update(
         self,
         learned: Mapping[str, tuple[Shard[Draw], Tensor]],
-        before: Mapping[str, Tensor] | None = None,
         moments: Mapping[str, Mapping[int, Tensor]] | None = None,
     ) -> None:
         """Update the estimators of each side with entities and their embeddings [B, D].
 
         Args:
-            before: embeddings of these entities before the previous step; None is the look-ahead.
             moments: moments of this batch that the penalty has computed, by side and measure.
         """
-        before = self.look_ahead if before is None else before
         for side, (shard, embeddings) in learned.items():
             ids, weights = shard.rows.ids, shard.rows.weights
             if not shard.portion:
@@ -385,7 +355,6 @@ class Step:
                 weights,
                 embeddings,
                 factors,
-                before.get(side),
                 self.collectives,
                 whole_size=None if alone else shard.size,
             )

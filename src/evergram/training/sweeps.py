@@ -413,12 +413,7 @@ class SweepStep(Step):
         super().begin_epoch(start, number)
         self.position, self.fixed = start, None
 
-    def __call__(
-        self,
-        batch: Batch,
-        draws: Mapping[str, Draw] | None = None,
-        upcoming: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def __call__(self, batch: Batch, draws: Mapping[str, Draw] | None = None) -> Tensor:
         """Solve the next block. Return a value whose mean over a side's blocks is the objective
         after them, float64. Raises: TrainingError: no minimum."""
         side, block = self.sampler.blocks[self.position]

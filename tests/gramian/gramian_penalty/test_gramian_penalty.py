@@ -553,7 +553,7 @@ def test_wrong_shapes_are_refused() -> None:
 def test_settings_that_cannot_be_are_refused() -> None:
     two = torch.ones(3, 2)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"estimator": "storm"}, "evergram.train"),
+        ({"estimator": "sagram"}, "evergram.train"),
         ({"estimator": "best"}, "'sogram' or 'sampled'"),
         ({"estimator": "sampled", "rate": 0.1}, "'sampled'"),
         ({"rate": 0.0}, "(0, 1]"),
