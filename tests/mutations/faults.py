@@ -37,12 +37,6 @@ FAULTS = (
         "gramian",
     ),
     Fault("gramian/sogram.py", "self.missing * (1 - rate)", "self.missing * rate", "gramian"),
-    Fault(
-        "gramian/sogram.py",
-        "batch + (1 - rate) * (self.matrix - before)",
-        "batch + rate * (self.matrix - before)",
-        "gramian",
-    ),
     Fault("gramian/estimator.py", "values.clamp(min=0)", "values.abs()", "gramian"),
     Fault(
         "gramian/estimator.py",
@@ -50,12 +44,7 @@ FAULTS = (
         "weighted = u * (rows.weights / len(u))[:, None]",
         "gramian training/test_processes.py",
     ),
-    Fault(
-        "gramian/sogram.py",
-        "(1 - (1 - rate) ** 2)",
-        "(1 - (1 - rate))",
-        "gramian",
-    ),
+    Fault("gramian/sogram.py", "rate / (2 - rate)", "rate / 2", "gramian"),
     Fault(
         "gramian/sogram.py",
         "self.rates[self.scores.argmin()]",
@@ -118,28 +107,16 @@ FAULTS = (
         "compatibility lineage releasing",
     ),
     # Losses, sampling and metrics.
-    Fault(
-        "tasks/kinds.py",
-        "(1 - target) * (1 + score).clamp(min=0)",
-        "(1 - target) * (1 - score).clamp(min=0)",
-        "tasks",
-    ),
+    Fault("tasks/kinds.py", "return 0.5 * (score", "return (score", "tasks"),
     Fault("tasks/task.py", "other - score(encoded)", "score(encoded) - other", "tasks"),
     Fault("tasks/task.py", "logits - self.frequency", "logits + self.frequency", "tasks"),
     Fault("tasks/task.py", ".clamp(min=self.rate)", ".clamp(max=self.rate)", "tasks"),
-    Fault(
-        "tasks/task.py",
-        "second = second - first.square()",
-        "second = second + first.square()",
-        "tasks",
-    ),
     Fault(
         "tasks/softmax_all.py",
         "(self.push * pushed - pulled)",
         "self.push * (pushed - pulled)",
         "tasks",
     ),
-    Fault("tasks/task.py", "max(1, len(query) - 1)", "max(1, len(query))", "tasks"),
     Fault(
         "tasks/task.py",
         "objective = objective + 0.5 * value.detach()",
