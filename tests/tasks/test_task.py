@@ -118,7 +118,7 @@ def test_a_loss_of_ones_own_is_chosen_by_the_name_that_it_was_put_under(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base = {"data": {"kind": "synthetic"}, "task": {"loss": "quartic"}}
-    with pytest.raises(RecipeError, match=r"task\.loss is 'quartic'; it must be 'squared' or the"):
+    with pytest.raises(RecipeError, match=r"task\.loss is 'quartic'; it must be one of"):
         Recipe.of(base)
 
     def quartic(score: Tensor, target: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def loss_named(name: str) -> PairLoss:
     loss = LOSSES.get(name)
     if loss is None:
         raise ValueError(
-            f"it must be {', '.join(map(repr, LOSSES))} or the name of your own loss in "
+            f"it must be one of {', '.join(map(repr, LOSSES))}, or your own loss's name in "
             "evergram.tasks.LOSSES of this process"
             f"{did_you_mean(name, LOSSES)}"
         )
