@@ -138,7 +138,8 @@ def still_rising(labels: Sequence[str]) -> Callable[[Runs], str]:
             values = [result.series["map"]["validation"] for result in runs.of(label)]
             before, last = (fmean(v[-2:][i] for v in values) for i in (0, -1))
             if last > before * (1 + RISE):
-                return f"MAP@10 with {label} still rises by {100 * (last / before - 1):.0f} % at the end"
+                rise = 100 * (last / before - 1)
+                return f"MAP@10 with {label} still rises by {rise:.0f} % at the end"
         return ""
 
     return reason
