@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import gowalla
+from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
 from evergram.evaluation.ranking import rank_metrics, relevance_of
 from evergram.training.build import load_corpus, split_for
@@ -41,6 +42,8 @@ class Result:
     query: Tensor  # float32 [N_q, D]
     candidate: Tensor  # float32 [N_c, D]
     seconds: float  # fitting time, without loading data and building the matrix of interactions
+    # Returns the vectors [Q, D] of new queries' rows of pairs, a CSR matrix [Q, N_c].
+    fold: Callable[[Any], Tensor] | None = None
 
 
 def wanting() -> str:
@@ -66,15 +69,15 @@ def judge(result: Result, split: Split, pairs: RowPairs) -> dict[str, float]:
 
 
 def implicit_als(
-    split: Split,
+    pairs: Any,
     settings: Mapping[str, float],
     *,
     factors: int = 64,
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
-    """Fit weighted least squares. In implicit 0.7, observed pairs have weight `alpha` and all
-    others 1. `clock` returns seconds."""
+    """Fit weighted least squares to a CSR matrix of pairs. In implicit 0.7, observed pairs have
+    weight `alpha` and all others 1. `clock` returns seconds."""
     from implicit.cpu.als import AlternatingLeastSquares
     from threadpoolctl import threadpool_limits
 
@@ -88,12 +91,16 @@ def implicit_als(
             num_threads=torch.get_num_threads(),
             random_state=seed,
         )
-        seconds = _timed(partial(model.fit, _matrix(split), show_progress=False), clock)
-    return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
+        seconds = _timed(partial(model.fit, pairs, show_progress=False), clock)
+
+    def fold(known: Any) -> Tensor:
+        return _tensor(model.recalculate_user(np.arange(known.shape[0]), known))
+
+    return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds, fold)
 
 
 def irspack_ials(
-    split: Split, settings: Mapping[str, float], *, factors: int = 64, seed: int = 0
+    pairs: Any, settings: Mapping[str, float], *, factors: int = 64, seed: int = 0
 ) -> Result:
     """Fit least squares whose regularization grows with an entity's count to the power `nu`.
     Observed pairs have weight 1 + alpha0, all others `alpha0`; `nu_star` makes `reg` comparable for
@@ -101,7 +108,7 @@ def irspack_ials(
     from irspack import IALSRecommender
 
     model = IALSRecommender(
-        _matrix(split),
+        pairs,
         n_components=factors,
         alpha0=settings["alpha0"],
         reg=settings["reg"],
@@ -118,7 +125,14 @@ def irspack_ials(
 
     seconds = _timed(fit)
     core = model.trainer_as_ials.core_trainer
-    return Result(_tensor(core.user), _tensor(core.item), seconds)
+
+    def fold(known: Any) -> Tensor:
+        return _tensor(model.compute_user_embedding(known))
+
+    return Result(_tensor(core.user), _tensor(core.item), seconds, fold)
+
+
+Ranges = Mapping[str, tuple[float, float, str | None]]
 
 
 @dataclass(frozen=True)
@@ -127,7 +141,7 @@ class Tuned:
     ("log") scale; "whole" is for integers on a logarithmic scale."""
 
     fit: Callable[..., Result]
-    ranges: Mapping[str, tuple[float, float, str | None]]
+    ranges: Ranges
 
 
 PEERS = {
@@ -151,8 +165,15 @@ PEERS = {
 }
 
 
-def tune(peer: Tuned, split: Split, factors: int) -> dict[str, float]:
-    """Return the settings with the best Recall@20 on the selection pairs; deterministic."""
+def tune(
+    peer: Tuned,
+    pairs: Any,
+    judged: Callable[[Result], float],
+    *,
+    factors: int,
+    trials: int = TRIALS,
+) -> dict[str, float]:
+    """Return the settings whose model of a CSR matrix of pairs is judged best; deterministic."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -164,19 +185,17 @@ def tune(peer: Tuned, split: Split, factors: int) -> dict[str, float]:
                 settings[name] = trial.suggest_int(name, int(least), int(most), log=True)
             else:
                 settings[name] = trial.suggest_float(name, least, most, log=scale == "log")
-        result = peer.fit(split, settings, factors=factors)
-        return judge(result, split, split.selection)[METRICS[0]]
+        return judged(peer.fit(pairs, settings, factors=factors))
 
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
-    study.optimize(measured, n_trials=TRIALS)
+    study.optimize(measured, n_trials=trials)
     return dict(study.best_params)
 
 
-def _matrix(split: Split) -> Any:
-    """Return a SciPy CSR matrix [N_q, N_c] with 1 at the training pairs."""
+def matrix_of(corpus: Corpus) -> Any:
+    """Return a SciPy CSR matrix [N_q, N_c] with 1 at the pairs."""
     from scipy.sparse import csr_matrix
 
-    corpus = split.training
     place = (corpus.column("query").numpy(), corpus.column("candidate").numpy())
     shape = (len(corpus.queries), len(corpus.candidates))
     return csr_matrix((np.ones(len(corpus), dtype=np.float32), place), shape=shape)

@@ -145,7 +145,9 @@ def _peers(name: str, seeds: range, kept: Kept) -> Iterator[Row]:
         about = f"{name} {DIM} {title} {peer.ranges} {peers.TRIALS}"
         split = split_for(tuning, load_corpus(tuning), 0)
         whole = final_split(split, refits=True)
-        settings = kept.get(about, partial(peers.tune, peer, split, DIM))
+        judged = partial(_selected, split)
+        pairs = peers.matrix_of(split.training)
+        settings = kept.get(about, partial(peers.tune, peer, pairs, judged, factors=DIM))
 
         runs = [
             kept.get(f"{about} {seed}", partial(_fit, peer, whole, settings, seed))
@@ -154,10 +156,15 @@ def _peers(name: str, seeds: range, kept: Kept) -> Iterator[Row]:
         yield _row(name, title, DIM, runs)
 
 
+def _selected(split: Split, result: peers.Result) -> float:
+    return peers.judge(result, split, split.selection)[METRICS[0]]
+
+
 def _fit(
     peer: peers.Tuned, split: Split, settings: Mapping[str, float], seed: int
 ) -> dict[str, Any]:
-    result = peer.fit(split, settings, factors=DIM, seed=seed)
+    pairs = peers.matrix_of(split.training)
+    result = peer.fit(pairs, settings, factors=DIM, seed=seed)
     return {"model": peers.judge(result, split, split.test), "seconds": result.seconds}
 
 

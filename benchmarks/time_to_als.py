@@ -73,7 +73,8 @@ def _measure(data: str, recipe: Recipe, split: Split, settings: dict[str, float]
 
     with one_thread(), while_training():
         dim = recipe.model.dim_of(0)
-        fitted = implicit_als(split, settings, factors=dim, clock=time.process_time)
+        matrix = peers.matrix_of(split.training)
+        fitted = implicit_als(matrix, settings, factors=dim, clock=time.process_time)
         own, target = fitted.seconds, recall(fitted)
         words = f"implicit ALS, {settings['iterations']:g} iterations"
         rows = [Row(data, words, own, 1.0, target, own)]

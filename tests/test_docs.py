@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.command import every_command
+from tests.support.folding import folding_lineage
 from tests.support.lineages import TRAINED, lineage_of
 from tests.support.optional import need
 from tests.support.own_tables import own_table
@@ -198,6 +199,25 @@ def test_the_python_of_the_aligner_page_runs(
     assert "relative error at version 0: about 0.00, at most 0.00" in printed
     assert space["lineage"].newest == 2
     assert float(space["loss"].detach()) > 0
+
+
+def test_the_python_about_new_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It folds in two queries, and ranks what they did not show."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lineages").mkdir()
+    lineage = folding_lineage(tmp_path / "lineages" / "clicks")
+    page = (ROOT / "docs" / "training.md").read_text()
+    section = page.partition("## New queries")[2].partition("\n## ")[0].replace("page-", "c")
+    space: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(compile(block, "training.md", "exec"), space)
+    _, candidates = lineage.view().embeddings("candidate")
+    scores = (space["vectors"] @ candidates.T).numpy()
+    scores[[0, 0, 1], [3, 9, 7]] = -np.inf
+    ranks = [(scores[query] >= scores[query, row]).sum() for query, row in ((0, 4), (1, 2))]
+    expected = np.mean([1 / np.log2(1 + rank) if rank <= 10 else 0.0 for rank in ranks])
+    assert space["metrics"] == {"ndcg@10": pytest.approx(expected)}
+    assert min(ranks) <= 10
 
 
 def saved_vectors(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
