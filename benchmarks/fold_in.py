@@ -112,17 +112,14 @@ SOLVER: Ranges = {"task.penalty": (1, 100, "log"), "task.l2": (0.003, 1, "log"),
 SOFTMAX: Ranges = {"task.temperature": (0.06, 0.4, "log"), "task.push": (1, 1.22, None),
            "task.neighbour_share": (0.1, 0.3, None), "training.table_rate": (0.01, 0.04, "log"),
            "training.epochs": (5, 40, "whole")}  # fmt: skip
-ELSA: Ranges = {
-    "rate": (0.003, 0.3, "log"),
-    "epochs": (4, 64, "whole"),
-    "batch": (64, 1024, "whole"),
-}
+ELSA: Ranges = {"rate": (0.003, 0.3, "log"), "epochs": (4, 64, "whole"),
+                "batch": (64, 1024, "whole")}  # fmt: skip
 # Each method, with the numbers of dims that it is measured with; 0 for a method without dims.
 METHODS: dict[str, tuple[Tuned, Sequence[int]]] = {
     "popularity": (Tuned(most_popular, {}), [0]),
     "EASE": (Tuned(ease, {"l2": (10, 3000, "log")}), [0]),
     "ELSA": (Tuned(elsa, ELSA), [64, 256]),
-    **{name: (tuned, [64]) for name, tuned in peers.PEERS.items()},
+    **{n: (tuned, [64]) for n, tuned in peers.PEERS.items() if not peers.wanting()},
     "Evergram, defaults": (Tuned(evergram, {}), [64]),
     "Evergram, solver": (Tuned(partial(evergram, fixed=ALS), SOLVER), [64, 256]),
     "Evergram, softmax with neighbours": (Tuned(partial(evergram, fixed=UNIT), SOFTMAX), [64, 256]),
