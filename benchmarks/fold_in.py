@@ -239,5 +239,7 @@ def table(rows: Rows) -> str:
         for how in ("trained", "mean"):
             cells.append(f"{fmean(r[how][METRIC] for r in runs):.4f}" if how in runs[0] else "–")
         lines.append(f"| {data} | {method} | {' | '.join(cells)} |")
+    lacking = [name for name in DATA if name not in {data for data, _ in rows}]
     note = "± is half of the 95 % interval of the mean over seeds, whose test users differ."
+    note += f" Data that was not measured: {'; '.join(lacking) or 'none'}."
     return "\n".join([*lines, "", note])
